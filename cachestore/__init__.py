@@ -1,0 +1,1 @@
+"""What is remembered of past requests, where, and in how many bytes."""

@@ -1,0 +1,1 @@
+"""The front end: command line, configuration, sockets, HTTP, protocols, metrics."""

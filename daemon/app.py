@@ -1,0 +1,209 @@
+"""The HTTP application: routes, and what surrounds every request."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import hdrs, web
+
+from .. import __version__
+from ..scheduler.errors import RequestError
+from .config import Settings
+from .failures import APIError, as_api_error
+from .generation import Generation
+from .openai_answers import Answer, Kind
+from .openai_requests import ChatRequest, CompletionRequest, GenerationFields, decode
+from .service import Caller, Service, still_loading
+from .status import Status, status
+from .streaming import EventStream
+from .tenants import identify
+
+MAX_BODY = 64 * 1024 * 1024
+_MAX_NAME = 256
+_DEFAULT_MODEL = "default"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = structlog.get_logger()
+
+
+class Front:
+    """The handlers. `service` is None until the model is loaded."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.service: Service | None = None
+        self.stopping = False
+        self._settings = settings
+
+    def application(self) -> web.Application:
+        """Build the aiohttp application."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._surround])
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self.chat_completions),
+                web.post("/v1/completions", self.completions),
+                web.get("/v1/models", self.models),
+                web.get("/v1/models/{name:.+}", self.model),
+                web.get("/health", self.health),
+                web.get("/ready", self.ready),
+                web.get("/metrics", self.metrics),
+                web.get("/status", self.status),
+                web.get("/", self.root),
+            ]
+        )
+        return app
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        caller, service = self._caller(request), self._service()
+        body = decode(await self._read(request), ChatRequest)
+        self._check_model(service, body.model)
+        return await self._answer(request, body, await service.chat(body, caller), "chat")
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        caller, service = self._caller(request), self._service()
+        body = decode(await self._read(request), CompletionRequest)
+        self._check_model(service, body.model)
+        return await self._answer(request, body, await service.completion(body, caller), "text")
+
+    async def models(self, request: web.Request) -> web.Response:
+        """`GET /v1/models`."""
+        self._caller(request)
+        models = self._service().models()
+        name = models[0]["id"]
+        return _json(
+            {
+                "object": "list",
+                "data": models,
+                "has_more": False,
+                "first_id": name,
+                "last_id": name,
+            }
+        )
+
+    async def model(self, request: web.Request) -> web.Response:
+        """`GET /v1/models/{name}`."""
+        self._caller(request)
+        service = self._service()
+        self._check_model(service, request.match_info["name"])
+        return _json(service.models()[0])
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """`GET /health`: the process answers. Waits for nothing."""
+        return _json({"status": "ok"})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        """`GET /ready`: whether a request sent now would be served."""
+        state = self._status()
+        return _json({"status": state.state}, status=200 if state.state == "ready" else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """`GET /metrics`, in Prometheus's text format."""
+        self._caller(request)
+        return web.Response(
+            body=self._service().metrics.render(),
+            headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def status(self, request: web.Request) -> web.Response:
+        """`GET /status`: what runs, what waits, what it takes."""
+        self._caller(request)
+        return _json(self._status())
+
+    async def root(self, request: web.Request) -> web.Response:
+        """`GET /`: who this is."""
+        self._caller(request)
+        return _json({"name": "umbel", "version": __version__, "status": "/status"})
+
+    async def _answer(
+        self, request: web.Request, body: GenerationFields, generation: Generation, kind: Kind
+    ) -> web.StreamResponse:
+        service = self._service()
+        answer = Answer(generation, kind, service.model_name, service.fingerprint)
+        async with generation:
+            if not body.stream:
+                return _json(answer.whole(await generation.text()))
+            stream = EventStream(
+                request,
+                keepalive=self._settings.keepalive,
+                write_timeout=self._settings.write_timeout,
+            )
+            return await stream.send(generation, answer, usage=body.wants_usage)
+
+    def _caller(self, request: web.Request) -> Caller:
+        conversation = request.headers.get("X-Umbel-Conversation") or None
+        if conversation and len(conversation) > _MAX_NAME:
+            message = f"X-Umbel-Conversation has over {_MAX_NAME} characters; send a shorter name"
+            raise APIError(400, message, param="X-Umbel-Conversation")
+        return Caller(identify(request, self._settings.api_key), conversation)
+
+    def _service(self) -> Service:
+        if self.service is None:
+            raise still_loading()
+        return self.service
+
+    def _status(self) -> Status:
+        return status(self.service, stopping=self.stopping)
+
+    @staticmethod
+    def _check_model(service: Service, name: str | None) -> None:
+        if name in (None, "", _DEFAULT_MODEL, service.model_name):
+            return
+        message = f"there is no model {name!r}; this daemon serves {service.model_name!r}"
+        raise APIError(404, message, code="model_not_found", param="model")
+
+    async def _read(self, request: web.Request) -> bytes:
+        """Read the body, within the limits of size and time."""
+        if (request.content_length or 0) > MAX_BODY:
+            raise _too_large()
+        try:
+            async with asyncio.timeout(self._settings.read_timeout):
+                return await request.read()
+        except web.HTTPRequestEntityTooLarge as error:
+            raise _too_large() from error
+        except TimeoutError as error:
+            message = f"the body did not arrive within {self._settings.read_timeout:g} s"
+            raise APIError(408, message, code="request_timeout") from error
+
+    @web.middleware
+    async def _surround(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Give every request an id and every error OpenAI's shape."""
+        request_id = request.headers.get("X-Request-Id", "")[:_MAX_NAME] or secrets.token_hex(12)
+        try:
+            response = await handler(request)
+        except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
+            response = _failure(request, error)
+        if not response.prepared:
+            response.headers["x-request-id"] = request_id
+        return response
+
+
+def _failure(request: web.Request, error: Exception) -> web.Response:
+    if isinstance(error, web.HTTPException):
+        message = f"{request.method} {request.path}: {error.reason}; see GET /"
+        failure = APIError(error.status, message, code="not_found" if error.status == 404 else None)  # noqa: PLR2004
+    else:
+        failure = as_api_error(error)
+        if not isinstance(error, APIError | RequestError) and failure.status >= 500:  # noqa: PLR2004
+            log.error("handler failed", path=request.path, exc_info=error)
+    response = failure.response()
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        response.headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))
+    if failure.status in (408, 413):
+        response.force_close()  # the rest of the body is never read
+    return response
+
+
+def _json(data: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(data), status=status, content_type="application/json"
+    )
+
+
+def _too_large() -> APIError:
+    message = f"the body has over {MAX_BODY // 2**20} MiB; send less"
+    return APIError(413, message, code="request_too_large")

@@ -1,0 +1,174 @@
+"""The `umbel` command."""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from .. import __version__
+from .config import Settings, load
+from .errors import StartError
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="umbel",
+    help="Serve many LLM agents from one shared prompt on MLX.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str | None, typer.Option(help="smollm2, a directory, or a repo org/name.")]
+Socket = Annotated[Path | None, typer.Option(help="Unix socket of the daemon.")]
+Config = Annotated[Path | None, typer.Option(help="Configuration file (TOML).")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")]
+
+
+def main() -> None:
+    """Run the command line; errors are one sentence on standard error and exit status 1."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    *,
+    model: Model = None,
+    socket: Socket = None,
+    host: Annotated[str | None, typer.Option(help="TCP address, with --port.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; no TCP unless given.")] = None,
+    prefill_chunk: Annotated[
+        int | None, typer.Option(help="Most prompt tokens one step computes.")
+    ] = None,
+    max_waiting: Annotated[
+        int | None, typer.Option(help="Most requests that may wait; then 429.")
+    ] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(help="Seconds a request may take, waiting included.")
+    ] = None,
+    stop_grace: Annotated[
+        float | None, typer.Option(help="Seconds running requests get on SIGTERM.")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="text, json or auto.")] = None,
+    config: Config = None,
+) -> None:
+    """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
+    flags = {
+        "model": model,
+        "socket": None if socket is None else str(socket),
+        "host": host,
+        "port": port,
+        "prefill_chunk": prefill_chunk,
+        "max_waiting": max_waiting,
+        "request_timeout": request_timeout,
+        "stop_grace": stop_grace,
+        "log_format": log_format,
+    }
+    settings = _settings(flags, config)
+    from . import logs, server  # noqa: PLC0415  (imports mlx: --help must not wait for it)
+
+    logs.configure(settings.log_format)
+    try:
+        server.serve(settings)
+    except StartError as error:
+        _fail(error)
+
+
+@app.command()
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="Left out: a conversation.")] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="Start a private daemon with this model.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
+    socket: Socket = None,
+    config: Config = None,
+) -> None:
+    """Talk to the running daemon, or to a private one if none runs."""
+    from .chat import Options  # noqa: PLC0415  (keeps --help quick)
+    from .chat import chat as run  # noqa: PLC0415  (as above)
+
+    path = _settings({"socket": None if socket is None else str(socket)}, config).socket_path
+    options = Options(max_tokens, temperature)
+    _run(run(prompt, socket=path, model=model, system=system, options=options))
+
+
+@app.command()
+def demo(
+    *,
+    agents: Annotated[int, typer.Option(min=1, max=64, help="How many agents.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
+    model: Annotated[str, typer.Option(help="smollm2, a directory, or a repo.")] = "smollm2",
+) -> None:
+    """Show many agents with one system prompt at work on a private daemon."""
+    from .demo import demo as run  # noqa: PLC0415  (keeps --help quick)
+
+    if not _run(run(agents=agents, max_tokens=max_tokens, model=model)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(*, socket: Socket = None, config: Config = None) -> None:
+    """Check what a daemon needs; each line is ok, a warning or a problem."""
+    from .doctor import examine, report  # noqa: PLC0415  (imports mlx)
+
+    settings = _settings({"socket": None if socket is None else str(socket)}, config)
+    findings = _run(examine(settings))
+    console = Console(highlight=False, soft_wrap=True)
+    for line in report(findings):
+        console.print(line)
+    if any(finding.grade == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(*, socket: Socket = None, config: Config = None) -> None:
+    """List the models that can be served, and the one that is."""
+    from .model_list import available  # noqa: PLC0415  (keeps --help quick)
+
+    settings = _settings({"socket": None if socket is None else str(socket)}, config)
+    console = Console(highlight=False, soft_wrap=True)
+    for line in _run(available(settings.socket_path)):
+        console.print(line)
+
+
+def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
+    try:
+        return load(flags, file=config)
+    except StartError as error:
+        _fail(error)
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    from .client import ClientError  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        return asyncio.run(work)
+    except ClientError as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[red]umbel:[/] {escape(str(error))}"
+    )
+    raise typer.Exit(1)

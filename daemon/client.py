@@ -1,0 +1,118 @@
+"""A client of a daemon on a Unix socket, for the command line."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import msgspec
+
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=120)
+# Every pause in a stream is shorter: the daemon sends comments.
+
+
+class ClientError(Exception):
+    """The daemon cannot be reached, or refused; the message is for the user."""
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream: text, and at the end the usage."""
+
+    text: str = ""
+    usage: dict[str, Any] | None = None
+
+
+class Client:
+    """Talks to one daemon. An async context manager.
+
+    Args:
+        path: the daemon's Unix socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.UnixConnector(path=str(self.path), limit=0)
+        self._session = aiohttp.ClientSession(
+            "http://localhost", connector=connector, timeout=_TIMEOUT
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, route: str) -> dict[str, Any]:
+        """Get a JSON document, whatever its status.
+
+        Raises:
+            ClientError: no daemon answers.
+        """
+        try:
+            async with self._connected.get(route) as response:
+                data: dict[str, Any] = msgspec.json.decode(await response.read())
+                return data
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ClientError(f"no daemon answers on {self.path} ({error})") from error
+
+    async def chat(
+        self,
+        messages: list[dict[str, str]],
+        *,
+        conversation: str,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> AsyncIterator[Chunk]:
+        """Stream the answer to a conversation.
+
+        Raises:
+            ClientError: the daemon refused, failed, or went away.
+        """
+        body = {
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+        }
+        headers = {"X-Umbel-Conversation": conversation}
+        try:
+            async with self._connected.post(
+                "/v1/chat/completions", json=body, headers=headers
+            ) as response:
+                if response.status != 200:  # noqa: PLR2004
+                    raise ClientError(_message(await response.read()))
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        yield _chunk(line)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ClientError(f"the daemon on {self.path} went away ({error})") from error
+
+    @property
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("enter the client first")
+        return self._session
+
+
+def _chunk(line: bytes) -> Chunk:
+    data = msgspec.json.decode(line.removeprefix(b"data: "))
+    if "error" in data:
+        raise ClientError(data["error"]["message"])
+    text = "".join(choice["delta"].get("content") or "" for choice in data["choices"])
+    return Chunk(text, data.get("usage"))
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:200]

@@ -1,0 +1,173 @@
+"""Settings: `umbel.toml`, then `UMBEL_…`, then flags, each stronger than the one before."""
+
+import ipaddress
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+import platformdirs
+from msgspec import Meta
+
+from .errors import ConfigError
+
+ENV_PREFIX = "UMBEL_"
+LogFormat = Literal["auto", "text", "json"]
+
+
+def default_socket() -> Path:
+    """Where the daemon listens, and clients look, unless told otherwise.
+
+    A Linux session without XDG_RUNTIME_DIR gets a folder in its home: the usual fallback
+    lies in the shared temporary folder, where any user could have made it first.
+    """
+    if sys.platform == "linux" and not os.environ.get("XDG_RUNTIME_DIR"):
+        return platformdirs.user_state_path("umbel") / "umbel.sock"
+    return platformdirs.user_runtime_path("umbel") / "umbel.sock"
+
+
+def default_file() -> Path:
+    """The configuration file that is read, if it is there, when none is named."""
+    return Path(platformdirs.user_config_dir("umbel")) / "umbel.toml"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of a daemon. Durations are in seconds."""
+
+    model: Annotated[str, Meta(description="Model: smollm2, a directory, or org/name.")] = "smollm2"
+    socket: Annotated[str | None, Meta(description="Unix socket to listen on.")] = None
+    host: Annotated[str | None, Meta(description="TCP address; loopback unless a key is set.")] = (
+        None
+    )
+    port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        Meta(description="TCP port; no TCP unless given; 0 takes a free one."),
+    ] = None
+    api_key: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="Key that TCP clients must send (never a flag: ps would show it)."),
+    ] = None
+    prefill_chunk: Annotated[
+        int, Meta(ge=1, le=65536, description="Most prompt tokens one step computes.")
+    ] = 512
+    max_waiting: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="Most requests that may wait; then 429.")
+    ] = 1024
+    request_timeout: Annotated[
+        float, Meta(gt=0, description="Time a request may take, waiting included.")
+    ] = 3600.0
+    read_timeout: Annotated[
+        float, Meta(gt=0, description="Time a client may take to send its request body.")
+    ] = 30.0
+    write_timeout: Annotated[
+        float, Meta(gt=0, description="Time a client may leave a piece of its answer unread.")
+    ] = 60.0
+    keepalive: Annotated[
+        float, Meta(gt=0, description="Time between comments on a stream that has nothing yet.")
+    ] = 10.0
+    stop_grace: Annotated[
+        float, Meta(ge=0, description="Time running requests get to finish on SIGTERM.")
+    ] = 30.0
+    log_format: Annotated[
+        LogFormat, Meta(description="Log lines: text, json, or text on a terminal only.")
+    ] = "auto"
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the Unix socket is."""
+        return Path(self.socket).expanduser() if self.socket else default_socket()
+
+    @property
+    def tcp(self) -> tuple[str, int] | None:
+        """Address and port to listen on, or None."""
+        return None if self.port is None else (self.host or "127.0.0.1", self.port)
+
+
+def load(
+    flags: Mapping[str, Any],
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Merge the three sources and check the result.
+
+    Args:
+        flags: what was given on the command line; None means not given.
+        file: the file to read; by default `UMBEL_CONFIG`, else `default_file()` if it exists.
+        environment: where `UMBEL_…` variables are looked up.
+
+    Raises:
+        ConfigError: a file cannot be read, a key is unknown, or a value is of no use.
+    """
+    given = {key: value for key, value in flags.items() if value is not None}
+    values = {**_read_file(file, environment), **_read_environment(environment), **given}
+    return _check(_convert(values, "setting"))
+
+
+def _read_file(file: Path | None, environment: Mapping[str, str]) -> dict[str, Any]:
+    named = file or (Path(p) if (p := environment.get(f"{ENV_PREFIX}CONFIG")) else None)
+    path = named or default_file()
+    try:
+        values: dict[str, Any] = msgspec.toml.decode(path.read_bytes())
+    except FileNotFoundError as error:
+        if named is None:
+            return {}
+        raise ConfigError(f"there is no configuration file {path}") from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    _convert(values, f"key of {path.name}")
+    return values
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    hints = get_type_hints(Settings, include_extras=True)
+    for name, text in environment.items():
+        key = name.removeprefix(ENV_PREFIX).lower()
+        if not name.startswith(ENV_PREFIX) or name == f"{ENV_PREFIX}CONFIG":
+            continue
+        if key not in hints:
+            raise ConfigError(f"unknown environment variable {name}; {_known()}")
+        try:
+            values[key] = msgspec.convert(text, hints[key], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{name}={text!r}: {error}") from error
+    return values
+
+
+def _convert(values: Mapping[str, Any], what: str) -> Settings:
+    unknown = [key for key in values if key not in Settings.__struct_fields__]
+    if unknown:
+        raise ConfigError(f"unknown {what} {unknown[0]!r}; {_known()}")
+    try:
+        return msgspec.convert(values, Settings)
+    except msgspec.ValidationError as error:
+        detail, _, path = str(error).partition(" - at `$.")
+        raise ConfigError(f"{what} {path.rstrip('`')}: {detail}") from error
+
+
+def _known() -> str:
+    return f"there are: {', '.join(Settings.__struct_fields__)}"
+
+
+def _check(settings: Settings) -> Settings:
+    if settings.host is not None and settings.port is None:
+        raise ConfigError("setting host: it needs a port too")
+    if settings.tcp and not is_loopback(settings.tcp[0]) and settings.api_key is None:
+        raise ConfigError(
+            f"setting host: {settings.tcp[0]} can be reached from outside; "
+            f"set {ENV_PREFIX}API_KEY, or listen on 127.0.0.1"
+        )
+    return settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address can only mean this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

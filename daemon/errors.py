@@ -1,0 +1,13 @@
+"""Reasons for which the daemon does not start; each message says what to change."""
+
+
+class StartError(Exception):
+    """The daemon cannot start."""
+
+
+class ConfigError(StartError):
+    """A setting is unknown, or its value is of no use."""
+
+
+class SocketError(StartError):
+    """The socket cannot be had."""

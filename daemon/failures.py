@@ -1,0 +1,106 @@
+"""Errors as clients see them: a status and OpenAI's error shape."""
+
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from ..models.errors import TemplateError
+from ..scheduler.errors import (
+    ContextLengthExceededError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestError,
+    RetryLaterError,
+    UnavailableError,
+)
+
+
+class APIError(Exception):
+    """A request ends with this answer.
+
+    Attributes:
+        status: the HTTP status.
+        message: what is wrong, and what to change.
+        kind: OpenAI's error type.
+        code: the machine-readable reason, if there is one.
+        param: the field of the request at fault, if it is one.
+        retry_after: seconds after which trying again makes sense.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    def body(self) -> bytes:
+        """The error in OpenAI's shape."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> web.Response:
+        """The whole answer."""
+        response = web.Response(
+            status=self.status, body=self.body(), content_type="application/json"
+        )
+        if self.retry_after is not None:
+            response.headers["Retry-After"] = str(self.retry_after)
+        return response
+
+
+class _Row(NamedTuple):
+    """How one kind of error is answered."""
+
+    error: type[Exception]
+    status: int
+    kind: str
+    code: str | None
+
+
+# The first row whose class fits is taken.
+_TABLE = (
+    _Row(ContextLengthExceededError, 400, "invalid_request_error", "context_length_exceeded"),
+    _Row(InvalidRequestError, 400, "invalid_request_error", None),
+    _Row(TemplateError, 400, "invalid_request_error", "invalid_messages"),
+    _Row(QueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
+    _Row(UnavailableError, 503, "server_error", "service_unavailable"),
+    _Row(DeadlineExceededError, 504, "server_error", "timeout"),
+    _Row(RequestError, 500, "server_error", "internal_error"),
+)
+
+
+def as_api_error(error: Exception) -> APIError:
+    """Say how an error is answered; what has no row is a fault of ours, and a 500."""
+    if isinstance(error, APIError):
+        return error
+    retry_after = error.retry_after if isinstance(error, RetryLaterError) else None
+    for row in _TABLE:
+        if isinstance(error, row.error):
+            return APIError(
+                row.status, str(error), kind=row.kind, code=row.code, retry_after=retry_after
+            )
+    return APIError(
+        500,
+        "the daemon failed on this request; its log has the details",
+        kind="server_error",
+        code="internal_error",
+    )

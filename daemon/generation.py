@@ -1,0 +1,162 @@
+"""One answer as it comes: events of the engine to pieces of text, on the event loop."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import structlog
+
+from ..models.stop import StopScanner
+from ..models.text import Detokenizer
+from ..scheduler.errors import ComputationError, RequestError
+from ..scheduler.handoff import EventChannel, Handoff
+from ..scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
+from .metrics import Metrics
+
+log = structlog.get_logger()
+
+
+class Usage(msgspec.Struct):
+    """What one request took, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Generation:
+    """Reads one request's channel and turns tokens into text.
+
+    An async context manager: leaving it, however that comes about, cancels what still
+    runs, writes the request's log line and counts it.
+
+    Attributes:
+        finish_reason: None until the answer has ended.
+        usage: grows as the answer does.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        handoff: Handoff,
+        detokenizer: Detokenizer,
+        stops: list[str],
+        metrics: Metrics,
+    ) -> None:
+        self.request = request
+        self.usage = Usage(len(request.prompt))
+        self.finish_reason: FinishReason | None = None
+        self._handoff = handoff
+        self._detokenizer = detokenizer
+        self._scanner = StopScanner(stops)
+        self._metrics = metrics
+        self._error: RequestError | None = None
+        self._matched = 0
+        self._submitted_at = time.monotonic()
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._channel: EventChannel | None = None
+
+    async def __aenter__(self) -> Self:
+        """Submit the request.
+
+        Raises:
+            RetryLaterError: it cannot be taken now.
+        """
+        try:
+            self._channel = self._handoff.submit(self.request)
+        except RequestError:
+            self._metrics.requests.labels("refused").inc()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._handoff.cancel(self.request.id)
+        if self.finish_reason is None and isinstance(error, RequestError):
+            self._failed(error)
+        elif self.finish_reason is None:  # the client left
+            self.finish_reason = FinishReason.CANCELLED
+        self._metrics.requests.labels(str(self.finish_reason)).inc()
+        self._write_log_line()
+
+    async def next_piece(self) -> str | None:
+        """Wait for more text; None at the end. Safe to cancel and call again.
+
+        Raises:
+            RequestError: the request ended with an error.
+        """
+        if self._channel is None:
+            raise RuntimeError("the generation was not entered")
+        while self.finish_reason is None:
+            event = await self._channel.get()
+            match event:
+                case Started():
+                    self._start(event)
+                case TokenEvent():
+                    if piece := self._take(event.token):
+                        return piece
+                case Finished():
+                    if event.error is not None:
+                        raise self._failed(event.error)
+                    self.finish_reason = event.reason
+                    return self._scanner.flush() or None
+        return None
+
+    async def text(self) -> str:
+        """Wait for the whole answer."""
+        pieces = []
+        while (piece := await self.next_piece()) is not None:
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def _start(self, event: Started) -> None:
+        self._matched, self.usage.cached_tokens = event.matched, event.cached
+        self._metrics.queue_seconds.observe(time.monotonic() - self._submitted_at)
+
+    def _take(self, token: int) -> str:
+        """Count a token and decode it; a stop sequence in its text ends the answer."""
+        now = time.monotonic()
+        if self._first_at is None:
+            self._first_at = now
+            self._metrics.time_to_first_token.observe(now - self._submitted_at)
+        else:
+            self._metrics.inter_token_latency.observe(now - self._last_at)
+        self._last_at = now
+        self.usage.completion_tokens += 1
+        try:
+            piece = self._scanner.push(self._detokenizer.push(token))
+        except Exception as error:
+            message = f"token {token} cannot be decoded: {error}"
+            raise self._failed(ComputationError(message)) from error
+        if self._scanner.matched is not None:
+            self.finish_reason = FinishReason.STOP
+        return piece
+
+    def _failed(self, error: RequestError) -> RequestError:
+        self.finish_reason, self._error = FinishReason.ERROR, error
+        return error
+
+    def _write_log_line(self) -> None:
+        usage, first = self.usage, self._first_at
+        gaps = usage.completion_tokens - 1
+        log.info(
+            "request",
+            request=self.request.id,
+            tenant=self.request.tenant,
+            conversation=self.request.conversation,
+            total=usage.prompt_tokens,
+            matched=self._matched,
+            cached=usage.cached_tokens,
+            left=usage.prompt_tokens - usage.cached_tokens,
+            ttft_ms=None if first is None else round((first - self._submitted_at) * 1e3),
+            itl_ms=round((self._last_at - first) * 1e3 / gaps, 1) if first and gaps else None,
+            out=usage.completion_tokens,
+            finish=self.finish_reason,
+            **({} if self._error is None else {"error": str(self._error)}),
+        )

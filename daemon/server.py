@@ -1,0 +1,162 @@
+"""A daemon's life: start-up, main loop, shutdown, in this order."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from ..models.errors import ModelError
+from ..models.forward import Forward
+from ..models.loader import LoadedModel, load
+from ..models.runtime import BLAS, backend, release_thread
+from ..scheduler.engine import Engine
+from ..scheduler.handoff import Handoff
+from ..scheduler.queue import ConversationQueue
+from ..scheduler.thread import MLXThread
+from .app import Front
+from .config import Settings
+from .errors import SocketError, StartError
+from .service import Service
+from .sockets import UnixListener
+
+_CHANNEL_LIMIT = 4096  # events that may wait for one slow client
+_THREAD_STOP = 60.0
+_CONNECTION_CLOSE = 5.0
+_LINGER = 2.0  # a client still sending a refused body gets this long to read the answer
+
+log = structlog.get_logger()
+
+
+def serve(settings: Settings) -> None:
+    """Run a daemon until it is told to stop (SIGTERM, SIGINT).
+
+    Raises:
+        StartError: it cannot start; the message says why.
+    """
+    with UnixListener(settings.socket_path) as listener:
+        uvloop.run(Daemon(settings, listener).run())
+
+
+class Daemon:
+    """Owns the MLX thread, the HTTP server and everything between them."""
+
+    def __init__(self, settings: Settings, listener: UnixListener) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._front = Front(settings)
+        self._thread = MLXThread(on_exit=release_thread)
+        self._runner = web.AppRunner(
+            self._front.application(),
+            handler_cancellation=True,  # a client that leaves ends its generation
+            access_log=None,
+            lingering_time=_LINGER,
+            shutdown_timeout=_CONNECTION_CLOSE,
+        )
+        self._queue = ConversationQueue(settings.max_waiting)
+        self._handoff: Handoff | None = None
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start, serve, stop."""
+        try:
+            await self.startup()
+            await self._stop.wait()
+        finally:
+            await self.shutdown()
+
+    async def startup(self) -> None:
+        """Listen first, so that clients hear "loading" and not "no such file"; then load."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._listener.socket).start()
+        log.info("listening", socket=str(self._listener.path), pid=os.getpid())
+        if self._settings.tcp is not None:
+            await self._listen_tcp(*self._settings.tcp)
+        self._warn_of_slow_blas()
+        self._thread.start()
+        await self._load_model()
+
+    async def shutdown(self) -> None:
+        """Answer what waits, let what runs finish within the grace, then end it."""
+        log.info("stopping")
+        self._front.stopping = True
+        if self._handoff is not None:
+            self._handoff.refuse_waiting()
+            await self._drain(self._handoff)
+        await self._runner.cleanup()
+        try:
+            await asyncio.to_thread(self._thread.stop, _THREAD_STOP)
+        except TimeoutError as error:
+            log.error("the MLX thread hangs", error=str(error))  # noqa: TRY400
+        log.info("stopped")
+
+    async def _listen_tcp(self, host: str, port: int) -> None:
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise SocketError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        for name in self._runner.addresses:
+            if isinstance(name, tuple):
+                log.info("listening", host=name[0], port=name[1])
+
+    async def _load_model(self) -> None:
+        log.info("loading", model=self._settings.model, backend=backend(), blas=BLAS.name)
+        loading = asyncio.wrap_future(self._thread.submit(load, self._settings.model))
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self._stop.is_set():
+            return
+        try:
+            self._serve_model(await loading)
+        except ModelError as error:
+            raise StartError(str(error)) from error
+
+    def _serve_model(self, loaded: LoadedModel) -> None:
+        self._handoff = Handoff(self._queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
+        engine = Engine(
+            Forward(loaded),
+            self._queue,
+            self._handoff.publish,
+            eos_ids=loaded.text.eos_ids,
+            prefill_chunk=self._settings.prefill_chunk,
+        )
+        self._thread.attach(engine.step)
+        self._front.service = Service(
+            loaded,
+            engine,
+            self._queue,
+            self._handoff,
+            request_timeout=self._settings.request_timeout,
+        )
+        log.info("ready", model=loaded.name, context=loaded.context_length)
+
+    async def _drain(self, handoff: Handoff) -> None:
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        idle = asyncio.ensure_future(handoff.wait_idle())
+        await asyncio.wait(
+            {hurry, idle},
+            timeout=self._settings.stop_grace,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        hurry.cancel()
+        idle.cancel()
+        handoff.end_running()
+
+    def _on_signal(self) -> None:
+        """Stop; a second signal cuts the grace short."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    def _warn_of_slow_blas(self) -> None:
+        if backend() == "cpu" and not BLAS.fast:
+            log.warning("matrix products are slow", blas=BLAS.name, advice=BLAS.advice)

@@ -1,0 +1,126 @@
+"""What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from ..models.loader import LoadedModel
+from ..scheduler.admission import Admission
+from ..scheduler.engine import Engine
+from ..scheduler.errors import UnavailableError
+from ..scheduler.handoff import Handoff
+from ..scheduler.queue import RETRY_AFTER, ConversationQueue
+from ..scheduler.request import Request
+from .generation import Generation
+from .metrics import Metrics
+from .openai_requests import ChatRequest, CompletionRequest, GenerationFields
+
+_ENCODERS = 2  # threads that tokenise; the tokenizer is Rust and leaves the GIL
+
+
+class Caller(NamedTuple):
+    """Whose request it is.
+
+    Attributes:
+        tenant: who sent it.
+        conversation: the name it gave, or None for a conversation of its own.
+    """
+
+    tenant: str
+    conversation: str | None
+
+
+class Service:
+    """Turns decoded bodies into generations, for one loaded model."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        engine: Engine,
+        queue: ConversationQueue,
+        handoff: Handoff,
+        *,
+        request_timeout: float,
+    ) -> None:
+        self.model_name = loaded.name
+        self.context_length = loaded.context_length
+        self.fingerprint = loaded.fingerprint
+        self.weight_bytes = loaded.weight_bytes
+        self.vocab_size = loaded.text.vocab_size
+        self.engine = engine
+        self.queue = queue
+        self.metrics = Metrics(engine.statistics, lambda: len(queue))
+        self._text = loaded.text
+        self._handoff = handoff
+        self._admission = Admission(loaded.context_length)
+        self._request_timeout = request_timeout
+        self._limiter = anyio.CapacityLimiter(_ENCODERS)
+
+    async def chat(self, body: ChatRequest, caller: Caller) -> Generation:
+        """Admit a chat request; entering the result submits it.
+
+        Raises:
+            APIError: a field is of no use to this model.
+            TemplateError: the chat template refuses the messages.
+            InvalidRequestError: the prompt is empty or too long.
+        """
+        messages = body.template_messages()
+        return await self._admit(body, caller, lambda: self._text.encode_chat(messages))
+
+    async def completion(self, body: CompletionRequest, caller: Caller) -> Generation:
+        """Admit a text completion; entering the result submits it.
+
+        Raises:
+            APIError: a field is of no use to this model.
+            InvalidRequestError: the prompt is empty or too long.
+        """
+        prompt = body.single_prompt(self.vocab_size)
+        return await self._admit(
+            body,
+            caller,
+            lambda: self._text.encode(prompt) if isinstance(prompt, str) else prompt,
+        )
+
+    async def _admit(
+        self, body: GenerationFields, caller: Caller, encode: Callable[[], list[int]]
+    ) -> Generation:
+        sampling = body.sampling(self.vocab_size)
+        prompt = await anyio.to_thread.run_sync(encode, limiter=self._limiter)
+        request_id = f"req-{secrets.token_hex(12)}"
+        request = Request(
+            id=request_id,
+            tenant=caller.tenant,
+            conversation=caller.conversation or request_id,
+            prompt=prompt,
+            max_tokens=self._admission.answer_length(len(prompt), body.answer_limit),
+            sampling=sampling,
+            deadline=time.monotonic() + self._request_timeout,
+        )
+        return Generation(
+            request, self._handoff, self._text.detokenizer(), body.stops, self.metrics
+        )
+
+    def models(self) -> list[dict[str, Any]]:
+        """Describe the model as both OpenAI's and Anthropic's list of models do."""
+        return [
+            {
+                "id": self.model_name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "umbel",
+                "type": "model",
+                "display_name": self.model_name,
+                "created_at": "1970-01-01T00:00:00Z",
+                "max_model_len": self.context_length,
+                "context_length": self.context_length,
+            }
+        ]
+
+
+def still_loading() -> UnavailableError:
+    """What a request hears that comes before the model does."""
+    return UnavailableError("the model is still loading", retry_after=RETRY_AFTER)

@@ -1,0 +1,76 @@
+"""`/status`: one frozen picture of the daemon, from what was last published."""
+
+import time
+from typing import Literal
+
+import msgspec
+
+from .. import __version__
+from ..models.runtime import BLAS, backend, memory_statistics
+from ..scheduler.engine import EngineStatistics
+from .service import Service
+
+State = Literal["loading", "ready", "stalled", "stopping"]
+
+STALLED_AFTER = 120.0
+"""Seconds without a finished step, while requests run, after which the engine is stalled."""
+
+
+class ModelStatus(msgspec.Struct):
+    """The model that is served."""
+
+    name: str
+    fingerprint: str
+    context_length: int
+    weight_bytes: int
+
+
+class MemoryStatus(msgspec.Struct):
+    """MLX's memory, in bytes."""
+
+    active: int
+    cached: int
+    peak: int
+
+
+class Status(msgspec.Struct, kw_only=True):
+    """What `/status` answers.
+
+    Attributes:
+        waiting: requests in the queue.
+        step_age: seconds since the engine last finished a step.
+    """
+
+    version: str = __version__
+    state: State
+    backend: str
+    blas: str
+    model: ModelStatus | None = None
+    memory: MemoryStatus
+    waiting: int = 0
+    step_age: float | None = None
+    engine: EngineStatistics | None = None
+
+
+def status(service: Service | None, *, stopping: bool) -> Status:
+    """Take the picture. Waits for nothing, least of all for the MLX thread."""
+    memory = memory_statistics()
+    picture = Status(
+        state="stopping" if stopping else "loading",
+        backend=backend(),
+        blas=BLAS.name,
+        memory=MemoryStatus(memory.active, memory.cached, memory.peak),
+    )
+    if service is None:
+        return picture
+    engine = service.engine.statistics()
+    picture.engine = engine
+    picture.waiting = len(service.queue)
+    picture.step_age = round(time.monotonic() - engine.last_step_at, 3)
+    picture.model = ModelStatus(
+        service.model_name, service.fingerprint, service.context_length, service.weight_bytes
+    )
+    if not stopping:
+        stalled = bool(engine.running) and picture.step_age > STALLED_AFTER
+        picture.state = "stalled" if stalled else "ready"
+    return picture

@@ -1,0 +1,67 @@
+"""Who is at the other end of a connection."""
+
+import hmac
+import socket
+import struct
+import sys
+
+from aiohttp import hdrs, web
+from yarl import URL
+
+from .config import is_loopback
+from .failures import APIError
+
+DEFAULT = "default"
+
+
+def identify(request: web.Request, api_key: str | None) -> str:
+    """Name the tenant of a request, or refuse it.
+
+    On the Unix socket the file's mode has decided who may connect, and the kernel says who
+    did. On TCP the key decides, if there is one. A browser is refused there unless its page
+    came from this machine: any web page can send requests to a loopback port.
+
+    Raises:
+        APIError: 401 without the right key; 403 from a foreign web page or for a host name
+            that is not this machine's (DNS rebinding).
+    """
+    peer = _peer_socket(request)
+    if peer is not None and peer.family == socket.AF_UNIX:
+        return _unix_tenant(peer)
+    if api_key is not None:
+        if not hmac.compare_digest(_sent_key(request).encode(), api_key.encode()):
+            message = "this daemon needs its API key: send it as 'Authorization: Bearer KEY'"
+            raise APIError(401, message, code="invalid_api_key")
+        return "key"
+    _refuse_browsers(request)
+    return DEFAULT
+
+
+def _peer_socket(request: web.Request) -> socket.socket | None:
+    transport = request.transport
+    return None if transport is None else transport.get_extra_info("socket")
+
+
+def _unix_tenant(peer: socket.socket) -> str:
+    if sys.platform != "linux":
+        return DEFAULT
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return f"uid:{uid}"
+
+
+def _sent_key(request: web.Request) -> str:
+    bearer = request.headers.get(hdrs.AUTHORIZATION, "")
+    scheme, _, token = bearer.partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return request.headers.get("x-api-key", "")
+
+
+def _refuse_browsers(request: web.Request) -> None:
+    host = request.url.host or ""
+    if not is_loopback(host):
+        raise APIError(403, f"this daemon does not answer for the host {host!r}", code="bad_host")
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin and not is_loopback(URL(origin).host or ""):
+        raise APIError(403, f"web pages of {origin} may not use this daemon", code="bad_origin")

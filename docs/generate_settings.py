@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Writes docs/settings.md from `umbel.daemon.config.Settings`.
+
+`python docs/generate_settings.py` prints the page; `--write` puts it in its place.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer.main
+from typer.core import TyperGroup
+
+from umbel.daemon.cli import app
+from umbel.daemon.config import ENV_PREFIX, Settings
+
+PAGE = Path(__file__).with_name("settings.md")
+
+_INTRODUCTION = """\
+# Settings
+
+Written by `docs/generate_settings.py`; do not edit it by hand.
+
+A setting is a key of the configuration file, an environment variable and, for most, a flag of
+`umbel serve`. A flag is stronger than the variable, and the variable stronger than the file.
+Durations are in seconds. An unknown key, an unknown variable that begins with `UMBEL_` and a
+value out of bounds keep the daemon from starting; the message says which it was.
+
+The file is TOML. It is named by `--config` or `UMBEL_CONFIG`, or else it is `umbel.toml` in the
+user's configuration folder: `~/.config/umbel/` on Linux,
+`~/Library/Application Support/umbel/` on macOS. A file that is named must exist.
+
+```toml
+model = "smollm2"
+port = 8080
+stop_grace = 60
+```
+
+| key | variable | flag | value | default | what it does |
+|---|---|---|---|---|---|
+"""
+
+_NOTES = """
+`socket` unset means `umbel.sock` in the user's runtime folder, or, on a Linux session without
+`XDG_RUNTIME_DIR`, in `~/.local/state/umbel/`. `umbel serve` logs the path. `~` is expanded.
+
+`host` needs `port`. A `host` that can be reached from outside needs `api_key`.
+
+`max_waiting = 0` refuses every request: a request passes through the queue also when nothing runs.
+"""
+
+_BOUNDS = (
+    ("minimum", "at least {}"),
+    ("exclusiveMinimum", "over {}"),
+    ("maximum", "at most {}"),
+    ("minLength", "at least {} character"),
+)
+
+
+def render() -> str:
+    """Write the whole page."""
+    return _INTRODUCTION + "".join(f"| {' | '.join(row)} |\n" for row in _rows()) + _NOTES
+
+
+def serve_flags() -> dict[str, str]:
+    """Map the parameters of `umbel serve` to their flags."""
+    group = typer.main.get_command(app)
+    if not isinstance(group, TyperGroup):
+        raise TypeError("umbel has subcommands")
+    return {p.name: p.opts[0] for p in group.commands["serve"].params}
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
+    flags = serve_flags()
+    for key, schema in _schemas().items():
+        flag = flags.get(key)
+        yield (
+            f"`{key}`",
+            f"`{ENV_PREFIX}{key.upper()}`",
+            f"`{flag}`" if flag else "none",
+            _value(schema),
+            "unset" if schema["default"] is None else f"`{schema['default']}`",
+            schema["description"],
+        )
+
+
+def _schemas() -> dict[str, dict[str, Any]]:
+    properties: dict[str, dict[str, Any]] = msgspec.json.schema(Settings)["$defs"]["Settings"][
+        "properties"
+    ]
+    return properties
+
+
+def _value(schema: dict[str, Any]) -> str:
+    """Say what a value may be: its type and its bounds."""
+    for part in schema.get("anyOf", ()):
+        if part["type"] != "null":
+            return _value(part)
+    if "enum" in schema:
+        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    bounds = [text.format(schema[name]) for name, text in _BOUNDS if name in schema]
+    return ", ".join([schema["type"], *bounds])
+
+
+def main() -> None:
+    """Print the page, or write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write docs/settings.md")
+    if parser.parse_args().write:
+        PAGE.write_text(render(), encoding="utf-8")
+    else:
+        sys.stdout.write(render())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Puts OpenBLAS in front of the reference BLAS of MLX's Linux CPU wheel.
+
+That wheel links a reference BLAS (about 3 GFLOP/s in fp32 on two cores). The dynamic
+linker takes the first `cblas_sgemm` in the global scope, so loading OpenBLAS globally
+before `mlx.core` makes MLX use it (about 200 GFLOP/s on the same cores).
+"""
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+
+# Debian's libopenblas0-pthread and Fedora's openblas export the plain cblas_* names. The
+# OpenBLAS inside numpy's and scipy's wheels does not: it prefixes every symbol.
+LIBRARIES = ("libopenblas.so.0", "libopenblasp.so.0")
+ADVICE = "install OpenBLAS (Debian, Ubuntu: apt-get install libopenblas0-pthread), then restart"
+
+
+@dataclass(frozen=True)
+class Blas:
+    """The BLAS that MLX's CPU backend calls in this process.
+
+    Attributes:
+        name: the library, in words.
+        fast: False when matrix products on the CPU are an order of magnitude too slow.
+        advice: what to do about it; empty when nothing is to be done.
+    """
+
+    name: str
+    fast: bool
+    advice: str = ""
+
+
+def preload() -> Blas:
+    """Load OpenBLAS globally where MLX would otherwise use the reference BLAS."""
+    if sys.platform != "linux":
+        return Blas("Accelerate", fast=True)
+    if not _has_cpu_backend():
+        return Blas("the CUDA backend's", fast=True)
+    if "mlx.core" in sys.modules:
+        return Blas("reference BLAS", fast=False, advice="import umbel.models before mlx.core")
+    for library in LIBRARIES:
+        try:
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return Blas(f"OpenBLAS ({library})", fast=True)
+    return Blas("reference BLAS", fast=False, advice=ADVICE)
+
+
+def _has_cpu_backend() -> bool:
+    try:
+        distribution("mlx-cpu")
+    except PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,17 @@
+"""What can go wrong between a name and a model that answers."""
+
+
+class ModelError(Exception):
+    """A model cannot be served; the message says why and what to do."""
+
+
+class ModelNotFoundError(ModelError):
+    """The name leads to no model."""
+
+
+class ModelLoadError(ModelError):
+    """The model is there, but cannot be loaded."""
+
+
+class TemplateError(ValueError):
+    """The model's chat template refuses these messages."""

@@ -1,0 +1,53 @@
+"""How a request wants its tokens chosen: plain data, free of mlx."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """One request's sampling parameters, already validated.
+
+    Attributes:
+        seed: with the position, the whole source of randomness: the same seed gives the
+            same tokens alone or in a crowd.
+        temperature: 0 is greedy.
+        top_p: keep the smallest set of tokens whose probabilities reach this sum; 1 is off.
+        top_k: keep this many of the likeliest tokens; 0 is off.
+        min_p: drop tokens less likely than this share of the likeliest one; 0 is off.
+        repetition_penalty: divides the logits of tokens of prompt and answer; 1 is off.
+        presence_penalty: taken once from the logit of each token of the answer.
+        frequency_penalty: taken once for each time the token stands in the answer.
+        logit_bias: token id to what is added to its logit.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What sampling needs to know of one request at one step.
+
+    Attributes:
+        params: the request's parameters.
+        prompt: its prompt tokens, read by the repetition penalty only.
+        output: its tokens so far; their number is the position of the draw.
+    """
+
+    params: SamplingParams
+    prompt: Sequence[int]
+    output: Sequence[int]

@@ -1,0 +1,110 @@
+"""Logits to tokens, one row a request, parameters as arrays.
+
+Not mlx-lm's samplers: those are compiled with their parameters as constants, so that every
+new temperature costs a compilation (about 0.5 s on the CPU), and they draw from the
+thread's global random state, so that neighbours change each other's answers.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from .params import Row, SamplingParams
+
+# Below this a draw is greedy but for ties, and dividing by much less overflows to NaN.
+_LEAST_TEMPERATURE = 1e-6
+_MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads consecutive positions over keys
+
+
+def sample(logits: mx.array, rows: Sequence[Row], vocab_size: int) -> mx.array:
+    """Choose one token for each row.
+
+    Args:
+        logits: `[B, V]`, any float type.
+        rows: B rows.
+        vocab_size: tokens that exist; a model's output layer may be padded beyond them.
+
+    Returns:
+        `[B]` token ids, not yet evaluated. A row's token depends on its own logits,
+        parameters, seed and position only.
+    """
+    logits = _penalised(logits[:, :vocab_size].astype(mx.float32), rows)
+    greedy = mx.argmax(logits, axis=-1)
+    if all(row.params.greedy for row in rows):
+        return greedy
+    temperature = _column([_temperature(row.params) for row in rows])
+    scores = _filtered(logits / temperature, rows)
+    noise = mx.stack([_gumbel(row, logits.shape[-1]) for row in rows])
+    drawn = mx.argmax(scores + noise, axis=-1)
+    return mx.where(mx.array([row.params.greedy for row in rows]), greedy, drawn)
+
+
+def _temperature(params: SamplingParams) -> float:
+    return 1.0 if params.greedy else max(params.temperature, _LEAST_TEMPERATURE)
+
+
+def _gumbel(row: Row, size: int) -> mx.array:
+    """Noise that makes argmax a draw (Gumbel-max), keyed by seed and position alone."""
+    key = (row.params.seed + len(row.output) * _MIX) % 2**64
+    return mx.random.gumbel((size,), key=mx.random.key(key))
+
+
+def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    if not any(_has_penalty(row.params) for row in rows):
+        return logits
+    # A tokenizer may know more tokens than the output layer: those have no logit.
+    shape = (len(rows), logits.shape[-1])
+    counts, seen, bias = (np.zeros(shape, np.float32) for _ in range(3))
+    for i, row in enumerate(rows):
+        if row.output:
+            np.add.at(counts[i], np.asarray(row.output), 1)
+        if row.params.repetition_penalty != 1.0:
+            tokens = np.asarray([*row.prompt, *row.output])
+            seen[i, tokens[tokens < shape[1]]] = 1
+        for token, value in row.params.logit_bias.items():
+            if token < shape[1]:
+                bias[i, token] = value
+    repetition = _column([row.params.repetition_penalty for row in rows])
+    scaled = mx.where(logits > 0, logits / repetition, logits * repetition)
+    logits = mx.where(mx.array(seen) > 0, scaled, logits)
+    times = mx.array(counts)
+    presence = _column([row.params.presence_penalty for row in rows])
+    frequency = _column([row.params.frequency_penalty for row in rows])
+    return logits - presence * (times > 0) - frequency * times + mx.array(bias)
+
+
+def _has_penalty(params: SamplingParams) -> bool:
+    return bool(
+        params.logit_bias
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+    )
+
+
+def _filtered(scores: mx.array, rows: Sequence[Row]) -> mx.array:
+    """Apply top-k, then top-p, then min-p, each on what the one before left."""
+    if not any(p.top_k or p.top_p < 1.0 or p.min_p for p in (row.params for row in rows)):
+        return scores
+    vocab_size = scores.shape[-1]
+    order = mx.argsort(-scores, axis=-1)
+    ranked = mx.take_along_axis(scores, order, axis=-1)
+    top_k = _column([row.params.top_k or vocab_size for row in rows])
+    ranked = mx.where(mx.arange(vocab_size)[None] < top_k, ranked, -mx.inf)
+    probabilities = mx.softmax(ranked, axis=-1, precise=True)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    top_p = _column([_top_p(row.params.top_p) for row in rows])
+    floor = _column([row.params.min_p for row in rows]) * probabilities[:, :1]
+    keep = (before < top_p) & (probabilities >= floor)
+    ranked = mx.where(keep, ranked, -mx.inf)
+    return mx.put_along_axis(mx.full(scores.shape, -mx.inf), order, ranked, axis=-1)
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(list(values), dtype=mx.float32)[:, None]
+
+
+def _top_p(value: float) -> float:
+    """The bound on the sum before a token: 0 still keeps the likeliest, 1 keeps all."""
+    return 2.0 if value >= 1.0 else max(value, 1e-9)  # 2: rounding may push the sum over 1

@@ -1,0 +1,183 @@
+"""Text to tokens and back: chat template, encoding, incremental detokenisation."""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from .errors import ModelLoadError, TemplateError
+
+Message = Mapping[str, Any]
+"""One chat message as the template sees it: `role`, `content` and what the role adds."""
+
+
+class Tokenizer(Protocol):
+    """The part of mlx-lm's `TokenizerWrapper` that is used here."""
+
+    eos_token_ids: set[int]
+    has_chat_template: bool
+    backend_tokenizer: Any
+
+    def apply_chat_template(self, messages: Sequence[Message], **kwargs: Any) -> str:
+        """Render messages with the model's template."""
+        ...
+
+
+class TextCodec:
+    """One model's text side. Safe to call from several threads at once.
+
+    Encoding goes to the Rust tokenizer under the wrapper: transformers' own `encode`
+    changes padding and truncation settings as it goes and is not thread-safe.
+
+    Raises:
+        ModelLoadError: the tokenizer has no fast (Rust) form.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._wrapper = tokenizer
+        try:
+            self._fast = tokenizer.backend_tokenizer
+        except AttributeError as error:
+            raise ModelLoadError("the model's tokenizer has no tokenizer.json form") from error
+        # tokenizer.json may carry the limits of the training script: they would silently
+        # shorten prompts.
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids)
+        # Not their number: a vocabulary may have holes.
+        self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
+        self._token_bytes = _TokenBytes(self._fast)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model can be talked to in messages."""
+        return bool(self._wrapper.has_chat_template)
+
+    def render_chat(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
+        """Render messages with the model's chat template.
+
+        Raises:
+            TemplateError: the model has no template, or its template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise TemplateError("this model has no chat template; use /v1/completions")
+        try:
+            return self._wrapper.apply_chat_template(
+                [dict(m) for m in messages],
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+            )
+        except Exception as error:
+            # A template is a program of the model's: what it raises on odd messages is its
+            # own choice, and none of it may end more than this request.
+            raise TemplateError(f"the model's chat template refuses these messages: {error}") from (
+                error
+            )
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Render messages with the generation prompt, and encode the result.
+
+        The template writes its own special tokens, so none are added.
+        """
+        return self.encode(self.render_chat(messages), special_tokens=False)
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        """Encode text, with the model's own prefix (`<s>` and the like) if it has one."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=special_tokens).ids
+        return ids
+
+    def detokenizer(self) -> "Detokenizer":
+        """Start the incremental decoding of one answer."""
+        return Detokenizer(self._token_bytes)
+
+
+class Detokenizer:
+    """Decodes one answer token by token and never emits half a character.
+
+    A token may end inside a UTF-8 sequence; its last bytes are held back until the
+    character is whole. An answer that stops inside a character loses that character, and
+    bytes that are no UTF-8 become U+FFFD. Special tokens have no text.
+
+    Not `tokenizers`' DecodeStream: it loses what stands before half a character in the
+    same token and a U+FFFD at the end of the text, and raises on bytes that are no UTF-8
+    in a byte-fallback vocabulary.
+    """
+
+    def __init__(self, token_bytes: "_TokenBytes") -> None:
+        self._token_bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._first = True
+
+    def push(self, token: int) -> str:
+        """Take one token; return the text that is now certain, often empty."""
+        data = self._token_bytes.read(token, first=self._first)
+        if data is None:
+            return ""
+        self._first = False
+        return self._utf8.decode(data)
+
+
+class _TokenBytes:
+    """What each token of a vocabulary writes. Immutable, so safe from any thread."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, a in added.items() if a.special)
+        decoder = tokenizer.decoder
+        state = {} if decoder is None else json.loads(decoder.__getstate__())
+        kinds = set(_decoder_kinds(state))
+        self._byte_level = kinds == {"ByteLevel"}
+        self._byte_fallback = "ByteFallback" in kinds
+        # A token whose text ends no matter what follows: decoders strip the first space
+        # of a text, so a later token is decoded behind this one.
+        self._before = next(
+            (t for w in ("a", "A", "0", ".") if (t := tokenizer.token_to_id(w)) is not None), None
+        )
+
+    def read(self, token: int, *, first: bool) -> bytes | None:
+        """Read what `token` adds to a text it does or does not begin.
+
+        Returns:
+            Bytes, not always whole characters; None for special and unknown tokens.
+        """
+        word: str | None = None if token in self._special else self._tokenizer.id_to_token(token)
+        if word is None:
+            return None
+        if self._byte_level:
+            try:
+                return bytes(_BYTES[letter] for letter in word)
+            except KeyError:  # an added token, written as it is
+                return word.encode()
+        if self._byte_fallback and (byte := _BYTE_TOKEN.fullmatch(word)):
+            return bytes([int(byte[1], 16)])
+        if first or self._before is None:
+            return self._decode(token).encode()
+        before = self._decode(self._before)
+        return self._decode(self._before, token).removeprefix(before).encode()
+
+    def _decode(self, *tokens: int) -> str:
+        text: str = self._tokenizer.decode(tokens)
+        return text
+
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _decoder_kinds(state: Mapping[str, Any]) -> Iterator[str]:
+    for part in state.get("decoders", ()):
+        yield from _decoder_kinds(part)
+    if (kind := state.get("type", "Sequence")) != "Sequence":
+        yield kind
+
+
+def _byte_level_letters() -> dict[str, int]:
+    """GPT-2's letters for the 256 bytes: printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_level_letters()

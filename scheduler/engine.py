@@ -1,0 +1,231 @@
+"""The engine: `step()` is schedule, run, publish. It lives on the MLX thread."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+import structlog
+
+from ..models.params import Row
+from .errors import ComputationError, DeadlineExceededError, RequestError
+from .policy import Batch, plan
+from .queue import ConversationQueue
+from .request import Event, Finished, FinishReason, Started, TokenEvent
+from .sequence import Sequence, SequenceStatus
+
+log = structlog.get_logger()
+
+
+class Forward(Protocol):
+    """What the engine asks of a model; `models.forward.Forward` is the real one."""
+
+    def new_state(self) -> Any:
+        """Make the empty state of a sequence."""
+        ...
+
+    def prefill(self, tokens: list[int], states: Any) -> None:
+        """Advance `states` over `tokens`."""
+        ...
+
+    def decode(self, token: int, states: Any, row: Row) -> int:
+        """Feed `token`, advance `states`, choose the next token."""
+        ...
+
+
+class SequenceStatistics(msgspec.Struct, frozen=True):
+    """One running sequence as `/status` shows it."""
+
+    request: str
+    tenant: str
+    conversation: str
+    status: SequenceStatus
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+
+
+class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine has done and is doing, as of its last step.
+
+    Attributes:
+        prefill_tokens: prompt tokens really computed.
+        last_step_at: the engine's clock at the end of the last step, in seconds.
+    """
+
+    running: tuple[SequenceStatistics, ...] = ()
+    steps: int = 0
+    last_step_at: float = 0.0
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
+    prefill_tokens: int = 0
+    generation_tokens: int = 0
+
+
+Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
+
+
+class Engine:
+    """Works on queued sequences, one step at a time.
+
+    Every sequence it takes ends in a `Finished` event, whatever happens on the way; what
+    one sequence raises ends that sequence only.
+
+    Args:
+        forward: the model.
+        queue: where sequences wait.
+        publish: takes each step's events; must not block.
+        eos_ids: tokens that end an answer.
+        prefill_chunk: the most prompt tokens that one step computes.
+        max_batch: the most sequences that run at once.
+        clock: seconds, monotonic; the one that deadlines are on.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        queue: ConversationQueue,
+        publish: Publish,
+        *,
+        eos_ids: frozenset[int],
+        prefill_chunk: int,
+        max_batch: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._forward = forward
+        self._queue = queue
+        self._publish = publish
+        self._eos_ids = eos_ids
+        self._prefill_chunk = prefill_chunk
+        self._max_batch = max_batch
+        self._clock = clock
+        self._running: list[Sequence] = []
+        self._events: list[tuple[Sequence, Event]] = []
+        self._totals = Counter[str]()
+        self._statistics = EngineStatistics(last_step_at=clock())
+
+    def step(self) -> bool:
+        """Do one step's work. False when there was none."""
+        batch = self._schedule()
+        self._run(batch)
+        self._publish_step()
+        return bool(self._running) or len(self._queue) > 0
+
+    def statistics(self) -> EngineStatistics:
+        """Read the last published statistics. Safe to call from any thread."""
+        return self._statistics
+
+    def _schedule(self) -> Batch:
+        self._drop_ended()
+        while len(self._running) < self._max_batch and (sequence := self._queue.take()):
+            self._begin(sequence)
+        return plan(self._running, self._prefill_chunk)
+
+    def _drop_ended(self) -> None:
+        now = self._clock()
+        for sequence in self._queue.expired(now):
+            self._finish(sequence, FinishReason.ERROR, _late(sequence))
+        for sequence in tuple(self._running):
+            if sequence.cancelled:
+                self._finish(sequence, FinishReason.CANCELLED)
+            elif sequence.request.deadline <= now:
+                self._finish(sequence, FinishReason.ERROR, _late(sequence))
+
+    def _begin(self, sequence: Sequence) -> None:
+        self._running.append(sequence)
+        try:
+            sequence.states = self._forward.new_state()
+        except BaseException as error:  # noqa: BLE001  (this sequence's own fault, also a Rust panic)
+            self._fail(sequence, error)
+            return
+        sequence.status = SequenceStatus.PREFILL
+        self._events.append(
+            (sequence, Started(sequence.num_matched_tokens, sequence.num_cached_tokens))
+        )
+        self._count(
+            prompt_tokens=sequence.num_prompt_tokens,
+            prompt_tokens_cached=sequence.num_cached_tokens,
+        )
+
+    def _run(self, batch: Batch) -> None:
+        for sequence in batch.decode:
+            try:
+                self._decode(sequence)
+            except BaseException as error:  # noqa: BLE001  (a row's fault ends that row only)
+                self._fail(sequence, error)
+        if batch.prefill is not None:
+            try:
+                self._prefill(batch.prefill, batch.end)
+            except BaseException as error:  # noqa: BLE001  (as above)
+                self._fail(batch.prefill, error)
+
+    def _prefill(self, sequence: Sequence, end: int) -> None:
+        start = sequence.num_computed_tokens
+        self._forward.prefill(sequence.request.prompt[start:end], sequence.states)
+        sequence.num_computed_tokens = end
+        self._count(prefill_tokens=end - start)
+
+    def _decode(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.DECODE
+        token = self._forward.decode(sequence.next_token, sequence.states, sequence.row)
+        sequence.num_computed_tokens += 1
+        if not sequence.output:
+            self._count(prefill_tokens=1)  # the prompt's last token
+        if token in self._eos_ids:
+            self._finish(sequence, FinishReason.STOP)
+            return
+        sequence.output.append(token)
+        self._events.append((sequence, TokenEvent(token)))
+        self._count(generation_tokens=1)
+        if len(sequence.output) >= sequence.request.max_tokens:
+            self._finish(sequence, FinishReason.LENGTH)
+
+    def _fail(self, sequence: Sequence, error: BaseException) -> None:
+        log.error("request failed", request=sequence.request.id, exc_info=error)
+        message = f"the request failed while it was computed: {type(error).__name__}: {error}"
+        self._finish(sequence, FinishReason.ERROR, ComputationError(message))
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, error: RequestError | None = None
+    ) -> None:
+        """End a sequence: free what it holds, let its conversation go on, say so."""
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self._queue.release(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.states = None
+        self._events.append((sequence, Finished(reason, error)))
+
+    def _count(self, **more: int) -> None:
+        self._totals.update(more)
+
+    def _publish_step(self) -> None:
+        self._statistics = EngineStatistics(
+            **self._totals,
+            running=tuple(_describe(sequence) for sequence in self._running),
+            steps=self._statistics.steps + 1,
+            last_step_at=self._clock(),
+        )
+        events, self._events = self._events, []
+        if events:
+            self._publish(events)
+
+
+def _late(sequence: Sequence) -> DeadlineExceededError:
+    state = "waited" if sequence.status is SequenceStatus.WAITING else "ran"
+    return DeadlineExceededError(f"the request still {state} when its time was over")
+
+
+def _describe(sequence: Sequence) -> SequenceStatistics:
+    return SequenceStatistics(
+        request=sequence.request.id,
+        tenant=sequence.request.tenant,
+        conversation=sequence.request.conversation,
+        status=sequence.status,
+        prompt_tokens=sequence.num_prompt_tokens,
+        cached_tokens=sequence.num_cached_tokens,
+        computed_tokens=sequence.num_computed_tokens,
+        output_tokens=len(sequence.output),
+    )

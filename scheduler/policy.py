@@ -1,0 +1,42 @@
+"""What the next step computes: a pure function of the running sequences."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from .sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's work: a decode for each of `decode`, and at most one prefill chunk.
+
+    Attributes:
+        prefill: the sequence whose prompt advances.
+        end: the offset its prompt is prefilled up to, exclusive.
+        decode: the sequences that get a token each.
+    """
+
+    prefill: Sequence | None
+    end: int
+    decode: tuple[Sequence, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return self.prefill is None and not self.decode
+
+
+def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
+    """Choose the next step's work.
+
+    Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
+    same prompt is always computed in the same pieces; the last one ends before the last
+    prompt token.
+    """
+    prefill = next((s for s in running if s.num_left_to_prefill), None)
+    decode = tuple(s for s in running if not s.num_left_to_prefill)
+    if prefill is None:
+        return Batch(None, 0, decode)
+    start = prefill.num_computed_tokens
+    grid = (start // prefill_chunk + 1) * prefill_chunk
+    return Batch(prefill, min(grid, prefill.num_prompt_tokens - 1), decode)

@@ -1,0 +1,84 @@
+"""Requests that wait, in order within each conversation. Safe to call from any thread."""
+
+import threading
+
+from .errors import QueueFullError, UnavailableError
+from .sequence import Sequence
+
+RETRY_AFTER = 2
+"""Seconds that a refused client is asked to wait."""
+
+
+class ConversationQueue:
+    """A bounded queue that never lets two requests of one conversation run at once.
+
+    Args:
+        limit: the most requests that may wait.
+
+    Invariants: a conversation is busy from `take` to `release`; a waiting request of a
+    busy conversation is not taken; requests of one conversation are taken in the order
+    they were put.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Sequence] = {}
+        self._busy: set[str] = set()
+        self._closed = False
+
+    def put(self, sequence: Sequence) -> None:
+        """Add a sequence at the end.
+
+        Raises:
+            QueueFullError: as many wait as may wait.
+            UnavailableError: the queue was closed.
+        """
+        with self._lock:
+            if self._closed:
+                raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
+            if len(self._waiting) >= self.limit:
+                message = f"{self.limit} requests are waiting already; try again later"
+                raise QueueFullError(message, retry_after=RETRY_AFTER)
+            self._waiting[sequence.request.id] = sequence
+
+    def take(self) -> Sequence | None:
+        """Take the oldest waiting sequence whose conversation is idle, and make it busy."""
+        with self._lock:
+            for sequence in self._waiting.values():
+                if sequence.request.conversation not in self._busy:
+                    break
+            else:
+                return None
+            del self._waiting[sequence.request.id]
+            self._busy.add(sequence.request.conversation)
+            return sequence
+
+    def release(self, sequence: Sequence) -> None:
+        """Let the next request of this sequence's conversation run."""
+        with self._lock:
+            self._busy.discard(sequence.request.conversation)
+
+    def remove(self, request_id: str) -> Sequence | None:
+        """Take one waiting sequence out; None when it does not wait (any more)."""
+        with self._lock:
+            return self._waiting.pop(request_id, None)
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Take out the waiting sequences whose deadline has passed."""
+        with self._lock:
+            late = [s for s in self._waiting.values() if s.request.deadline <= now]
+            for sequence in late:
+                del self._waiting[sequence.request.id]
+            return late
+
+    def close(self) -> list[Sequence]:
+        """Refuse new sequences from now on, and hand out those that wait."""
+        with self._lock:
+            self._closed = True
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+            return waiting
+
+    def __len__(self) -> int:
+        return len(self._waiting)

@@ -1,0 +1,67 @@
+"""What a client asks for, and what it hears back: plain data that crosses threads."""
+
+import enum
+
+import msgspec
+
+from ..models.params import SamplingParams
+from .errors import RequestError
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One admitted request.
+
+    Attributes:
+        id: unique in this daemon.
+        tenant: who sent it.
+        conversation: requests that share it run one after another, first in first out.
+        prompt: token ids, at least one.
+        max_tokens: the most tokens of the answer; the context has room for them.
+        sampling: how its tokens are chosen.
+        deadline: when it must have ended, on the engine's clock, in seconds.
+    """
+
+    id: str
+    tenant: str
+    conversation: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: SamplingParams
+    deadline: float
+
+
+class FinishReason(enum.StrEnum):
+    """Why no more tokens follow."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The request left the queue.
+
+    Attributes:
+        matched: prompt tokens the trie recognised.
+        cached: prompt tokens whose state was restored; the rest is left to prefill.
+    """
+
+    matched: int
+    cached: int
+
+
+class TokenEvent(msgspec.Struct, frozen=True):
+    """One token of the answer."""
+
+    token: int
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The last event of every request."""
+
+    reason: FinishReason
+    error: RequestError | None = None
+
+
+Event = Started | TokenEvent | Finished

@@ -1,0 +1,61 @@
+"""A request while the engine works on it."""
+
+import enum
+from typing import Any
+
+from ..models.params import Row
+from .request import Request
+
+
+class SequenceStatus(enum.StrEnum):
+    """Where a sequence stands; it only ever moves down this list."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """A request's state on its way through the engine. Owned by the MLX thread.
+
+    `cancelled` is the one attribute that another thread sets; the engine reads it at its
+    next step.
+
+    Attributes:
+        output: token ids of the answer so far.
+        num_computed_tokens: tokens, from the first, whose state `states` holds.
+        num_matched_tokens: prompt tokens the trie recognised.
+        num_cached_tokens: prompt tokens whose state was restored.
+        states: one state a layer; None while waiting and after the end.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.status = SequenceStatus.WAITING
+        self.cancelled = False
+        self.output: list[int] = []
+        self.num_computed_tokens = 0
+        self.num_matched_tokens = 0
+        self.num_cached_tokens = 0
+        self.states: Any = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def num_left_to_prefill(self) -> int:
+        """Prompt tokens before the last; the last one is decoded, for its logits."""
+        return max(0, self.num_prompt_tokens - 1 - self.num_computed_tokens)
+
+    @property
+    def next_token(self) -> int:
+        """The token that the next decode step feeds."""
+        return self.output[-1] if self.output else self.request.prompt[-1]
+
+    @property
+    def row(self) -> Row:
+        """What sampling must know of this sequence."""
+        return Row(self.request.sampling, self.request.prompt, self.output)

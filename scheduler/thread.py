@@ -1,0 +1,167 @@
+"""The one thread that touches MLX.
+
+MLX's streams belong to the thread that made them: a lazy array can be evaluated on no
+other. So load, prefill, decode and every read of an array happen here.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Any, ParamSpec, TypeVar, cast
+
+import structlog
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class ThreadStoppedError(RuntimeError):
+    """The thread was stopped; it runs nothing any more."""
+
+
+class MLXThread:
+    """Runs calls in order and, between them, steps of one attached worker.
+
+    A failing call ends its own future and nothing else. All methods may be called from
+    any thread.
+
+    Args:
+        on_exit: the thread's last call. It must release the thread's MLX streams: without
+            that, a process that exits afterwards is aborted by the C++ runtime.
+    """
+
+    def __init__(self, on_exit: Callable[[], None]) -> None:
+        self._on_exit = on_exit
+        self._work: Callable[[], bool] | None = None
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._condition = threading.Condition()
+        self._woken = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
+
+    def attach(self, work: Callable[[], bool]) -> None:
+        """Run `work` whenever no call waits, for as long as it returns True.
+
+        After it returned False it is run again when `wake` is called.
+        """
+        with self._condition:
+            self._work = work
+        self.wake()
+
+    def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have the thread call `fn`; calls run in the order they were submitted.
+
+        Raises:
+            ThreadStoppedError: the thread was stopped.
+        """
+        future: Future[T] = Future()
+        with self._condition:
+            if self._stopping:
+                raise ThreadStoppedError("the MLX thread was stopped")
+            self._jobs.append((future, lambda: fn(*args, **kwargs)))
+            self._condition.notify()
+        return future
+
+    def call(self, fn: Callable[[], T], timeout: float) -> T:
+        """Have the thread call `fn`, and wait for what it returns.
+
+        Args:
+            fn: what to call.
+            timeout: the most seconds to wait.
+
+        Raises:
+            ThreadStoppedError: the thread was stopped.
+            TimeoutError: `fn` did not return in time. It is not interrupted.
+            RuntimeError: called from the thread itself, which would wait for ever.
+            Exception: whatever `fn` raised.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the MLX thread cannot wait for itself")
+        try:
+            return self.submit(fn).result(timeout)
+        except CancelledError:
+            raise ThreadStoppedError("the MLX thread was stopped") from None
+
+    def wake(self) -> None:
+        """Tell the thread that its worker has something to do."""
+        with self._condition:
+            self._woken = True
+            self._condition.notify()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout: float) -> None:
+        """Finish the call or step that runs, cancel calls that wait, end the thread.
+
+        Idempotent. The worker gets no further step.
+
+        Raises:
+            TimeoutError: the thread did not end in time; it still will, unless it hangs.
+        """
+        with self._condition:
+            self._stopping = True
+            waiting = list(self._jobs)
+            self._jobs.clear()
+            self._condition.notify()
+        for future, _ in waiting:
+            future.cancel()
+        if self._thread.ident is None:
+            return
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the MLX thread did not stop within {timeout:g} s")
+
+    def _run(self) -> None:
+        try:
+            busy = False
+            while self._wait(busy=busy):
+                busy = self._run_next_job() or self._step()
+        finally:
+            self._work = None
+            self._on_exit()
+
+    def _wait(self, *, busy: bool) -> bool:
+        """Sleep until there is something to do; False when the thread shall end."""
+        with self._condition:
+            self._condition.wait_for(lambda: busy or self._stopping or self._woken or self._jobs)
+            self._woken = False
+            return not self._stopping
+
+    def _run_next_job(self) -> bool:
+        """Run the oldest waiting call; False when none waits."""
+        with self._condition:
+            if not self._jobs:
+                return False
+            future, fn = self._jobs.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(fn())
+            except BaseException as error:  # noqa: BLE001  (it belongs to whoever waits for it)
+                future.set_exception(cast("Exception", error))
+        # The error's traceback holds this frame: with these it would keep itself alive,
+        # and the arrays it failed over, until some thread collects the cycle.
+        del future, fn
+        return True
+
+    def _step(self) -> bool:
+        work = self._work
+        if work is None:
+            return False
+        try:
+            return work()
+        except BaseException:
+            # The worker answers for its own faults; one that escapes (a panic in a Rust
+            # extension is no Exception) must not end the thread, nor be repeated at once
+            # for ever.
+            log.exception("step failed")
+            return False

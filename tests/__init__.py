@@ -1,0 +1,1 @@
+"""Tests of umbel; they mirror its four folders."""

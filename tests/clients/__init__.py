@@ -1,0 +1,1 @@
+"""The official clients against a real daemon."""

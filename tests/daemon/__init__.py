@@ -1,0 +1,1 @@
+"""Tests of the front end, over real sockets, against real daemons."""

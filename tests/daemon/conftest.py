@@ -1,0 +1,47 @@
+"""Daemons shared by the tests of the front end."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..tiny import tiny_model_dir
+from .running import RunningDaemon, running
+
+TINY_CONTEXT = 8192
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name is short enough for a Unix socket, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="u") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def long_tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the tiny model with a context long enough for answers that take a while."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return tiny_model_dir(folder, max_position_embeddings=TINY_CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def tiny_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
+    """A daemon with the tiny model and short time limits, on socket and TCP."""
+    env = {"UMBEL_READ_TIMEOUT": "1", "UMBEL_KEEPALIVE": "0.2", "UMBEL_WRITE_TIMEOUT": "2"}
+    with (
+        tempfile.TemporaryDirectory(prefix="u") as folder,
+        running(Path(folder), long_tiny_dir, "--port", "0", env=env) as daemon,
+    ):
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def smollm2_daemon() -> Iterator[RunningDaemon]:
+    """A daemon with the embedded model."""
+    with (
+        tempfile.TemporaryDirectory(prefix="u") as folder,
+        running(Path(folder), "smollm2") as daemon,
+    ):
+        yield daemon

@@ -1,0 +1,164 @@
+"""A real daemon in a process of its own, and a plain HTTP client for its socket."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+START = 120.0
+STOP = 60.0
+
+
+class UnixConnection(HTTPConnection):
+    """The standard library's HTTP client, over a Unix socket."""
+
+    def __init__(self, path: Path, timeout: float = 60.0) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the path."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+@dataclass
+class Reply:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Decode the body."""
+        return msgspec.json.decode(self.body)
+
+
+@dataclass
+class RunningDaemon:
+    """A daemon that answers."""
+
+    process: subprocess.Popen[bytes]
+    socket: Path
+    log_path: Path
+    folder: Path
+    environment: dict[str, str] = field(repr=False)
+
+    def connection(self, timeout: float = 60.0) -> UnixConnection:
+        """Open a connection of one's own."""
+        return UnixConnection(self.socket, timeout)
+
+    def request(
+        self,
+        method: str,
+        route: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Send a request on a fresh connection and read the whole answer."""
+        connection = self.connection()
+        try:
+            raw = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+            connection.request(method, route, raw, dict(headers or {}))
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.headers), response.read())
+        finally:
+            connection.close()
+
+    def post(self, body: Any, route: str = "/v1/chat/completions") -> Reply:
+        """Post a body."""
+        return self.request("POST", route, body)
+
+    def stream(self, body: dict[str, Any]) -> tuple[UnixConnection, HTTPResponse]:
+        """Begin a streamed chat completion; the caller closes the connection."""
+        connection = self.connection()
+        connection.request(
+            "POST", "/v1/chat/completions", msgspec.json.encode({**body, "stream": True})
+        )
+        return connection, connection.getresponse()
+
+    def status(self) -> Any:
+        """Read `/status`."""
+        return self.request("GET", "/status").json()
+
+    def log(self) -> str:
+        """Everything the daemon has logged."""
+        return self.log_path.read_text()
+
+    def tcp_port(self) -> int:
+        """The TCP port it has chosen."""
+        found = re.search(r"port=(\d+)", self.log())
+        assert found, self.log()
+        return int(found[1])
+
+    def terminate(self) -> int:
+        """Send SIGTERM and wait for the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP)
+
+
+def eventually(condition: Any, timeout: float = 30.0) -> Any:
+    """Wait until `condition()` is true and return it; fail when it never is."""
+    end = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.01)
+    return value
+
+
+def spawn(
+    folder: Path, model: str | Path, *flags: str, env: Mapping[str, str] | None = None
+) -> RunningDaemon:
+    """Start a daemon without waiting for it to be ready."""
+    path, log = folder / "run" / "u.sock", folder / "log"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("UMBEL_")}
+    environment |= {"XDG_CONFIG_HOME": str(folder / "config"), **(env or {})}
+    command = [sys.executable, "-m", "umbel", "serve", "--model", str(model)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--socket", str(path), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
+    return RunningDaemon(process, path, log, folder, environment)
+
+
+def is_ready(daemon: RunningDaemon) -> bool:
+    """Whether the daemon serves; fails when it has ended."""
+    assert daemon.process.poll() is None, daemon.log()
+    with suppress(OSError):
+        return daemon.request("GET", "/ready").status == 200
+    return False
+
+
+@contextmanager
+def running(
+    folder: Path, model: str | Path, *flags: str, env: Mapping[str, str] | None = None
+) -> Iterator[RunningDaemon]:
+    """Run a daemon until the block ends; it must then exit with status 0."""
+    daemon = spawn(folder, model, *flags, env=env)
+    try:
+        eventually(lambda: is_ready(daemon), START)
+        yield daemon
+        if daemon.process.poll() is None:
+            assert daemon.terminate() == 0, daemon.log()
+    finally:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+            daemon.process.wait(STOP)
+    assert "Traceback" not in daemon.log(), daemon.log()

@@ -1,0 +1,229 @@
+"""The table in docs/behaviour.md, row by row, against a running daemon."""
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from .running import Reply, RunningDaemon
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+GOOD = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+DOC = Path(__file__).parents[2] / "docs" / "behaviour.md"
+HUGE = 64 * 1024 * 1024 + 1
+
+Send = Callable[[RunningDaemon], Reply]
+
+
+class Row(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    status: int
+    kind: str
+    code: str | None
+    words: str
+
+
+def rows() -> list[Row]:
+    """Read the table."""
+    table = re.findall(
+        r"^\| (.+?) \| (\d{3}) \| (\w+) \| (\w*) ?\| (.+) \|$", DOC.read_text(), re.MULTILINE
+    )
+    return [Row(name, int(s), kind, code or None, words) for name, s, kind, code, words in table]
+
+
+def chat(**fields: Any) -> Send:
+    """Send a good chat request with some fields changed."""
+    return lambda daemon: daemon.post({**GOOD, **fields})
+
+
+def text(**fields: Any) -> Send:
+    """Send a text completion."""
+    return lambda daemon: daemon.post({"prompt": "hello", "max_tokens": 2, **fields}, TEXT)
+
+
+def raw(body: bytes) -> Send:
+    """Send bytes as they are."""
+    return lambda daemon: daemon.post(body)
+
+
+def _too_large(daemon: RunningDaemon) -> Reply:
+    body = b'{"messages": "' + b"x" * HUGE + b'"}'
+    return _by_hand(daemon, f"Content-Length: {len(body)}\r\n\r\n".encode() + body[: 2**20])
+
+
+def _headers_only(daemon: RunningDaemon) -> Reply:
+    return _by_hand(daemon, b"Content-Length: 100\r\n\r\n")
+
+
+def _by_hand(daemon: RunningDaemon, rest: bytes) -> Reply:
+    """Send what no HTTP client would, and read one answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(str(daemon.socket))
+        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n".encode() + rest)
+        head, _, body = _read_all(connection).partition(b"\r\n\r\n")
+    return Reply(int(head.split()[1]), {}, body)
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    received = b""
+    while part := connection.recv(65536):
+        received += part
+    return received
+
+
+CASES: dict[str, Send] = {
+    "malformed JSON": raw(b'{"messages": ['),
+    "an empty body": raw(b""),
+    "a body that is not an object": raw(b"[]"),
+    "invalid UTF-8": raw(b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'),
+    "half a surrogate pair": raw(rb'{"messages": [{"role": "user", "content": "\ud800"}]}'),
+    "100,000 nested brackets": raw(b'{"metadata": ' + b"[" * 100_000),
+    "a body over 64 MiB": _too_large,
+    "headers, and then no body": _headers_only,
+    "a field of the wrong type": chat(max_tokens="many"),
+    "no messages field": raw(b"{}"),
+    "empty messages": chat(messages=[]),
+    "an unknown role": chat(messages=[{"role": "robot", "content": "hi"}]),
+    "an image": chat(
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    ),
+    "an unknown model": chat(model="gpt-99"),
+    "an empty prompt": text(prompt=""),
+    "an empty list of tokens": text(prompt=[]),
+    "a prompt token that does not exist": text(prompt=[1, 99999999]),
+    "two prompts in one request": text(prompt=["a", "b"]),
+    "a prompt longer than the context": text(prompt=[5] * 9000),
+    "max_tokens of 0": chat(max_tokens=0),
+    "max_tokens below 0": chat(max_tokens=-5),
+    "temperature below 0": chat(temperature=-0.1),
+    "temperature over 2": chat(temperature=2.1),
+    "temperature that is not a number": raw(
+        b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}'
+    ),
+    "top_p over 1": chat(top_p=1.5),
+    "top_k below -1": chat(top_k=-2),
+    "top_k=1000000": chat(top_k=1000000),
+    "min_p over 1": chat(min_p=2),
+    "repetition_penalty of 0": chat(repetition_penalty=0),
+    "presence_penalty over 2": chat(presence_penalty=3),
+    "frequency_penalty below -2": chat(frequency_penalty=-3),
+    "logit_bias on a token that does not exist": chat(logit_bias={"99999999": 5}),
+    "logit_bias on a token below 0": chat(logit_bias={"-1": 5}),
+    "logit_bias on a word": chat(logit_bias={"hello": 5}),
+    "logit_bias over 100": chat(logit_bias={"5": 1000}),
+    "a stop sequence of 10,000 characters": chat(stop="x" * 10_000),
+    "an empty stop sequence": chat(stop=[""]),
+    "17 stop sequences": chat(stop=[str(i) for i in range(17)]),
+    "n=2": chat(n=2),
+    "logprobs": chat(logprobs=True),
+    "tools": chat(tools=[{"type": "function", "function": {"name": "f"}}]),
+    "functions": chat(functions=[{"name": "f"}]),
+    "a JSON response_format": chat(response_format={"type": "json_object"}),
+    "audio modalities": chat(modalities=["audio"]),
+    "suffix": text(suffix="end"),
+    "echo": text(echo=True),
+    "best_of=3": text(best_of=3),
+    "stream_options without stream": chat(stream_options={"include_usage": True}),
+    "a conversation name of 300 characters": lambda daemon: daemon.request(
+        "POST", CHAT, GOOD, {"X-Umbel-Conversation": "c" * 300}
+    ),
+    "an unknown route": lambda daemon: daemon.request("GET", "/v1/nothing"),
+    "a wrong method": lambda daemon: daemon.request("GET", CHAT),
+}
+
+
+def test_every_row_has_a_case() -> None:
+    """The table promises nothing that is not tested, and no test is left out of it."""
+    assert [row.name for row in rows()] == list(CASES)
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.name)
+def test_row(row: Row, tiny_daemon: RunningDaemon) -> None:
+    """Each bad input gets what its row says, and the next request is served."""
+    reply = CASES[row.name](tiny_daemon)
+    error = reply.json()["error"]
+    assert (reply.status, error["type"], error["code"]) == (row.status, row.kind, row.code)
+    assert row.words in error["message"]
+    assert tiny_daemon.process.poll() is None
+    good = tiny_daemon.post(GOOD)
+    assert good.status == 200
+    assert good.json()["usage"]["completion_tokens"] == 2
+
+
+def test_bad_fields_are_named(tiny_daemon: RunningDaemon) -> None:
+    """`param` names the field at fault, for programs."""
+    for name, param in {
+        "max_tokens of 0": "max_tokens",
+        "top_k=1000000": "top_k",
+        "logit_bias over 100": "logit_bias[...]",
+        "an unknown model": "model",
+        "tools": "tools",
+    }.items():
+        assert CASES[name](tiny_daemon).json()["error"]["param"] == param
+
+
+def test_null_means_absent(tiny_daemon: RunningDaemon) -> None:
+    """Clients send null for what they leave to the server."""
+    names = (
+        *("model", "stream", "temperature", "top_p", "top_k", "seed", "stop", "n", "logit_bias"),
+        *("logprobs", "stream_options", "tools", "tool_choice", "response_format"),
+        *("max_completion_tokens", "presence_penalty", "frequency_penalty"),
+    )
+    assert tiny_daemon.post(GOOD | dict.fromkeys(names)).status == 200
+
+
+def test_unknown_fields_are_accepted(tiny_daemon: RunningDaemon) -> None:
+    """SDKs add fields of their own; those that do not change the answer are ignored."""
+    extra = {"metadata": {"a": "b"}, "user": "u", "store": False, "service_tier": "auto"}
+    assert tiny_daemon.post(GOOD | extra).status == 200
+
+
+def test_extreme_numbers_are_served(tiny_daemon: RunningDaemon) -> None:
+    """The largest values that are allowed are also served, not only accepted."""
+    extremes: list[dict[str, Any]] = [
+        {"max_tokens": 10**30, "stop": ["a", "e", "i", " "]},
+        {"seed": -(10**30)},
+        {"temperature": 2, "top_p": 0},
+        {"temperature": 1e-9},
+        {"top_k": 384},
+        {"logit_bias": {str(i): -100 for i in range(384)}},
+        {"repetition_penalty": 10, "presence_penalty": 2, "frequency_penalty": -2},
+        {"min_p": 1},
+    ]
+    for fields in extremes:
+        reply = tiny_daemon.post(GOOD | fields)
+        assert reply.status == 200, (fields, reply.body)
+
+
+def test_methods_that_are_allowed_are_named(tiny_daemon: RunningDaemon) -> None:
+    """A 405 says which methods there are."""
+    assert tiny_daemon.request("GET", CHAT).headers["Allow"] == "POST"
+
+
+def test_garbage_instead_of_http(tiny_daemon: RunningDaemon) -> None:
+    """What is not HTTP at all gets a 400, and the next request is served."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(str(tiny_daemon.socket))
+        connection.sendall(b"\x00\x01\x02 garbage\r\n\r\n")
+        assert b" 400 " in _read_all(connection).splitlines()[0]
+    assert tiny_daemon.post(GOOD).status == 200
+
+
+def test_every_answer_has_a_request_id(tiny_daemon: RunningDaemon) -> None:
+    """A client can name the request it complains about, also when it failed."""
+    for reply in (
+        tiny_daemon.post(GOOD),
+        tiny_daemon.post({}),
+        CASES["an unknown route"](tiny_daemon),
+    ):
+        assert reply.headers["x-request-id"]
+    echoed = tiny_daemon.request("POST", CHAT, msgspec.json.encode(GOOD), {"X-Request-Id": "mine"})
+    assert echoed.headers["x-request-id"] == "mine"

@@ -1,0 +1,185 @@
+"""The `umbel` command as a user runs it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .running import RunningDaemon
+
+TIMEOUT = 120
+
+
+def umbel(
+    *words: str, folder: Path, stdin: str | None = None, columns: int = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a home of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "umbel", *words],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        env=environment(folder, columns),
+        check=False,
+        timeout=TIMEOUT,
+    )
+
+
+def environment(folder: Path, columns: int = 120) -> dict[str, str]:
+    """Build an environment without settings, runtime folder or colours."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("UMBEL_", "XDG_"))}
+    return kept | {"HOME": str(folder), "COLUMNS": str(columns), "TERM": "dumb"}
+
+
+def test_chat_on_a_fresh_checkout(short_path: Path) -> None:
+    """Without a daemon, `umbel chat PROMPT` starts one of its own and answers."""
+    done = umbel("chat", "What is the capital of France?", folder=short_path)
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert "starting a private one" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_with_a_running_daemon(smollm2_daemon: RunningDaemon, short_path: Path) -> None:
+    """With a daemon, `umbel chat` uses it, and only the answer is on standard output."""
+    socket = ("--socket", str(smollm2_daemon.socket))
+    done = umbel("chat", "What is the capital of France?", *socket, folder=short_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "The capital of France is Paris.\n"
+
+
+def test_chat_remembers_the_conversation(smollm2_daemon: RunningDaemon, short_path: Path) -> None:
+    """Turns of one conversation grow on each other until /new."""
+    lines = "What is the capital of France?\nAnd what did I ask?\n/new\nHello\n/exit\nnever sent\n"
+    socket = ("--socket", str(smollm2_daemon.socket), "--max-tokens", "8")
+    before = smollm2_daemon.log().count("event=request")
+    done = umbel("chat", *socket, folder=short_path, stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("The capital of France is Paris.\n")
+    requests = [x for x in smollm2_daemon.log().splitlines() if "event=request" in x][before:]
+    totals = [int(line.split(" total=")[1].split()[0]) for line in requests]
+    names = [line.split(" conversation=")[1].split()[0] for line in requests]
+    assert len(totals) == 3
+    assert totals[1] > totals[0] > totals[2]
+    assert names[0] == names[1] != names[2]
+
+
+def test_chat_survives_a_refusal(tiny_daemon: RunningDaemon, short_path: Path) -> None:
+    """A refused message is told in words, and the conversation goes on."""
+    lines = "x" * 30_000 + "\nhello\n"
+    socket = ("--socket", str(tiny_daemon.socket), "--max-tokens", "2")
+    done = umbel("chat", *socket, folder=short_path, stdin=lines)
+    assert done.returncode == 0
+    assert "maximum context length is 8192 tokens" in done.stderr
+    assert len(done.stdout.strip()) > 0
+
+
+def test_chat_with_an_unknown_model(short_path: Path) -> None:
+    """A model that cannot be had ends with a sentence, not with a traceback."""
+    done = umbel("chat", "hi", "--model", "no-such-model", folder=short_path)
+    assert done.returncode == 1
+    assert "no model 'no-such-model'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_interrupted(tiny_daemon: RunningDaemon, short_path: Path) -> None:
+    """Ctrl-C ends a one-shot answer, and the daemon hears of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "umbel", "chat", "hello", "--socket", str(tiny_daemon.socket)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(short_path),
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert b"Traceback" not in errors
+    end = time.monotonic() + 10
+    while tiny_daemon.status()["engine"]["running"]:
+        assert time.monotonic() < end
+
+
+def test_demo(short_path: Path) -> None:
+    """`umbel demo` ends with status 0, a row for each agent, and a summary."""
+    done = umbel("demo", "--agents", "3", "--max-tokens", "8", folder=short_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("TTFT", "cached", "tok/s", "agent 1", "agent 3", "Paris"):
+        assert word in done.stdout
+    assert "3 of 3 agents answered" in done.stdout
+    assert "tokens/s in all" in done.stdout
+
+
+def test_demo_leaves_nothing_behind(short_path: Path) -> None:
+    """The private daemon and its folder are gone afterwards."""
+    done = subprocess.run(
+        [sys.executable, "-m", "umbel", "demo", "--agents", "1", "--max-tokens", "2"],
+        capture_output=True,
+        env=environment(short_path) | {"TMPDIR": str(short_path)},
+        check=False,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0
+    assert not list(short_path.glob("umbel-*"))
+
+
+def test_doctor(tiny_daemon: RunningDaemon, short_path: Path) -> None:
+    """Every part has a line; a running daemon is seen."""
+    done = umbel("doctor", "--socket", str(tiny_daemon.socket), folder=short_path)
+    assert done.returncode == 0, done.stdout
+    subjects = [line.split()[1] for line in done.stdout.splitlines() if "→" not in line]
+    assert subjects == ["python", "mlx", "blas", "memory", "model", "socket"]
+    assert "a daemon serves tiny (ready)" in done.stdout
+
+
+def test_doctor_says_what_to_do(short_path: Path) -> None:
+    """A problem is named, comes with advice, and makes the exit status 1."""
+    done = umbel("doctor", "--socket", "/tmp/" + "x" * 120, folder=short_path)  # noqa: S108
+    assert done.returncode == 1
+    assert "problem  socket" in done.stdout
+    assert "→ choose a shorter --socket" in done.stdout
+
+
+def test_models(tiny_daemon: RunningDaemon, short_path: Path) -> None:
+    """The embedded model is listed, and the one that is served is named."""
+    done = umbel("models", "--socket", str(tiny_daemon.socket), folder=short_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("smollm2")
+    assert "serves tiny" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("serve", "--port", "99999"), "setting port: Expected `int` <= 65535"),
+        (("serve", "--host", "0.0.0.0", "--port", "0"), "can be reached from outside"),  # noqa: S104
+        (("serve", "--config", "missing.toml"), "there is no configuration file missing.toml"),
+        (("serve", "--log-format", "xml"), "log_format: Invalid enum value 'xml'"),
+    ],
+)
+def test_bad_settings(words: tuple[str, ...], expected: str, short_path: Path) -> None:
+    """A bad setting is one sentence with its name, and exit status 1."""
+    done = umbel(*words, folder=short_path)
+    assert done.returncode == 1
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_wrong_flag(short_path: Path) -> None:
+    """A flag that does not exist is a usage error, exit status 2."""
+    done = umbel("serve", "--no-such-flag", folder=short_path)
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+def test_version_and_help(short_path: Path) -> None:
+    """The version is the package's; help names every command."""
+    assert umbel("--version", folder=short_path).stdout.strip() == "0.1.0"
+    text = umbel("--help", folder=short_path).stdout
+    for command in ("serve", "chat", "demo", "doctor", "models"):
+        assert command in text

@@ -1,0 +1,161 @@
+"""Stand-ins that carry meaning: what they were fed can be read back and checked."""
+
+import threading
+import weakref
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from umbel.models.params import Row, SamplingParams
+from umbel.scheduler.request import FinishReason, Request
+
+VOCABULARY = 1000
+"""Generated tokens are below this, so a prompt of larger ones is told apart at sight."""
+
+PATIENCE = 30.0
+"""Seconds after which a test that waits for another thread has failed."""
+
+
+@dataclass(eq=False)
+class FakeState:
+    """A sequence's state: the very tokens that it was advanced over, in order."""
+
+    tokens: list[int] = field(default_factory=list)
+
+
+def next_token(history: Collection[int]) -> int:
+    """Choose a token as a function of every token fed so far, and of their order."""
+    return zlib.crc32(",".join(map(str, history)).encode()) % VOCABULARY
+
+
+def reference(
+    prompt: list[int], max_tokens: int, eos_ids: Collection[int] = ()
+) -> tuple[list[int], FinishReason]:
+    """Generate an answer the plain way: what any engine must produce, however it works."""
+    output: list[int] = []
+    while len(output) < max_tokens:
+        token = next_token(prompt + output)
+        if token in eos_ids:
+            return output, FinishReason.STOP
+        output.append(token)
+    return output, FinishReason.LENGTH
+
+
+class FakeForward:
+    """Fulfils `engine.Forward` without a model.
+
+    A fault is raised before the state advances, so `fed` is exactly what was computed.
+
+    Attributes:
+        fed: the tokens that each state was advanced over, in the order of `new_state`; it
+            outlives the states.
+        chunks: start and end of each prefill, in the order they came.
+        held: set once a computation waits at the gate that `hold` closed.
+    """
+
+    def __init__(self) -> None:
+        self.fed: list[list[int]] = []
+        self.chunks: list[tuple[int, int]] = []
+        self.held = threading.Event()
+        self._gate = threading.Event()
+        self._gate.set()
+        self._states: weakref.WeakSet[FakeState] = weakref.WeakSet()
+        self._faults: dict[tuple[int, ...], BaseException] = {}
+        self._state_faults: list[BaseException] = []
+
+    @property
+    def live_states(self) -> int:
+        """How many states somebody still holds."""
+        return len(self._states)
+
+    def fail_at(self, prompt: list[int], position: int, error: BaseException) -> None:
+        """Raise when the token at `position` of this prompt and its answer is fed.
+
+        Another request with the same tokens up to there fails alike.
+        """
+        answer, _ = reference(prompt, max(0, position + 1 - len(prompt)))
+        self._faults[tuple((prompt + answer)[: position + 1])] = error
+
+    def fail_next_state(self, error: BaseException) -> None:
+        """Raise from the next `new_state`."""
+        self._state_faults.append(error)
+
+    def hold(self) -> None:
+        """Have the next computation wait until `let_go`."""
+        self.held.clear()
+        self._gate.clear()
+
+    def let_go(self) -> None:
+        """End `hold`."""
+        self._gate.set()
+
+    def new_state(self) -> FakeState:
+        """Make the empty state of a sequence."""
+        if self._state_faults:
+            raise self._state_faults.pop(0)
+        state = FakeState()
+        self._states.add(state)
+        self.fed.append(state.tokens)
+        return state
+
+    def prefill(self, tokens: list[int], states: FakeState) -> None:
+        """Advance `states` over `tokens`."""
+        start = len(states.tokens)
+        self._advance(tokens, states)
+        self.chunks.append((start, start + len(tokens)))
+
+    def decode(self, token: int, states: FakeState, row: Row) -> int:
+        """Feed `token` and choose the next one from all that the state was fed."""
+        told = [*row.prompt, *row.output]
+        if told != [*states.tokens, token]:
+            raise AssertionError(f"sampling hears of {told}, the state holds {states.tokens}")
+        self._advance([token], states)
+        return next_token(states.tokens)
+
+    def _advance(self, tokens: list[int], states: FakeState) -> None:
+        if not self._gate.is_set():
+            self.held.set()
+            if not self._gate.wait(PATIENCE):
+                raise AssertionError("nobody let the computation go")
+        if not tokens:
+            raise AssertionError("nothing to compute")
+        for count in range(1, len(tokens) + 1) if self._faults else ():
+            error = self._faults.get((*states.tokens, *tokens[:count]))
+            if error is not None:
+                raise error
+        states.tokens.extend(tokens)
+
+
+class FakeClock:
+    """A clock that only a test moves, in seconds."""
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        """Read the clock."""
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int] | None = None,
+    *,
+    conversation: str | None = None,
+    max_tokens: int = 4,
+    deadline: float = float("inf"),
+) -> Request:
+    """Build a request; alone in its conversation unless told otherwise."""
+    return Request(
+        id=request_id,
+        tenant="default",
+        conversation=request_id if conversation is None else conversation,
+        prompt=[1, 2, 3] if prompt is None else prompt,
+        max_tokens=max_tokens,
+        sampling=SamplingParams(seed=0),
+        deadline=deadline,
+    )

@@ -1,0 +1,355 @@
+"""Text to tokens and back."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers.models import BPE
+
+from umbel.models.errors import ModelLoadError, TemplateError
+from umbel.models.loader import LoadedModel, load
+from umbel.models.text import TextCodec
+
+from ..tiny import CHAT_TEMPLATE, tiny_model_dir
+
+REPLACEMENT = "\ufffd"
+CODECS = ("smollm2", "tiny", "byte fallback")
+
+# Whole Unicode, and more of what tokenizers cut: joined emoji, flags, combining marks,
+# CJK, scripts without spaces, the replacement character itself, control characters.
+_HARD = "👩‍👩‍👧‍👦 🇫🇷 👍🏽 e\u0301 ñ ß 世界 日本語 한국어 ไทย العربية עברית \ufffd\u200d\ufe0f\x00\t\n\r  's 123 ▁ <0x0A> <|im_end"
+TEXTS = st.lists(
+    st.one_of(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+        st.sampled_from(_HARD.split(" ")),
+        st.text(st.sampled_from(_HARD), max_size=8),
+    ),
+    max_size=8,
+).map("".join)
+relaxed = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150
+)
+
+
+@pytest.fixture(scope="module")
+def codecs(smollm2: LoadedModel, tiny: LoadedModel) -> dict[str, TextCodec]:
+    """Give the codecs of a real byte-level vocabulary, a tiny one, and a byte-fallback one."""
+    return dict(zip(CODECS, (smollm2.text, tiny.text, byte_fallback_codec()), strict=True))
+
+
+class StubTokenizer:
+    """The part of mlx-lm's wrapper that TextCodec needs, with a template of the test's."""
+
+    def __init__(self, backend: Tokenizer, *, template: Any = None) -> None:
+        self.backend_tokenizer = backend
+        self.eos_token_ids = {0}
+        self.has_chat_template = template is not None
+        self._template = template
+
+    def apply_chat_template(self, messages: Any, **kwargs: Any) -> str:
+        """Render with the test's template."""
+        rendered: str = self._template(messages, **kwargs)
+        return rendered
+
+
+def byte_fallback_codec() -> TextCodec:
+    """Make a tokenizer in the manner of Llama 2 and Gemma: words, else bytes as `<0xHH>`."""
+    words = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words += ["▁", *"abcdehlo", "é", "▁a", "he", "ll"]
+    tokenizer = Tokenizer(
+        BPE(
+            {word: i for i, word in enumerate(words)},
+            [("▁", "a"), ("h", "e"), ("l", "l")],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in words[:3]])
+    # No normaliser: the caller writes ▁ for spaces, see `encode_whole`.
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return TextCodec(StubTokenizer(tokenizer))
+
+
+def encode_whole(name: str, codec: TextCodec, text: str) -> list[int]:
+    """Encode text as its tokenizer's own normaliser would have it."""
+    if name == "byte fallback":
+        text = "▁" + text.replace(" ", "▁")
+    return codec.encode(text, special_tokens=False)
+
+
+def pieces_of(codec: TextCodec, tokens: list[int]) -> list[str]:
+    """Push all tokens through one detokenizer."""
+    detokenizer = codec.detokenizer()
+    return [detokenizer.push(token) for token in tokens]
+
+
+def byte_tokens(name: str, codec: TextCodec, data: bytes) -> list[int]:
+    """Find the single-byte tokens that write `data`."""
+    fast = codec._fast
+    if name == "byte fallback":
+        return [fast.token_to_id(f"<0x{byte:02X}>") for byte in data]
+    by_byte = {
+        written: token
+        for token in range(codec.vocab_size)
+        if (written := codec._token_bytes.read(token, first=False)) and len(written) == 1
+    }
+    return [by_byte[bytes([byte])] for byte in data]
+
+
+@pytest.mark.parametrize("name", CODECS)
+@relaxed
+@given(text=TEXTS)
+@example(text=REPLACEMENT)
+@example(text="ends in \ufffd\ufffd")
+@example(text=" 👩")
+def test_pieces_are_whole_characters_and_make_up_the_text(
+    codecs: dict[str, TextCodec], name: str, text: str
+) -> None:
+    """Clients that join the streamed pieces have exactly the text the model wrote."""
+    if name == "byte fallback":
+        text = text.replace("▁", "")  # this vocabulary's own sign for a space
+    codec = codecs[name]
+    if any(token in text for token in codec._fast.get_vocab() if token.startswith("<")):
+        return  # text that spells a special or a byte token is that token
+    pieces = pieces_of(codec, encode_whole(name, codec, text))
+    assert "".join(pieces) == text
+    assert sum(piece.count(REPLACEMENT) for piece in pieces) == text.count(REPLACEMENT)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@relaxed
+@given(text=TEXTS, data=st.data())
+def test_an_answer_cut_anywhere_is_a_beginning_of_the_text(
+    codecs: dict[str, TextCodec], name: str, text: str, data: st.DataObject
+) -> None:
+    """Stopping inside a character loses that character and nothing before it."""
+    codec = codecs[name]
+    raw = text.encode()
+    cut = data.draw(st.integers(0, len(raw)))
+    written = "".join(pieces_of(codec, byte_tokens(name, codec, raw[:cut])))
+    assert written == raw[:cut].decode(errors="ignore")
+
+
+@pytest.mark.parametrize("name", ["smollm2", "tiny"])
+def test_text_before_half_a_character_in_the_same_token_is_kept(
+    codecs: dict[str, TextCodec], name: str
+) -> None:
+    """A token like " \\xf0\\x9f" writes its space at once, even when nothing follows."""
+    codec = codecs[name]
+    mixed = [
+        token
+        for token in range(codec.vocab_size)
+        if (data := codec._token_bytes.read(token, first=False))
+        and data.startswith(b" ")
+        and len(data) in (3, 4)
+        and data[1:].decode(errors="ignore") == ""
+    ]
+    assert mixed
+    assert {codec.detokenizer().push(token) for token in mixed} == {" "}
+
+
+@pytest.mark.parametrize("name", CODECS)
+@relaxed
+@given(data=st.data())
+def test_any_tokens_at_all_are_decoded(
+    codecs: dict[str, TextCodec], name: str, data: st.DataObject
+) -> None:
+    """No sequence of tokens, however wrong as UTF-8, raises; broken bytes become U+FFFD."""
+    codec = codecs[name]
+    tokens = data.draw(st.lists(st.integers(0, codec.vocab_size - 1), max_size=30))
+    raw = b""
+    for token in tokens:
+        raw += codec._token_bytes.read(token, first=not raw) or b""
+    written = "".join(pieces_of(codec, tokens))
+    # All that is missing is an unfinished character at the very end.
+    whole = raw.decode(errors="replace")
+    assert written in (whole, whole.removesuffix(REPLACEMENT))
+
+
+@relaxed
+@given(tokens=st.lists(st.integers(0, 383), max_size=30))
+def test_decoding_agrees_with_the_tokenizers_own(tiny: LoadedModel, tokens: list[int]) -> None:
+    """The pieces are what the model's own tokenizer makes of all tokens at once."""
+    whole = tiny.text._fast.decode(tokens, skip_special_tokens=True)
+    written = "".join(pieces_of(tiny.text, tokens))
+    assert written in (whole, whole.removesuffix(REPLACEMENT))
+
+
+def test_bytes_that_are_no_utf8_do_not_end_a_byte_fallback_answer(
+    codecs: dict[str, TextCodec],
+) -> None:
+    """A lone continuation byte after a character is U+FFFD; the text goes on behind it."""
+    codec = codecs["byte fallback"]
+    a = codec.encode("a", special_tokens=False)
+    tokens = byte_tokens("byte fallback", codec, "世".encode() + b"\xe4") + a + a
+    assert pieces_of(codec, tokens) == ["", "", "世", "", REPLACEMENT + "a", "a"]
+
+
+def test_only_the_first_space_of_an_answer_is_the_tokenizers(codecs: dict[str, TextCodec]) -> None:
+    """The space that sentencepiece puts before a text is dropped, later ones are not."""
+    codec = codecs["byte fallback"]
+    word = codec._fast.token_to_id("▁a")
+    assert pieces_of(codec, [word, word, word]) == ["a", " a", " a"]
+    start = codec._fast.token_to_id("<s>")
+    assert pieces_of(codec, [start, word, word]) == ["", "a", " a"]
+
+
+def test_special_tokens_have_no_text(smollm2: LoadedModel) -> None:
+    """The end-of-turn token is never shown to the client, wherever it stands."""
+    tokens = smollm2.text.encode("a<|im_end|>b<|endoftext|>")
+    assert pieces_of(smollm2.text, tokens) == ["a", "", "b", ""]
+
+
+def test_special_tokens_in_text_are_single_tokens(smollm2: LoadedModel) -> None:
+    """What the chat template writes reaches the model as its control tokens."""
+    tokens = smollm2.text.encode("<|im_start|>user\nhi<|im_end|>", special_tokens=False)
+    assert tokens[0] == 1
+    assert tokens[-1] == 2
+    assert smollm2.text.eos_ids == {2}
+
+
+def test_a_models_own_prefix_is_added_only_where_asked(tiny_dir: Path, tmp_path: Path) -> None:
+    """Plain completions begin with `<s>` where the model has one; chats never get a second."""
+    state = json.loads((tiny_dir / "tokenizer.json").read_text())
+    state["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {
+            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+        },
+    }
+    directory = tiny_model_dir(tmp_path / "prefixed")
+    (directory / "tokenizer.json").write_text(json.dumps(state))
+    codec = load(str(directory)).text
+    assert codec.encode("the") == [0, *codec.encode("the", special_tokens=False)]
+    messages = [{"role": "user", "content": "the"}]
+    assert codec.encode_chat(messages).count(0) == 0
+
+
+def test_a_training_scripts_limits_do_not_shorten_prompts(tmp_path: Path) -> None:
+    """tokenizer.json with truncation and padding settings still encodes all of the text."""
+    directory = tiny_model_dir(tmp_path / "limited")
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    codec = load(str(directory)).text
+    text = "one two three four five six"
+    assert "".join(pieces_of(codec, codec.encode(text))) == text
+    assert 4 < len(codec.encode(text)) < 64
+
+
+def test_vocabulary_with_holes_keeps_its_last_token() -> None:
+    """The vocabulary ends behind its highest token, not at the number of tokens."""
+    codec = TextCodec(StubTokenizer(Tokenizer(BPE({"a": 0, "b": 5}, []))))
+    assert codec.vocab_size == 6
+    assert codec.detokenizer().push(3) == ""
+
+
+def test_smollm2_chat_is_the_known_rendering(smollm2: LoadedModel) -> None:
+    """The embedded model is prompted exactly as it was trained to be."""
+    messages = [{"role": "user", "content": "hi"}]
+    rendered = (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by "
+        "Hugging Face<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert smollm2.text.render_chat(messages) == rendered
+    tokens = smollm2.text.encode_chat(messages)
+    assert tokens == smollm2.text.encode(rendered, special_tokens=False)
+    # Spelled out once, so that a change of the tokenizer cannot hide.
+    assert tokens[:9] == [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173]
+    assert tokens[-8:] == [4093, 198, 6004, 2, 198, 1, 520, 9531, 198][-8:]
+
+
+def test_generation_prompt_can_be_left_out(tiny: LoadedModel) -> None:
+    """A conversation can be rendered as it stands, without opening the next answer."""
+    messages = [{"role": "user", "content": "hi"}]
+    plain = "<|im_start|>user\nhi<|im_end|>\n"
+    assert tiny.text.render_chat(messages, generation_prompt=False) == plain
+    assert tiny.text.render_chat(messages) == plain + "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        pytest.param("{{ raise_exception('roles must alternate') }}", id="raise_exception"),
+        pytest.param("{{ messages[0]['content'] + 1 }}", id="TypeError"),
+        pytest.param("{{ 1 / 0 }}", id="ZeroDivisionError"),
+        pytest.param("{% for i in range(10 ** 9) %}{% endfor %}", id="OverflowError"),
+        pytest.param("{% if %}", id="syntax error"),
+        pytest.param("{{ ''.__class__.__mro__ }}", id="sandbox"),
+        pytest.param("{{ messages[0].content.tool.name }}", id="undefined"),
+    ],
+)
+def test_whatever_a_template_raises_is_a_template_error(tmp_path: Path, template: str) -> None:
+    """A template is the model's own program; its failures end one request, in words."""
+    directory = tiny_model_dir(tmp_path / "picky")
+    settings_file = directory / "tokenizer_config.json"
+    settings_file.write_text(
+        settings_file.read_text().replace(json.dumps(CHAT_TEMPLATE), json.dumps(template))
+    )
+    codec = load(str(directory)).text
+    with pytest.raises(TemplateError, match="chat template refuses these messages"):
+        codec.render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_model_without_template_says_which_route_to_use(tmp_path: Path) -> None:
+    """A base model answers a chat request with the way out, not with a stack trace."""
+    directory = tiny_model_dir(tmp_path / "base")
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    codec = load(str(directory)).text
+    assert not codec.has_chat_template
+    with pytest.raises(TemplateError, match="/v1/completions"):
+        codec.render_chat([{"role": "user", "content": "hi"}])
+
+
+def test_messages_are_not_changed_by_a_template() -> None:
+    """Templates get copies: what the client sent stays what the client sent."""
+
+    def template(messages: list[dict[str, str]], **_: object) -> str:
+        messages[0]["content"] = "changed"
+        return ""
+
+    codec = TextCodec(StubTokenizer(Tokenizer(BPE({"a": 0}, [])), template=template))
+    message = {"role": "user", "content": "hi"}
+    codec.render_chat([message])
+    assert message["content"] == "hi"
+
+
+def test_a_tokenizer_without_fast_form_cannot_be_served() -> None:
+    """A purely Python tokenizer is refused when the model is loaded, not at a request."""
+
+    class Slow:
+        eos_token_ids: frozenset[int] = frozenset()
+
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        TextCodec(Slow())  # type: ignore[arg-type]
+
+
+def test_encoding_from_eight_threads_is_right(smollm2: LoadedModel) -> None:
+    """Requests are encoded at the same time on the server's worker threads."""
+    texts = [f"Agent {i} counts to {i * i} " * (1 + i % 7) for i in range(200)]
+    expected = [smollm2.text.encode(text) for text in texts]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        assert list(pool.map(smollm2.text.encode, texts)) == expected
+        messages = [[{"role": "user", "content": text}] for text in texts]
+        chats = list(pool.map(smollm2.text.encode_chat, messages))
+    assert chats == [smollm2.text.encode_chat(m) for m in messages]

@@ -1,0 +1,1 @@
+"""Order, admission, and the engine loop."""

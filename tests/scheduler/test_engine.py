@@ -1,0 +1,601 @@
+"""The engine loop: schedule, run, publish."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from structlog.testing import capture_logs
+
+from umbel.scheduler.engine import Engine
+from umbel.scheduler.errors import ComputationError, DeadlineExceededError
+from umbel.scheduler.queue import ConversationQueue
+from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
+from umbel.scheduler.sequence import Sequence, SequenceStatus
+
+from ..fakes import FakeClock, FakeForward, make_request, next_token, reference
+
+
+class PanicError(BaseException):
+    """What a Rust extension raises: not an `Exception`."""
+
+
+class Bench:
+    """An engine over a fake model, and everything that it published."""
+
+    def __init__(
+        self, *, max_batch: int = 1, prefill_chunk: int = 4, eos_ids: Iterable[int] = ()
+    ) -> None:
+        self.forward = FakeForward()
+        self.clock = FakeClock()
+        self.queue = ConversationQueue(1000)
+        self.events: dict[str, list[Event]] = {}
+        self.order: list[tuple[str, Event]] = []
+        self.engine = Engine(
+            self.forward,
+            self.queue,
+            self._publish,
+            eos_ids=frozenset(eos_ids),
+            prefill_chunk=prefill_chunk,
+            max_batch=max_batch,
+            clock=self.clock,
+        )
+
+    def _publish(self, events: Iterable[tuple[Sequence, Event]]) -> None:
+        for sequence, event in events:
+            self.events.setdefault(sequence.request.id, []).append(event)
+            self.order.append((sequence.request.id, event))
+
+    def put(
+        self,
+        request_id: str,
+        prompt: list[int] | None = None,
+        *,
+        conversation: str | None = None,
+        max_tokens: int = 4,
+        deadline: float = float("inf"),
+    ) -> Sequence:
+        """Queue a request."""
+        sequence = Sequence(
+            make_request(
+                request_id,
+                prompt,
+                conversation=conversation,
+                max_tokens=max_tokens,
+                deadline=deadline,
+            )
+        )
+        self.queue.put(sequence)
+        return sequence
+
+    def cancel(self, sequence: Sequence) -> bool:
+        """Cancel as the hand-off does; True when it still waited and the engine will not say."""
+        sequence.cancelled = True
+        return self.queue.remove(sequence.request.id) is not None
+
+    def drain(self) -> None:
+        """Step until the engine says that there is nothing to do."""
+        for _ in range(10_000):
+            if not self.engine.step():
+                return
+        raise AssertionError("the engine never came to rest")
+
+    def tokens(self, request_id: str) -> list[int]:
+        """Collect what was published of an answer."""
+        return [e.token for e in self.events.get(request_id, []) if isinstance(e, TokenEvent)]
+
+    def end(self, request_id: str) -> Finished:
+        """Find how a request ended; exactly once, and last."""
+        *before, last = self.events[request_id]
+        assert isinstance(last, Finished)
+        assert not any(isinstance(event, Finished) for event in before)
+        return last
+
+    def check_idle(self) -> None:
+        """Nothing is held for anyone any more."""
+        assert self.forward.live_states == 0
+        assert self.engine.statistics().running == ()
+        assert len(self.queue) == 0
+        assert self.queue._busy == set()
+
+
+class TestAnswers:
+    """What is computed, and from what."""
+
+    def test_events_come_in_order(self) -> None:
+        """Started, every token, and the end; nothing else."""
+        bench = Bench()
+        bench.put("a", [1, 2, 3], max_tokens=3)
+        bench.drain()
+        answer, _ = reference([1, 2, 3], 3)
+        assert bench.events["a"] == [
+            Started(0, 0),
+            *(TokenEvent(token) for token in answer),
+            Finished(FinishReason.LENGTH),
+        ]
+        bench.check_idle()
+
+    def test_an_empty_queue_is_no_work(self) -> None:
+        """An idle engine says so, and publishes nothing."""
+        bench = Bench()
+        assert not bench.engine.step()
+        assert bench.order == []
+
+    def test_the_engine_asks_for_another_step_while_it_has_work(self) -> None:
+        """False comes with the end of the last sequence, not a step later."""
+        bench = Bench()
+        bench.put("a", [1], max_tokens=2)
+        bench.put("b", [2], max_tokens=1)
+        assert [bench.engine.step() for _ in range(3)] == [True, True, False]
+
+    def test_prefill_runs_in_chunks_on_the_grid(self) -> None:
+        """The prompt is computed in pieces of the chunk size, its last token by the decode."""
+        bench = Bench(prefill_chunk=4)
+        bench.put("a", list(range(11)), max_tokens=1)
+        bench.drain()
+        assert bench.forward.chunks == [(0, 4), (4, 8), (8, 10)]
+        assert bench.tokens("a") == reference(list(range(11)), 1)[0]
+
+    def test_a_one_token_prompt_is_never_prefilled(self) -> None:
+        """Its only token goes straight to the decode, in the first step."""
+        bench = Bench()
+        bench.put("a", [5], max_tokens=1)
+        bench.engine.step()
+        assert bench.forward.chunks == []
+        assert bench.tokens("a") == [next_token([5])]
+
+    def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(self) -> None:
+        """The client sees the tokens before it, and the reason."""
+        answer, _ = reference([1, 2], 4)
+        bench = Bench(eos_ids=[answer[2]])
+        bench.put("a", [1, 2], max_tokens=10)
+        bench.drain()
+        assert bench.tokens("a") == answer[:2]
+        assert bench.end("a") == Finished(FinishReason.STOP)
+
+    def test_an_answer_may_be_empty(self) -> None:
+        """A stop token as the very first one is an answer without tokens, not an error."""
+        bench = Bench(eos_ids=[next_token([1, 2])])
+        bench.put("a", [1, 2])
+        bench.drain()
+        assert bench.events["a"] == [Started(0, 0), Finished(FinishReason.STOP)]
+
+    def test_a_stop_token_in_the_prompt_is_a_token_like_any_other(self) -> None:
+        """Chat templates put them there; only a generated one ends the answer."""
+        bench = Bench(eos_ids=[7])
+        bench.put("a", [7, 1, 7], max_tokens=2)
+        bench.drain()
+        assert bench.tokens("a") == reference([7, 1, 7], 2, [7])[0]
+        assert bench.end("a") == Finished(FinishReason.LENGTH)
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        prompts=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=20), max_size=8),
+        chunk=st.integers(1, 9),
+        max_batch=st.integers(1, 5),
+        max_tokens=st.integers(1, 6),
+        eos_below=st.sampled_from([0, 100, 400]),
+    )
+    def test_answers_do_not_depend_on_chunks_or_company(
+        self, prompts: list[list[int]], chunk: int, max_batch: int, max_tokens: int, eos_below: int
+    ) -> None:
+        """Each answer is the reference's, and each token was fed once, in order."""
+        eos_ids = range(eos_below)
+        bench = Bench(max_batch=max_batch, prefill_chunk=chunk, eos_ids=eos_ids)
+        for number, prompt in enumerate(prompts):
+            bench.put(str(number), prompt, max_tokens=max_tokens)
+        bench.drain()
+        fed = []
+        for number, prompt in enumerate(prompts):
+            answer, reason = reference(prompt, max_tokens, eos_ids)
+            assert bench.tokens(str(number)) == answer
+            assert bench.end(str(number)) == Finished(reason)
+            fed.append(prompt + (answer if reason is FinishReason.STOP else answer[:-1]))
+        assert bench.forward.fed == fed
+        bench.check_idle()
+
+
+class TestOrder:
+    """Who runs, and when."""
+
+    def test_a_conversation_runs_one_request_at_a_time(self) -> None:
+        """A free place does not let the second request of a conversation start early."""
+        bench = Bench(max_batch=4)
+        for name in ("a1", "a2", "a3"):
+            bench.put(name, [1, 2], conversation="a")
+        bench.put("b1", [3, 4], conversation="b")
+        bench.drain()
+        names = [name for name, _ in bench.order if name != "b1"]
+        assert names == sorted(names)
+        started = [name for name, event in bench.order if isinstance(event, Started)]
+        assert started == ["a1", "b1", "a2", "a3"]
+
+    def test_no_more_run_than_may(self) -> None:
+        """The batch never grows beyond its limit, and a place freed is taken."""
+        bench = Bench(max_batch=2)
+        for number in range(5):
+            bench.put(str(number), [number + 1, 9], max_tokens=2)
+        sizes = []
+        while bench.engine.step():
+            sizes.append(len(bench.engine.statistics().running))
+        assert max(sizes) == 2
+        started = [name for name, event in bench.order if isinstance(event, Started)]
+        assert started == list("01234")
+        bench.check_idle()
+
+    def test_a_long_prompt_does_not_stall_live_answers(self) -> None:
+        """While one sequence prefills, another gets a token in every step."""
+        bench = Bench(max_batch=2, prefill_chunk=2)
+        bench.put("live", [1], max_tokens=50)
+        bench.engine.step()
+        bench.put("long", list(range(40)), max_tokens=1)
+        for expected in range(2, 12):
+            bench.engine.step()
+            assert len(bench.tokens("live")) == expected
+        assert bench.tokens("long") == []
+
+    def test_statistics_describe_what_runs(self) -> None:
+        """`/status` sees the running sequences as of the last step."""
+        bench = Bench(prefill_chunk=4)
+        bench.put("a", [1] * 6, conversation="c", max_tokens=3)
+        bench.engine.step()
+        (running,) = bench.engine.statistics().running
+        assert (running.request, running.tenant, running.conversation) == ("a", "default", "c")
+        assert running.status is SequenceStatus.PREFILL
+        assert (running.prompt_tokens, running.computed_tokens, running.output_tokens) == (6, 4, 0)
+        bench.engine.step()
+        bench.engine.step()
+        (running,) = bench.engine.statistics().running
+        assert running.status is SequenceStatus.DECODE
+        assert (running.computed_tokens, running.output_tokens) == (6, 1)
+
+
+class TestStatistics:
+    """Counters that others add up."""
+
+    def test_counters_add_up(self) -> None:
+        """Computed and cached prompt tokens are the prompt's; tokens out are those published."""
+        bench = Bench(max_batch=3)
+        lengths = [1, 5, 8, 13]
+        for number, length in enumerate(lengths):
+            bench.put(str(number), [number + 1] * length, max_tokens=number + 1)
+        bench.drain()
+        seen = bench.engine.statistics()
+        assert seen.prompt_tokens == sum(lengths)
+        assert seen.prefill_tokens + seen.prompt_tokens_cached == sum(lengths)
+        assert seen.generation_tokens == 1 + 2 + 3 + 4
+
+    def test_steps_and_their_time_are_told(self) -> None:
+        """A watchdog reads when the last step ended."""
+        bench = Bench()
+        assert bench.engine.statistics().last_step_at == 100.0
+        bench.clock.advance(7)
+        bench.engine.step()
+        assert bench.engine.statistics().last_step_at == 107.0
+        assert bench.engine.statistics().steps == 1
+
+    def test_a_step_is_not_seen_half_done(self) -> None:
+        """Statistics are those of the last whole step, also while the next one computes."""
+        bench = Bench()
+
+        class Watching(FakeForward):
+            def prefill(self, tokens: list[int], states: object) -> None:
+                seen.append(bench.engine.statistics())
+
+        seen = []
+        before = bench.engine.statistics()
+        bench.engine._forward = Watching()
+        bench.put("a", [1, 2, 3, 4, 5])
+        bench.engine.step()
+        assert seen == [before]
+
+    def test_tokens_that_failed_are_not_counted(self) -> None:
+        """Prefilled tokens are those really computed."""
+        bench = Bench(prefill_chunk=4)
+        bench.forward.fail_at([1, 2, 3], 2, ValueError("no"))
+        bench.put("a", [1, 2, 3])
+        bench.drain()
+        assert bench.engine.statistics().prefill_tokens == 2
+        assert bench.engine.statistics().generation_tokens == 0
+
+
+class TestCancel:
+    """Ending what is no longer wanted."""
+
+    def test_a_waiting_request_leaves_without_a_trace(self) -> None:
+        """It gets no state; who waits behind it in the conversation is next."""
+        bench = Bench()
+        bench.put("a", [1, 2], conversation="c")
+        bench.engine.step()
+        waiting = bench.put("b", [3, 4], conversation="c")
+        bench.put("c", [5, 6], conversation="c")
+        assert bench.cancel(waiting)
+        bench.drain()
+        assert "b" not in bench.events
+        assert len(bench.forward.fed) == 2
+        assert bench.tokens("c") == reference([5, 6], 4)[0]
+        bench.check_idle()
+
+    @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+    def test_a_running_request_ends_at_the_next_step(self, steps: int) -> None:
+        """In prefill or decode: its state is freed, nothing more computed, the next one runs."""
+        bench = Bench(prefill_chunk=2)
+        running = bench.put("a", [1, 2, 3, 4, 5, 6], conversation="c", max_tokens=9)
+        bench.put("b", [7, 8], conversation="c")
+        for _ in range(steps):
+            bench.engine.step()
+        fed = list(bench.forward.fed[0])
+        in_prefill = running.status is SequenceStatus.PREFILL
+        assert in_prefill == (steps <= 3)
+        assert not bench.cancel(running)
+        bench.engine.step()
+        assert bench.end("a") == Finished(FinishReason.CANCELLED)
+        assert bench.forward.fed[0] == fed
+        assert bench.forward.live_states == 1
+        bench.drain()
+        assert bench.tokens("b") == reference([7, 8], 4)[0]
+        bench.check_idle()
+
+    def test_neighbours_do_not_notice(self) -> None:
+        """The rest of the batch gets its own answers."""
+        bench = Bench(max_batch=4)
+        sequences = [bench.put(str(n), [n + 1, 2], max_tokens=6) for n in range(4)]
+        for _ in range(3):
+            bench.engine.step()
+        bench.cancel(sequences[1])
+        bench.drain()
+        for number in (0, 2, 3):
+            assert bench.tokens(str(number)) == reference([number + 1, 2], 6)[0]
+        bench.check_idle()
+
+
+class TestDeadlines:
+    """Requests whose time is over."""
+
+    def test_a_waiting_request_expires(self) -> None:
+        """It is told that it waited too long; the running one and the next go on."""
+        bench = Bench()
+        bench.put("running", [1, 2])
+        bench.engine.step()
+        bench.put("late", [3, 4], deadline=105)
+        bench.put("patient", [5, 6], deadline=106)
+        bench.clock.advance(5)
+        bench.engine.step()
+        end = bench.end("late")
+        assert end.reason is FinishReason.ERROR
+        assert isinstance(end.error, DeadlineExceededError)
+        assert "waited" in str(end.error)
+        assert bench.events["late"] == [end]
+        bench.drain()
+        assert bench.end("running").reason is FinishReason.LENGTH
+        assert bench.end("patient").reason is FinishReason.LENGTH
+        bench.check_idle()
+
+    @pytest.mark.parametrize("steps", [1, 4])
+    def test_a_running_request_is_cut_off(self, steps: int) -> None:
+        """In prefill or decode: what it had is kept, its state is freed, the next one runs."""
+        bench = Bench(prefill_chunk=2)
+        bench.put("late", [1, 2, 3, 4, 5], conversation="c", max_tokens=9, deadline=105)
+        bench.put("next", [6], conversation="c")
+        for _ in range(steps):
+            bench.engine.step()
+        bench.clock.advance(4.999)
+        bench.engine.step()
+        tokens = bench.tokens("late")
+        assert not isinstance(bench.events["late"][-1], Finished)
+        bench.clock.advance(0.001)
+        bench.drain()
+        end = bench.end("late")
+        assert end.reason is FinishReason.ERROR
+        assert isinstance(end.error, DeadlineExceededError)
+        assert "ran" in str(end.error)
+        assert bench.tokens("late") == tokens
+        assert bench.tokens("next") == reference([6], 4)[0]
+        bench.check_idle()
+
+    def test_a_request_that_ends_in_time_is_not_late(self) -> None:
+        """A deadline that passes after the last token changes nothing."""
+        bench = Bench()
+        bench.put("a", [1], max_tokens=1, deadline=105)
+        bench.engine.step()
+        bench.clock.advance(50)
+        bench.drain()
+        assert bench.end("a") == Finished(FinishReason.LENGTH)
+
+
+def errors() -> list[BaseException]:
+    """List what a model may raise: its own faults, and a panic in native code."""
+    return [ValueError("broken weights"), PanicError("index out of bounds")]
+
+
+class TestFaults:
+    """What one request raises ends that request only."""
+
+    @pytest.mark.parametrize("error", errors())
+    @pytest.mark.parametrize("position", range(9))
+    def test_a_fault_at_any_position_ends_that_request_only(
+        self, position: int, error: BaseException
+    ) -> None:
+        """Its client hears why; three neighbours and its conversation's next are unharmed."""
+        bench = Bench(max_batch=4, prefill_chunk=2)
+        prompts = {name: [number, 2, 3, 4, 5] for number, name in enumerate("abcd")}
+        bench.forward.fail_at(prompts["b"], position, error)
+        with capture_logs() as logs:
+            for name, prompt in prompts.items():
+                bench.put(name, prompt, max_tokens=5)
+            bench.put("next", [9, 9], conversation="b")
+            bench.drain()
+        end = bench.end("b")
+        assert end.reason is FinishReason.ERROR
+        assert isinstance(end.error, ComputationError)
+        assert type(error).__name__ in str(end.error)
+        assert str(error) in str(end.error)
+        assert bench.tokens("b") == reference(prompts["b"], 5)[0][: max(0, position - 4)]
+        assert [log["request"] for log in logs if log["event"] == "request failed"] == ["b"]
+        for name in "acd":
+            assert bench.tokens(name) == reference(prompts[name], 5)[0]
+            assert bench.end(name) == Finished(FinishReason.LENGTH)
+        assert bench.tokens("next") == reference([9, 9], 4)[0]
+        bench.check_idle()
+
+    @pytest.mark.parametrize("error", errors())
+    def test_a_fault_while_a_state_is_made_ends_that_request_only(
+        self, error: BaseException
+    ) -> None:
+        """A request that could not even start ends in words, and frees its conversation."""
+        bench = Bench(max_batch=2)
+        bench.forward.fail_next_state(error)
+        bench.put("a", [1, 2], conversation="c")
+        bench.put("b", [3, 4], conversation="c")
+        bench.put("d", [5, 6])
+        bench.drain()
+        assert isinstance(bench.end("a").error, ComputationError)
+        assert len(bench.events["a"]) == 1
+        assert bench.tokens("b") == reference([3, 4], 4)[0]
+        assert bench.tokens("d") == reference([5, 6], 4)[0]
+        assert bench.engine.statistics().prompt_tokens == 4
+        bench.check_idle()
+
+    def test_every_state_may_fail(self) -> None:
+        """A model that can start nothing ends every request, in one step if need be."""
+        bench = Bench(max_batch=2)
+        for number in range(5):
+            bench.forward.fail_next_state(MemoryError())
+            bench.put(str(number))
+        bench.drain()
+        assert all(isinstance(bench.end(str(n)).error, ComputationError) for n in range(5))
+        bench.check_idle()
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Any schedule of requests, cancellations, faults and deadlines."""
+
+    EOS = range(120)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench(max_batch=3, prefill_chunk=3, eos_ids=self.EOS)
+        self.sequences: dict[str, Sequence] = {}
+        self.faults: dict[str, int] = {}
+        self.removed: set[str] = set()
+
+    @rule(
+        conversation=st.sampled_from("abcd"),
+        length=st.integers(1, 10),
+        max_tokens=st.integers(1, 6),
+        time=st.none() | st.integers(0, 6),
+        fault=st.none() | st.integers(0, 12),
+    )
+    def put(
+        self, conversation: str, length: int, max_tokens: int, time: int | None, fault: int | None
+    ) -> None:
+        """Queue a request, perhaps one that will fail or run out of time."""
+        name = str(len(self.sequences))
+        prompt = [1000 + len(self.sequences), *range(1, length)]  # its own first token
+        if fault is not None:
+            self.faults[name] = fault
+            self.bench.forward.fail_at(prompt, fault, ValueError(name))
+        self.sequences[name] = self.bench.put(
+            name,
+            prompt,
+            conversation=conversation,
+            max_tokens=max_tokens,
+            deadline=float("inf") if time is None else self.bench.clock.now + time,
+        )
+
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps: int) -> None:
+        """Let the engine work."""
+        for _ in range(steps):
+            self.bench.engine.step()
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """Cancel a request, wherever it is."""
+        name = data.draw(st.sampled_from(sorted(self.sequences)))
+        if self.bench.cancel(self.sequences[name]):
+            self.removed.add(name)
+
+    @rule(seconds=st.integers(1, 4))
+    def pass_time(self, seconds: int) -> None:
+        """Let time pass."""
+        self.bench.clock.advance(seconds)
+
+    @invariant()
+    def each_request_ends_at_most_once_and_last(self) -> None:
+        """Nothing follows a `Finished`, and a started request is a taken one."""
+        for name, events in self.bench.events.items():
+            assert name not in self.removed
+            assert not any(isinstance(event, Finished) for event in events[:-1])
+            assert not any(isinstance(event, Started) for event in events[1:])
+
+    @invariant()
+    def states_belong_to_running_sequences(self) -> None:
+        """A state lives exactly as long as its sequence runs."""
+        running = self.bench.engine.statistics().running
+        assert self.bench.forward.live_states == len(running) <= 3
+        conversations = [sequence.conversation for sequence in running]
+        assert len(conversations) == len(set(conversations))
+        assert self.bench.queue._busy == set(conversations)
+
+    def teardown(self) -> None:
+        """Everyone who was not removed has ended, for a reason that is true."""
+        self.bench.drain()
+        self.bench.check_idle()
+        assert set(self.bench.events) == set(self.sequences) - self.removed
+        for name in self.bench.events:
+            self.check_end(name)
+        self.check_statistics()
+        starts: dict[str, list[int]] = {}
+        for name, event in self.bench.order:
+            if isinstance(event, Started):
+                conversation = self.sequences[name].request.conversation
+                starts.setdefault(conversation, []).append(int(name))
+        assert all(order == sorted(order) for order in starts.values())
+
+    def check_end(self, name: str) -> None:
+        """Compare one request's end with what was done to it."""
+        sequence, end = self.sequences[name], self.bench.end(name)
+        prompt = sequence.request.prompt
+        answer, reason = reference(prompt, sequence.request.max_tokens, self.EOS)
+        fed = len(prompt) + len(answer) - (reason is FinishReason.LENGTH)
+        fails = self.faults.get(name, fed) < fed
+        tokens = self.bench.tokens(name)
+        assert tokens == answer[: len(tokens)]
+        if end.reason is FinishReason.CANCELLED:
+            assert sequence.cancelled
+        elif isinstance(end.error, DeadlineExceededError):
+            assert sequence.request.deadline <= self.bench.clock.now
+        elif isinstance(end.error, ComputationError):
+            assert fails
+            assert len(tokens) == max(0, self.faults[name] - len(prompt) + 1)
+        else:
+            assert not fails
+            assert end == Finished(reason)
+            assert tokens == answer
+
+    def check_statistics(self) -> None:
+        """Compare the counters with what was published and computed."""
+        seen = self.bench.engine.statistics()
+        started = [n for n, e in self.bench.order if isinstance(e, Started)]
+        prompts = [self.sequences[name].request.prompt for name in started]
+        assert seen.prompt_tokens == sum(map(len, prompts))
+        assert seen.generation_tokens == sum(len(self.bench.tokens(n)) for n in started)
+        fed = self.bench.forward.fed
+        computed = sum(min(len(f), len(p)) for f, p in zip(fed, prompts, strict=True))
+        assert seen.prefill_tokens == computed
+
+
+def test_every_request_ends_once_whatever_happens() -> None:
+    """Over random schedules each request ends once, last, truly, and leaves nothing behind."""
+    run_state_machine_as_test(
+        EngineMachine, settings=settings(max_examples=80, stateful_step_count=30, deadline=None)
+    )

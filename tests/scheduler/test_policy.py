@@ -1,0 +1,88 @@
+"""What a step computes, as a function of the running sequences."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.scheduler.policy import plan
+from umbel.scheduler.sequence import Sequence
+
+from ..fakes import make_request
+
+
+def sequence(prompt_length: int, computed: int = 0) -> Sequence:
+    """Build a sequence that has come this far."""
+    made = Sequence(make_request("a", [7] * prompt_length))
+    made.num_computed_tokens = computed
+    return made
+
+
+def test_nothing_runs_in_an_empty_batch() -> None:
+    """Without sequences there is nothing to compute."""
+    batch = plan([], 4)
+    assert batch.empty
+    assert batch.prefill is None
+    assert batch.decode == ()
+
+
+def test_a_one_token_prompt_is_decoded_at_once() -> None:
+    """The last prompt token is decoded for its logits, so a single one is never prefilled."""
+    single = sequence(1)
+    batch = plan([single], 4)
+    assert batch.prefill is None
+    assert batch.decode == (single,)
+    assert not batch.empty
+
+
+def test_one_chunk_is_prefilled_beside_every_decode() -> None:
+    """Live sequences never wait for a prompt: each decodes while one prefill advances."""
+    live, first, second, done = sequence(3, 2), sequence(9), sequence(9), sequence(3, 7)
+    batch = plan([live, first, second, done], 4)
+    assert batch.prefill is first
+    assert batch.end == 4
+    assert batch.decode == (live, done)
+
+
+def test_a_restored_prefix_is_continued_on_the_grid() -> None:
+    """After a restore off the grid the next chunk is short and ends on the grid again."""
+    assert plan([sequence(20, 5)], 4).end == 8
+    assert plan([sequence(20, 8)], 4).end == 12
+
+
+def test_the_last_prompt_token_is_left_to_decode() -> None:
+    """A prompt that ends on the grid is still prefilled only up to its last token."""
+    assert plan([sequence(8, 4)], 4).end == 7
+    assert plan([sequence(8, 7)], 4).prefill is None
+
+
+@given(
+    prompt=st.integers(1, 60),
+    cached=st.integers(0, 59),
+    chunk=st.integers(1, 70),
+)
+def test_chunks_cover_the_prompt_on_an_absolute_grid(prompt: int, cached: int, chunk: int) -> None:
+    """Whatever was cached, chunks are contiguous, end on the grid, and stop before n-1."""
+    running = sequence(prompt, min(cached, prompt - 1))
+    while (batch := plan([running], chunk)).prefill is not None:
+        assert not batch.decode
+        assert running.num_computed_tokens < batch.end <= prompt - 1
+        assert batch.end - running.num_computed_tokens <= chunk
+        assert batch.end % chunk == 0 or batch.end == prompt - 1
+        running.num_computed_tokens = batch.end
+    assert batch.decode == (running,)
+    assert running.num_computed_tokens == prompt - 1
+
+
+@given(
+    states=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), max_size=8),
+    chunk=st.integers(1, 10),
+)
+def test_every_sequence_is_decoded_or_waits_for_its_prefill(
+    states: list[tuple[int, int]], chunk: int
+) -> None:
+    """A plan decodes each sequence that can, once, in order, and starves none that prefills."""
+    running = [sequence(*state) for state in states]
+    batch = plan(running, chunk)
+    prefilling = [s for s in running if s.num_left_to_prefill]
+    assert list(batch.decode) == [s for s in running if not s.num_left_to_prefill]
+    assert batch.prefill is (prefilling[0] if prefilling else None)
+    assert batch.empty == (not running)

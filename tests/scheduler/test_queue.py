@@ -1,0 +1,297 @@
+"""Requests that wait, in order within each conversation."""
+
+import random
+import threading
+import time
+from collections import defaultdict
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from umbel.scheduler.errors import QueueFullError, RetryLaterError, UnavailableError
+from umbel.scheduler.queue import ConversationQueue
+from umbel.scheduler.sequence import Sequence
+
+from ..fakes import PATIENCE, make_request
+
+
+def waiting(request_id: str, conversation: str = "c", deadline: float = float("inf")) -> Sequence:
+    """Build a sequence that has not run yet."""
+    return Sequence(make_request(request_id, conversation=conversation, deadline=deadline))
+
+
+def filled(*sequences: Sequence, limit: int = 10) -> ConversationQueue:
+    """Build a queue in which these wait."""
+    queue = ConversationQueue(limit)
+    for sequence in sequences:
+        queue.put(sequence)
+    return queue
+
+
+def test_an_empty_queue_has_nothing_to_take() -> None:
+    """Taking never waits."""
+    assert ConversationQueue(1).take() is None
+
+
+def test_one_conversation_is_served_in_order_and_one_at_a_time() -> None:
+    """The second request of a conversation waits until the first one has ended."""
+    first, second = waiting("1"), waiting("2")
+    queue = filled(first, second)
+    assert queue.take() is first
+    assert queue.take() is None
+    queue.release(first)
+    assert queue.take() is second
+
+
+def test_other_conversations_overtake_a_busy_one() -> None:
+    """A conversation's backlog delays that conversation only."""
+    first, second, other = waiting("1", "busy"), waiting("2", "busy"), waiting("3", "other")
+    queue = filled(first, second, other)
+    assert [queue.take(), queue.take(), queue.take()] == [first, other, None]
+    queue.release(other)
+    assert queue.take() is None
+    queue.release(first)
+    assert queue.take() is second
+
+
+def test_conversations_are_served_in_order_of_arrival() -> None:
+    """Among idle conversations the oldest waiting request goes first."""
+    sequences = [waiting(str(number), f"c{number}") for number in range(5)]
+    queue = filled(*sequences)
+    assert [queue.take() for _ in sequences] == sequences
+
+
+def test_the_queue_is_bounded() -> None:
+    """One request too many is refused with a time to come back; a place freed is a place."""
+    first = waiting("1", "a")
+    queue = filled(first, waiting("2", "b"), limit=2)
+    with pytest.raises(QueueFullError, match="2 requests are waiting") as refusal:
+        queue.put(waiting("3"))
+    assert refusal.value.retry_after > 0
+    assert len(queue) == 2
+    assert queue.take() is first
+    queue.put(waiting("3"))
+    assert len(queue) == 2
+
+
+def test_a_removed_request_is_not_taken() -> None:
+    """Who is cancelled while waiting leaves, and the rest of the conversation moves up."""
+    first, second = waiting("1"), waiting("2")
+    queue = filled(first, second)
+    assert queue.remove("1") is first
+    assert queue.remove("1") is None
+    assert queue.take() is second
+
+
+def test_a_running_request_cannot_be_removed() -> None:
+    """Removing finds waiting requests only, and does not free a running conversation."""
+    first, second = waiting("1"), waiting("2")
+    queue = filled(first, second)
+    queue.take()
+    assert queue.remove("1") is None
+    assert queue.take() is None
+
+
+def test_expired_requests_are_handed_out_once() -> None:
+    """A deadline is over at its very moment; who has time left stays."""
+    past, now, later = waiting("1", deadline=4), waiting("2", deadline=5), waiting("3", deadline=6)
+    queue = filled(later, past, now)
+    assert queue.expired(5) == [past, now]
+    assert queue.expired(5) == []
+    assert queue.take() is later
+
+
+def test_a_closed_queue_hands_out_what_waits_and_refuses_more() -> None:
+    """Closing leaves nobody behind in the queue and lets nobody in."""
+    running, left = waiting("1"), waiting("2")
+    queue = filled(running, left)
+    queue.take()
+    assert queue.close() == [left]
+    assert queue.close() == []
+    assert len(queue) == 0
+    with pytest.raises(UnavailableError, match="stopping") as refusal:
+        queue.put(waiting("3"))
+    assert isinstance(refusal.value, RetryLaterError)
+    queue.release(running)
+    assert queue.take() is None
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """The queue against a list that is searched from the front."""
+
+    LIMIT = 6
+    CONVERSATIONS = ("a", "b", "c")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = ConversationQueue(self.LIMIT)
+        self.model: list[Sequence] = []
+        self.running: dict[str, Sequence] = {}
+        self.put_order: dict[str, list[Sequence]] = defaultdict(list)
+        self.count = 0
+        self.closed = False
+
+    @rule(conversation=st.sampled_from(CONVERSATIONS), deadline=st.integers(0, 9))
+    def put(self, conversation: str, deadline: int) -> None:
+        """Put a request, or see it refused for the right reason."""
+        self.count += 1
+        sequence = waiting(str(self.count), conversation, deadline)
+        if self.closed:
+            with pytest.raises(UnavailableError):
+                self.queue.put(sequence)
+        elif len(self.model) == self.LIMIT:
+            with pytest.raises(QueueFullError):
+                self.queue.put(sequence)
+        else:
+            self.queue.put(sequence)
+            self.model.append(sequence)
+            self.put_order[conversation].append(sequence)
+
+    @rule()
+    def take(self) -> None:
+        """Take the first request whose conversation is idle."""
+        expected = next((s for s in self.model if s.request.conversation not in self.running), None)
+        taken = self.queue.take()
+        assert taken is expected
+        if taken is not None:
+            self.model.remove(taken)
+            assert self.put_order[taken.request.conversation].pop(0) is taken
+            self.running[taken.request.conversation] = taken
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """End a running request."""
+        conversation = data.draw(st.sampled_from(sorted(self.running)))
+        self.queue.release(self.running.pop(conversation))
+
+    @rule(number=st.integers(1, 30))
+    def remove(self, number: int) -> None:
+        """Cancel a request that waits, runs, has ended or never was."""
+        expected = next((s for s in self.model if s.request.id == str(number)), None)
+        assert self.queue.remove(str(number)) is expected
+        if expected is not None:
+            self.forget([expected])
+
+    @rule(now=st.integers(0, 9))
+    def expired(self, now: int) -> None:
+        """Let deadlines pass."""
+        late = [s for s in self.model if s.request.deadline <= now]
+        assert self.queue.expired(now) == late
+        self.forget(late)
+
+    @precondition(lambda self: self.count > 8)
+    @rule()
+    def close(self) -> None:
+        """Close, again and again."""
+        assert self.queue.close() == self.model
+        self.forget(list(self.model))
+        self.closed = True
+
+    def forget(self, sequences: list[Sequence]) -> None:
+        """Strike waiting sequences from the model."""
+        for sequence in sequences:
+            self.model.remove(sequence)
+            self.put_order[sequence.request.conversation].remove(sequence)
+
+    @invariant()
+    def agrees_with_the_model(self) -> None:
+        """The same requests wait, within the bound, and the same conversations are busy."""
+        assert len(self.queue) == len(self.model) <= self.LIMIT
+        assert list(self.queue._waiting.values()) == self.model
+        assert self.queue._busy == set(self.running)
+
+
+def test_the_queue_is_its_model() -> None:
+    """In any order of calls: order within conversations, one at a time, within the bound."""
+    run_state_machine_as_test(
+        QueueMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+    )
+
+
+class Traffic:
+    """Putters, takers and a canceller at work on one queue, and what they saw."""
+
+    PUTTERS = 4
+    EACH = 400
+    CONVERSATIONS = 7
+
+    def __init__(self) -> None:
+        self.queue = ConversationQueue(50)
+        self.lock = threading.Lock()
+        self.busy: set[str] = set()
+        self.taken: dict[str, list[str]] = defaultdict(list)
+        self.removed: list[str] = []
+        self.errors: list[str] = []
+        self.putting = self.PUTTERS
+
+    def put(self, putter: int) -> None:
+        """Put every request of this putter, waiting for a place where it must."""
+        for number in range(self.EACH):
+            conversation = f"c{(putter + number) % self.CONVERSATIONS}"
+            sequence = waiting(f"{putter}:{number}", conversation)
+            while True:
+                try:
+                    self.queue.put(sequence)
+                    break
+                except QueueFullError:
+                    time.sleep(0)
+        with self.lock:
+            self.putting -= 1
+
+    def take(self) -> None:
+        """Take and release until all is done, noting who else has the conversation."""
+        while (sequence := self.queue.take()) or self.putting or len(self.queue):
+            if sequence is None:
+                time.sleep(0)
+                continue
+            conversation = sequence.request.conversation
+            with self.lock:
+                if conversation in self.busy:
+                    self.errors.append(f"two of {conversation} at once")
+                self.busy.add(conversation)
+                self.taken[conversation].append(sequence.request.id)
+            time.sleep(0)
+            with self.lock:
+                self.busy.discard(conversation)
+            self.queue.release(sequence)
+
+    def cancel(self) -> None:
+        """Remove requests at random, most of which do not wait."""
+        pick = random.Random(0)  # noqa: S311  (not for secrets)
+        while self.putting:
+            name = f"{pick.randrange(self.PUTTERS)}:{pick.randrange(self.EACH)}"
+            if self.queue.remove(name) is not None:
+                self.removed.append(name)
+            time.sleep(0)
+
+
+def test_threads_lose_and_duplicate_nothing() -> None:
+    """With many threads each request is taken or removed once, in its conversation's order."""
+    traffic = Traffic()
+    threads = [threading.Thread(target=traffic.put, args=(n,)) for n in range(Traffic.PUTTERS)]
+    threads += [threading.Thread(target=traffic.take) for _ in range(3)]
+    threads.append(threading.Thread(target=traffic.cancel))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+    assert traffic.errors == []
+    seen = [name for names in traffic.taken.values() for name in names] + traffic.removed
+    assert sorted(seen) == sorted(
+        f"{putter}:{number}" for putter in range(Traffic.PUTTERS) for number in range(Traffic.EACH)
+    )
+    for names in traffic.taken.values():
+        for putter in range(Traffic.PUTTERS):
+            numbers = [int(n.split(":")[1]) for n in names if n.startswith(f"{putter}:")]
+            assert numbers == sorted(numbers)

@@ -1,0 +1,182 @@
+"""The shape of the tree: where code lies, and which part may import which."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("daemon", "scheduler", "cachestore", "models")
+
+# What each part may import of umbel, itself aside. "" is src/umbel's own two modules.
+MAY_IMPORT = {
+    "": frozenset[str](),
+    "daemon": frozenset({"scheduler", "cachestore", "models"}),
+    "scheduler": frozenset({"cachestore", "models"}),
+    "cachestore": frozenset[str](),
+    "models": frozenset[str](),
+}
+# Libraries that only some modules may touch: a folder ends in a slash.
+CONFINED = {
+    "mlx": ("models/", "cachestore/pager.py"),
+    "mlx_lm": ("models/", "cachestore/pager.py"),
+    "asyncio": ("daemon/", "scheduler/queue.py", "scheduler/handoff.py"),
+    "anyio": ("daemon/", "scheduler/queue.py", "scheduler/handoff.py"),
+}
+# Names that say nothing, and so attract everything.
+NAMELESS = frozenset({"utils", "common", "helpers"})
+
+
+class Import(NamedTuple):
+    """One imported module: how many dots it is written with, and its full name."""
+
+    level: int
+    name: str
+
+
+def modules() -> list[str]:
+    """List all modules as they lie below `umbel`, as in `daemon/cli.py`."""
+    own = [path.name for path in (ROOT / "src/umbel").glob("*.py")]
+    real = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    return sorted(own + [path.relative_to(ROOT).as_posix() for path in real])
+
+
+def read(module: str) -> str:
+    """Read the source of a module that `modules` lists."""
+    return (ROOT / "src/umbel" / module).read_text()
+
+
+def imports(module: str, source: str) -> Iterator[Import]:
+    """Find all imports, relative ones as absolute names below `umbel`, wherever they stand.
+
+    `from .. import models` may name a module or something in one: it counts as `models`.
+    """
+    package = module.split("/")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (Import(0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package[: len(package) - node.level + 1] if node.level else []
+            if node.module:
+                yield Import(node.level, ".".join([*parts, node.module]))
+            else:
+                yield from (Import(node.level, ".".join([*parts, a.name])) for a in node.names)
+
+
+def import_faults(module: str, source: str) -> list[str]:
+    """Say what is wrong with the imports of a module."""
+    folder = module.rpartition("/")[0].partition("/")[0]
+    allowed = MAY_IMPORT[folder] | {folder}
+    if module == "__main__.py":
+        allowed |= {"daemon"}
+    faults = []
+    for level, name in imports(module, source):
+        top = name.partition(".")[0]
+        if level == 0 and top in {"umbel", *FOLDERS}:
+            faults.append(f"{module}: {name} is imported absolutely")
+        if level > 0 and top in FOLDERS and top not in allowed:
+            faults.append(f"{module}: {folder or 'umbel'} may not import {top}")
+        if level == 0 and not module.startswith(CONFINED.get(top, (module,))):
+            faults.append(f"{module}: {top} is for {', '.join(CONFINED[top])} only")
+    return faults
+
+
+def name_faults(module: str) -> list[str]:
+    """Say whether a module, or a folder above it, has a name that says nothing."""
+    names = module.removesuffix(".py").split("/")
+    return [f"{module}: {name} is no name" for name in names if name in NAMELESS]
+
+
+def docstring_faults(module: str, source: str) -> list[str]:
+    """Say whether a module lacks its docstring."""
+    return [] if ast.get_docstring(ast.parse(source)) else [f"{module}: no docstring"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_link_is_the_folder(folder: str) -> None:
+    """What is installed as umbel.<folder> is the folder at the top, by a link that can move."""
+    link = ROOT / "src/umbel" / folder
+    assert link.is_symlink()
+    assert not link.readlink().is_absolute()
+    assert (ROOT / folder).is_dir()
+    assert not (ROOT / folder).is_symlink()
+    assert link.samefile(ROOT / folder)
+
+
+def test_every_folder_has_modules() -> None:
+    """The tests below look at something in each of the four folders and in src/umbel."""
+    found = modules()
+    assert {"__init__.py", "__main__.py"} < set(found)
+    assert all(f"{folder}/__init__.py" in found for folder in FOLDERS)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_module_keeps_the_rules(module: str) -> None:
+    """Imports go one way, libraries stay where they belong, names and docstrings say something."""
+    source = read(module)
+    faults = import_faults(module, source) + name_faults(module) + docstring_faults(module, source)
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("daemon/cli.py", "from umbel.scheduler import queue"),
+        ("daemon/cli.py", "import scheduler.queue"),
+        ("scheduler/engine.py", "from models.text import TextCodec"),
+        ("scheduler/engine.py", "from ..daemon import cli"),
+        ("scheduler/engine.py", "from .. import daemon"),
+        ("scheduler/engine.py", "if TYPE_CHECKING:\n    from ..daemon.config import Settings"),
+        ("scheduler/engine.py", "def step():\n    import mlx.core as mx"),
+        ("scheduler/engine.py", "import asyncio"),
+        ("scheduler/engine.py", "from anyio import to_thread"),
+        ("scheduler/queue/deep.py", "from ...daemon import cli"),
+        ("scheduler/queue/deep.py", "import asyncio"),
+        ("cachestore/trie.py", "from ..models.loader import load"),
+        ("cachestore/trie.py", "from ..scheduler import engine"),
+        ("cachestore/trie.py", "from mlx.utils import tree_flatten"),
+        ("cachestore/trie.py", "import numpy, mlx_lm"),
+        ("models/loader.py", "from ..cachestore import trie"),
+        ("models/loader.py", "from ..scheduler.sequence import Sequence"),
+        ("models/loader.py", "import asyncio.queues"),
+        ("daemon/cli.py", "import mlx.core as mx"),
+        ("__init__.py", "from .daemon import cli"),
+        ("__main__.py", "from .models import loader"),
+    ],
+)
+def test_planted_import_is_found(module: str, source: str) -> None:
+    """Each rule about imports finds what breaks it, and finds it once."""
+    assert len(import_faults(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("__main__.py", "from .daemon.cli import main"),
+        ("daemon/cli.py", "from .. import __version__, models, scheduler"),
+        ("daemon/http/app.py", "from ...scheduler.queue import Queue\nimport asyncio"),
+        ("daemon/cli.py", "from . import models"),
+        ("scheduler/queue.py", "import asyncio\nfrom ..cachestore.trie import Trie"),
+        ("scheduler/engine.py", "from ..models import text\nfrom .sequence import Sequence"),
+        ("cachestore/pager.py", "import mlx.core as mx\nfrom .trie import Trie"),
+        ("models/loader.py", "import mlx_lm, mlx.core\nfrom .runtime import backend"),
+    ],
+)
+def test_allowed_import_is_no_fault(module: str, source: str) -> None:
+    """What the rules allow is not reported."""
+    assert import_faults(module, source) == []
+
+
+@pytest.mark.parametrize("module", ["daemon/utils.py", "models/common/rope.py", "helpers.py"])
+def test_planted_name_is_found(module: str) -> None:
+    """A module or folder whose name says nothing is reported."""
+    assert len(name_faults(module)) == 1
+
+
+def test_planted_lack_of_docstring_is_found() -> None:
+    """An empty module and one that starts with a comment both lack a docstring."""
+    assert docstring_faults("daemon/__init__.py", "")
+    assert docstring_faults("daemon/cli.py", "# The command line.\nimport sys")
+    assert not docstring_faults("daemon/cli.py", '"""The command line."""')
