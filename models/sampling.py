@@ -60,7 +60,7 @@ def _penalised(logits: mx.array, rows: Sequence[Row]) -> mx.array:
         if row.output:
             np.add.at(counts[i], np.asarray(row.output), 1)
         if row.params.repetition_penalty != 1.0:
-            tokens = np.asarray([*row.prompt, *row.output])
+            tokens = np.asarray([*row.prompt, *row.output], np.int64)
             seen[i, tokens[tokens < shape[1]]] = 1
         for token, value in row.params.logit_bias.items():
             if token < shape[1]:

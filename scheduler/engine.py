@@ -184,6 +184,7 @@ class Engine:
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         log.error("request failed", request=sequence.request.id, exc_info=error)
+        error.__traceback__ = None  # its frames hold the state that is freed now
         message = f"the request failed while it was computed: {type(error).__name__}: {error}"
         self._finish(sequence, FinishReason.ERROR, ComputationError(message))
 

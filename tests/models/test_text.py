@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from umbel.models.errors import ModelLoadError, TemplateError
 from umbel.models.loader import LoadedModel, load
 from umbel.models.text import TextCodec
 
-from ..tiny import CHAT_TEMPLATE, tiny_model_dir
+from ..tiny import tiny_model_dir
 
 REPLACEMENT = "\ufffd"
 CODECS = ("smollm2", "tiny", "byte fallback")
 
 # Whole Unicode, and more of what tokenizers cut: joined emoji, flags, combining marks,
 # CJK, scripts without spaces, the replacement character itself, control characters.
-_HARD = "👩‍👩‍👧‍👦 🇫🇷 👍🏽 e\u0301 ñ ß 世界 日本語 한국어 ไทย العربية עברית \ufffd\u200d\ufe0f\x00\t\n\r  's 123 ▁ <0x0A> <|im_end"
+_HARD = (
+    "👩‍👩‍👧‍👦 🇫🇷 👍🏽 e\u0301 ñ ß 世界 日本語 한국어 ไทย العربية עברית"
+    " \ufffd\u200d\ufe0f\x00\t\n\r  's 123 ▁ <0x0A> <|im_end"
+)
 TEXTS = st.lists(
     st.one_of(
         st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
@@ -65,7 +69,7 @@ def byte_fallback_codec() -> TextCodec:
         BPE(
             {word: i for i, word in enumerate(words)},
             [("▁", "a"), ("h", "e"), ("l", "l")],
-            unk_token="<unk>",
+            unk_token="<unk>",  # noqa: S106
             byte_fallback=True,
         )
     )
@@ -95,17 +99,31 @@ def pieces_of(codec: TextCodec, tokens: list[int]) -> list[str]:
     return [detokenizer.push(token) for token in tokens]
 
 
-def byte_tokens(name: str, codec: TextCodec, data: bytes) -> list[int]:
+@cache
+def bytes_of(codec: TextCodec) -> dict[bytes, int]:
+    """Map each single byte that the vocabulary can write to the token that writes it."""
+    written = {}
+    for token in range(codec.vocab_size):
+        data = codec._token_bytes.read(token, first=False)
+        if data is not None and len(data) == 1:
+            written[data] = token
+    if codec._token_bytes._byte_fallback:
+        return {k: codec._fast.token_to_id(f"<0x{k[0]:02X}>") for k in written}
+    return written
+
+
+def byte_tokens(codec: TextCodec, data: bytes) -> list[int]:
     """Find the single-byte tokens that write `data`."""
-    fast = codec._fast
-    if name == "byte fallback":
-        return [fast.token_to_id(f"<0x{byte:02X}>") for byte in data]
-    by_byte = {
-        written: token
-        for token in range(codec.vocab_size)
-        if (written := codec._token_bytes.read(token, first=False)) and len(written) == 1
-    }
-    return [by_byte[bytes([byte])] for byte in data]
+    return [bytes_of(codec)[bytes([byte])] for byte in data]
+
+
+def writable(codec: TextCodec, text: str) -> str:
+    """Drop characters the vocabulary cannot write: SmolLM2's has no token for some bytes.
+
+    Those are control characters and the planes 4 to 15, which have no letters.
+    """
+    known = {data[0] for data in bytes_of(codec)}
+    return "".join(letter for letter in text if known.issuperset(letter.encode()))
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -121,8 +139,7 @@ def test_pieces_are_whole_characters_and_make_up_the_text(
     if name == "byte fallback":
         text = text.replace("▁", "")  # this vocabulary's own sign for a space
     codec = codecs[name]
-    if any(token in text for token in codec._fast.get_vocab() if token.startswith("<")):
-        return  # text that spells a special or a byte token is that token
+    text = writable(codec, text)
     pieces = pieces_of(codec, encode_whole(name, codec, text))
     assert "".join(pieces) == text
     assert sum(piece.count(REPLACEMENT) for piece in pieces) == text.count(REPLACEMENT)
@@ -136,9 +153,9 @@ def test_an_answer_cut_anywhere_is_a_beginning_of_the_text(
 ) -> None:
     """Stopping inside a character loses that character and nothing before it."""
     codec = codecs[name]
-    raw = text.encode()
+    raw = writable(codec, text).encode()
     cut = data.draw(st.integers(0, len(raw)))
-    written = "".join(pieces_of(codec, byte_tokens(name, codec, raw[:cut])))
+    written = "".join(pieces_of(codec, byte_tokens(codec, raw[:cut])))
     assert written == raw[:cut].decode(errors="ignore")
 
 
@@ -146,7 +163,7 @@ def test_an_answer_cut_anywhere_is_a_beginning_of_the_text(
 def test_text_before_half_a_character_in_the_same_token_is_kept(
     codecs: dict[str, TextCodec], name: str
 ) -> None:
-    """A token like " \\xf0\\x9f" writes its space at once, even when nothing follows."""
+    """A token of a space and half an emoji writes its space, even when nothing follows."""
     codec = codecs[name]
     mixed = [
         token
@@ -193,7 +210,7 @@ def test_bytes_that_are_no_utf8_do_not_end_a_byte_fallback_answer(
     """A lone continuation byte after a character is U+FFFD; the text goes on behind it."""
     codec = codecs["byte fallback"]
     a = codec.encode("a", special_tokens=False)
-    tokens = byte_tokens("byte fallback", codec, "世".encode() + b"\xe4") + a + a
+    tokens = byte_tokens(codec, "世".encode() + b"\xe4") + a + a
     assert pieces_of(codec, tokens) == ["", "", "世", "", REPLACEMENT + "a", "a"]
 
 
@@ -301,9 +318,8 @@ def test_whatever_a_template_raises_is_a_template_error(tmp_path: Path, template
     """A template is the model's own program; its failures end one request, in words."""
     directory = tiny_model_dir(tmp_path / "picky")
     settings_file = directory / "tokenizer_config.json"
-    settings_file.write_text(
-        settings_file.read_text().replace(json.dumps(CHAT_TEMPLATE), json.dumps(template))
-    )
+    config = json.loads(settings_file.read_text()) | {"chat_template": template}
+    settings_file.write_text(json.dumps(config))
     codec = load(str(directory)).text
     with pytest.raises(TemplateError, match="chat template refuses these messages"):
         codec.render_chat([{"role": "user", "content": "hi"}])

@@ -14,13 +14,13 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
-from umbel.scheduler.engine import Engine
+from umbel.scheduler.engine import Engine, EngineStatistics
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
-from ..fakes import FakeClock, FakeForward, make_request, next_token, reference
+from ..fakes import FakeClock, FakeForward, FakeState, make_request, next_token, reference
 
 
 class PanicError(BaseException):
@@ -286,10 +286,11 @@ class TestStatistics:
         bench = Bench()
 
         class Watching(FakeForward):
-            def prefill(self, tokens: list[int], states: object) -> None:
+            def prefill(self, tokens: list[int], states: FakeState) -> None:
                 seen.append(bench.engine.statistics())
+                super().prefill(tokens, states)
 
-        seen = []
+        seen: list[EngineStatistics] = []
         before = bench.engine.statistics()
         bench.engine._forward = Watching()
         bench.put("a", [1, 2, 3, 4, 5])

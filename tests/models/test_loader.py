@@ -1,0 +1,304 @@
+"""From a name to a model that runs, or to a sentence that says why not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+from umbel.models import loader
+from umbel.models.errors import ModelError, ModelLoadError, ModelNotFoundError
+from umbel.models.loader import LoadedModel, _context_length, load
+from umbel.models.runtime import backend
+
+from ..tiny import tiny_model_dir
+
+cpu_only = pytest.mark.skipif(backend() != "cpu", reason="only the CPU needs fp32")
+
+
+def dtypes(loaded: LoadedModel) -> set[mx.Dtype]:
+    """Collect the types of all weights."""
+    named: Any = tree_flatten(loaded.model.parameters())
+    return {leaf.dtype for _, leaf in named}
+
+
+def logits(loaded: LoadedModel) -> Any:
+    """Run the model over a few tokens."""
+    return np.array(loaded.model(mx.array([[5, 70, 300, 9]])).astype(mx.float32))
+
+
+def test_a_directory_loads(tiny: LoadedModel) -> None:
+    """A folder as mlx-lm writes it is served under its own name, without its path."""
+    assert tiny.name == "tiny"
+    assert tiny.context_length == 2048
+    assert tiny.text.vocab_size == 384
+    assert tiny.text.eos_ids == {2}
+    assert dtypes(tiny) == {mx.float32}
+    assert tiny.weight_bytes == 4 * 123_200
+    assert logits(tiny).shape == (1, 4, 384)
+
+
+def test_the_tiny_model_is_the_same_every_time(tiny: LoadedModel, tmp_path: Path) -> None:
+    """Tests may rely on its answers: a seed gives the same weights, another others."""
+    again = load(str(tiny_model_dir(tmp_path / "again")))
+    assert np.array_equal(logits(again), logits(tiny))
+    other = load(str(tiny_model_dir(tmp_path / "other", seed=1)))
+    assert not np.array_equal(logits(other), logits(tiny))
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    ("mode", "bits", "closeness"), [("affine", 8, 0.05), ("affine", 4, 0.5), ("mxfp4", 4, 0.7)]
+)
+def test_quantised_weights_are_dequantised_on_the_cpu(
+    tmp_path: Path, tiny: LoadedModel, mode: str, bits: int, closeness: float
+) -> None:
+    """A quantised download runs in fp32, the only fast type, and computes much the same."""
+    directory = tiny_model_dir(tmp_path / "quantised")
+    model, config = load_model(directory)
+    model, config = quantize_model(model, config, 32, bits, mode=mode)
+    save_model(directory, model)
+    save_config(config, directory / "config.json")
+    quantised = logits(load_raw(directory))
+    loaded = load(str(directory))
+    assert dtypes(loaded) == {mx.float32}
+    assert loaded.weight_bytes == tiny.weight_bytes
+    assert loaded.fingerprint != tiny.fingerprint
+    # Dequantising adds next to nothing to the error of quantising.
+    assert np.abs(logits(loaded) - quantised).max() < 0.01 * np.abs(quantised).max()
+    assert np.abs(logits(loaded) - logits(tiny)).mean() < closeness * np.abs(logits(tiny)).mean()
+
+
+def load_raw(directory: Path) -> Any:
+    """Load as mlx-lm does, quantised layers and all."""
+
+    class Raw:
+        model = load_model(directory)[0]
+
+    return Raw
+
+
+@cpu_only
+def test_half_precision_weights_become_fp32(tmp_path: Path) -> None:
+    """bf16 weights, the usual download, are widened on the CPU."""
+    directory = tiny_model_dir(tmp_path / "half")
+    file = str(directory / "model.safetensors")
+    stored: Any = mx.load(file)
+    weights = {k: v.astype(mx.bfloat16) for k, v in stored.items()}
+    mx.save_safetensors(file, weights)
+    assert dtypes(load(str(directory))) == {mx.float32}
+
+
+@pytest.mark.parametrize("name", ["nonesuch", "a/b/c", "/no/such/folder"])
+def test_a_name_that_leads_nowhere_is_said(name: str) -> None:
+    """The message repeats the name and lists what a name may be."""
+    with pytest.raises(ModelNotFoundError) as error:
+        load(name)
+    for part in (repr(name), "'smollm2'", "directory", "Hugging Face"):
+        assert part in str(error.value)
+
+
+def test_an_empty_directory_holds_no_model(tmp_path: Path) -> None:
+    """A wrong folder is told apart from a broken model."""
+    with pytest.raises(ModelNotFoundError, match=f"{tmp_path} holds no mlx-lm model"):
+        load(str(tmp_path))
+
+
+def test_missing_weights_are_said(tmp_path: Path) -> None:
+    """A folder of an interrupted download names what is missing."""
+    directory = tiny_model_dir(tmp_path / "half")
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(ModelNotFoundError, match="safetensors"):
+        load(str(directory))
+
+
+def spoil_header(directory: Path) -> None:
+    """Overwrite the beginning of the weight file."""
+    file = directory / "model.safetensors"
+    file.write_bytes(b"not safetensors" + file.read_bytes()[15:])
+
+
+def cut_tail(directory: Path) -> None:
+    """Shorten the weight file, as a full disk does."""
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100_000])
+
+
+def empty_weights(directory: Path) -> None:
+    """Leave a weight file of no bytes."""
+    (directory / "model.safetensors").write_bytes(b"")
+
+
+def drop_tensor(directory: Path) -> None:
+    """Leave a weight out."""
+    file = str(directory / "model.safetensors")
+    stored: Any = mx.load(file)
+    weights = dict(stored)
+    mx.eval(weights)
+    del weights["lm_head.weight"]
+    mx.save_safetensors(file, weights)
+
+
+def drop_tokenizer(directory: Path) -> None:
+    """Remove the tokenizer's files."""
+    (directory / "tokenizer.json").unlink()
+    (directory / "tokenizer_config.json").unlink()
+
+
+def spoil_tokenizer(directory: Path) -> None:
+    """Make tokenizer.json unreadable."""
+    (directory / "tokenizer.json").write_text("{")
+
+
+def spoil_config(directory: Path) -> None:
+    """Make config.json unreadable."""
+    (directory / "config.json").write_text("{")
+
+
+def drop_model_type(directory: Path) -> None:
+    """Leave config.json without the one entry nothing goes without."""
+    config = json.loads((directory / "config.json").read_text())
+    del config["model_type"]
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        spoil_header,
+        cut_tail,
+        empty_weights,
+        drop_tensor,
+        drop_tokenizer,
+        spoil_tokenizer,
+        spoil_config,
+        drop_model_type,
+    ],
+)
+def test_a_broken_model_is_a_load_error_that_names_it(tmp_path: Path, spoil: Any) -> None:
+    """Whatever is wrong with the files, one sentence names the folder and the trouble."""
+    directory = tiny_model_dir(tmp_path / "broken")
+    spoil(directory)
+    with pytest.raises(ModelLoadError, match=f"cannot load {directory}: .+"):
+        load(str(directory))
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    """A model newer than mlx-lm is refused by the name of its type."""
+    directory = tiny_model_dir(tmp_path / "new", model_type="llama99")
+    with pytest.raises(ModelLoadError, match="llama99"):
+        load(str(directory))
+
+
+def test_a_custom_model_file_is_refused_and_never_run(tmp_path: Path) -> None:
+    """Code that comes with a model is not umbel's to run."""
+    directory = tiny_model_dir(tmp_path / "custom", model_file="custom.py")
+    proof = tmp_path / "proof"
+    (directory / "custom.py").write_text(f"open({str(proof)!r}, 'w')\n")
+    with pytest.raises(ModelLoadError, match=r"custom\.py"):
+        load(str(directory))
+    assert not proof.exists()
+
+
+def test_a_custom_tokenizer_is_refused_without_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers asks on the terminal whether to run it; a daemon has nobody to ask."""
+    directory = tiny_model_dir(tmp_path / "custom")
+    file = directory / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config |= {"tokenizer_class": "Custom", "auto_map": {"AutoTokenizer": [None, "custom.Custom"]}}
+    file.write_text(json.dumps(config))
+    proof = tmp_path / "proof"
+    (directory / "custom.py").write_text(f"open({str(proof)!r}, 'w')\n")
+    asked: list[str] = []
+
+    def agree(question: str) -> str:
+        asked.append(question)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", agree)
+    with pytest.raises(ModelLoadError, match="custom code"):
+        load(str(directory))
+    assert not asked
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no route"), RuntimeError("proxy says no"), ValueError("no such files")]
+)
+def test_any_failure_of_a_download_names_the_repo(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The hub's client raises its HTTP library's errors too; none reaches the user bare."""
+
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(loader, "snapshot_download", fail)
+    with pytest.raises(ModelNotFoundError, match=f"cannot get 'org/name'.*{error}"):
+        load("org/name")
+
+
+def test_no_code_is_downloaded(monkeypatch: pytest.MonkeyPatch, tiny_dir: Path) -> None:
+    """A repo is fetched without its Python files, and served under its full name."""
+    wanted: list[str] = []
+
+    def download(_: str, *, allow_patterns: list[str]) -> str:
+        wanted.extend(allow_patterns)
+        return str(tiny_dir)
+
+    monkeypatch.setattr(loader, "snapshot_download", download)
+    assert load("org/name").name == "org/name"
+    assert wanted
+    assert not any(pattern.endswith(("py", "*")) for pattern in wanted)
+
+
+def test_a_repo_without_network_is_an_error_soon(tmp_path: Path) -> None:
+    """Offline, a repo that is not in the cache is refused at once instead of waited for."""
+    script = (
+        "from umbel.models.errors import ModelNotFoundError\n"
+        "from umbel.models.loader import load\n"
+        "try:\n    load('org/name')\n"
+        "except ModelNotFoundError as error:\n    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("cannot get 'org/name' from Hugging Face: ")
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"max_seq_len": 512}, 512),
+        ({"seq_length": 256}, 256),
+        ({"text_config": {"max_position_embeddings": 128}}, 128),
+        ({"max_position_embeddings": 64, "text_config": {"max_position_embeddings": 128}}, 64),
+        ({"max_position_embeddings": None, "text_config": None}, 1_048_576),
+        ({}, 1_048_576),
+    ],
+)
+def test_context_length_is_found_where_models_put_it(config: dict[str, Any], length: int) -> None:
+    """Every request has a limit, also of a model that states none."""
+    assert _context_length(config) == length
+
+
+def test_load_errors_have_one_base() -> None:
+    """The command line catches one type for everything that keeps a model from running."""
+    assert issubclass(ModelNotFoundError, ModelError)
+    assert issubclass(ModelLoadError, ModelError)

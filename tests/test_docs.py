@@ -1,0 +1,233 @@
+"""The pages in docs/ say what the code does."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+from unittest.mock import MagicMock
+
+import msgspec
+import pytest
+import structlog.testing
+import typer.main
+from msgspec import Meta
+from typer.core import TyperGroup
+
+from umbel.daemon import openai_requests
+from umbel.daemon.app import Front
+from umbel.daemon.cli import app as cli
+from umbel.daemon.config import ENV_PREFIX, Settings
+from umbel.daemon.generation import Generation
+from umbel.daemon.metrics import Metrics
+from umbel.scheduler.engine import EngineStatistics
+from umbel.scheduler.errors import DeadlineExceededError
+from umbel.scheduler.handoff import Handoff
+from umbel.scheduler.queue import ConversationQueue
+from umbel.scheduler.request import FinishReason
+
+from .fakes import make_request
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def _page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def _not_in(page: str, names: Iterable[str]) -> list[str]:
+    """Which of `names` the page does not mention as code, alone or at the start of it."""
+    spans = re.findall(r"`([^`\n]+)`", _FENCED.sub("", _page(page)))
+    words = {word for span in spans for word in re.split(r"[\s={]", span)}
+    return sorted(name for name in set(names) if name not in words and name not in spans)
+
+
+def _commands() -> TyperGroup:
+    group = typer.main.get_command(cli)
+    assert isinstance(group, TyperGroup)
+    return group
+
+
+def test_settings_page_is_generated() -> None:
+    """docs/settings.md is what its generator prints."""
+    printed = subprocess.run(
+        [sys.executable, str(DOCS / "generate_settings.py")],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert printed.stdout == _page("settings.md"), "run docs/generate_settings.py --write"
+
+
+def test_settings_page_has_every_setting() -> None:
+    """Each setting stands there as key and as environment variable."""
+    keys = Settings.__struct_fields__
+    names = [*keys, *(ENV_PREFIX + key.upper() for key in keys)]
+    assert _not_in("settings.md", names) == []
+
+
+def test_settings_page_has_every_flag_of_serve() -> None:
+    """No flag of `umbel serve` is missing."""
+    flags = [flag for param in _commands().commands["serve"].params for flag in param.opts]
+    assert "--model" in flags
+    assert _not_in("settings.md", flags) == []
+
+
+def test_http_page_has_every_route() -> None:
+    """Each route of the application is mentioned with its method."""
+    router = Front(Settings()).application().router
+    routes = [
+        f"{route.method} {route.resource.canonical}"
+        for route in router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    ]
+    assert "POST /v1/chat/completions" in routes
+    assert _not_in("http-api.md", routes) == []
+
+
+def test_http_page_has_no_other_route() -> None:
+    """The table of routes names only what the application serves."""
+    router = Front(Settings()).application().router
+    served = {(r.method, r.resource.canonical) for r in router.routes() if r.resource is not None}
+    told = re.findall(r"^\| `([A-Z]+) (/\S*)` \|", _page("http-api.md"), re.MULTILINE)
+    assert set(told) <= served
+
+
+def _bounds(hint: object) -> list[Meta]:
+    """Every bound in a type, also in the parts of a union or a list."""
+    metadata = getattr(hint, "__metadata__", ())
+    own = [meta for meta in metadata if isinstance(meta, Meta)]
+    return own + [bound for part in get_args(hint) for bound in _bounds(part)]
+
+
+def _body_fields() -> dict[str, Any]:
+    structs = [
+        kind
+        for kind in vars(openai_requests).values()
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__module__ == openai_requests.__name__
+    ]
+    assert openai_requests.ChatRequest in structs
+    return {
+        name: hint
+        for kind in structs
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if name in kind.__struct_fields__
+    }
+
+
+def test_http_page_has_every_bounded_field() -> None:
+    """Each field of a body that has bounds is mentioned."""
+    bounded = [name for name, hint in _body_fields().items() if _bounds(hint)]
+    assert {"temperature", "stop", "messages", "logit_bias"} <= set(bounded)
+    assert _not_in("http-api.md", bounded) == []
+
+
+def test_http_page_has_every_field() -> None:
+    """Each field that is decoded, accepted or refused, is mentioned."""
+    assert _not_in("http-api.md", _body_fields()) == []
+
+
+def test_operations_page_has_every_metric() -> None:
+    """Each metric that is exported is in the table, by its exported name."""
+    metrics = Metrics(EngineStatistics, lambda: 0)
+    metrics.requests.labels("stop").inc()
+    families = re.findall(r"^# TYPE (\S+) ", metrics.render().decode(), re.MULTILINE)
+    names = [name for name in families if not name.endswith("_created")]
+    assert "umbel_requests_total" in names
+    assert "vllm:num_requests_running" in names
+    assert _not_in("operations.md", names) == []
+
+
+async def test_operations_page_has_every_key_of_the_request_line() -> None:
+    """Each key that a request's log line can have is explained."""
+    handoff = Handoff(ConversationQueue(1), lambda: None, channel_limit=1)
+    metrics = Metrics(EngineStatistics, lambda: 0)
+    generation = Generation(make_request("req-1"), handoff, MagicMock(), [], metrics)
+    with structlog.testing.capture_logs() as lines:
+        async with generation:
+            generation._failed(DeadlineExceededError("so that there is an error to log"))
+    (line,) = lines
+    keys = line.keys() - {"log_level"}
+    assert {"request", "left", "error"} <= keys
+    assert _not_in("operations.md", keys) == []
+
+
+def test_operations_page_has_every_finish() -> None:
+    """Each reason for which an answer ends is mentioned."""
+    assert _not_in("operations.md", FinishReason) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Relative links name existing files, and headings that are in them."""
+    for link in _LINK.findall(_FENCED.sub("", page.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        name, _, heading = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if heading:
+            assert heading in _headings(target), f"{page.name} links to {link}"
+
+
+def _headings(page: Path) -> set[str]:
+    """The anchors that GitHub makes for a page's headings."""
+    text = _FENCED.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_can_be_found() -> None:
+    """Each page is linked from the README or from another page."""
+    linked = {
+        (page.parent / link.partition("#")[0]).resolve()
+        for page in PAGES
+        for link in _LINK.findall(page.read_text(encoding="utf-8"))
+        if "://" not in link and link.partition("#")[0]
+    }
+    alone = [str(p.relative_to(ROOT)) for p in DOCS.glob("*.md") if p.resolve() not in linked]
+    assert alone == []
+
+
+def _readme_command(mark: str) -> str:
+    """The command of README's block behind a mark, without what installs uv."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(rf"^<!-- {mark} -->\n```sh\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    (line,) = block[1].splitlines()
+    start = "pip install uv && uv run "
+    assert line.startswith(start)
+    return line.removeprefix(start)
+
+
+def test_readme_demo_command_exists() -> None:
+    """The demonstration is one line that names a command of umbel's."""
+    program, command = _readme_command("demo").split()[:2]
+    assert program == "umbel"
+    assert command in _commands().commands
+
+
+def test_readme_test_command_exists() -> None:
+    """The tests are one line that names a tool of the dev group."""
+    program = _readme_command("test").split()[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = [re.split(r"[^\w-]", need)[0] for need in project["dependency-groups"]["dev"]]
+    assert program == "pytest"
+    assert program in needed
+
+
+def test_pages_name_no_machine() -> None:
+    """No page has a path or an address that is somebody's own."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"(?<![\w~.])/(work|root|home|Users|tmp)/", text), page.name
