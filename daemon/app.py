@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,12 +19,14 @@ from .openai_answers import Answer, Kind
 from .openai_requests import ChatRequest, CompletionRequest, GenerationFields, decode
 from .service import Caller, Service, still_loading
 from .status import Status, status
-from .streaming import EventStream
+from .streaming import REQUEST_ID, EventStream
 from .tenants import identify
 
 MAX_BODY = 64 * 1024 * 1024
 _MAX_NAME = 256
 _DEFAULT_MODEL = "default"
+_REQUEST_ID = web.RequestKey("request_id", str)
+_ENTERED = web.RequestKey("entered", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,6 +54,9 @@ class Front:
                 web.get("/ready", self.ready),
                 web.get("/metrics", self.metrics),
                 web.get("/status", self.status),
+                web.get("/cache", self.cache_stats),
+                web.get("/cache/nodes", self.cache_nodes),
+                web.get("/cache/verify", self.cache_verify),
                 web.get("/", self.root),
             ]
         )
@@ -114,6 +120,21 @@ class Front:
         self._caller(request)
         return _json(self._status())
 
+    async def cache_stats(self, request: web.Request) -> web.Response:
+        """`GET /cache`: the shape of what is remembered."""
+        self._caller(request)
+        return _json(await self._service().cache.statistics())
+
+    async def cache_nodes(self, request: web.Request) -> web.Response:
+        """`GET /cache/nodes`: the caller's own nodes, parents first."""
+        tenant = self._caller(request).tenant
+        return _json({"nodes": await self._service().cache.nodes(tenant)})
+
+    async def cache_verify(self, request: web.Request) -> web.Response:
+        """`GET /cache/verify`: whether the cache's invariants hold."""
+        self._caller(request)
+        return _json({"problems": await self._service().cache.verify()})
+
     async def root(self, request: web.Request) -> web.Response:
         """`GET /`: who this is."""
         self._caller(request)
@@ -125,10 +146,12 @@ class Front:
         service = self._service()
         answer = Answer(generation, kind, service.model_name, service.fingerprint)
         async with generation:
+            request[_ENTERED] = True
             if not body.stream:
                 return _json(answer.whole(await generation.text()))
             stream = EventStream(
                 request,
+                generation.request.id,
                 keepalive=self._settings.keepalive,
                 write_timeout=self._settings.write_timeout,
             )
@@ -139,7 +162,12 @@ class Front:
         if conversation and len(conversation) > _MAX_NAME:
             message = f"X-Umbel-Conversation has over {_MAX_NAME} characters; send a shorter name"
             raise APIError(400, message, param="X-Umbel-Conversation")
-        return Caller(identify(request, self._settings.api_key), conversation)
+        return Caller(
+            request[_REQUEST_ID],
+            identify(request, self._settings.api_key),
+            conversation,
+            time.monotonic(),
+        )
 
     def _service(self) -> Service:
         if self.service is None:
@@ -169,27 +197,41 @@ class Front:
             message = f"the body did not arrive within {self._settings.read_timeout:g} s"
             raise APIError(408, message, code="request_timeout") from error
 
+    def _count_refusal(self, request: web.Request) -> None:
+        """Count a request that never became a generation; those count themselves."""
+        refused = request.method == hdrs.METH_POST and not request.get(_ENTERED, False)
+        if self.service is not None and refused:
+            self.service.metrics.requests.labels("refused").inc()
+
     @web.middleware
     async def _surround(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Give every request an id and every error OpenAI's shape."""
-        request_id = request.headers.get("X-Request-Id", "")[:_MAX_NAME] or secrets.token_hex(12)
+        request[_REQUEST_ID] = f"req-{secrets.token_hex(12)}"
         try:
             response = await handler(request)
         except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
             response = _failure(request, error)
+            self._count_refusal(request)
         if not response.prepared:
-            response.headers["x-request-id"] = request_id
+            response.headers[REQUEST_ID] = request[_REQUEST_ID]
         return response
 
 
 def _failure(request: web.Request, error: Exception) -> web.Response:
     if isinstance(error, web.HTTPException):
-        message = f"{request.method} {request.path}: {error.reason}; see GET /"
+        message = f"{request.method} {request.path}: {error.reason}"
         failure = APIError(error.status, message, code="not_found" if error.status == 404 else None)  # noqa: PLR2004
     else:
         failure = as_api_error(error)
         if not isinstance(error, APIError | RequestError) and failure.status >= 500:  # noqa: PLR2004
             log.error("handler failed", path=request.path, exc_info=error)
+    log.info(
+        "refused" if failure.status < 500 else "failed",  # noqa: PLR2004
+        request=request[_REQUEST_ID],
+        status=failure.status,
+        code=failure.code,
+        message=failure.message,
+    )
     response = failure.response()
     if isinstance(error, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 
 from .client import Client, ClientError
 from .private import private_daemon
@@ -119,7 +120,7 @@ async def _turn(conversation: Conversation, line: str, console: Console) -> None
     except asyncio.CancelledError:
         console.print("\n[dim]stopped[/dim]")
     except ClientError as error:
-        console.print(f"[red]{error}[/red]")
+        console.print(f"[red]{escape(str(error))}[/]")
     finally:
         loop.remove_signal_handler(signal.SIGINT)
 

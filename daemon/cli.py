@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -56,6 +56,16 @@ def serve(
     prefill_chunk: Annotated[
         int | None, typer.Option(help="Most prompt tokens one step computes.")
     ] = None,
+    cache_bytes: Annotated[
+        str | None, typer.Option(help="Bytes that cached state may take, such as 4GiB.")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option(help="Keep no state between requests.")] = False,
+    checkpoint_interval: Annotated[
+        int | None, typer.Option(help="Distance of checkpoints in long prompts, in tokens.")
+    ] = None,
+    checkpoints_kept: Annotated[
+        int | None, typer.Option(help="Checkpoints that one request may leave behind.")
+    ] = None,
     max_waiting: Annotated[
         int | None, typer.Option(help="Most requests that may wait; then 429.")
     ] = None,
@@ -65,7 +75,7 @@ def serve(
     stop_grace: Annotated[
         float | None, typer.Option(help="Seconds running requests get on SIGTERM.")
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="text, json or auto.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json.")] = None,
     config: Config = None,
 ) -> None:
     """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
@@ -75,6 +85,10 @@ def serve(
         "host": host,
         "port": port,
         "prefill_chunk": prefill_chunk,
+        "cache_bytes": cache_bytes,
+        "no_cache": no_cache or None,
+        "checkpoint_interval": checkpoint_interval,
+        "checkpoints_kept": checkpoints_kept,
         "max_waiting": max_waiting,
         "request_timeout": request_timeout,
         "stop_grace": stop_grace,
@@ -149,6 +163,44 @@ def models(*, socket: Socket = None, config: Config = None) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for line in _run(available(settings.socket_path)):
         console.print(line)
+
+
+cache = typer.Typer(help="Look into what the running daemon remembers.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+
+
+@cache.command("stats")
+def cache_stats(*, socket: Socket = None, config: Config = None) -> None:
+    """Print the cache's shape and size."""
+    from .cache_report import stats  # noqa: PLC0415  (keeps --help quick)
+
+    _report(stats, socket, config)
+
+
+@cache.command("ls")
+def cache_ls(*, socket: Socket = None, config: Config = None) -> None:
+    """List your own nodes, as a tree."""
+    from .cache_report import nodes  # noqa: PLC0415  (keeps --help quick)
+
+    _report(nodes, socket, config)
+
+
+@cache.command("verify")
+def cache_verify(*, socket: Socket = None, config: Config = None) -> None:
+    """Check the cache's invariants; exit status 1 if one is broken."""
+    from .cache_report import verify  # noqa: PLC0415  (keeps --help quick)
+
+    if not _report(verify, socket, config):
+        raise typer.Exit(1)
+
+
+def _report(
+    report: Callable[[Path, Console], Coroutine[Any, Any, T]],
+    socket: Path | None,
+    config: Path | None,
+) -> T:
+    settings = _settings({"socket": None if socket is None else str(socket)}, config)
+    return _run(report(settings.socket_path, Console(highlight=False, soft_wrap=True)))
 
 
 def _settings(flags: dict[str, Any], config: Path | None) -> Settings:

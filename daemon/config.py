@@ -14,7 +14,9 @@ from msgspec import Meta
 from .errors import ConfigError
 
 ENV_PREFIX = "UMBEL_"
-LogFormat = Literal["auto", "text", "json"]
+SIZE_PATTERN = r"^\d+ ?([KMGT]i?B)?$"
+_UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+LogFormat = Literal["text", "json"]
 
 
 def default_socket() -> Path:
@@ -52,8 +54,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefill_chunk: Annotated[
         int, Meta(ge=1, le=65536, description="Most prompt tokens one step computes.")
     ] = 512
+    cache_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SIZE_PATTERN)] | None,
+        Meta(description="Bytes that cached state may take (4GiB); a quarter of memory if unset."),
+    ] = None
+    no_cache: Annotated[bool, Meta(description="Keep no state between requests.")] = False
+    checkpoint_interval: Annotated[
+        int, Meta(ge=1, description="Distance of checkpoints in long prompts, in tokens.")
+    ] = 8192
+    checkpoints_kept: Annotated[
+        int, Meta(ge=0, description="Checkpoints that one request may leave behind.")
+    ] = 4
     max_waiting: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="Most requests that may wait; then 429.")
+        int, Meta(ge=1, le=1_000_000, description="Most requests that may wait; then 429.")
     ] = 1024
     request_timeout: Annotated[
         float, Meta(gt=0, description="Time a request may take, waiting included.")
@@ -70,9 +83,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stop_grace: Annotated[
         float, Meta(ge=0, description="Time running requests get to finish on SIGTERM.")
     ] = 30.0
-    log_format: Annotated[
-        LogFormat, Meta(description="Log lines: text, json, or text on a terminal only.")
-    ] = "auto"
+    log_format: Annotated[LogFormat, Meta(description="Log lines: text (key=value) or json.")] = (
+        "text"
+    )
 
     @property
     def socket_path(self) -> Path:
@@ -80,9 +93,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Path(self.socket).expanduser() if self.socket else default_socket()
 
     @property
+    def cache_budget(self) -> int:
+        """Bytes that cached state may take."""
+        if self.no_cache:
+            return 0
+        if self.cache_bytes is None:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        return parse_size(self.cache_bytes)
+
+    @property
     def tcp(self) -> tuple[str, int] | None:
         """Address and port to listen on, or None."""
         return None if self.port is None else (self.host or "127.0.0.1", self.port)
+
+
+def parse_size(size: int | str) -> int:
+    """Read a number of bytes: `4096`, `4KiB`, `4 KB`; powers of 1024 with an i, else of 1000."""
+    if isinstance(size, int):
+        return size
+    digits = size.rstrip("KMGTiB ")
+    unit = size[len(digits) :].strip()
+    base = 1024 if "i" in unit else 1000
+    return int(digits) * int(base ** _UNITS[unit[:1]]) if unit else int(digits)
 
 
 def load(

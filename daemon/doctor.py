@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
+from rich.markup import escape
+
 from ..models import BLAS
 from ..models.embedded import NAME as EMBEDDED
 from ..models.embedded import find as find_embedded
@@ -103,6 +105,6 @@ def report(findings: list[Finding]) -> Iterator[str]:
     colours = {"ok": "green", "warning": "yellow", "problem": "red"}
     for finding in findings:
         mark = f"[{colours[finding.grade]}]{finding.grade:8}[/]"
-        yield f"{mark} {finding.subject:7} {finding.text}"
+        yield f"{mark} {finding.subject:7} {escape(finding.text)}"
         if finding.advice:
-            yield f"{'':16} → {finding.advice}"
+            yield f"{'':16} → {escape(finding.advice)}"

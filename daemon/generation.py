@@ -1,6 +1,5 @@
 """One answer as it comes: events of the engine to pieces of text, on the event loop."""
 
-import time
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +30,9 @@ class Generation:
     An async context manager: leaving it, however that comes about, cancels what still
     runs, writes the request's log line and counts it.
 
+    Args:
+        arrived_at: when the request came, on the engine's clock, in seconds.
+
     Attributes:
         finish_reason: None until the answer has ended.
         usage: grows as the answer does.
@@ -43,6 +45,7 @@ class Generation:
         detokenizer: Detokenizer,
         stops: list[str],
         metrics: Metrics,
+        arrived_at: float,
     ) -> None:
         self.request = request
         self.usage = Usage(len(request.prompt))
@@ -51,9 +54,9 @@ class Generation:
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stops)
         self._metrics = metrics
-        self._error: RequestError | None = None
+        self._error: Exception | None = None
         self._matched = 0
-        self._submitted_at = time.monotonic()
+        self._arrived_at = arrived_at
         self._first_at: float | None = None
         self._last_at = 0.0
         self._channel: EventChannel | None = None
@@ -64,11 +67,7 @@ class Generation:
         Raises:
             RetryLaterError: it cannot be taken now.
         """
-        try:
-            self._channel = self._handoff.submit(self.request)
-        except RequestError:
-            self._metrics.requests.labels("refused").inc()
-            raise
+        self._channel = self._handoff.submit(self.request)
         return self
 
     async def __aexit__(
@@ -79,7 +78,7 @@ class Generation:
     ) -> None:
         self._handoff.cancel(self.request.id)
         if self.finish_reason is None and isinstance(error, RequestError):
-            self._failed(error)
+            self.fail(error)
         elif self.finish_reason is None:  # the client left
             self.finish_reason = FinishReason.CANCELLED
         self._metrics.requests.labels(str(self.finish_reason)).inc()
@@ -99,11 +98,12 @@ class Generation:
                 case Started():
                     self._start(event)
                 case TokenEvent():
-                    if piece := self._take(event.token):
+                    if piece := self._take(event):
                         return piece
                 case Finished():
                     if event.error is not None:
-                        raise self._failed(event.error)
+                        self.fail(event.error)
+                        raise event.error
                     self.finish_reason = event.reason
                     return self._scanner.flush() or None
         return None
@@ -117,30 +117,31 @@ class Generation:
 
     def _start(self, event: Started) -> None:
         self._matched, self.usage.cached_tokens = event.matched, event.cached
-        self._metrics.queue_seconds.observe(time.monotonic() - self._submitted_at)
+        self._metrics.queue_seconds.observe(event.at - self._arrived_at)
 
-    def _take(self, token: int) -> str:
+    def _take(self, event: TokenEvent) -> str:
         """Count a token and decode it; a stop sequence in its text ends the answer."""
-        now = time.monotonic()
+        token = event.token
         if self._first_at is None:
-            self._first_at = now
-            self._metrics.time_to_first_token.observe(now - self._submitted_at)
+            self._first_at = event.at
+            self._metrics.time_to_first_token.observe(event.at - self._arrived_at)
         else:
-            self._metrics.inter_token_latency.observe(now - self._last_at)
-        self._last_at = now
+            self._metrics.inter_token_latency.observe(event.at - self._last_at)
+        self._last_at = event.at
         self.usage.completion_tokens += 1
         try:
             piece = self._scanner.push(self._detokenizer.push(token))
         except Exception as error:
-            message = f"token {token} cannot be decoded: {error}"
-            raise self._failed(ComputationError(message)) from error
+            failure = ComputationError(f"token {token} cannot be decoded: {error}")
+            self.fail(failure)
+            raise failure from error
         if self._scanner.matched is not None:
             self.finish_reason = FinishReason.STOP
         return piece
 
-    def _failed(self, error: RequestError) -> RequestError:
+    def fail(self, error: Exception) -> None:
+        """Note that the answer ended with an error."""
         self.finish_reason, self._error = FinishReason.ERROR, error
-        return error
 
     def _write_log_line(self) -> None:
         usage, first = self.usage, self._first_at
@@ -154,7 +155,7 @@ class Generation:
             matched=self._matched,
             cached=usage.cached_tokens,
             left=usage.prompt_tokens - usage.cached_tokens,
-            ttft_ms=None if first is None else round((first - self._submitted_at) * 1e3),
+            ttft_ms=None if first is None else round((first - self._arrived_at) * 1e3),
             itl_ms=round((self._last_at - first) * 1e3 / gaps, 1) if first and gaps else None,
             out=usage.completion_tokens,
             finish=self.finish_reason,

@@ -77,10 +77,16 @@ class _EngineCollector(Collector):
             ("umbel_prefill_tokens", "Prompt tokens really computed.", now.prefill_tokens),
             ("umbel_generation_tokens", "Tokens of answers.", now.generation_tokens),
             ("umbel_steps", "Steps of the engine.", now.steps),
+            ("umbel_evictions", "States forgotten for room.", now.cache.evictions),
         ):
             family = CounterMetricFamily(name, text)
             family.add_metric([], value)
             yield family
+        yield _by_kind(
+            "umbel_cache_bytes",
+            "State kept between requests.",
+            {"kv": now.cache.span_bytes, "checkpoint": now.cache.checkpoint_bytes},
+        )
 
 
 class _WithAliases(Collector):
@@ -103,6 +109,13 @@ def _renamed(family: Metric, name: str) -> Metric:
         for s in family.samples
     ]
     return copy
+
+
+def _by_kind(name: str, text: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=["tier", "kind"])
+    for kind, value in values.items():
+        family.add_metric(["memory", kind], value)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

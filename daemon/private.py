@@ -1,6 +1,7 @@
 """A daemon of one's own, on a private socket, for as long as a `with` block lasts."""
 
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -8,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from .client import Client, ClientError
+from .config import ENV_PREFIX
 
 _START = 600.0  # seconds; a large model is read from disk in this time
 _STOP = 90.0
@@ -26,10 +28,11 @@ async def private_daemon(model: str) -> AsyncIterator[Client]:
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "umbel", "serve"),
-                *("--model", model, "--socket", str(socket)),
+                *("--model", model, "--socket", str(socket), "--config", os.devnull),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env={k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)},
                 start_new_session=True,  # Ctrl-C is ours to handle
             )
         try:

@@ -9,6 +9,7 @@ import structlog
 import uvloop
 from aiohttp import web
 
+from ..cachestore.prefix_cache import Layout, PrefixCache
 from ..models.errors import ModelError
 from ..models.forward import Forward
 from ..models.loader import LoadedModel, load
@@ -16,8 +17,10 @@ from ..models.runtime import BLAS, backend, release_thread
 from ..scheduler.engine import Engine
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
+from ..scheduler.reuse import PrefixReuse
 from ..scheduler.thread import MLXThread
 from .app import Front
+from .cache_desk import CacheDesk
 from .config import Settings
 from .errors import SocketError, StartError
 from .service import Service
@@ -25,6 +28,7 @@ from .sockets import UnixListener
 
 _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
 _THREAD_STOP = 60.0
+_LOAD_STOP = 10.0  # a load cannot be interrupted; a small one ends by itself in this time
 _CONNECTION_CLOSE = 5.0
 _LINGER = 2.0  # a client still sending a refused body gets this long to read the answer
 
@@ -91,10 +95,14 @@ class Daemon:
             self._handoff.refuse_waiting()
             await self._drain(self._handoff)
         await self._runner.cleanup()
+        loading = self._front.service is None
         try:
-            await asyncio.to_thread(self._thread.stop, _THREAD_STOP)
+            await asyncio.to_thread(self._thread.stop, _LOAD_STOP if loading else _THREAD_STOP)
         except TimeoutError as error:
-            log.error("the MLX thread hangs", error=str(error))  # noqa: TRY400
+            self._listener.close()
+            log.error("leaving the MLX thread behind", loading=loading, error=str(error))  # noqa: TRY400
+            # It is inside MLX, and the interpreter cannot end under it in order.
+            os._exit(0 if loading else 1)
         log.info("stopped")
 
     async def _listen_tcp(self, host: str, port: int) -> None:
@@ -122,8 +130,21 @@ class Daemon:
 
     def _serve_model(self, loaded: LoadedModel) -> None:
         self._handoff = Handoff(self._queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
+        forward, stack = Forward(loaded), loaded.stack
+        cache = PrefixCache(
+            Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints),
+            budget=self._settings.cache_budget,
+            checkpoints_kept=self._settings.checkpoints_kept,
+        )
+        reuse = PrefixReuse(
+            forward,
+            cache,
+            fingerprint=loaded.fingerprint,
+            interval=self._settings.checkpoint_interval,
+        )
         engine = Engine(
-            Forward(loaded),
+            forward,
+            reuse,
             self._queue,
             self._handoff.publish,
             eos_ids=loaded.text.eos_ids,
@@ -135,9 +156,12 @@ class Daemon:
             engine,
             self._queue,
             self._handoff,
+            CacheDesk(self._thread, cache),
             request_timeout=self._settings.request_timeout,
         )
-        log.info("ready", model=loaded.name, context=loaded.context_length)
+        log.info(
+            "ready", model=loaded.name, context=loaded.context_length, cache_bytes=cache.budget
+        )
 
     async def _drain(self, handoff: Handoff) -> None:
         hurry = asyncio.ensure_future(self._hurry.wait())

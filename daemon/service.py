@@ -1,20 +1,21 @@
 """What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
 
-import secrets
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 
+from ..cachestore.checkpoints import Reason
+from ..models import boundaries
 from ..models.loader import LoadedModel
 from ..scheduler.admission import Admission
 from ..scheduler.engine import Engine
-from ..scheduler.errors import UnavailableError
+from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.handoff import Handoff
-from ..scheduler.queue import RETRY_AFTER, ConversationQueue
+from ..scheduler.queue import RETRY_AFTER, ConversationQueue, queue_full
 from ..scheduler.request import Request
+from .cache_desk import CacheDesk
 from .generation import Generation
 from .metrics import Metrics
 from .openai_requests import ChatRequest, CompletionRequest, GenerationFields
@@ -26,12 +27,23 @@ class Caller(NamedTuple):
     """Whose request it is.
 
     Attributes:
+        request_id: what it is called, here and in the answer's headers.
         tenant: who sent it.
         conversation: the name it gave, or None for a conversation of its own.
+        arrived_at: when, on the engine's clock, in seconds.
     """
 
+    request_id: str
     tenant: str
     conversation: str | None
+    arrived_at: float
+
+
+class Rendered(NamedTuple):
+    """A prompt's tokens, and the offsets in it that a next turn keeps."""
+
+    prompt: list[int]
+    boundaries: list[tuple[int, Reason]]
 
 
 class Service:
@@ -43,6 +55,7 @@ class Service:
         engine: Engine,
         queue: ConversationQueue,
         handoff: Handoff,
+        cache: CacheDesk,
         *,
         request_timeout: float,
     ) -> None:
@@ -53,8 +66,10 @@ class Service:
         self.vocab_size = loaded.text.vocab_size
         self.engine = engine
         self.queue = queue
+        self.cache = cache
         self.metrics = Metrics(engine.statistics, lambda: len(queue))
         self._text = loaded.text
+        self._stack = loaded.stack
         self._handoff = handoff
         self._admission = Admission(loaded.context_length)
         self._request_timeout = request_timeout
@@ -69,7 +84,7 @@ class Service:
             InvalidRequestError: the prompt is empty or too long.
         """
         messages = body.template_messages()
-        return await self._admit(body, caller, lambda: self._text.encode_chat(messages))
+        return await self._admit(body, caller, lambda: self._render(messages))
 
     async def completion(self, body: CompletionRequest, caller: Caller) -> Generation:
         """Admit a text completion; entering the result submits it.
@@ -82,27 +97,52 @@ class Service:
         return await self._admit(
             body,
             caller,
-            lambda: self._text.encode(prompt) if isinstance(prompt, str) else prompt,
+            lambda: Rendered(self._text.encode(prompt) if isinstance(prompt, str) else prompt, []),
         )
 
     async def _admit(
-        self, body: GenerationFields, caller: Caller, encode: Callable[[], list[int]]
+        self, body: GenerationFields, caller: Caller, encode: Callable[[], Rendered]
     ) -> Generation:
         sampling = body.sampling(self.vocab_size)
-        prompt = await anyio.to_thread.run_sync(encode, limiter=self._limiter)
-        request_id = f"req-{secrets.token_hex(12)}"
+        prompt, ends = await self._encode(encode)
         request = Request(
-            id=request_id,
+            id=caller.request_id,
             tenant=caller.tenant,
-            conversation=caller.conversation or request_id,
+            conversation=caller.conversation or caller.request_id,
             prompt=prompt,
             max_tokens=self._admission.answer_length(len(prompt), body.answer_limit),
             sampling=sampling,
-            deadline=time.monotonic() + self._request_timeout,
+            deadline=caller.arrived_at + self._request_timeout,
+            boundaries=ends,
         )
         return Generation(
-            request, self._handoff, self._text.detokenizer(), body.stops, self.metrics
+            request,
+            self._handoff,
+            self._text.detokenizer(),
+            body.stops,
+            self.metrics,
+            caller.arrived_at,
         )
+
+    async def _encode(self, encode: Callable[[], Rendered]) -> Rendered:
+        """Tokenise on one of a few threads; as many may wait for one as for the engine."""
+        waiting = len(self.queue) + self._limiter.statistics().tasks_waiting
+        if waiting >= self.queue.limit:
+            raise queue_full(self.queue.limit)
+        try:
+            with anyio.fail_after(self._request_timeout):
+                return await anyio.to_thread.run_sync(encode, limiter=self._limiter)
+        except TimeoutError as error:
+            raise DeadlineExceededError("no thread was free to tokenise the prompt") from error
+
+    def _render(self, messages: list[dict[str, Any]]) -> Rendered:
+        """Encode a conversation; find its boundaries if the model needs checkpoints there."""
+        prompt = self._text.encode_chat(messages)
+        if not self._stack.has_checkpoints:
+            return Rendered(prompt, [])
+        found = boundaries.find(self._text, messages, prompt)
+        system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
+        return Rendered(prompt, [*system, *((end, Reason.MESSAGE) for end in found.messages)])
 
     def models(self) -> list[dict[str, Any]]:
         """Describe the model as both OpenAI's and Anthropic's list of models do."""

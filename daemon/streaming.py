@@ -9,6 +9,7 @@ from .failures import as_api_error
 from .generation import Generation
 from .openai_answers import Answer
 
+REQUEST_ID = "x-request-id"
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": keep-alive\n\n"
 
@@ -18,16 +19,23 @@ class EventStream:
 
     Args:
         request: the request that is answered.
+        request_id: sent as a header, as every answer's is.
         keepalive: seconds of silence after which a comment is sent.
         write_timeout: seconds that one event may take to be read.
     """
 
-    def __init__(self, request: web.Request, *, keepalive: float, write_timeout: float) -> None:
+    def __init__(
+        self, request: web.Request, request_id: str, *, keepalive: float, write_timeout: float
+    ) -> None:
         self._request = request
         self._keepalive = keepalive
         self._write_timeout = write_timeout
         self._response = web.StreamResponse(
-            headers={hdrs.CONTENT_TYPE: "text/event-stream", hdrs.CACHE_CONTROL: "no-cache"}
+            headers={
+                hdrs.CONTENT_TYPE: "text/event-stream",
+                hdrs.CACHE_CONTROL: "no-cache",
+                REQUEST_ID: request_id,
+            }
         )
 
     async def send(
@@ -38,22 +46,30 @@ class EventStream:
         The status has been sent when an error comes, so the error is an event, and the
         stream ends without `[DONE]`.
         """
+        try:
+            await self._send(generation, answer, usage=usage)
+        except TimeoutError:
+            generation.fail(SlowConsumerError("the client stopped reading its answer"))
+            self._cut_off()
+        except ConnectionError:
+            pass  # the client left: leaving the generation cancels it
+        return self._response
+
+    async def _send(self, generation: Generation, answer: Answer, *, usage: bool) -> None:
         await self._response.prepare(self._request)
         await self._write(answer.first() or _COMMENT)
         try:
             while (piece := await self._next(generation)) is not None:
                 await self._write(answer.piece(piece))
-        except TimeoutError as error:
-            self._cut_off()
-            raise SlowConsumerError("the client stopped reading its answer") from error
-        except ConnectionError:
+        except (TimeoutError, ConnectionError):
             raise
         except Exception as error:  # noqa: BLE001  (whatever it was, the client hears of it)
+            generation.fail(error)
             await self._write(b"data: " + as_api_error(error).body() + b"\n\n")
         else:
             await self._write(answer.last() + (answer.usage() if usage else b"") + _DONE)
-        await self._response.write_eof()
-        return self._response
+        async with asyncio.timeout(self._write_timeout):
+            await self._response.write_eof()
 
     async def _next(self, generation: Generation) -> str | None:
         while True:

@@ -49,7 +49,9 @@ _NOTES = """
 
 `host` needs `port`. A `host` that can be reached from outside needs `api_key`.
 
-`max_waiting = 0` refuses every request: a request passes through the queue also when nothing runs.
+`cache_bytes` is a whole number, or one with a unit: `KiB`, `MiB`, `GiB` and `TiB` are powers of
+1024, `KB`, `MB`, `GB` and `TB` powers of 1000. In the file a number with a unit is a string. 0 is
+the same as `no_cache`. [cache.md](cache.md#tuning) says when to change it.
 """
 
 _BOUNDS = (
@@ -96,9 +98,8 @@ def _schemas() -> dict[str, dict[str, Any]]:
 
 def _value(schema: dict[str, Any]) -> str:
     """Say what a value may be: its type and its bounds."""
-    for part in schema.get("anyOf", ()):
-        if part["type"] != "null":
-            return _value(part)
+    if "anyOf" in schema:
+        return ", or ".join(_value(part) for part in schema["anyOf"] if part["type"] != "null")
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
     bounds = [text.format(schema[name]) for name, text in _BOUNDS if name in schema]

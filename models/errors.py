@@ -13,5 +13,9 @@ class ModelLoadError(ModelError):
     """The model is there, but cannot be loaded."""
 
 
+class UnsupportedCacheError(ModelLoadError):
+    """A layer keeps its state in a class that is not known here."""
+
+
 class TemplateError(ValueError):
     """The model's chat template refuses these messages."""

@@ -16,6 +16,7 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 from . import embedded
 from .errors import ModelLoadError, ModelNotFoundError
 from .fingerprint import fingerprint
+from .layer_states import LayerStack
 from .text import TextCodec
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
@@ -35,6 +36,7 @@ class LoadedModel:
         name: what clients call it.
         model: mlx-lm's module, evaluated.
         text: its tokenizer and chat template.
+        stack: what its layers keep of the tokens they have seen.
         fingerprint: see `fingerprint.fingerprint`.
         context_length: the most tokens of prompt and answer together.
         weight_bytes: what the weights take in memory.
@@ -43,6 +45,7 @@ class LoadedModel:
     name: str
     model: Any
     text: TextCodec
+    stack: LayerStack
     fingerprint: str
     context_length: int
     weight_bytes: int
@@ -59,6 +62,7 @@ def load(name: str) -> LoadedModel:
     Raises:
         ModelNotFoundError: the name leads to no model.
         ModelLoadError: what is there cannot be loaded.
+        UnsupportedCacheError: its layers keep state that cannot be saved.
     """
     on_cpu = backend() == "cpu"
     if name == embedded.NAME:
@@ -76,6 +80,7 @@ def load(name: str) -> LoadedModel:
         name=_public_name(name),
         model=model,
         text=TextCodec(tokenizer),
+        stack=LayerStack(model),
         fingerprint=fingerprint(files, config, dtypes),
         context_length=_context_length(config),
         weight_bytes=sum(leaf.nbytes for leaf in leaves),
@@ -111,7 +116,7 @@ def _load_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
         if fp32:
             model = dequantize_model(model)
             model.set_dtype(mx.float32)
-        mx.eval(model.parameters())  # here, because a truncated file is noticed only now
+        mx.eval(model.parameters())  # here: what fails on reading fails now
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"{directory} holds no mlx-lm model: {error}") from error
     except Exception as error:  # mlx-lm and transformers raise whatever a bad file leads to

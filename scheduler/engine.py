@@ -8,11 +8,13 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from ..cachestore.prefix_cache import CacheStatistics
 from ..models.params import Row
 from .errors import ComputationError, DeadlineExceededError, RequestError
 from .policy import Batch, plan
 from .queue import ConversationQueue
 from .request import Event, Finished, FinishReason, Started, TokenEvent
+from .reuse import PrefixReuse
 from .sequence import Sequence, SequenceStatus
 
 log = structlog.get_logger()
@@ -20,10 +22,6 @@ log = structlog.get_logger()
 
 class Forward(Protocol):
     """What the engine asks of a model; `models.forward.Forward` is the real one."""
-
-    def new_state(self) -> Any:
-        """Make the empty state of a sequence."""
-        ...
 
     def prefill(self, tokens: list[int], states: Any) -> None:
         """Advance `states` over `tokens`."""
@@ -53,6 +51,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         prefill_tokens: prompt tokens really computed.
         last_step_at: the engine's clock at the end of the last step, in seconds.
+        cache: as of the end of the last sequence.
     """
 
     running: tuple[SequenceStatistics, ...] = ()
@@ -62,6 +61,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_cached: int = 0
     prefill_tokens: int = 0
     generation_tokens: int = 0
+    cache: CacheStatistics = CacheStatistics()
 
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
@@ -75,6 +75,7 @@ class Engine:
 
     Args:
         forward: the model.
+        reuse: the cache of its state.
         queue: where sequences wait.
         publish: takes each step's events; must not block.
         eos_ids: tokens that end an answer.
@@ -86,6 +87,7 @@ class Engine:
     def __init__(
         self,
         forward: Forward,
+        reuse: PrefixReuse,
         queue: ConversationQueue,
         publish: Publish,
         *,
@@ -95,6 +97,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forward = forward
+        self._reuse = reuse
         self._queue = queue
         self._publish = publish
         self._eos_ids = eos_ids
@@ -104,11 +107,15 @@ class Engine:
         self._running: list[Sequence] = []
         self._events: list[tuple[Sequence, Event]] = []
         self._totals = Counter[str]()
-        self._statistics = EngineStatistics(last_step_at=clock())
+        self._cache = CacheStatistics()
+        self._steps = 0
+        self._last_step_at = clock()
+        self._publish_statistics()
 
     def step(self) -> bool:
         """Do one step's work. False when there was none."""
         batch = self._schedule()
+        self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
         self._run(batch)
         self._publish_step()
         return bool(self._running) or len(self._queue) > 0
@@ -136,13 +143,16 @@ class Engine:
     def _begin(self, sequence: Sequence) -> None:
         self._running.append(sequence)
         try:
-            sequence.states = self._forward.new_state()
+            self._reuse.begin(sequence)
         except BaseException as error:  # noqa: BLE001  (this sequence's own fault, also a Rust panic)
             self._fail(sequence, error)
             return
         sequence.status = SequenceStatus.PREFILL
         self._events.append(
-            (sequence, Started(sequence.num_matched_tokens, sequence.num_cached_tokens))
+            (
+                sequence,
+                Started(sequence.num_matched_tokens, sequence.num_cached_tokens, self._clock()),
+            )
         )
         self._count(
             prompt_tokens=sequence.num_prompt_tokens,
@@ -166,6 +176,7 @@ class Engine:
         self._forward.prefill(sequence.request.prompt[start:end], sequence.states)
         sequence.num_computed_tokens = end
         self._count(prefill_tokens=end - start)
+        self._reuse.advanced(sequence)
 
     def _decode(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.DECODE
@@ -173,11 +184,12 @@ class Engine:
         sequence.num_computed_tokens += 1
         if not sequence.output:
             self._count(prefill_tokens=1)  # the prompt's last token
+        self._reuse.advanced(sequence)
         if token in self._eos_ids:
             self._finish(sequence, FinishReason.STOP)
             return
         sequence.output.append(token)
-        self._events.append((sequence, TokenEvent(token)))
+        self._events.append((sequence, TokenEvent(token, self._clock())))
         self._count(generation_tokens=1)
         if len(sequence.output) >= sequence.request.max_tokens:
             self._finish(sequence, FinishReason.LENGTH)
@@ -195,20 +207,37 @@ class Engine:
         if sequence in self._running:
             self._running.remove(sequence)
             self._queue.release(sequence)
+            self._keep(sequence, trusted=not isinstance(error, ComputationError))
         sequence.status = SequenceStatus.FINISHED
         sequence.states = None
         self._events.append((sequence, Finished(reason, error)))
 
+    def _keep(self, sequence: Sequence, *, trusted: bool) -> None:
+        """Hand the sequence's state to the cache. What that raises costs the state only."""
+        try:
+            self._reuse.end(sequence, keep=trusted)
+        except BaseException:
+            # The answer is complete and must arrive, also after a panic in native code.
+            log.exception("state not kept", request=sequence.request.id)
+            self._reuse.end(sequence, keep=False)
+        self._cache = self._reuse.statistics()
+
     def _count(self, **more: int) -> None:
         self._totals.update(more)
 
-    def _publish_step(self) -> None:
+    def _publish_statistics(self) -> None:
         self._statistics = EngineStatistics(
             **self._totals,
+            cache=self._cache,
             running=tuple(_describe(sequence) for sequence in self._running),
-            steps=self._statistics.steps + 1,
-            last_step_at=self._clock(),
+            steps=self._steps,
+            last_step_at=self._last_step_at,
         )
+
+    def _publish_step(self) -> None:
+        self._steps += 1
+        self._last_step_at = self._clock()
+        self._publish_statistics()
         events, self._events = self._events, []
         if events:
             self._publish(events)

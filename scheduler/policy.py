@@ -30,8 +30,8 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
     """Choose the next step's work.
 
     Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
-    same prompt is always computed in the same pieces; the last one ends before the last
-    prompt token.
+    same prompt is always computed in the same pieces; they also end on the sequence's
+    borders, and the last one before the last prompt token.
     """
     prefill = next((s for s in running if s.num_left_to_prefill), None)
     decode = tuple(s for s in running if not s.num_left_to_prefill)
@@ -39,4 +39,5 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
         return Batch(None, 0, decode)
     start = prefill.num_computed_tokens
     grid = (start // prefill_chunk + 1) * prefill_chunk
-    return Batch(prefill, min(grid, prefill.num_prompt_tokens - 1), decode)
+    border = next((offset for offset in prefill.borders if offset > start), grid)
+    return Batch(prefill, min(grid, border, prefill.num_prompt_tokens - 1), decode)

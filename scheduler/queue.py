@@ -9,6 +9,12 @@ RETRY_AFTER = 2
 """Seconds that a refused client is asked to wait."""
 
 
+def queue_full(limit: int) -> QueueFullError:
+    """Make the error of a request for which there is no room."""
+    message = f"{limit} requests are waiting already; try again later"
+    return QueueFullError(message, retry_after=RETRY_AFTER)
+
+
 class ConversationQueue:
     """A bounded queue that never lets two requests of one conversation run at once.
 
@@ -24,7 +30,7 @@ class ConversationQueue:
         self.limit = limit
         self._lock = threading.Lock()
         self._waiting: dict[str, Sequence] = {}
-        self._busy: set[str] = set()
+        self._busy: set[tuple[str, str]] = set()
         self._closed = False
 
     def put(self, sequence: Sequence) -> None:
@@ -38,26 +44,25 @@ class ConversationQueue:
             if self._closed:
                 raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
             if len(self._waiting) >= self.limit:
-                message = f"{self.limit} requests are waiting already; try again later"
-                raise QueueFullError(message, retry_after=RETRY_AFTER)
+                raise queue_full(self.limit)
             self._waiting[sequence.request.id] = sequence
 
     def take(self) -> Sequence | None:
         """Take the oldest waiting sequence whose conversation is idle, and make it busy."""
         with self._lock:
             for sequence in self._waiting.values():
-                if sequence.request.conversation not in self._busy:
+                if _key(sequence) not in self._busy:
                     break
             else:
                 return None
             del self._waiting[sequence.request.id]
-            self._busy.add(sequence.request.conversation)
+            self._busy.add(_key(sequence))
             return sequence
 
     def release(self, sequence: Sequence) -> None:
         """Let the next request of this sequence's conversation run."""
         with self._lock:
-            self._busy.discard(sequence.request.conversation)
+            self._busy.discard(_key(sequence))
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take one waiting sequence out; None when it does not wait (any more)."""
@@ -82,3 +87,8 @@ class ConversationQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+def _key(sequence: Sequence) -> tuple[str, str]:
+    """Conversations are named by clients, so a name means something to its tenant only."""
+    return sequence.request.tenant, sequence.request.conversation

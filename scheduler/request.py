@@ -4,6 +4,7 @@ import enum
 
 import msgspec
 
+from ..cachestore.checkpoints import Reason
 from ..models.params import SamplingParams
 from .errors import RequestError
 
@@ -19,6 +20,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: the most tokens of the answer; the context has room for them.
         sampling: how its tokens are chosen.
         deadline: when it must have ended, on the engine's clock, in seconds.
+        boundaries: offsets in the prompt that a next turn keeps, and what they are.
     """
 
     id: str
@@ -28,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     sampling: SamplingParams
     deadline: float
+    boundaries: list[tuple[int, Reason]] = []
 
 
 class FinishReason(enum.StrEnum):
@@ -45,16 +48,23 @@ class Started(msgspec.Struct, frozen=True):
     Attributes:
         matched: prompt tokens the trie recognised.
         cached: prompt tokens whose state was restored; the rest is left to prefill.
+        at: when, on the engine's clock, in seconds.
     """
 
     matched: int
     cached: int
+    at: float
 
 
 class TokenEvent(msgspec.Struct, frozen=True):
-    """One token of the answer."""
+    """One token of the answer.
+
+    Attributes:
+        at: when it was chosen, on the engine's clock, in seconds.
+    """
 
     token: int
+    at: float
 
 
 class Finished(msgspec.Struct, frozen=True):

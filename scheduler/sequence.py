@@ -1,10 +1,14 @@
 """A request while the engine works on it."""
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..models.params import Row
 from .request import Request
+
+if TYPE_CHECKING:
+    from ..cachestore.checkpoints import Reason
+    from ..cachestore.lease import Lease
 
 
 class SequenceStatus(enum.StrEnum):
@@ -25,9 +29,10 @@ class Sequence:
     Attributes:
         output: token ids of the answer so far.
         num_computed_tokens: tokens, from the first, whose state `states` holds.
-        num_matched_tokens: prompt tokens the trie recognised.
-        num_cached_tokens: prompt tokens whose state was restored.
-        states: one state a layer; None while waiting and after the end.
+        lease: its hold on the cache; None before it starts.
+        borders: offsets at which its prefill stops for a checkpoint, ascending.
+        frontier: offset of the last prompt checkpoint, from which decode ones are counted.
+        states: the model's state; None while waiting and after the end.
     """
 
     def __init__(self, request: Request) -> None:
@@ -36,14 +41,30 @@ class Sequence:
         self.cancelled = False
         self.output: list[int] = []
         self.num_computed_tokens = 0
-        self.num_matched_tokens = 0
-        self.num_cached_tokens = 0
+        self.lease: Lease | None = None
+        self.borders: dict[int, Reason] = {}
+        self.frontier = 0
         self.states: Any = None
 
     @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.request.prompt)
+
+    @property
+    def num_matched_tokens(self) -> int:
+        """Prompt tokens the trie recognised."""
+        return 0 if self.lease is None else self.lease.matched
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose state was restored."""
+        return 0 if self.lease is None else self.lease.cached
+
+    @property
+    def computed(self) -> list[int]:
+        """The tokens whose state `states` holds."""
+        return [*self.request.prompt, *self.output][: self.num_computed_tokens]
 
     @property
     def num_left_to_prefill(self) -> int:

@@ -5,9 +5,12 @@ import weakref
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import cast
 
+from umbel.cachestore.prefix_cache import Layout, PrefixCache
 from umbel.models.params import Row, SamplingParams
 from umbel.scheduler.request import FinishReason, Request
+from umbel.scheduler.reuse import PrefixReuse
 
 VOCABULARY = 1000
 """Generated tokens are below this, so a prompt of larger ones is told apart at sight."""
@@ -47,7 +50,7 @@ class FakeForward:
     A fault is raised before the state advances, so `fed` is exactly what was computed.
 
     Attributes:
-        fed: the tokens that each state was advanced over, in the order of `new_state`; it
+        fed: the tokens that each state was advanced over, in the order of `open`; it
             outlives the states.
         chunks: start and end of each prefill, in the order they came.
         held: set once a computation waits at the gate that `hold` closed.
@@ -77,7 +80,7 @@ class FakeForward:
         self._faults[tuple((prompt + answer)[: position + 1])] = error
 
     def fail_next_state(self, error: BaseException) -> None:
-        """Raise from the next `new_state`."""
+        """Raise from the next `open`."""
         self._state_faults.append(error)
 
     def hold(self) -> None:
@@ -89,8 +92,9 @@ class FakeForward:
         """End `hold`."""
         self._gate.set()
 
-    def new_state(self) -> FakeState:
-        """Make the empty state of a sequence."""
+    def open(self, offset: int = 0, spans: object = (), checkpoint: object = None) -> FakeState:
+        """Make the state of a sequence; it starts from nothing."""
+        assert (offset, list(cast("list[object]", spans)), checkpoint) == (0, [], None)
         if self._state_faults:
             raise self._state_faults.pop(0)
         state = FakeState()
@@ -124,6 +128,12 @@ class FakeForward:
             if error is not None:
                 raise error
         states.tokens.extend(tokens)
+
+
+def no_reuse(forward: FakeForward) -> PrefixReuse:
+    """A cache that keeps nothing, for tests of what stands around it."""
+    cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=0)
+    return PrefixReuse(forward, cache, fingerprint="fake", interval=8192)
 
 
 class FakeClock:

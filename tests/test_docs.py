@@ -152,10 +152,10 @@ async def test_operations_page_has_every_key_of_the_request_line() -> None:
     """Each key that a request's log line can have is explained."""
     handoff = Handoff(ConversationQueue(1), lambda: None, channel_limit=1)
     metrics = Metrics(EngineStatistics, lambda: 0)
-    generation = Generation(make_request("req-1"), handoff, MagicMock(), [], metrics)
+    generation = Generation(make_request("req-1"), handoff, MagicMock(), [], metrics, 0.0)
     with structlog.testing.capture_logs() as lines:
         async with generation:
-            generation._failed(DeadlineExceededError("so that there is an error to log"))
+            generation.fail(DeadlineExceededError("so that there is an error to log"))
     (line,) = lines
     keys = line.keys() - {"log_level"}
     assert {"request", "left", "error"} <= keys

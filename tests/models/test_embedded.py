@@ -22,7 +22,7 @@ GREEDY = SamplingParams(seed=0, temperature=0)
 def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> list[int]:
     """Prefill the chunks, the last token excepted, and decode greedily."""
     forward = Forward(loaded)
-    states = forward.new_state()
+    states = forward.open()
     token = chunks[-1][-1]
     for chunk in [*chunks[:-1], chunks[-1][:-1]]:
         if chunk:
@@ -36,9 +36,9 @@ def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> li
 
 def last_logits(loaded: LoadedModel, chunks: list[list[int]]) -> Any:
     """Give the logits behind the last token, computed chunk by chunk."""
-    states = Forward(loaded).new_state()
+    states = Forward(loaded).open()
     for chunk in chunks:
-        logits = loaded.model(mx.array([chunk]), cache=states)[0, -1]
+        logits = loaded.model(mx.array([chunk]), cache=states.caches)[0, -1]
         mx.eval(logits)
     return np.array(logits.astype(mx.float32))
 
@@ -89,12 +89,12 @@ def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) 
 def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
     """Every layer's state ends where the tokens end, and starts from nothing."""
     forward = Forward(smollm2)
-    states = forward.new_state()
-    assert {state.offset for state in states} == {0}
+    states = forward.open()
+    assert {state.offset for state in states.caches} == {0}
     forward.prefill([1, 2, 3], states)
     forward.decode(4, states, Row(GREEDY, [1, 2, 3, 4], []))
-    assert {state.offset for state in states} == {4}
-    assert {state.offset for state in forward.new_state()} == {0}
+    assert {state.offset for state in states.caches} == {4}
+    assert {state.offset for state in forward.open().caches} == {0}
 
 
 def test_the_tokenizer_splits_digits_and_keeps_spaces(smollm2: LoadedModel) -> None:

@@ -190,6 +190,20 @@ def test_a_broken_model_is_a_load_error_that_names_it(tmp_path: Path, spoil: Any
         load(str(directory))
 
 
+def test_weights_that_cannot_be_read_are_a_load_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading is lazy: a failing disk or full memory shows only on evaluation."""
+    directory = tiny_model_dir(tmp_path / "unread")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("[read] Unable to read")
+
+    monkeypatch.setattr(mx, "eval", fail)
+    with pytest.raises(ModelLoadError, match=f"cannot load {directory}: .read. Unable"):
+        load(str(directory))
+
+
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     """A model newer than mlx-lm is refused by the name of its type."""
     directory = tiny_model_dir(tmp_path / "new", model_type="llama99")

@@ -180,6 +180,11 @@ def test_a_repeated_token_loses_to_a_fresh_one() -> None:
     assert choose(logits, [row(temperature=0, prompt=[0], **both)]) == [0]
 
 
+def test_a_repetition_penalty_without_any_tokens_does_nothing() -> None:
+    """A first draw from an empty prompt has nothing to repeat."""
+    assert choose([[2.0, 1.9]], [row(temperature=0, repetition_penalty=1.5)]) == [0]
+
+
 def test_logit_bias_forces_and_forbids() -> None:
     """+100 makes a token certain and -100 impossible, greedy or drawn."""
     logits = [[5.0, 0.0, 4.0]]

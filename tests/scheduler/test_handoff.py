@@ -13,7 +13,7 @@ from umbel.scheduler.request import Event, Finished, FinishReason, Started, Toke
 from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.thread import MLXThread
 
-from ..fakes import PATIENCE, FakeForward, make_request, reference
+from ..fakes import PATIENCE, FakeForward, make_request, no_reuse, reference
 
 CHANNEL_LIMIT = 16
 QUEUE_LIMIT = 200
@@ -29,10 +29,12 @@ class Service:
         self.handoff = Handoff(self.queue, self.thread.wake, channel_limit=CHANNEL_LIMIT)
         self.engine = Engine(
             self.forward,
+            no_reuse(self.forward),
             self.queue,
             self.handoff.publish,
             eos_ids=frozenset(),
             prefill_chunk=4,
+            clock=lambda: 100.0,
             max_batch=max_batch,
         )
         self.thread.start()
@@ -81,7 +83,7 @@ async def read(channel: EventChannel) -> list[Event]:
 def answer(prompt: list[int], max_tokens: int = 4) -> list[Event]:
     """List the events of a request that goes well."""
     tokens, reason = reference(prompt, max_tokens)
-    return [Started(0, 0), *map(TokenEvent, tokens), Finished(reason)]
+    return [Started(0, 0, 100.0), *(TokenEvent(token, 100.0) for token in tokens), Finished(reason)]
 
 
 def error_of(events: list[Event]) -> object:
@@ -97,7 +99,11 @@ class TestChannel:
     async def test_events_come_in_order(self) -> None:
         """The reader gets what was delivered, also what came before it asked."""
         channel = EventChannel(4)
-        sent: list[Event] = [Started(2, 1), TokenEvent(5), Finished(FinishReason.STOP)]
+        sent: list[Event] = [
+            Started(2, 1, 100.0),
+            TokenEvent(5, 100.0),
+            Finished(FinishReason.STOP),
+        ]
         for event in sent:
             assert channel.deliver(event)
         assert await read(channel) == sent
@@ -108,19 +114,19 @@ class TestChannel:
         reader = asyncio.create_task(channel.get())
         await asyncio.sleep(0)
         assert not reader.done()
-        channel.deliver(TokenEvent(5))
-        assert await reader == TokenEvent(5)
+        channel.deliver(TokenEvent(5, 100.0))
+        assert await reader == TokenEvent(5, 100.0)
 
     async def test_the_channel_is_bounded_but_for_the_end(self) -> None:
         """One event too many is refused and not kept; the end always fits."""
         channel = EventChannel(2)
-        assert channel.deliver(TokenEvent(1))
-        assert channel.deliver(TokenEvent(2))
-        assert not channel.deliver(TokenEvent(3))
+        assert channel.deliver(TokenEvent(1, 100.0))
+        assert channel.deliver(TokenEvent(2, 100.0))
+        assert not channel.deliver(TokenEvent(3, 100.0))
         assert channel.deliver(Finished(FinishReason.LENGTH))
         assert await read(channel) == [
-            TokenEvent(1),
-            TokenEvent(2),
+            TokenEvent(1, 100.0),
+            TokenEvent(2, 100.0),
             Finished(FinishReason.LENGTH),
         ]
 
@@ -128,7 +134,7 @@ class TestChannel:
         """What an engine still says of a request that was ended here is ignored."""
         channel = EventChannel(4)
         channel.deliver(Finished(FinishReason.CANCELLED))
-        assert channel.deliver(TokenEvent(1))
+        assert channel.deliver(TokenEvent(1, 100.0))
         assert channel.deliver(Finished(FinishReason.STOP))
         assert await channel.get() == Finished(FinishReason.CANCELLED)
         assert not channel._events
@@ -138,11 +144,11 @@ class TestChannel:
         channel = EventChannel(4)
         reader = asyncio.create_task(channel.get())
         await asyncio.sleep(0)
-        channel.deliver(TokenEvent(1))
+        channel.deliver(TokenEvent(1, 100.0))
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
-        assert await channel.get() == TokenEvent(1)
+        assert await channel.get() == TokenEvent(1, 100.0)
 
 
 class TestRequests:

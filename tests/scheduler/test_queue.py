@@ -5,6 +5,7 @@ import threading
 import time
 from collections import defaultdict
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -207,7 +208,7 @@ class QueueMachine(RuleBasedStateMachine):
         """The same requests wait, within the bound, and the same conversations are busy."""
         assert len(self.queue) == len(self.model) <= self.LIMIT
         assert list(self.queue._waiting.values()) == self.model
-        assert self.queue._busy == set(self.running)
+        assert {conversation for _, conversation in self.queue._busy} == set(self.running)
 
 
 def test_the_queue_is_its_model() -> None:
@@ -295,3 +296,16 @@ def test_threads_lose_and_duplicate_nothing() -> None:
         for putter in range(Traffic.PUTTERS):
             numbers = [int(n.split(":")[1]) for n in names if n.startswith(f"{putter}:")]
             assert numbers == sorted(numbers)
+
+
+def test_a_conversation_is_its_tenants() -> None:
+    """Two tenants that chose the same name do not wait for each other."""
+    queue = ConversationQueue(4)
+    for tenant in ("a", "b"):
+        request = make_request(f"from {tenant}", conversation="same")
+        queue.put(Sequence(msgspec.structs.replace(request, tenant=tenant)))
+    first, second = queue.take(), queue.take()
+    assert first is not None
+    assert second is not None
+    queue.release(first)
+    assert queue._busy == {("b", "same")}

@@ -1,0 +1,119 @@
+"""Where whole states are saved, and which of them are worth keeping. Pure.
+
+The decode schedule follows Ollama's PR #15914: dense at first, since what diverges inside an
+answer (thinking that is dropped, a tool call written differently) does so early.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from .state import Checkpoint
+
+_DENSE, _MEDIUM = 512, 2048  # generated tokens up to which a step of the schedule holds
+
+
+class Reason(enum.IntEnum):
+    """Why a checkpoint was taken; of two at one offset, the smaller reason is the better."""
+
+    JUNCTION = 0
+    """Where a second request was seen to diverge."""
+    FINAL = 1
+    """The end of what was computed: where a follow-up with the exact history resumes."""
+    MESSAGE = 2
+    """A message boundary that a next turn keeps."""
+    SYSTEM = 3
+    """The end of system prompt and tools, which other conversations share."""
+    DECODE = 4
+    """Inside an answer."""
+    PROMPT = 5
+    """One before the end of the prompt: where an exact repeat resumes."""
+    GRID = 6
+    """A multiple of the interval, for prompts that change somewhere in the middle."""
+
+
+class Captured(NamedTuple):
+    """A checkpoint that was taken, and why."""
+
+    checkpoint: Checkpoint
+    reason: Reason
+
+
+def prompt_offsets(
+    length: int,
+    *,
+    cached: int,
+    matched: int,
+    boundaries: Iterable[tuple[int, Reason]],
+    interval: int,
+) -> dict[int, Reason]:
+    """Say where a prefill shall stop to save its state.
+
+    Args:
+        length: tokens of the prompt; the last one is never prefilled.
+        cached: tokens that were restored.
+        matched: tokens that were recognised. Beyond `cached`, their end is a junction: this
+            is the second visitor, and a third shall not pay as it did.
+        boundaries: offsets that a next turn will keep.
+        interval: distance of the grid.
+
+    Returns:
+        Offsets in `(cached, length - 1]` and their reasons, ascending.
+    """
+    last = length - 1
+    wanted = [(offset, Reason.GRID) for offset in range(interval, length, interval)]
+    wanted += [(min(offset, last), reason) for offset, reason in boundaries]
+    wanted += [(last, Reason.PROMPT), (min(matched, last), Reason.JUNCTION)]
+    best: dict[int, Reason] = {}
+    for offset, reason in sorted(wanted):
+        if cached < offset:
+            best.setdefault(offset, reason)
+    return best
+
+
+def decode_due(generated: int) -> bool:
+    """Whether the decode schedule asks for a checkpoint.
+
+    Args:
+        generated: tokens computed since the last prompt checkpoint (the frontier).
+    """
+    if generated <= 0:
+        return False
+    if generated <= _DENSE:
+        return generated % 64 == 0
+    return generated % (256 if generated <= _MEDIUM else 1024) == 0
+
+
+FINAL_AFTER = 64
+"""Generated tokens from which on the end of an answer is worth a checkpoint."""
+
+
+def keep(captured: Sequence[Captured], limit: int) -> tuple[list[Captured], list[Captured]]:
+    """Divide a closed request's checkpoints into those that stay and those that are dropped.
+
+    Args:
+        captured: in the order they were taken.
+        limit: how many may stay.
+
+    One of each reason stays, the best reasons first, then a second of each, and so on: many
+    message boundaries must not displace the one that other conversations share. Of decode
+    checkpoints the first is preferred, because answers diverge early; of others the deepest.
+    Of two at one offset the one with the better reason stays.
+    """
+    best: dict[int, Captured] = {}
+    for item in sorted(captured, key=lambda item: item.reason):
+        best.setdefault(item.checkpoint.offset, item)
+    taken: Counter[Reason] = Counter()
+    ranked: list[tuple[int, Reason, Captured]] = []
+    for item in sorted(best.values(), key=_worth):
+        ranked.append((taken[item.reason], item.reason, item))
+        taken[item.reason] += 1
+    ranked.sort(key=lambda entry: entry[:2])
+    kept = [item for _, _, item in ranked[:limit]]
+    return kept, [item for item in captured if not any(item is other for other in kept)]
+
+
+def _worth(item: Captured) -> tuple[int, int]:
+    offset = item.checkpoint.offset
+    return item.reason, offset if item.reason is Reason.DECODE else -offset

@@ -1,0 +1,95 @@
+"""What is forgotten first. Pure.
+
+What was used longest ago goes first, of equals the deepest. Pinned nodes stay. Beyond that:
+
+- a span goes from the deep end of a leaf, and after the checkpoint that stands there, which is
+  worth nothing without it;
+- a checkpoint where paths part, or the first one on its path, ages with whatever is below it:
+  it is what a new conversation would resume at, however long ago the last one did.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+from .trie import RadixTrie, TrieNode
+
+
+class Victim(NamedTuple):
+    """State that may go, in the order in which it shall.
+
+    Attributes:
+        used: its recency.
+        height: its node's end, negated.
+        serial: keeps the order total.
+        trie: where it is.
+        node: whose it is.
+        checkpoint: whether it is the node's checkpoint, else its span.
+    """
+
+    used: int
+    height: int
+    serial: int
+    trie: RadixTrie
+    node: TrieNode
+    checkpoint: bool
+
+
+def victims(tries: Iterable[RadixTrie]) -> Iterator[Victim]:
+    """Yield what may be evicted, least valuable first, in one pass over the tries.
+
+    The caller evicts a victim, a span wholly or in part, before it asks for the next one;
+    nothing else may change the tries meanwhile.
+    """
+    serial = count()
+    heap: list[Victim] = []
+    for trie in tries:
+        nodes = list(trie.nodes())
+        heap += [
+            Victim(used, -node.end, next(serial), trie, node, checkpoint=True)
+            for node, used in _checkpoints(nodes)
+        ]
+        heap += [_span_of(node, trie, next(serial)) for node in nodes if _exposed(node)]
+    heapq.heapify(heap)
+    while heap:
+        victim = heapq.heappop(heap)
+        yield victim
+        node, trie = victim.node, victim.trie
+        if node.span is None and node.parent is not None:
+            node = node.parent  # it has gone, and was perhaps the last child
+        if _exposed(node):
+            heapq.heappush(heap, _span_of(node, trie, next(serial)))
+
+
+def shortened(node: TrieNode, over: int) -> int:
+    """Say where a leaf must end to free `over` bytes, and little more."""
+    if node.span is None or node.span.nbytes <= over:
+        return node.start
+    tokens = -(-over * len(node.tokens) // node.span.nbytes)
+    return node.end - max(1, tokens)
+
+
+def _span_of(node: TrieNode, trie: RadixTrie, serial: int) -> Victim:
+    return Victim(node.last_used, -node.end, serial, trie, node, checkpoint=False)
+
+
+def _exposed(node: TrieNode) -> bool:
+    """Whether a span is the end of its path, so that it can be cut."""
+    return not (node.pins or node.children or node.span is None or node.checkpoint is not None)
+
+
+def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
+    """Checkpoints that may go, and their recency; `nodes` has parents before children."""
+    newest: dict[TrieNode, int] = {}
+    for node in reversed(nodes):
+        below = [newest[child] for child in node.children.values()]
+        newest[node] = max(node.last_used, node.checkpoint_used, *below)
+    below_one: set[TrieNode | None] = set()
+    for node in nodes:
+        first = node.parent not in below_one
+        if not first or node.checkpoint is not None:
+            below_one.add(node)
+        if node.checkpoint is not None and not node.pins:
+            shared = first or len(node.children) > 1
+            yield node, newest[node] if shared else node.checkpoint_used

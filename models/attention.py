@@ -1,0 +1,94 @@
+"""Attention over segments that are not joined: a leased trunk and a private tail.
+
+Bound in the place of mlx-lm's `scaled_dot_product_attention` in the modules of a loaded
+model. It takes over where one token attends without a mask and its layer has a trunk; all
+else goes on to mlx-lm's own function, which gets keys and values in one piece.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import base
+
+from .trunk import Tensors, TrunkState
+
+_NAME = "scaled_dot_product_attention"
+_fused = base.scaled_dot_product_attention
+
+
+def attention(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    cache: Any,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Compute attention with mlx-lm's signature.
+
+    Args:
+        queries: `[1, heads, tokens, size]`.
+        keys: `[1, kv_heads, tokens, size]`, as the layer's state returned them.
+        values: likewise.
+        cache: the layer's state.
+        scale: of the scores.
+        mask: None, "causal", or an array.
+        sinks: `[heads]` logits that take attention from every token, or None.
+
+    Returns:
+        `[1, heads, tokens, size of a value]`.
+    """
+    if isinstance(cache, TrunkState) and cache.trunk and mask is None and queries.shape[2] == 1:
+        segments = cache.segments(keys)
+        if segments is not None:
+            return over_segments(queries, segments, scale, sinks)
+    result: mx.array = _fused(queries, keys, values, cache, scale, mask, sinks)
+    return result
+
+
+def over_segments(
+    queries: mx.array, segments: Sequence[Tensors], scale: float, sinks: mx.array | None
+) -> mx.array:
+    """Attend from one token to several segments, with one softmax over all of them.
+
+    The scores of a token are small, so they are joined; keys and values are read where
+    they lie.
+
+    Args:
+        queries: `[1, heads, 1, size]`.
+        segments: `(keys, values)` each, `[1, kv_heads, tokens, size]`.
+        scale: of the scores.
+        sinks: `[heads]`, or None.
+    """
+    batch, heads, _, size = queries.shape
+    kv_heads = segments[0][0].shape[1]
+    grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
+    parts = [grouped @ keys.swapaxes(-1, -2) for keys, _ in segments]
+    if sinks is not None:
+        parts.insert(0, sinks.reshape(1, kv_heads, -1, 1).astype(grouped.dtype))
+    shares = mx.softmax(mx.concatenate(parts, axis=-1), axis=-1, precise=True)
+    done, outputs = int(sinks is not None), []
+    for keys, values in segments:
+        length = keys.shape[-2]
+        outputs.append(shares[..., done : done + length] @ values)
+        done += length
+    return sum(outputs[1:], outputs[0]).reshape(batch, heads, 1, -1)
+
+
+def bind(model: Any) -> list[str]:
+    """Put `attention` into the modules whose classes make up `model`.
+
+    Returns:
+        The names of the modules that call it.
+    """
+    names = sorted({type(module).__module__ for module in model.modules()})
+    bound = []
+    for name in names:
+        module = sys.modules[name]
+        if getattr(module, _NAME, None) in (_fused, attention):
+            setattr(module, _NAME, attention)
+            bound.append(name)
+    return bound

@@ -1,0 +1,130 @@
+"""Leaves of a stack that restore only as a whole: rings, recurrent arrays, chunks.
+
+A record holds what a leaf is besides its arrays. `capture` takes both from a live cache of
+mlx-lm's, `restore` makes a live one of them that continues bit by bit as the first would.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, RotatingKVCache
+
+Captured = tuple["Record", list[mx.array]]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A `RotatingKVCache`: keys and values of the last `max_size` tokens.
+
+    Attributes:
+        index: where the next token is written; the ring is in order while it has not wrapped.
+    """
+
+    offset: int
+    keep: int
+    max_size: int
+    index: int
+
+    def rewinds_to(self, offset: int) -> bool:
+        """Whether no token before `offset` has been overwritten."""
+        return offset <= self.offset <= self.max_size
+
+    def restore(self, arrays: list[mx.array], offset: int) -> Any:
+        """Make the live ring; a rewound one loses the tokens after `offset`."""
+        ring = RotatingKVCache(self.max_size, self.keep)
+        if offset < self.offset:
+            arrays = [array[..., :offset, :] for array in arrays]
+        ring.keys, ring.values = arrays if offset else (None, None)
+        ring.offset = offset
+        ring._idx = min(offset, self.index) if offset < self.offset else self.index  # noqa: SLF001
+        return ring
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """An `ArraysCache`: convolution and recurrent states, in the types the model keeps.
+
+    Attributes:
+        present: which of its slots hold an array.
+    """
+
+    offset: int
+    present: tuple[bool, ...]
+
+    def rewinds_to(self, offset: int) -> bool:
+        """A recurrent state has all its tokens in it."""
+        return offset == self.offset
+
+    def restore(self, arrays: list[mx.array], offset: int) -> Any:
+        """Make the live cache."""
+        del offset
+        cache = ArraysCache(len(self.present))
+        remaining = iter(arrays)
+        cache.cache = [next(remaining) if there else None for there in self.present]
+        return cache
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A `ChunkedKVCache`: keys and values since the start of the attention chunk."""
+
+    offset: int
+    chunk_size: int
+    start: int
+
+    def rewinds_to(self, offset: int) -> bool:
+        """What is before the chunk is gone, so earlier offsets are not restored."""
+        return offset == self.offset
+
+    def restore(self, arrays: list[mx.array], offset: int) -> Any:
+        """Make the live cache."""
+        cache = ChunkedKVCache(self.chunk_size)
+        cache.keys, cache.values = arrays
+        cache.offset, cache.start_position = offset, self.start
+        return cache
+
+
+Record = Ring | Recurrent | Chunk
+
+
+def capture(cache: Any, offset: int) -> Captured:
+    """Take a leaf's record and the part of its arrays that means something.
+
+    The arrays are still the live ones, or views of them.
+
+    Args:
+        cache: one of mlx-lm's caches.
+        offset: how many tokens the stack has seen; recurrent caches do not count them.
+    """
+    if type(cache) is RotatingKVCache:
+        return _capture_ring(cache)
+    if type(cache) is ArraysCache:
+        slots = list(cache.cache)
+        present = tuple(slot is not None for slot in slots)
+        return Recurrent(offset, present), [slot for slot in slots if slot is not None]
+    if type(cache) is ChunkedKVCache:
+        cache.maybe_trim_front()  # as the model's next forward would
+        held = cache.offset - cache.start_position
+        arrays = [array[..., :held, :] for array in (cache.keys, cache.values)]
+        return Chunk(cache.offset, cache.chunk_size, cache.start_position), arrays
+    raise TypeError(f"{type(cache).__name__} is not restored as a whole")
+
+
+def _capture_ring(ring: Any) -> Captured:
+    """Leave out what the ring itself would drop at its next write, and keep the rest's order.
+
+    After a prefill chunk the buffer holds up to a chunk more than the window.
+    """
+    arrays, index = [ring.keys, ring.values], ring._idx  # noqa: SLF001
+    rows = arrays[0].shape[-2]
+    if rows > ring.max_size:
+        cut = rows - ring.max_size
+        arrays = [
+            mx.concatenate([a[..., : ring.keep, :], a[..., cut + ring.keep :, :]], axis=-2)
+            for a in arrays
+        ]
+        index = ring.max_size
+    elif ring.offset < rows:
+        arrays = [array[..., : ring.offset, :] for array in arrays]
+    return Ring(ring.offset, ring.keep, ring.max_size, index), arrays

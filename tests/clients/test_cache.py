@@ -1,0 +1,153 @@
+"""The cache as clients and operators see it."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..daemon.running import RunningDaemon, running
+
+SYSTEM = "You are one of many agents. " * 20
+
+
+@pytest.fixture
+def daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
+    """A daemon whose cache is empty."""
+    with (
+        tempfile.TemporaryDirectory(prefix="u") as folder,
+        running(Path(folder), long_tiny_dir) as daemon,
+    ):
+        yield daemon
+
+
+def ask(daemon: RunningDaemon, *turns: str) -> Any:
+    """Send a conversation and return the answer's body."""
+    roles = ("user", "assistant") * len(turns)
+    messages = [{"role": "system", "content": SYSTEM}]
+    messages += [{"role": r, "content": t} for r, t in zip(roles, turns, strict=False)]
+    return daemon.post({"messages": messages, "temperature": 0, "max_tokens": 5}).json()
+
+
+def cached(answer: Any) -> int:
+    """The cached tokens that the answer reports."""
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def umbel(daemon: RunningDaemon, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command against the daemon."""
+    return subprocess.run(
+        [sys.executable, "-m", "umbel", *words, "--socket", str(daemon.socket)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=daemon.environment | {"COLUMNS": "100"},
+    )
+
+
+def test_agents_share_their_system_prompt(daemon: RunningDaemon) -> None:
+    """The second agent's system prompt comes from the cache; the usage and the log say so."""
+    first, second = ask(daemon, "one"), ask(daemon, "two")
+    assert cached(first) == 0
+    assert cached(second) > 0.8 * second["usage"]["prompt_tokens"]
+    line = daemon.log().strip().splitlines()[-1]
+    total, left = (
+        second["usage"]["prompt_tokens"],
+        second["usage"]["prompt_tokens"] - cached(second),
+    )
+    assert f" total={total} matched={cached(second)} cached={cached(second)} left={left} " in line
+
+
+def test_a_conversation_resumes_at_its_end(daemon: RunningDaemon) -> None:
+    """A second turn computes what is new, and an exact repeat one token."""
+    first = ask(daemon, "one")
+    repeat = ask(daemon, "one")
+    assert cached(repeat) == first["usage"]["prompt_tokens"] - 1
+    assert repeat["choices"] == first["choices"]
+    text = first["choices"][0]["message"]["content"]
+    assert cached(ask(daemon, "one", text, "two")) >= first["usage"]["prompt_tokens"]
+
+
+def test_status_and_metrics_have_the_cache(daemon: RunningDaemon) -> None:
+    """The trie's shape is in /status; its bytes are in /metrics."""
+    ask(daemon, "one")
+    ask(daemon, "two")
+    shape = daemon.status()["engine"]["cache"]
+    assert shape["nodes"] == 3
+    assert shape["leases"] == 0
+    metrics = daemon.request("GET", "/metrics").body.decode()
+    assert f'umbel_cache_bytes{{kind="kv",tier="memory"}} {float(shape["span_bytes"])}' in metrics
+    assert "umbel_prompt_tokens_cached_total" in metrics
+
+
+def test_cache_commands(daemon: RunningDaemon) -> None:
+    """`umbel cache` shows shape and nodes, and verifies the invariants."""
+    ask(daemon, "one")
+    ask(daemon, "two")
+    stats = umbel(daemon, "cache", "stats")
+    assert stats.returncode == 0
+    assert "tokens in 3 nodes" in stats.stdout
+    assert "0 open leases" in stats.stdout
+    listed = umbel(daemon, "cache", "ls").stdout.splitlines()
+    assert len(listed) == 4
+    assert listed[1].startswith("[0, ")
+    assert listed[2].startswith("  [")
+    verified = umbel(daemon, "cache", "verify")
+    assert (verified.returncode, verified.stdout) == (0, "the cache is sound\n")
+
+
+def test_cache_commands_without_a_daemon(tmp_path: Path) -> None:
+    """Without a daemon they say so, in one sentence."""
+    done = subprocess.run(
+        [sys.executable, "-m", "umbel", "cache", "stats", "--socket", str(tmp_path / "no")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "no daemon answers on" in done.stderr
+
+
+def test_no_cache(short_path: Path, long_tiny_dir: Path) -> None:
+    """With --no-cache nothing is kept and nothing restored."""
+    with running(short_path, long_tiny_dir, "--no-cache") as daemon:
+        first, second = ask(daemon, "one"), ask(daemon, "one")
+        assert cached(second) == 0
+        assert first["choices"] == second["choices"]
+        assert daemon.status()["engine"]["cache"]["nodes"] == 0
+
+
+def test_small_budget_is_kept(short_path: Path, long_tiny_dir: Path) -> None:
+    """Stored state stays within --cache-bytes; answers stay the same."""
+    with running(short_path, long_tiny_dir, "--cache-bytes", "80KiB") as daemon:
+        answers = [ask(daemon, f"question {i % 5}")["choices"] for i in range(15)]
+        assert answers[:5] == answers[5:10] == answers[10:]
+        shape = daemon.status()["engine"]["cache"]
+        assert 0 < shape["span_bytes"] <= 80 * 1024
+        assert shape["evictions"] > 0
+
+
+def test_interrupted_requests_leave_no_lease(daemon: RunningDaemon) -> None:
+    """A client that leaves in mid-stream leaves its state, and no hold on it."""
+    connection, response = daemon.stream(
+        {
+            "messages": [{"role": "user", "content": "hello"}],
+            "temperature": 0,
+            "max_tokens": 3000,
+        }
+    )
+    for _ in range(40):
+        response.readline()
+    connection.close()
+    for _ in range(200):
+        shape = daemon.request("GET", "/cache").json()
+        if not shape["leases"]:
+            break
+    assert shape["leases"] == 0
+    assert shape["tokens"] > 20
+    assert daemon.request("GET", "/cache/verify").json() == {"problems": []}

@@ -1,0 +1,1 @@
+"""Whole conversations through engine, cache and real model arithmetic."""

@@ -1,0 +1,87 @@
+"""L2 of the exactness levels, in fp32, over every kind of stack; L1 is in test_layer_states."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from umbel.cachestore.checkpoints import FINAL_AFTER
+
+from .. import zoo
+from .bench import Bench, words
+from .conversations import SCENARIOS, Scenario
+
+TOLERANCE = 3e-4
+"""Largest |Δ log p| against a cold run; fp32 rounding in another order of summation."""
+
+
+DOC = Path(__file__).parents[2] / "docs" / "exactness.md"
+
+
+def test_the_table_is_complete() -> None:
+    """docs/exactness.md has a figure for every model, each within the bound that is tested."""
+    rows = re.findall(
+        r"^\| (\w+) \| \w+ \| \d+ \| \d+ \| ([\d.e+-]+) \|$", DOC.read_text(), re.MULTILINE
+    )
+    assert [name for name, _ in rows] == list(zoo.NAMES)
+    assert all(float(figure) < TOLERANCE for _, figure in rows)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_restored_equals_cold(name: str, scenario: Scenario) -> None:
+    """Over any restored prefix a request gets the tokens and log-probs of a cold run (L2)."""
+    bench = Bench(name)
+    for outcome, matched, at_least in scenario(bench):
+        # A stack that keeps no spans forgets the few tokens after its last checkpoint.
+        forgotten = 0 if bench.spans else matched - outcome.matched
+        assert 0 <= forgotten < FINAL_AFTER
+        assert outcome.matched == matched - forgotten
+        expected = at_least if bench.exact else min(matched, len(outcome.prompt) - 1)
+        assert outcome.cached >= min(expected, outcome.matched)
+        assert bench.difference(outcome) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "gemma3_text", "gpt_oss", "llama4"])
+def test_follow_up_resumes_inside_the_answer(name: str) -> None:
+    """The figure that decode checkpoints were made for: 96 matched, 94 cached, not 30.
+
+    Ollama's PR #15914 measured `matched=96 cached=30` before and `cached=94` after.
+    """
+    bench = Bench(name)
+    prompt = words(31, "prompt")
+    first = bench.run(prompt, 120)
+    assert (first.matched, first.cached) == (0, 0)
+    follow_up = bench.run([*first.history[:96], *words(334, "rewritten")], 16)
+    assert (len(follow_up.prompt), follow_up.matched, follow_up.cached) == (430, 96, 94)
+    assert bench.difference(follow_up) < TOLERANCE
+
+
+def test_no_decode_checkpoints_without_need() -> None:
+    """A stack of token-addressable layers only pays for no checkpoint at all."""
+    bench = Bench("llama")
+    bench.run(words(300, "prompt"), 150)
+    assert bench.cache.statistics().checkpoints == 0
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_few_checkpoints_stay(kept: int) -> None:
+    """One request leaves behind no more checkpoints than it may."""
+    bench = Bench("qwen3_next", kept=kept)
+    bench.run(words(600, "prompt"), 300)
+    assert bench.cache.statistics().checkpoints == kept
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "mamba2"])
+def test_answers_stay_right_under_pressure(name: str) -> None:
+    """With room for about one conversation, many of them still get exact answers."""
+    probe = Bench(name)
+    probe.run(words(200, "size"), 8)
+    bench = Bench(name, budget=int(1.2 * probe.cache.nbytes))
+    for turn in range(3):
+        for agent in range(4):
+            prompt = [*words(90, "system"), *words(60 + 30 * turn, agent)]
+            outcome = bench.run(prompt, 8)
+            assert bench.difference(outcome) < TOLERANCE
+            assert bench.cache.nbytes <= bench.cache.budget
+    assert bench.cache.statistics().evictions > 0
