@@ -9,8 +9,8 @@ from .trie import RadixTrie, TrieNode
 def problems(cache: PrefixCache) -> list[str]:
     """Describe every broken invariant; empty when the cache is sound."""
     found = [
-        f"{namespace.tenant}: {problem}"
-        for namespace, trie in cache.tries()
+        f"trie {number}: {problem}"
+        for number, (_, trie) in enumerate(cache.tries())
         for problem in _trie_problems(trie, cache.layout)
     ]
     return found + list(_pin_problems(cache)) + list(_lease_problems(cache))
@@ -66,9 +66,9 @@ def _pin_problems(cache: PrefixCache) -> Iterator[str]:
 
 
 def _lease_problems(cache: PrefixCache) -> Iterator[str]:
-    for namespace, trie in cache.tries():
+    for number, (_, trie) in enumerate(cache.tries()):
         if not trie.root.children and not cache.leases(trie):
-            yield f"{namespace.tenant}: an empty trie that nobody uses"
+            yield f"trie {number}: an empty trie that nobody uses"
     live = [lease for _, trie in cache.tries() for lease in cache.leases(trie)]
     for lease in cache.leases():
         where = f"a lease of [0, {lease.cached})"

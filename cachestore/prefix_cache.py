@@ -246,8 +246,7 @@ class PrefixCache:
             and parent.parent is not None
             and len(parent.children) == 1
             and parent.checkpoint is None
-            and not parent.pins
-            and not node.pins
+            and not parent.pins  # so neither is the node: a lease lies on all of its path
             and len(parent.tokens) <= 2 * len(node.tokens)
         ):
             node = trie.merge(parent)

@@ -225,8 +225,11 @@ def _failure(request: web.Request, error: Exception) -> web.Response:
         failure = as_api_error(error)
         if not isinstance(error, APIError | RequestError) and failure.status >= 500:  # noqa: PLR2004
             log.error("handler failed", path=request.path, exc_info=error)
-    log.info(
-        "refused" if failure.status < 500 else "failed",  # noqa: PLR2004
+    if request.get(_ENTERED, False):
+        return failure.response()  # the generation has written its own line
+    write = log.info if failure.status < 500 else log.warning  # noqa: PLR2004
+    write(
+        "refused",
         request=request[_REQUEST_ID],
         status=failure.status,
         code=failure.code,

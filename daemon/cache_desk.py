@@ -8,6 +8,8 @@ import msgspec
 
 from ..cachestore.check import problems
 from ..cachestore.prefix_cache import CacheStatistics, PrefixCache
+from ..scheduler.errors import UnavailableError
+from ..scheduler.queue import RETRY_AFTER
 from ..scheduler.thread import MLXThread
 
 T = TypeVar("T")
@@ -59,8 +61,12 @@ class CacheDesk:
         return await self._ask(lambda: problems(self._cache))
 
     async def _ask(self, fn: Callable[[], T]) -> T:
-        async with asyncio.timeout(_TIMEOUT):
-            return await asyncio.wrap_future(self._thread.submit(fn))
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                return await asyncio.wrap_future(self._thread.submit(fn))
+        except TimeoutError as error:
+            message = "the engine is in a long step; try again later"
+            raise UnavailableError(message, retry_after=RETRY_AFTER) from error
 
     def _describe(self, tenant: str) -> list[NodeDescription]:
         return [

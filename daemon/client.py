@@ -51,17 +51,20 @@ class Client:
             await self._session.close()
 
     async def get(self, route: str) -> dict[str, Any]:
-        """Get a JSON document, whatever its status.
+        """Get a JSON document.
 
         Raises:
-            ClientError: no daemon answers.
+            ClientError: no daemon answers, or it answers with an error.
         """
         try:
             async with self._connected.get(route) as response:
-                data: dict[str, Any] = msgspec.json.decode(await response.read())
-                return data
+                body = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClientError(f"no daemon answers on {self.path} ({error})") from error
+        data: dict[str, Any] = msgspec.json.decode(body)
+        if "error" in data:
+            raise ClientError(_message(body))
+        return data
 
     async def chat(
         self,

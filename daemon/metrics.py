@@ -40,13 +40,13 @@ class Metrics:
             registry=self._measured,
         )
         self.time_to_first_token = self._histogram(
-            "umbel_time_to_first_token_seconds", "From submission to the first token."
+            "umbel_time_to_first_token_seconds", "From arrival to the first token."
         )
         self.inter_token_latency = self._histogram(
             "umbel_inter_token_latency_seconds", "Between two tokens of one answer."
         )
         self.queue_seconds = self._histogram(
-            "umbel_request_queue_seconds", "From submission to the start of the work."
+            "umbel_request_queue_seconds", "From arrival to the start of the work."
         )
         self._measured.register(_EngineCollector(engine, waiting))
         self._exported = CollectorRegistry()

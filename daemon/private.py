@@ -12,7 +12,7 @@ from .client import Client, ClientError
 from .config import ENV_PREFIX
 
 _START = 600.0  # seconds; a large model is read from disk in this time
-_STOP = 90.0
+_STOP = 120.0  # longer than a daemon takes to stop at the most
 _POLL = 0.1
 
 

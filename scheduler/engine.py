@@ -50,7 +50,8 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         prefill_tokens: prompt tokens really computed.
-        last_step_at: the engine's clock at the end of the last step, in seconds.
+        last_step_at: the engine's clock at the end of the last step, or when work came to an
+            idle engine, in seconds.
         cache: as of the end of the last sequence.
     """
 
@@ -114,6 +115,8 @@ class Engine:
 
     def step(self) -> bool:
         """Do one step's work. False when there was none."""
+        if not self._running:
+            self._last_step_at = self._clock()  # it was idle until now, not stalled
         batch = self._schedule()
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
         self._run(batch)
@@ -142,6 +145,7 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> None:
         self._running.append(sequence)
+        self._publish_statistics()
         try:
             self._reuse.begin(sequence)
         except BaseException as error:  # noqa: BLE001  (this sequence's own fault, also a Rust panic)

@@ -1,0 +1,1 @@
+"""Tests of cachestore, against fakes whose state is the tokens themselves."""

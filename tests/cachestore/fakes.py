@@ -1,0 +1,420 @@
+"""Model state whose content can be read back: it is the tokens that it was computed from."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from umbel.cachestore import check
+from umbel.cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
+from umbel.cachestore.lease import Lease
+from umbel.cachestore.prefix_cache import Layout, Namespace, PrefixCache
+from umbel.cachestore.trie import RadixTrie, TrieNode, as_tokens
+
+TokenIds = tuple[int, ...]
+
+PLENTY = 1 << 40
+WINDOW = 16
+RECURRENT_BYTES = 40
+NAMESPACE = Namespace("tenant", "model")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A kind of model: which layers it has.
+
+    Attributes:
+        name: for test ids.
+        kv: it has full-attention layers.
+        window: of its sliding layers, or 0.
+        recurrent: it has recurrent layers.
+    """
+
+    name: str
+    kv: bool
+    window: int = 0
+    recurrent: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """What the cache is told about it."""
+        return Layout(spans=self.kv, checkpoints=bool(self.window) or self.recurrent)
+
+
+KV = Stack("kv", kv=True)
+SLIDING = Stack("kv+rotating", kv=True, window=WINDOW)
+HYBRID = Stack("kv+recurrent", kv=True, recurrent=True)
+EVERYTHING = Stack("all", kv=True, window=WINDOW, recurrent=True)
+RECURRENT = Stack("recurrent", kv=False, recurrent=True)
+STACKS = (KV, SLIDING, HYBRID, EVERYTHING, RECURRENT)
+EXACT = tuple(stack for stack in STACKS if stack.layout.checkpoints)
+
+
+class Registry:
+    """Knows all state that was made and not closed.
+
+    Attributes:
+        spans: the open ones.
+        checkpoints: the open ones.
+        made: how many spans there ever were.
+        splits: how often a span was cut.
+    """
+
+    def __init__(self) -> None:
+        self.spans: set[FakeSpan] = set()
+        self.checkpoints: set[FakeCheckpoint] = set()
+        self.made = 0
+        self.splits = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all open state."""
+        return sum(span.nbytes for span in self.spans) + sum(
+            checkpoint.nbytes for checkpoint in self.checkpoints
+        )
+
+
+class FakeSpan:
+    """Keys and values of consecutive tokens, which are those tokens.
+
+    Any use after it was given away raises.
+    """
+
+    def __init__(self, registry: Registry, tokens: Iterable[int], each: int = 4) -> None:
+        self._registry = registry
+        self._tokens = tuple(tokens)
+        self._each = each
+        registry.made += 1
+        registry.spans.add(self)
+
+    @property
+    def tokens(self) -> TokenIds:
+        """What it was computed from."""
+        self._check()
+        return self._tokens
+
+    @property
+    def length(self) -> int:
+        """How many tokens."""
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """What it would take in memory."""
+        return self._each * len(self.tokens)
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """Cut in two; both must hold something."""
+        assert 0 < at < self.length, f"cut at {at} of {self.length}"
+        self._registry.splits += 1
+        self.close()
+        return self._new(self._tokens[:at]), self._new(self._tokens[at:])
+
+    def merge(self, other: Self) -> Self:
+        """Join with what follows."""
+        joined = self.tokens + other.tokens
+        self.close()
+        other.close()
+        return self._new(joined)
+
+    def close(self) -> None:
+        """Give it back, once."""
+        self._check()
+        self._registry.spans.remove(self)
+
+    def _new(self, tokens: TokenIds) -> Self:
+        return type(self)(self._registry, tokens, self._each)
+
+    def _check(self) -> None:
+        assert self in self._registry.spans, "a span was used after it was closed"
+
+
+class FakeCheckpoint:
+    """A whole state, which is all tokens up to its offset.
+
+    Args:
+        registry: where it is open.
+        tokens: of its whole past.
+        window: it rewinds while its offset is within this; 0 for never.
+        nbytes: what it would take in memory.
+    """
+
+    def __init__(
+        self, registry: Registry, tokens: Iterable[int], window: int = 0, nbytes: int = 64
+    ) -> None:
+        self._registry = registry
+        self._tokens = tuple(tokens)
+        self._window = window
+        self._nbytes = nbytes
+        registry.checkpoints.add(self)
+
+    @property
+    def offset(self) -> int:
+        """How many tokens it has seen."""
+        self._check()
+        return len(self._tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """What it would take in memory."""
+        self._check()
+        return self._nbytes
+
+    def rewinds_to(self, offset: int) -> bool:
+        """Whether nothing was overwritten yet that `offset` needs."""
+        return offset <= self.offset <= self._window
+
+    def restore(self, offset: int) -> TokenIds:
+        """Return the state at `offset`, or fail."""
+        assert offset == self.offset or self.rewinds_to(offset), (
+            f"a checkpoint of {self.offset} cannot restore {offset}"
+        )
+        return self._tokens[:offset]
+
+    def close(self) -> None:
+        """Give it back, once."""
+        self._check()
+        self._registry.checkpoints.remove(self)
+
+    def _check(self) -> None:
+        assert self in self._registry.checkpoints, "a checkpoint was used after it was closed"
+
+
+def restored(lease: Lease, layout: Layout) -> TokenIds:
+    """Read back what a lease restores; fails where two kinds of state disagree."""
+    found: list[TokenIds] = []
+    if layout.spans:
+        read: TokenIds = ()
+        for span in lease.spans():
+            assert isinstance(span, FakeSpan)
+            read += span.tokens
+        found.append(read)
+    if layout.checkpoints and lease.cached:
+        assert isinstance(lease.checkpoint, FakeCheckpoint)
+        found.append(lease.checkpoint.restore(lease.cached))
+    assert len(set(found)) <= 1, f"layers disagree: {found}"
+    return found[0] if found else ()
+
+
+@dataclass(eq=False)
+class FakeSequence:
+    """A request as the engine runs it: restore, prefill, decode, close.
+
+    Attributes:
+        world: whose cache it uses.
+        namespace: where in it.
+        prompt: of the request.
+        boundaries: offsets that the next turn keeps, and why.
+        lease: what it was given.
+        state: the tokens that its layers have been advanced over.
+    """
+
+    world: "World"
+    namespace: Namespace
+    prompt: TokenIds
+    boundaries: tuple[tuple[int, Reason], ...] = ()
+    lease: Lease = field(init=False)
+    state: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lease = self.world.cache.begin(self.namespace, as_tokens(self.prompt))
+        self.world.sequences.append(self)
+        self.verify()
+        self.state = list(restored(self.lease, self.world.stack.layout))
+        self._plan = prompt_offsets(
+            len(self.prompt),
+            cached=self.cached,
+            matched=self.lease.matched,
+            boundaries=self.boundaries,
+            interval=self.world.interval,
+        )
+
+    @property
+    def cached(self) -> int:
+        """Tokens that were restored."""
+        return self.lease.cached
+
+    def verify(self) -> None:
+        """Assert that what the lease restores is the prompt's own beginning."""
+        lease = self.lease
+        assert lease.total == len(self.prompt) == lease.cached + lease.left
+        assert 0 <= lease.cached < lease.total
+        assert lease.cached <= lease.matched <= lease.total
+        assert restored(lease, self.world.stack.layout) == self.prompt[: lease.cached]
+
+    def prefill(self, until: int | None = None) -> Self:
+        """Compute the prompt up to `until`; its last token is left to decode."""
+        last = len(self.prompt) - 1
+        for token in self.prompt[len(self.state) : last if until is None else min(until, last)]:
+            self.state.append(token)
+            if (reason := self._plan.get(len(self.state))) is not None:
+                self.capture(reason)
+        return self
+
+    def decode(self, tokens: Sequence[int]) -> Self:
+        """Feed the prompt's last token and then an answer, except for what is never fed.
+
+        As in the engine the last sampled token is not computed; `tokens` leaves it out.
+        """
+        assert len(self.state) >= len(self.prompt) - 1
+        if len(self.state) < len(self.prompt):
+            self._advance(self.prompt[-1])
+        for token in tokens:
+            self._advance(token)
+        return self
+
+    def finish(self) -> None:
+        """Close as a request does that ended well."""
+        if len(self.state) - (len(self.prompt) - 1) >= FINAL_AFTER:
+            self.capture(Reason.FINAL)
+        self.close()
+
+    def close(self) -> None:
+        """Hand over what was computed; so ends a cancelled request too."""
+        span = None
+        if self.world.stack.kv and len(self.state) > self.cached:
+            span = FakeSpan(self.world.registry, self.state[self.cached :], self.world.each)
+        self.world.sequences.remove(self)
+        self.lease.close(as_tokens(self.state), span)
+        self.world.closed.append((self.namespace, tuple(self.state)))
+
+    def fail(self) -> None:
+        """End as a request does whose state cannot be trusted."""
+        self.world.sequences.remove(self)
+        self.lease.close()
+
+    def capture(self, reason: Reason) -> None:
+        """Save the state as it is now, if the stack needs that."""
+        if self.world.stack.layout.checkpoints:
+            self.lease.capture(self.world.checkpoint(self.state), reason)
+
+    def _advance(self, token: int) -> None:
+        self.state.append(token)
+        if decode_due(len(self.state) - (len(self.prompt) - 1)):
+            self.capture(Reason.DECODE)
+
+
+class World:
+    """A cache, the state that it and its sequences hold, and what it was ever told.
+
+    Args:
+        stack: the kind of model.
+        budget: of the cache.
+        kept: checkpoints that a request leaves behind.
+        interval: of the grid of checkpoints.
+        each: bytes of one token's span.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        budget: int = PLENTY,
+        kept: int = 4,
+        interval: int = 1 << 20,
+        each: int = 4,
+    ) -> None:
+        self.stack = stack
+        self.interval = interval
+        self.each = each
+        self.registry = Registry()
+        self.cache = PrefixCache(stack.layout, budget=budget, checkpoints_kept=kept)
+        self.sequences: list[FakeSequence] = []
+        self.closed: list[tuple[Namespace, TokenIds]] = []
+
+    def checkpoint(self, tokens: Sequence[int]) -> FakeCheckpoint:
+        """Build the whole state after `tokens`, of all layers that have such."""
+        stack = self.stack
+        size = 4 * min(stack.window, len(tokens)) + RECURRENT_BYTES * stack.recurrent
+        window = 0 if stack.recurrent else stack.window
+        return FakeCheckpoint(self.registry, tokens, window, size)
+
+    def span(self, tokens: Iterable[int]) -> FakeSpan | None:
+        """Build the span of some tokens, if the stack has such."""
+        return FakeSpan(self.registry, tokens, self.each) if self.stack.kv else None
+
+    def begin(
+        self,
+        prompt: Iterable[int],
+        *boundaries: tuple[int, Reason],
+        namespace: Namespace = NAMESPACE,
+    ) -> FakeSequence:
+        """Start a request."""
+        return FakeSequence(self, namespace, tuple(prompt), boundaries)
+
+    def serve(
+        self,
+        prompt: Iterable[int],
+        answer: Sequence[int] = (),
+        *boundaries: tuple[int, Reason],
+        namespace: Namespace = NAMESPACE,
+    ) -> int:
+        """Run a request to its end; return how many tokens were restored for it."""
+        sequence = self.begin(prompt, *boundaries, namespace=namespace)
+        sequence.prefill().decode(answer).finish()
+        self.check()
+        return sequence.cached
+
+    def probe(self, prompt: Iterable[int], namespace: Namespace = NAMESPACE) -> tuple[int, int]:
+        """Return what is matched and cached of a prompt, and leave nothing behind."""
+        sequence = self.begin(prompt, namespace=namespace)
+        sequence.fail()
+        self.check()
+        return sequence.lease.matched, sequence.cached
+
+    @property
+    def trie(self) -> RadixTrie:
+        """The trie of the usual namespace."""
+        trie = self.cache.trie(NAMESPACE)
+        assert trie is not None
+        return trie
+
+    def node(self, end: int) -> TrieNode:
+        """Find the only node that ends at an offset."""
+        (found,) = (node for node in self.trie.nodes() if node.end == end)
+        return found
+
+    def ends(self) -> list[int]:
+        """Where the nodes of the usual namespace end, ascending."""
+        return sorted(node.end for node in self.trie.nodes())
+
+    def checkpoints(self) -> list[int]:
+        """The offsets of the checkpoints of the usual namespace, ascending."""
+        return sorted(node.end for node in self.trie.nodes() if node.checkpoint is not None)
+
+    def check(self) -> None:
+        """Assert all invariants, the content of all open leases, and the byte counts."""
+        assert check.problems(self.cache) == []
+        for sequence in self.sequences:
+            sequence.verify()
+        self.check_content()
+        captured = sum(
+            item.checkpoint.nbytes for lease in self.cache.leases() for item in lease.captured
+        )
+        assert self.registry.nbytes == self.cache.nbytes + captured
+
+    def check_content(self) -> None:
+        """Assert that each node holds the state of its own path."""
+        for _, trie in self.cache.tries():
+            paths: dict[TrieNode | None, TokenIds] = {trie.root: ()}
+            for node in trie.nodes():
+                edge = tuple(node.tokens.tolist())
+                paths[node] = paths[node.parent] + edge
+                if node.span is not None:
+                    assert isinstance(node.span, FakeSpan)
+                    assert node.span.tokens == edge
+                if node.checkpoint is not None:
+                    assert isinstance(node.checkpoint, FakeCheckpoint)
+                    assert node.checkpoint.restore(node.end) == paths[node]
+
+    def finish(self) -> None:
+        """Assert that every lease was closed and that a cleared cache holds nothing."""
+        assert self.cache.leases() == [], "a lease was never closed"
+        self.check()
+        self.cache.clear()
+        assert list(self.cache.tries()) == [], "a cleared cache holds tries"
+        assert not self.registry.spans, "a span was never closed"
+        assert not self.registry.checkpoints, "a checkpoint was never closed"
+
+
+def conversation(seed: int, length: int) -> TokenIds:
+    """Return tokens of which no two seeds share one."""
+    return tuple(seed * 10_000 + number for number in range(length))

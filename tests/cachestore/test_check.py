@@ -1,0 +1,178 @@
+"""The checker finds damage of every kind; else "no problems" would mean nothing."""
+
+from collections.abc import Callable
+
+import pytest
+
+from umbel.cachestore import check
+from umbel.cachestore.trie import TrieNode, as_tokens
+
+from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, FakeCheckpoint, FakeSpan, Stack, World
+
+
+def sound(stack: Stack = HYBRID) -> World:
+    """Build a cache with a junction, checkpoints and an open lease on a path."""
+    world = World(stack)
+    world.serve(range(20))
+    world.serve([*range(10), 50, 51])
+    world.begin(range(20))
+    assert check.problems(world.cache) == []
+    return world
+
+
+def empty_edge(world: World) -> None:
+    """Take a leaf's tokens."""
+    node = world.node(12)
+    node.tokens = as_tokens([])
+
+
+def gap(world: World) -> None:
+    """Move a node away from its parent's end."""
+    world.node(12).start += 1
+
+
+def wrong_token(world: World) -> None:
+    """File a node under a token that is not its first."""
+    children = world.node(10).children
+    children[99] = children.pop(50)
+
+
+def wrong_parent(world: World) -> None:
+    """Let a node think that it hangs elsewhere."""
+    world.node(12).parent = world.node(19)
+
+
+def span_too_short(world: World) -> None:
+    """Claim state for tokens that have none."""
+    node = world.node(12)
+    assert node.span is not None
+    node.span.close()
+    node.span = FakeSpan(world.registry, [1, 2, 3])
+
+
+def hole(world: World) -> None:
+    """Lose a span in the middle of a path."""
+    world.node(10).span = None
+
+
+def misplaced_checkpoint(world: World) -> None:
+    """Put a whole state where it does not belong."""
+    world.node(12).checkpoint = FakeCheckpoint(world.registry, [1])
+
+
+def unpinned_parent(world: World) -> None:
+    """Lose a pin above a pinned node."""
+    world.node(10).pins -= 1
+
+
+def extra_pin(world: World) -> None:
+    """Pin what no lease holds, for ever."""
+    world.node(12).pins += 1
+
+
+def uncounted_span(world: World) -> None:
+    """Forget to count."""
+    world.trie.span_bytes -= 4
+
+
+def uncounted_checkpoint(world: World) -> None:
+    """Count twice."""
+    world.trie.checkpoint_bytes += 4
+
+
+def state_at_the_root(world: World) -> None:
+    """Store the state of no tokens."""
+    world.trie.root.checkpoint = FakeCheckpoint(world.registry, [])
+
+
+def stale_lease(world: World) -> None:
+    """Remove a node under the lease that holds it."""
+    del world.trie.root.children[0]
+
+
+def empty_trie(world: World) -> None:
+    """Keep the trie of a namespace that nobody uses."""
+    world.sequences[0].fail()
+    for node in list(world.trie.nodes()):
+        world.trie.root.children.pop(int(node.tokens[0]), None)
+
+
+def lost_checkpoint(world: World) -> None:
+    """Take away what an open lease shall restore from."""
+    world.node(19).checkpoint = None
+
+
+def dropped_trie(world: World) -> None:
+    """Drop a namespace under its lease."""
+    world.cache._tries.clear()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (empty_edge, "empty edge"),
+        (gap, "does not start where its parent ends"),
+        (wrong_token, "wrong token or parent"),
+        (wrong_parent, "wrong token or parent"),
+        (span_too_short, "has a span of 3 tokens"),
+        (hole, "has no span"),
+        (misplaced_checkpoint, "has a checkpoint of offset 1"),
+        (unpinned_parent, "pinned less often than its children"),
+        (extra_pin, "has 1 pins"),
+        (uncounted_span, "are counted"),
+        (uncounted_checkpoint, "are counted"),
+        (state_at_the_root, "the root has"),
+        (stale_lease, "in no trie"),
+        (empty_trie, "an empty trie"),
+        (lost_checkpoint, "does not pin"),
+        (dropped_trie, "was dropped"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_damage_is_found(damage: Callable[[World], None], words: str) -> None:
+    """Each invariant, broken by hand, is reported in words that name it."""
+    world = sound()
+    damage(world)
+    assert words in "\n".join(check.problems(world.cache))
+
+
+def test_a_leaf_without_state_is_found() -> None:
+    """Tokens that lead to no state are a leak that no budget sees."""
+    world = World(RECURRENT)
+    world.serve(range(20))
+    world.trie.append(world.node(19), as_tokens([5]), None)
+    assert "a leaf without state" in "\n".join(check.problems(world.cache))
+
+
+def test_a_lease_without_its_spans_is_found() -> None:
+    """A lease that claims more tokens than its path has would restore a hole."""
+    world = sound(KV)
+    world.sequences[0].lease.cached += 1
+    assert "has spans of 19 tokens" in "\n".join(check.problems(world.cache))
+
+
+@pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
+def test_a_lease_without_its_checkpoint_is_found(stack: Stack) -> None:
+    """A stack that needs a checkpoint cannot restore without one."""
+    world = World(stack)
+    world.serve(range(20))
+    lease = world.begin(range(20)).lease
+    assert lease.cached
+    lease._checkpoint = None
+    assert "has no checkpoint" in "\n".join(check.problems(world.cache))
+
+
+def test_problems_name_the_trie() -> None:
+    """The report tells tries apart, but not whose they are: any tenant may ask for it."""
+    world = sound()
+    world.trie.span_bytes += 1
+    (problem,) = check.problems(world.cache)
+    assert problem.startswith("trie 0: ")
+
+
+def test_a_path_ends_at_its_node_and_leaves_the_root_out() -> None:
+    """Pins are counted over paths; the root is nobody's."""
+    world = sound()
+    path: list[TrieNode] = world.node(11).path()
+    assert [node.end for node in path] == [10, 11]
+    assert world.trie.root.path() == []

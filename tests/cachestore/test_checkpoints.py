@@ -1,0 +1,173 @@
+"""Where state is saved, and which of it stays."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.cachestore.checkpoints import Captured, Reason, decode_due, keep, prompt_offsets
+
+from .fakes import FakeCheckpoint, Registry
+
+REASONS = st.sampled_from(Reason)
+
+
+@pytest.mark.parametrize(
+    ("length", "cached", "matched", "boundaries", "expected"),
+    [
+        (1, 0, 0, [], {}),
+        (2, 0, 0, [], {1: Reason.PROMPT}),
+        (31, 0, 0, [], {30: Reason.PROMPT}),
+        (31, 30, 31, [], {}),
+        (31, 12, 20, [], {20: Reason.JUNCTION, 30: Reason.PROMPT}),
+        (31, 20, 20, [], {30: Reason.PROMPT}),
+        (31, 12, 31, [], {30: Reason.JUNCTION}),
+        (250, 0, 0, [], {100: Reason.GRID, 200: Reason.GRID, 249: Reason.PROMPT}),
+        (250, 100, 100, [], {200: Reason.GRID, 249: Reason.PROMPT}),
+        (201, 0, 0, [], {100: Reason.GRID, 200: Reason.PROMPT}),
+        (31, 0, 0, [(10, Reason.SYSTEM)], {10: Reason.SYSTEM, 30: Reason.PROMPT}),
+        (31, 10, 10, [(10, Reason.SYSTEM), (0, Reason.SYSTEM)], {30: Reason.PROMPT}),
+        (31, 0, 0, [(31, Reason.MESSAGE)], {30: Reason.MESSAGE}),
+        (31, 0, 10, [(10, Reason.SYSTEM)], {10: Reason.JUNCTION, 30: Reason.PROMPT}),
+        (31, 0, 0, [(9, Reason.SYSTEM), (9, Reason.MESSAGE)], {9: Reason.MESSAGE, 30: 5}),
+    ],
+)
+def test_prompt_offsets(
+    length: int,
+    cached: int,
+    matched: int,
+    boundaries: list[tuple[int, Reason]],
+    expected: dict[int, Reason],
+) -> None:
+    """Junction, boundaries, grid (of 100) and the end, each once, best reason, what is left."""
+    offsets = prompt_offsets(
+        length, cached=cached, matched=matched, boundaries=boundaries, interval=100
+    )
+    assert offsets == expected
+
+
+@given(
+    st.integers(1, 300),
+    st.integers(1, 100),
+    st.lists(st.tuples(st.integers(0, 400), REASONS)),
+    st.data(),
+)
+def test_prompt_offsets_are_ascending_and_left_to_compute(
+    length: int, interval: int, boundaries: list[tuple[int, Reason]], data: st.DataObject
+) -> None:
+    """A prefill can stop at each in turn; the end and the junction are always among them."""
+    matched = data.draw(st.integers(0, length))
+    cached = data.draw(st.integers(0, min(matched, length - 1)))
+    offsets = prompt_offsets(
+        length, cached=cached, matched=matched, boundaries=boundaries, interval=interval
+    )
+    assert list(offsets) == sorted(offsets)
+    assert all(cached < offset <= length - 1 for offset in offsets)
+    for wanted in (length - 1, min(matched, length - 1), *range(interval, length, interval)):
+        assert wanted in offsets or wanted <= cached
+    for offset, reason in boundaries:
+        place = min(offset, length - 1)
+        assert place <= cached or offsets[place] <= reason
+
+
+def test_decode_is_saved_densely_at_first_then_ever_less() -> None:
+    """Every 64 tokens up to 512, every 256 up to 2,048, every 1,024 after that."""
+    due = [generated for generated in range(-64, 5121) if decode_due(generated)]
+    assert due == [
+        *range(64, 513, 64),
+        *range(768, 2049, 256),
+        *range(3072, 5121, 1024),
+    ]
+
+
+def captured(*items: tuple[int, Reason]) -> list[Captured]:
+    """Build checkpoints at offsets, for reasons."""
+    registry = Registry()
+    return [Captured(FakeCheckpoint(registry, range(at)), reason) for at, reason in items]
+
+
+def offsets_of(items: Sequence[Captured]) -> list[int]:
+    """Say where checkpoints stand, in their order."""
+    return [item.checkpoint.offset for item in items]
+
+
+MESSAGES = tuple((at, Reason.MESSAGE) for at in (100, 200, 300, 400))
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ((), []),
+        (((30, Reason.PROMPT),), [30]),
+        (((30, Reason.PROMPT), (94, Reason.DECODE), (158, Reason.DECODE)), [94, 30, 158]),
+        (
+            (
+                (30, Reason.PROMPT),
+                *((30 + 64 * n, Reason.DECODE) for n in range(1, 9)),
+                (550, Reason.FINAL),
+            ),
+            [550, 94, 30, 158],
+        ),
+        (((50, Reason.SYSTEM), *MESSAGES, (500, Reason.FINAL)), [500, 400, 50, 300]),
+        (tuple((at, Reason.GRID) for at in range(10, 60, 10)), [50, 40, 30, 20]),
+        (((9, Reason.GRID), (9, Reason.SYSTEM), (9, Reason.PROMPT)), [9]),
+        (
+            ((10, Reason.JUNCTION), (20, Reason.GRID), (5, Reason.SYSTEM), (30, Reason.PROMPT)),
+            [10, 5, 30, 20],
+        ),
+    ],
+)
+def test_keep_four(items: tuple[tuple[int, Reason], ...], expected: list[int]) -> None:
+    """One of each reason comes before a second of any; one offset is kept once."""
+    kept, _ = keep(captured(*items), 4)
+    assert offsets_of(kept) == expected
+
+
+def test_of_two_at_one_offset_the_better_reason_stays() -> None:
+    """They are the same state; only what it is for tells them apart."""
+    items = captured((94, Reason.DECODE), (94, Reason.FINAL))
+    kept, dropped = keep(items, 4)
+    assert (kept, dropped) == ([items[1]], [items[0]])
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), REASONS), max_size=20), st.integers(0, 8))
+def test_keep_divides_without_loss(items: list[tuple[int, Reason]], limit: int) -> None:
+    """Each checkpoint is kept or dropped, never both; as many stay as are allowed."""
+    everything = captured(*items)
+    kept, dropped = keep(everything, limit)
+    together = [id(item) for item in [*kept, *dropped]]
+    assert sorted(together) == sorted(id(item) for item in everything)
+    distinct = {at for at, _ in items}
+    assert len(kept) == len(set(offsets_of(kept))) == min(limit, len(distinct))
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), REASONS), max_size=20), st.integers(0, 6))
+def test_a_higher_limit_keeps_what_a_lower_one_does(
+    items: list[tuple[int, Reason]], limit: int
+) -> None:
+    """Worth is one order: raising the limit never costs a checkpoint."""
+    everything = captured(*items)
+    fewer, _ = keep(everything, limit)
+    more, _ = keep(everything, limit + 1)
+    assert more[: len(fewer)] == fewer
+
+
+@given(
+    st.lists(st.integers(1, 99), unique=True).flatmap(
+        lambda at: st.lists(REASONS, min_size=len(at), max_size=len(at)).map(
+            lambda reasons: list(zip(sorted(at), reasons, strict=True))
+        )
+    ),
+    st.integers(1, 5),
+)
+def test_keeping_as_one_goes_is_keeping_at_the_end(
+    items: list[tuple[int, Reason]], limit: int
+) -> None:
+    """A lease drops at each capture, and loses nothing that would have stayed at its end."""
+    everything = captured(*items)
+    at_the_end, _ = keep(everything, limit)
+    running: list[Captured] = []
+    for item in everything:
+        running, _ = keep([*running, item], limit)
+    assert running == at_the_end

@@ -1,0 +1,308 @@
+"""What is forgotten under pressure, in which order, and what never is."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.cachestore.checkpoints import Reason
+from umbel.cachestore.eviction import victims
+from umbel.cachestore.prefix_cache import Namespace
+from umbel.cachestore.trie import RadixTrie, TrieNode
+
+from .conftest import MakeWorld
+from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, STACKS, Stack, TokenIds, World
+from .fakes import conversation as fresh
+
+SYSTEM = tuple(range(40))
+MARK = (40, Reason.SYSTEM)
+
+
+def squeeze(world: World) -> Iterator[int]:
+    """Evict as little as can be, again and again; yield the bytes that are left."""
+    while world.cache.nbytes:
+        before = world.cache.nbytes
+        world.cache.evict(before - 1)
+        world.check()
+        assert world.cache.nbytes < before, "nothing was freed"
+        yield world.cache.nbytes
+
+
+def chat(world: World, seed: int, turns: int) -> TokenIds:
+    """Hold a conversation that starts with the system prompt; return its history."""
+    history = SYSTEM
+    for turn in range(turns):
+        prompt, answer = (*history, *fresh(seed + turn, 6)), fresh(seed + 500 + turn, 4)
+        world.serve(prompt, answer, MARK, (len(prompt), Reason.MESSAGE))
+        history = (*prompt, *answer)
+    return history
+
+
+def test_one_byte_costs_one_token(make_world: MakeWorld) -> None:
+    """An edge is cut from its deep end by as much as is needed, and by no more (L7)."""
+    world = make_world(KV, each=1024)
+    history = fresh(1, 1000)
+    world.serve(history)
+    for left in (999, 998):
+        world.cache.evict(world.cache.nbytes - 1)
+        world.check()
+        assert world.probe([*history, 1]) == (left, left)
+    world.cache.evict(world.cache.nbytes - 10 * 1024)
+    assert world.probe([*history, 1]) == (988, 988)
+
+
+@given(st.integers(1, 50), st.integers(1, 9), st.integers(0, 600))
+def test_a_cut_frees_enough_and_less_than_a_token_more(length: int, each: int, budget: int) -> None:
+    """For any length and size the budget is met, and met closely."""
+    world = World(KV, each=each)
+    world.serve(fresh(1, length))
+    before = world.cache.nbytes
+    world.cache.evict(budget)
+    world.check()
+    assert world.cache.nbytes == min(before, budget // each * each)
+    world.finish()
+
+
+def test_one_byte_never_costs_a_conversation(world: World) -> None:
+    """Of an exact stack one old checkpoint goes, of another one token."""
+    history = chat(world, 100, 6)
+    full = world.probe([*history, 1])[1]
+    world.cache.evict(world.cache.nbytes - 1)
+    world.check()
+    left = world.probe([*history, 1])[1]
+    assert left == (full - 1 if world.stack is KV else full)
+
+
+def test_squeezing_never_breaks_what_is_left(world: World) -> None:
+    """Byte after byte to nothing: what can be restored shrinks little by little, and stays true."""
+    history = chat(world, 100, 4)
+    cached = world.probe([*history, 1])[1]
+    for _ in squeeze(world):
+        now = world.probe([*history, 1])[1]
+        assert now <= cached
+        assert now >= 40 or now == 0 or world.stack is KV
+        cached = now
+    assert cached == 0
+    assert list(world.cache.tries()) == []
+
+
+def test_the_oldest_conversation_goes_first(world: World) -> None:
+    """While the least recently used one has anything left, the others lose nothing."""
+    histories = [(*fresh(seed, 50), *fresh(10 + seed, 70)) for seed in range(1, 4)]
+    for history in histories:
+        world.serve(history[:50], history[50:])
+    world.serve([*histories[0], 7])
+    full = [world.probe([*history, 1])[1] for history in histories]
+    order: list[int] = []
+    for _ in squeeze(world):
+        for number, history in enumerate(histories):
+            # Looked at without a probe, which would refresh it.
+            known = world.cache.trie(NAMESPACE)
+            if known is None or history[0] not in known.root.children:
+                order += [number] if number not in order else []
+    assert all(full)
+    assert order == [0, 1, 2]
+
+
+def test_a_probe_is_a_use(make_world: MakeWorld) -> None:
+    """Recency is refreshed on a hit, as the name of the order promises."""
+    world = make_world(KV)
+    world.serve(fresh(1, 50))
+    world.serve(fresh(2, 50))
+    world.probe([*fresh(1, 50), 7])
+    world.cache.evict(50 * 4)
+    assert world.probe([*fresh(1, 50), 7])[1] == 50
+    assert world.probe([*fresh(2, 50), 7])[1] == 0
+
+
+@pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
+def test_of_one_request_the_deepest_checkpoint_goes_first(
+    make_world: MakeWorld, stack: Stack
+) -> None:
+    """The shallow ones, which others can share, stay the longest (L8)."""
+    world = make_world(stack, interval=50)
+    world.serve(fresh(1, 240))
+    seen = [world.checkpoints()]
+    for left in squeeze(world):
+        if left and world.checkpoints() != seen[-1]:
+            seen.append(world.checkpoints())
+    expected = [100, 150, 200, 239]
+    assert seen == [expected[:count] for count in range(4, -1 if stack.kv else 0, -1)]
+
+
+@pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
+def test_the_system_prompt_of_a_long_conversation_is_not_the_first_victim(
+    make_world: MakeWorld, stack: Stack
+) -> None:
+    """It was last used at the first turn, and is yet what the next agent will resume at (L8)."""
+    world = make_world(stack)
+    chat(world, 100, 8)
+    before = world.checkpoints()
+    assert before[0] == 40
+    for _ in squeeze(world):
+        left = world.checkpoints() if world.cache.nbytes else []
+        if left != before:
+            assert 40 in left or not left
+    assert not world.cache.nbytes
+
+
+@pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
+def test_a_junction_outlives_older_checkpoints_of_those_that_part_there(
+    make_world: MakeWorld, stack: Stack
+) -> None:
+    """Its checkpoint ages with the newest of them, though it is used once only."""
+    world = make_world(stack)
+    shared = [*SYSTEM, *fresh(1, 20)]
+    branches = [[*shared, *fresh(2, 20)], [*shared, *fresh(3, 20)]]
+    for branch in branches:
+        world.serve(branch, (), (20, Reason.SYSTEM))
+    for turn in range(6):
+        for branch in branches:
+            branch.extend(fresh(10 + turn, 8))
+            world.serve(branch)
+    junction = world.node(60)
+    used = [node.checkpoint_used for node in world.trie.nodes() if node.checkpoint is not None]
+    assert junction.checkpoint_used in sorted(used)[:2]
+    while len(junction.children) > 1:
+        assert junction.checkpoint is not None
+        before = world.checkpoints()
+        world.cache.evict(world.cache.nbytes - 1)
+        world.check()
+    assert len(before) < len(used) / 2
+
+
+def test_a_shared_prompt_survives_the_conversations_that_are_evicted(world: World) -> None:
+    """After the eviction of all but one the common beginning still serves a newcomer."""
+    histories = [chat(world, seed, 2) for seed in (100, 2000, 4000)]
+    keeper = world.begin([*histories[1], 1])
+    world.cache.clear()
+    world.check()
+    assert world.cache.nbytes
+    assert world.probe([*SYSTEM, 7])[1] == 40
+    assert world.probe([*histories[0], 7])[0] == 40
+    keeper.fail()
+
+
+def test_no_budget_reaches_what_is_leased(world: World) -> None:
+    """Neither zero nor less; and what was held goes when it is given back, however it ends."""
+    for end in ("close", "fail"):
+        world.cache.budget = 1 << 30
+        history = chat(world, 100, 3)
+        sequence = world.begin([*history, 1])
+        assert sequence.cached
+        world.cache.budget = 0
+        for budget in (1, 0, -1):
+            world.cache.evict(budget)
+            world.check()
+        assert world.cache.nbytes
+        getattr(sequence, end)()
+        world.check()
+        assert world.cache.nbytes == 0
+
+
+def test_a_span_is_not_cut_under_its_checkpoint(make_world: MakeWorld) -> None:
+    """The checkpoint would be lost with it, uncounted; it goes first, and on its own."""
+    world = make_world(HYBRID)
+    world.serve(SYSTEM, fresh(1, 63))
+    assert world.checkpoints() == [39, 103]
+    leaf = world.node(103)
+    leaf.last_used = 0
+    world.cache.evict(world.cache.nbytes - 1)
+    assert world.checkpoints() == [39]
+    assert leaf.end == 103
+
+
+def test_clear_forgets_everything_of_everyone(world: World) -> None:
+    """No stale path survives, in no namespace."""
+    for tenant in "abc":
+        chat_namespace = Namespace(tenant, "model")
+        world.serve(SYSTEM, fresh(1, 70), namespace=chat_namespace)
+    world.cache.clear()
+    assert world.cache.statistics().nodes == 0
+    assert list(world.cache.tries()) == []
+    assert world.cache.statistics().evictions
+
+
+def test_pressure_of_one_tenant_takes_what_is_oldest_of_all(world: World) -> None:
+    """The order goes over all tries, not trie by trie."""
+    namespaces = [Namespace(tenant, "model") for tenant in "abc"]
+    for namespace in namespaces:
+        world.serve(SYSTEM, fresh(1, 70), namespace=namespace)
+    third = world.cache.nbytes // 3
+    world.cache.evict(2 * third)
+    assert [namespace for namespace, _ in world.cache.tries()] == namespaces[1:]
+    assert world.cache.nbytes == 2 * third
+
+
+def test_an_eviction_is_one_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred victims cost one walk over the nodes, not a hundred."""
+    for seed in range(1, 101):
+        world.serve(fresh(seed, 30))
+    walks = 0
+    walk = RadixTrie.nodes
+
+    def counted(trie: RadixTrie) -> Iterator[TrieNode]:
+        nonlocal walks
+        walks += 1
+        return walk(trie)
+
+    monkeypatch.setattr(RadixTrie, "nodes", counted)
+    world.cache.evict(world.cache.nbytes // 10)
+    assert walks == 1
+    assert world.cache.statistics().evictions > 50
+
+
+def test_no_walk_without_pressure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close within the budget does not look at the other conversations' nodes at all."""
+    world.serve(SYSTEM)
+
+    def never(_: RadixTrie) -> Iterator[TrieNode]:
+        raise AssertionError
+
+    monkeypatch.setattr(RadixTrie, "nodes", never)
+    world.begin([*SYSTEM, *fresh(1, 9)]).prefill().close()
+
+
+def test_victims_come_in_order_and_never_pinned(world: World) -> None:
+    """Oldest first, of equals the deepest, and nothing of a leased path."""
+    chat(world, 100, 3)
+    history = chat(world, 2000, 3)
+    sequence = world.begin([*history, 1])
+    held = set(sequence.lease.deepest.path())
+    order: list[tuple[int, int]] = []
+    for victim in victims([world.trie]):
+        assert victim.node not in held
+        if victim.checkpoint:
+            order.append(victim[:2])
+            world.trie.drop_checkpoint(victim.node)
+            world.trie.prune(victim.node)
+        else:
+            world.trie.shorten(victim.node, victim.node.start)
+        world.check()
+    assert order == sorted(order)
+    assert set(world.trie.nodes()) == held
+    sequence.fail()
+
+
+def test_a_stack_without_spans_keeps_no_tokens_that_lead_nowhere(make_world: MakeWorld) -> None:
+    """Tokens beyond the last checkpoint restore nothing and no budget would ever see them."""
+    world = make_world(RECURRENT, kept=0)
+    for seed in range(1, 50):
+        world.serve(fresh(seed, 30))
+    assert list(world.cache.tries()) == []
+    world = make_world(RECURRENT)
+    for seed in range(1, 50):
+        world.serve(fresh(seed, 30))
+    world.cache.evict(5 * 40)
+    assert world.cache.statistics().nodes == world.cache.statistics().checkpoints == 5
+
+
+@pytest.mark.parametrize("budget", [0, 300, 2000])
+def test_the_budget_holds_whenever_nobody_is_there(make_world: MakeWorld, budget: int) -> None:
+    """After each request that ran alone the stored bytes are within it."""
+    for stack in STACKS:
+        world = make_world(stack, budget=budget)
+        for seed in range(30):
+            world.serve([*SYSTEM, *fresh(1 + seed % 4, 30)], fresh(100 + seed, 80), MARK)
+            assert world.cache.nbytes <= budget

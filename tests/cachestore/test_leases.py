@@ -1,0 +1,302 @@
+"""A lease: what it promises while it is open, and how it ends."""
+
+import pytest
+
+from umbel.cachestore import check
+from umbel.cachestore.checkpoints import Reason
+from umbel.cachestore.errors import CacheError, LeaseClosedError
+from umbel.cachestore.prefix_cache import Namespace
+from umbel.cachestore.trie import as_tokens
+
+from .conftest import MakeWorld
+from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, SLIDING, FakeSpan, Stack, World
+
+
+def test_closing_is_idempotent(world: World) -> None:
+    """A second close does nothing, except to free the span that it was given."""
+    sequence = world.begin(range(10)).prefill()
+    sequence.close()
+    sequence.lease.close()
+    sequence.lease.close(as_tokens(range(20)), world.span(range(20)))
+    assert not sequence.lease.open
+    world.check()
+    assert world.probe(range(20))[0] == 9
+
+
+def test_an_exception_gives_back_the_path_and_keeps_nothing(world: World) -> None:
+    """State that a failing request has computed cannot be trusted."""
+    world.serve(range(10))
+    before = world.cache.statistics()
+    sequence = world.begin(range(30), (20, Reason.MESSAGE)).prefill()
+
+    def use() -> None:
+        with sequence.lease:
+            raise RuntimeError("the kernel failed")
+
+    with pytest.raises(RuntimeError, match="kernel"):
+        use()
+    world.sequences.clear()
+    assert not sequence.lease.open
+    world.check()
+    assert world.cache.statistics() == before
+    assert world.probe(range(30))[0] == (10 if world.stack.kv else 9)
+
+
+def test_a_closed_lease_gives_nothing_out(world: World) -> None:
+    """Its path may be evicted at any time: what it would give out may be freed."""
+    sequence = world.begin(range(10))
+    sequence.fail()
+    with pytest.raises(LeaseClosedError):
+        sequence.lease.spans()
+    with pytest.raises(LeaseClosedError):
+        _ = sequence.lease.checkpoint
+    with pytest.raises(LeaseClosedError):
+        sequence.lease.capture(world.checkpoint([1]), Reason.GRID)
+    assert not world.registry.checkpoints
+    assert sequence.lease.captured == []
+
+
+def test_an_empty_prompt_is_refused(world: World) -> None:
+    """There would be no logits to sample from; and no namespace is left behind for it."""
+    with pytest.raises(CacheError, match="empty prompt"):
+        world.cache.begin(NAMESPACE, as_tokens([]))
+    assert list(world.cache.tries()) == []
+
+
+def test_at_least_one_token_is_left(world: World) -> None:
+    """Also a prompt of one token that is known has its logits to compute."""
+    world.serve([1], [2, 3, 4])
+    assert world.probe([1]) == (1 if world.stack.kv else 0, 0)
+    assert world.probe([1])[1] == 0
+
+
+def test_namespaces_never_see_each_other(world: World) -> None:
+    """What a tenant can learn from cached tokens is its own history; so too for models."""
+    mine, other_tenant, other_model = (
+        Namespace("a", "model"),
+        Namespace("b", "model"),
+        Namespace("a", "other"),
+    )
+    world.serve(range(40), [50, 51], namespace=mine)
+    for foreign in (other_tenant, other_model):
+        assert world.probe(range(40), namespace=foreign) == (0, 0)
+        assert world.serve(range(40), namespace=foreign) == 0
+    assert world.probe(range(40), namespace=mine)[1] == 39
+    assert world.cache.statistics().namespaces == 3
+
+
+def test_a_namespace_without_nodes_or_leases_is_dropped(world: World) -> None:
+    """Tenants come and go; an empty trie for each that ever came would be a leak."""
+    for tenant in range(20):
+        world.probe(range(5), namespace=Namespace(str(tenant), "model"))
+    assert list(world.cache.tries()) == []
+    open_lease = world.begin(range(5), namespace=Namespace("open", "model"))
+    world.serve(range(5), namespace=Namespace("other", "model"))
+    world.cache.clear()
+    assert [namespace.tenant for namespace, _ in world.cache.tries()] == ["open"]
+    open_lease.prefill().close()
+    assert world.probe(range(5), namespace=open_lease.namespace)[1] == 4
+
+
+def test_a_lease_survives_what_others_do_to_its_path(world: World) -> None:
+    """Others split, extend, and evict around it; its state stays that of its prompt."""
+    world.serve(range(60))
+    holder = world.begin(range(61)).prefill()
+    assert holder.cached == (60 if world.stack is KV else 59)
+    for fork in (50, 20, 35, 5):
+        world.serve([*range(fork), 900 + fork, 901])
+        world.check()
+    world.cache.clear()
+    world.check()
+    holder.decode([70, 71]).close()
+    world.check()
+    assert world.probe([*range(61), 70, 71])[0] >= 60
+
+
+def test_concurrent_requests_over_one_prompt_store_it_once(world: World) -> None:
+    """Both compute it, since neither could know; the second one's copy is freed."""
+    first, second = world.begin(range(30)).prefill(), world.begin(range(30)).prefill()
+    first.close()
+    before = world.cache.nbytes
+    second.close()
+    world.check()
+    assert world.cache.nbytes == before
+
+
+def test_a_request_that_got_further_than_another_adds_only_what_is_new(world: World) -> None:
+    """Its span is cut where the trie ends by now, not where it ended at its begin."""
+    world.serve(range(10))
+    longer, shorter = world.begin(range(40)).prefill(), world.begin(range(20)).prefill()
+    shorter.close()
+    world.check()
+    longer.close()
+    world.check()
+    assert world.probe(range(41))[1] == 39
+
+
+def test_a_checkpoint_finds_its_place_whatever_was_inserted_meanwhile(world: World) -> None:
+    """It stands at its offset, though the edge it was taken on has been split and extended."""
+    world.serve(range(10))
+    slow = world.begin(range(40), (25, Reason.MESSAGE)).prefill(30)
+    world.serve([*range(20), 500, 501])
+    world.serve([*range(33), 600])
+    slow.prefill().close()
+    world.check()
+    if world.stack.layout.checkpoints:
+        assert world.probe([*range(25), 700])[1] == 25
+
+
+def test_a_lease_holds_no_more_checkpoints_than_it_may_leave(make_world: MakeWorld) -> None:
+    """A prompt of thousands of grid points must not hold thousands of states while it runs."""
+    world = make_world(HYBRID, interval=4, kept=3)
+    sequence = world.begin(range(400)).prefill()
+    assert len(sequence.lease.captured) == len(world.registry.checkpoints) == 3
+    sequence.decode(range(500, 1500))
+    assert len(world.registry.checkpoints) == 3
+    sequence.finish()
+    assert len(world.checkpoints()) == 3
+
+
+def test_none_are_left_where_none_may_be(make_world: MakeWorld) -> None:
+    """With a limit of zero nothing is captured, and nothing breaks."""
+    world = make_world(HYBRID, kept=0)
+    assert world.serve(range(40), range(50, 150)) == 0
+    assert world.serve(range(40)) == 0
+    assert world.checkpoints() == []
+
+
+@pytest.mark.parametrize("offset", [0, 41])
+def test_a_checkpoint_outside_of_what_was_computed_is_dropped(
+    make_world: MakeWorld, offset: int
+) -> None:
+    """No node claims an offset that was never written; the root holds nothing."""
+    world = make_world(HYBRID)
+    sequence = world.begin(range(41)).prefill()
+    sequence.lease.capture(world.checkpoint(range(offset)), Reason.JUNCTION)
+    sequence.close()
+    world.check()
+    assert world.checkpoints() == [40]
+
+
+@pytest.mark.parametrize("handed", [0, 5, 29, 31])
+@pytest.mark.parametrize("stack", [KV, HYBRID], ids=lambda stack: stack.name)
+def test_a_span_of_the_wrong_length_is_refused(
+    make_world: MakeWorld, stack: Stack, handed: int
+) -> None:
+    """It would shift the state of all that follows; the lease ends and nothing is kept."""
+    world = make_world(stack)
+    lease = world.cache.begin(NAMESPACE, as_tokens(range(31)))
+    if stack is HYBRID:
+        lease.capture(world.checkpoint(range(30)), Reason.PROMPT)
+    span = FakeSpan(world.registry, range(handed)) if handed else None
+    with pytest.raises(CacheError, match=f"a span of {handed} tokens"):
+        lease.close(as_tokens(range(30)), span)
+    assert not lease.open
+    world.check()
+    assert list(world.cache.tries()) == []
+
+
+def test_a_span_of_a_stack_without_such_is_refused(make_world: MakeWorld) -> None:
+    """The layout is a promise of the model."""
+    world = make_world(RECURRENT)
+    lease = world.cache.begin(NAMESPACE, as_tokens(range(31)))
+    with pytest.raises(CacheError, match="a span of 30 tokens"):
+        lease.close(as_tokens(range(30)), FakeSpan(world.registry, range(30)))
+
+
+def test_tokens_of_another_path_are_refused(world: World) -> None:
+    """State computed over one prefix must not be filed under another."""
+    world.serve(range(20))
+    lease = world.cache.begin(NAMESPACE, as_tokens(range(30)))
+    other = range(500, 530)
+    with pytest.raises(CacheError, match="not those of the leased path"):
+        lease.close(as_tokens(other), world.span(range(lease.cached, 30)))
+    world.check()
+    assert world.probe(other) == (0, 0)
+
+
+def test_a_request_cancelled_before_it_computed_anything_changes_nothing(world: World) -> None:
+    """Whether it hands over its restored tokens, none at all, or does not hand over."""
+    world.serve(range(20))
+    before = world.cache.statistics()
+    for tokens in (range(19), range(0), None):
+        lease = world.cache.begin(NAMESPACE, as_tokens(range(20)))
+        lease.close(None if tokens is None else as_tokens(tokens))
+        world.check()
+    after = world.cache.statistics()
+    assert (after.tokens, after.checkpoints) == (before.tokens, before.checkpoints)
+    assert world.probe(range(20))[1] == 19
+
+
+def test_a_rewinding_checkpoint_below_the_match_is_pinned(make_world: MakeWorld) -> None:
+    """It is what the lease restores from, so nobody may evict it before it is restored."""
+    world = make_world(SLIDING)
+    world.serve(range(13))
+    world.serve([*range(8), 50, 51], [*range(52, 62)])
+    assert world.node(8).checkpoint is None
+    sequence = world.begin([*range(8), 99])
+    assert sequence.cached == 8
+    assert sequence.lease.checkpoint is not None
+    assert sequence.lease.checkpoint.offset > 8
+    world.cache.clear()
+    world.check()
+    sequence.fail()
+
+
+def test_an_exact_checkpoint_is_preferred_to_one_that_rewinds(make_world: MakeWorld) -> None:
+    """It needs no search and pins nothing beyond the match."""
+    world = make_world(SLIDING)
+    world.serve(range(10))
+    world.serve(range(13))
+    sequence = world.begin(range(10))
+    assert sequence.lease.checkpoint is not None
+    assert sequence.lease.checkpoint.offset == sequence.cached == 9
+    sequence.fail()
+
+
+def test_only_what_was_matched_is_pinned(make_world: MakeWorld) -> None:
+    """The rest of an edge that a request left belongs to another conversation, and may go."""
+    world = make_world(KV)
+    world.serve(range(1000))
+    sequence = world.begin([*range(10), 99])
+    world.cache.clear()
+    assert world.cache.nbytes == 40
+    world.check()
+    sequence.fail()
+
+
+@pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
+def test_nothing_is_touched_by_a_prompt_that_nobody_knows(
+    make_world: MakeWorld, stack: Stack
+) -> None:
+    """A miss neither pins nor refreshes a checkpoint that happens to rewind to nothing."""
+    world = make_world(stack)
+    world.serve(range(10))
+    used = [node.checkpoint_used for node in world.trie.nodes()]
+    sequence = world.begin([500, 501])
+    assert sequence.lease.checkpoint is None
+    assert [node.checkpoint_used for node in world.trie.nodes()] == used
+    assert all(node.pins == 0 for node in world.trie.nodes())
+    sequence.fail()
+
+
+def test_resuming_at_a_node_end_copies_nothing(world: World) -> None:
+    """The price of a lease does not grow with the state it leases: no span is made or cut."""
+    world.serve(range(4001))
+    world.serve([*range(4001), 5000, 5001])
+    made, splits = world.registry.made, world.registry.splits
+    nodes = world.cache.statistics().nodes
+    sequence = world.begin([*range(4001), 6000])
+    assert sequence.cached >= 4000
+    assert (world.registry.made, world.registry.splits) == (made, splits)
+    assert world.cache.statistics().nodes == nodes
+    sequence.fail()
+
+
+def test_the_lease_of_a_root_is_known_to_the_checker(world: World) -> None:
+    """A cold request holds no node, and yet its namespace."""
+    sequence = world.begin([1, 2, 3])
+    assert check.problems(world.cache) == []
+    assert world.cache.leases() == world.cache.leases(world.trie) == [sequence.lease]
+    assert world.cache.statistics().leases == 1
+    sequence.fail()

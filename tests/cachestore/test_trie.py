@@ -1,0 +1,305 @@
+"""The radix trie: match, append, split, merge, shorten, prune."""
+
+import random
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.cachestore.trie import RadixTrie, TrieNode, as_tokens, common_length
+
+from .fakes import FakeCheckpoint, FakeSpan, Registry
+
+
+class Grove:
+    """A trie whose nodes all have spans."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.trie = RadixTrie()
+
+    def append(self, parent: TrieNode, tokens: Sequence[int]) -> TrieNode:
+        """Hang a new edge below a node."""
+        return self.trie.append(parent, as_tokens(tokens), FakeSpan(self.registry, tokens))
+
+    def insert(self, tokens: Sequence[int]) -> TrieNode:
+        """Add a whole sequence: follow it, split where it leaves, append the rest."""
+        node, known = self.trie.match(as_tokens(tokens))
+        if known < node.end:
+            node = self.trie.split(node, known)
+        return node if known == len(tokens) else self.append(node, tokens[known:])
+
+    def match(self, tokens: Iterable[int]) -> tuple[TrieNode, int]:
+        """Follow a sequence."""
+        return self.trie.match(as_tokens(list(tokens)))
+
+    def sequences(self) -> set[tuple[int, ...]]:
+        """Return what leads to each leaf, read from the spans."""
+        leaves = [node for node in self.trie.nodes() if not node.children]
+        return {tuple(t for node in leaf.path() for t in read(node)) for leaf in leaves}
+
+    def check(self) -> None:
+        """Assert that edges, spans, links and counts agree."""
+        for node in self.trie.nodes():
+            assert read(node) == tuple(node.tokens.tolist())
+            assert node.parent is not None
+            assert node.start == node.parent.end
+            assert node.parent.children[int(node.tokens[0])] is node
+        assert self.trie.span_bytes == sum(span.nbytes for span in self.registry.spans)
+        held = sum(checkpoint.nbytes for checkpoint in self.registry.checkpoints)
+        assert self.trie.checkpoint_bytes == held
+
+
+def read(node: TrieNode) -> tuple[int, ...]:
+    """Read a node's span."""
+    assert isinstance(node.span, FakeSpan)
+    return node.span.tokens
+
+
+@pytest.fixture
+def grove() -> Grove:
+    """Build an empty trie."""
+    return Grove()
+
+
+def test_match_of_an_empty_trie_is_the_root(grove: Grove) -> None:
+    """Nothing is known, and that is no error."""
+    assert grove.match([1, 2]) == (grove.trie.root, 0)
+    assert grove.match([]) == (grove.trie.root, 0)
+
+
+def test_match_picks_the_right_branch(grove: Grove) -> None:
+    """Of several children the one with the prompt's next token is followed, else none."""
+    stem = grove.append(grove.trie.root, [1, 2])
+    left, right = grove.append(stem, [3, 4]), grove.append(stem, [5, 6])
+    assert grove.match([1, 2, 3, 4]) == (left, 4)
+    assert grove.match([1, 2, 5, 6, 7]) == (right, 4)
+    assert grove.match([1, 2, 9]) == (stem, 2)
+    assert grove.match([9]) == (grove.trie.root, 0)
+
+
+@pytest.mark.parametrize(("prompt", "length"), [([1, 2], 2), ([1, 2, 9], 2), ([1, 9], 1)])
+def test_match_ends_in_the_middle_of_an_edge(grove: Grove, prompt: list[int], length: int) -> None:
+    """A prompt that ends or diverges inside an edge is known up to there."""
+    node = grove.append(grove.trie.root, [1, 2, 3])
+    assert grove.match(prompt) == (node, length)
+
+
+def test_match_follows_a_full_edge_on_into_a_partial_one(grove: Grove) -> None:
+    """A fully matched edge is never given up for a longer partial one: there is but one."""
+    stem = grove.append(grove.trie.root, [1, 2])
+    longer = grove.append(stem, [3, 4, 5, 6, 7])
+    assert grove.match([1, 2, 3, 4, 5, 9]) == (longer, 5)
+
+
+def test_append_refuses_a_sibling_with_the_same_first_token(grove: Grove) -> None:
+    """A second edge under one token would hide the first, with its state."""
+    grove.append(grove.trie.root, [1, 2])
+    for tokens in ([1, 3], []):
+        with pytest.raises(ValueError, match="differ from its siblings"):
+            grove.trie.append(grove.trie.root, as_tokens(tokens), None)
+    grove.check()
+
+
+def test_split_divides_the_state_and_keeps_the_lower_object(grove: Grove) -> None:
+    """Leases that end in a node stay valid: the lower part is that node, the upper is new."""
+    node = grove.append(grove.trie.root, [1, 2, 3, 4])
+    below = grove.append(node, [5])
+    checkpoint = FakeCheckpoint(grove.registry, [1, 2, 3, 4])
+    grove.trie.set_checkpoint(node, checkpoint)
+    node.pins, node.last_used, node.checkpoint_used = 2, 7, 8
+    upper = grove.trie.split(node, 1)
+    assert (read(upper), read(node), read(below)) == ((1,), (2, 3, 4), (5,))
+    assert (upper.start, upper.end, node.start, node.end) == (0, 1, 1, 4)
+    assert node.path() == [upper, node]
+    assert (upper.checkpoint, node.checkpoint) == (None, checkpoint)
+    assert (upper.pins, node.pins, upper.last_used) == (2, 2, 7)
+    grove.check()
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 2, 5, 6])
+def test_split_refuses_an_offset_that_is_not_inside_the_edge(grove: Grove, offset: int) -> None:
+    """An empty edge would break matching; nothing has changed when it is refused."""
+    stem = grove.append(grove.trie.root, [1, 2])
+    node = grove.append(stem, [3, 4, 5])
+    with pytest.raises(ValueError, match="not inside"):
+        grove.trie.split(node, offset)
+    with pytest.raises(ValueError, match="not inside"):
+        grove.trie.split(grove.trie.root, 0)
+    assert read(node) == (3, 4, 5)
+    grove.check()
+
+
+def test_find_split_append_keeps_both_branches_findable(grove: Grove) -> None:
+    """After a divergence the old answer, the new one and what they share are all known."""
+    grove.insert([1, 2, 3, 4, 5])
+    grove.insert([1, 2, 3, 8, 9])
+    for prompt in ([1, 2, 3, 4, 5], [1, 2, 3, 8, 9], [1, 2, 3]):
+        assert grove.match(prompt)[1] == len(prompt)
+    assert grove.match([1, 2, 3])[0].end == 3
+    grove.check()
+
+
+def test_repeated_branching_keeps_all_sequences_findable(grove: Grove) -> None:
+    """Two nested divergences leave three findable sequences."""
+    sequences = {(1, 2, 3, 4, 5), (1, 2, 3, 8, 9), (1, 2, 7)}
+    for sequence in sorted(sequences):
+        grove.insert(sequence)
+    assert grove.sequences() == sequences
+    for sequence in sequences:
+        assert grove.match(sequence)[1] == len(sequence)
+    grove.check()
+
+
+def test_merge_joins_tokens_state_and_recency(grove: Grove) -> None:
+    """The child survives with both edges, its children and the newer recency."""
+    upper = grove.append(grove.trie.root, [1, 2])
+    lower = grove.append(upper, [3])
+    below = grove.append(lower, [4])
+    upper.last_used, lower.last_used = 9, 3
+    assert grove.trie.merge(upper) is lower
+    assert (read(lower), lower.start, lower.end, lower.last_used) == ((1, 2, 3), 0, 3, 9)
+    assert below.path() == [lower, below]
+    grove.check()
+
+
+def test_merge_refuses_what_would_lose_a_place_or_a_branch(grove: Grove) -> None:
+    """The root, a junction, a pinned node and a checkpoint's node are never merged away."""
+    upper = grove.append(grove.trie.root, [1])
+    lower = grove.append(upper, [2])
+    with pytest.raises(ValueError, match="root"):
+        grove.trie.merge(grove.trie.root)
+    with pytest.raises(ValueError, match="unpack"):
+        grove.trie.merge(lower)
+    for pinned in (upper, lower):
+        pinned.pins = 1
+        with pytest.raises(ValueError, match="pinned"):
+            grove.trie.merge(upper)
+        pinned.pins = 0
+    grove.trie.set_checkpoint(upper, FakeCheckpoint(grove.registry, [1]))
+    with pytest.raises(ValueError, match="checkpoint"):
+        grove.trie.merge(upper)
+    grove.trie.drop_checkpoint(upper)
+    grove.append(upper, [3])
+    with pytest.raises(ValueError, match="unpack"):
+        grove.trie.merge(upper)
+    grove.check()
+
+
+@given(st.integers(2, 40), st.data())
+def test_split_then_merge_is_as_before(length: int, data: st.DataObject) -> None:
+    """A round trip leaves the same tokens, range, span, checkpoint and bytes."""
+    grove = Grove()
+    node = grove.append(grove.trie.root, range(length))
+    checkpoint = FakeCheckpoint(grove.registry, range(length))
+    grove.trie.set_checkpoint(node, checkpoint)
+    before = grove.trie.span_bytes
+    upper = grove.trie.split(node, data.draw(st.integers(1, length - 1)))
+    assert grove.trie.merge(upper) is node
+    assert read(node) == tuple(range(length))
+    assert (node.start, node.end, node.checkpoint) == (0, length, checkpoint)
+    assert grove.trie.span_bytes == before
+    assert list(grove.trie.nodes()) == [node]
+    grove.check()
+
+
+def test_shorten_forgets_the_deep_end_and_its_checkpoint(grove: Grove) -> None:
+    """What is left is still known; the checkpoint stood at an end that is no more."""
+    leaf = grove.append(grove.trie.root, [1, 2, 3, 4])
+    grove.trie.set_checkpoint(leaf, FakeCheckpoint(grove.registry, [1, 2, 3, 4]))
+    grove.trie.shorten(leaf, 3)
+    assert (read(leaf), leaf.end, leaf.checkpoint) == ((1, 2, 3), 3, None)
+    assert grove.match([1, 2, 3, 4]) == (leaf, 3)
+    assert not grove.registry.checkpoints
+    grove.check()
+
+
+def test_shorten_to_its_start_removes_a_leaf(grove: Grove) -> None:
+    """A leaf without tokens goes, and its state with it; its parent stays."""
+    stem = grove.append(grove.trie.root, [1, 2])
+    leaf = grove.append(stem, [3])
+    grove.trie.shorten(leaf, 2)
+    assert list(grove.trie.nodes()) == [stem]
+    assert grove.match([1, 2, 3]) == (stem, 2)
+    grove.check()
+
+
+def test_shorten_refuses_the_root_inner_and_pinned_nodes(grove: Grove) -> None:
+    """Descendants of a shortened node would hang in the air, and a lease lose its state."""
+    stem = grove.append(grove.trie.root, [1, 2])
+    leaf = grove.append(stem, [3, 4])
+    with pytest.raises(ValueError, match="root"):
+        grove.trie.shorten(grove.trie.root, 0)
+    for node, end in ((stem, 1), (leaf, 1), (leaf, 4)):
+        with pytest.raises(ValueError, match="leaf"):
+            grove.trie.shorten(node, end)
+    leaf.pins = 1
+    with pytest.raises(ValueError, match="leaf"):
+        grove.trie.shorten(leaf, 3)
+    grove.check()
+
+
+def test_prune_forgets_bare_nodes_up_to_what_holds_something() -> None:
+    """Tokens without state lead nowhere; a checkpoint, a pin or a branch keeps what is above."""
+    registry, trie = Registry(), RadixTrie()
+    held = trie.append(trie.root, as_tokens([1]), None)
+    bare = trie.append(held, as_tokens([2]), None)
+    leaf = trie.append(bare, as_tokens([3]), None)
+    trie.set_checkpoint(held, FakeCheckpoint(registry, [1]))
+    bare.pins = leaf.pins = 1
+    assert trie.prune(leaf) is leaf
+    leaf.pins = 0
+    assert trie.prune(leaf) is bare
+    bare.pins = 0
+    assert trie.prune(bare) is held
+    trie.drop_checkpoint(held)
+    assert trie.prune(held) is trie.root
+    assert list(trie.nodes()) == []
+
+
+def test_a_checkpoint_that_is_there_stays() -> None:
+    """Two requests save the same state at one place: the second is freed, once."""
+    grove = Grove()
+    node = grove.append(grove.trie.root, [1, 2])
+    first = FakeCheckpoint(grove.registry, [1, 2])
+    grove.trie.set_checkpoint(node, first)
+    grove.trie.set_checkpoint(node, FakeCheckpoint(grove.registry, [1, 2]))
+    assert node.checkpoint is first
+    assert grove.registry.checkpoints == {first}
+    grove.check()
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=12))
+def test_the_trie_knows_exactly_what_was_inserted(sequences: list[list[int]]) -> None:
+    """Against a list of sequences: the match is the longest beginning that any of them has."""
+    grove = Grove()
+    for sequence in sequences:
+        grove.insert(sequence)
+        grove.check()
+    rng = random.Random(0)  # noqa: S311  (nothing secret)
+    for _ in range(20):
+        prompt = as_tokens([rng.randrange(3) for _ in range(rng.randrange(9))])
+        longest = max((common_length(as_tokens(s), prompt) for s in sequences), default=0)
+        assert grove.match(prompt)[1] == longest
+
+
+@given(st.lists(st.integers(-2, 2)), st.lists(st.integers(-2, 2)))
+def test_common_length_is_the_plain_definition(a: list[int], b: list[int]) -> None:
+    """The vectorised comparison agrees with a loop, also for empty and negative tokens."""
+    expected = 0
+    while expected < min(len(a), len(b)) and a[expected] == b[expected]:
+        expected += 1
+    assert common_length(as_tokens(a), as_tokens(b)) == expected
+
+
+def test_nodes_own_their_tokens(grove: Grove) -> None:
+    """No edge keeps a longer array alive: a prompt of megabytes ends with its request."""
+    grove.insert([1, 2, 3, 4])
+    grove.insert([1, 2, 9])
+    leaf, _ = grove.match([1, 2, 3, 4])
+    grove.trie.shorten(leaf, 3)
+    assert all(node.tokens.base is None for node in grove.trie.nodes())
+    prompt = np.arange(3, dtype=np.int64)
+    assert as_tokens(prompt).dtype == np.int32
