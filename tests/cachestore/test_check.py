@@ -7,7 +7,7 @@ import pytest
 from umbel.cachestore import check
 from umbel.cachestore.trie import TrieNode, as_tokens
 
-from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, FakeCheckpoint, FakeSpan, Stack, World
+from .fakes import EXACT, HYBRID, KV, RECURRENT, FakeCheckpoint, FakeSpan, Stack, World
 
 
 def sound(stack: Stack = HYBRID) -> World:
