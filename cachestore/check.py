@@ -71,13 +71,14 @@ def _lease_problems(cache: PrefixCache) -> Iterator[str]:
             yield f"trie {number}: an empty trie that nobody uses"
     live = [lease for _, trie in cache.tries() for lease in cache.leases(trie)]
     for lease in cache.leases():
-        where = f"a lease of [0, {lease.cached})"
+        where = f"a lease of [0, {lease.held})"
         if lease not in live:
             yield f"{where} belongs to a trie that was dropped"
         length = sum(span.length for span in lease.spans())
-        if cache.layout.spans and length != lease.cached:
+        if cache.layout.spans and length != lease.held:
             yield f"{where} has spans of {length} tokens"
-        if cache.layout.checkpoints and lease.cached and lease.checkpoint is None:
+        restored = cache.layout.checkpoints and 0 < lease.cached == lease.held
+        if restored and lease.checkpoint is None:
             yield f"{where} has no checkpoint"
         held = [node.checkpoint for node in lease.deepest.path()]
         if lease.checkpoint is not None and not any(lease.checkpoint is one for one in held):

@@ -9,6 +9,7 @@ from .errors import LeaseClosedError
 from .state import Checkpoint, Span
 from .trie import Tokens, TrieNode
 
+Store = Callable[["Lease", Tokens, Span | None], None]
 Release = Callable[["Lease", Tokens | None, Span | None], None]
 
 
@@ -22,6 +23,7 @@ class Lease:
         total: tokens of the prompt.
         matched: tokens of it that the trie recognised.
         cached: tokens whose state it restores; never the whole prompt.
+        held: tokens whose spans it holds; more than `cached` once it has published.
         captured: checkpoints that the request has taken and that are worth keeping so far.
         deepest: the deepest node that is pinned, or the root.
     """
@@ -34,17 +36,19 @@ class Lease:
         deepest: TrieNode,
         checkpoint: Checkpoint | None,
         release: Release,
+        store: Store,
         checkpoints_kept: int,
     ) -> None:
         self.total = len(prompt)
         self.matched = matched
-        self.cached = resume.end
+        self.cached = self.held = resume.end
         self.captured: list[Captured] = []
         self.deepest = deepest
         self._checkpoint = checkpoint
         self._checkpoints_kept = checkpoints_kept
         self._resume = resume
         self._release = release
+        self._store = store
         self._open = True
 
     @property
@@ -70,7 +74,7 @@ class Lease:
         return self._checkpoint
 
     def spans(self) -> list[Span]:
-        """The spans of `[0, cached)`, in order. A split of its path changes the list.
+        """The spans of `[0, held)`, in order. A split of its path changes the list.
 
         Raises:
             LeaseClosedError: the lease was closed.
@@ -95,6 +99,29 @@ class Lease:
         )
         for item in dropped:
             item.checkpoint.close()
+
+    def publish(self, tokens: Tokens, span: Span | None) -> None:
+        """Store what was computed so far, for others to lease, and hold it from there on.
+
+        Takes ownership of `span`. Checkpoints that others are likely to need are stored too.
+
+        Args:
+            tokens: all tokens that were computed, from the first of the prompt on.
+            span: their token-addressable state from `held` on, if the stack has such.
+
+        Raises:
+            LeaseClosedError: the lease was closed.
+            CacheError: as from `close`; the lease stays as it was.
+        """
+        self._check()
+        self._store(self, tokens, span)
+
+    def moved(self, resume: TrieNode, stored: int) -> None:
+        """Note where the path ends now, and how many checkpoints have been stored."""
+        self._resume = self.deepest = resume
+        self.held = resume.end
+        self._checkpoint = None  # restored long since, and not pinned any more
+        self._checkpoints_kept -= stored
 
     def drop_captured(self) -> None:
         """Close what was captured and has not been stored."""

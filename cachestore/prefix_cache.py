@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .checkpoints import Reason
 from .errors import CacheError
 from .eviction import shortened, victims
 from .lease import Lease
 from .state import Checkpoint, Span
 from .trie import RadixTrie, Tokens, TrieNode, common_length
 
+_SHARED = (Reason.JUNCTION, Reason.SYSTEM)  # checkpoints that other requests resume at
 _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint that rewinds
 
 
@@ -102,7 +104,14 @@ class PrefixCache:
         deepest = max(held, key=lambda candidate: candidate.end)
         checkpoint = None if holder is None else holder.checkpoint
         lease = Lease(
-            prompt, matched, resume, deepest, checkpoint, self._release, self._checkpoints_kept
+            prompt,
+            matched,
+            resume,
+            deepest,
+            checkpoint,
+            self._release,
+            self._publish,
+            self._checkpoints_kept,
         )
         self._leases[lease] = trie
         for pinned in deepest.path():
@@ -121,6 +130,16 @@ class PrefixCache:
     def leases(self, trie: RadixTrie | None = None) -> list[Lease]:
         """The open leases, of one trie or of all."""
         return [lease for lease, its in self._leases.items() if trie is None or its is trie]
+
+    @property
+    def splits(self) -> int:
+        """Changes when spans that a lease has given out may have been cut."""
+        return sum(trie.splits for trie in self._tries.values())
+
+    def known(self, namespace: Namespace, tokens: Tokens) -> int:
+        """How many tokens of a prompt are recognised. Refreshes nothing."""
+        trie = self._tries.get(namespace)
+        return 0 if trie is None else trie.match(tokens).length
 
     @property
     def nbytes(self) -> int:
@@ -189,19 +208,38 @@ class PrefixCache:
                 span.close()
             self.evict(self.budget)
 
+    def _publish(self, lease: Lease, tokens: Tokens, span: Span | None) -> None:
+        trie = self._leases[lease]
+        self._check_handover(trie, lease, tokens, span)
+        self._insert(trie, tokens, lease.held, span)
+        shared = [item for item in lease.captured if item.reason in _SHARED]
+        tick = self._next_tick()
+        for item in shared:
+            lease.captured.remove(item)
+            self._attach(trie, tokens, item.checkpoint, tick)
+        end = self._cut(trie, trie.match(tokens).node, len(tokens))
+        for pinned in end.path():
+            pinned.pins += 1
+        for pinned in lease.deepest.path():
+            pinned.pins -= 1
+        end.last_used = tick
+        lease.moved(end, len(shared))
+
     def _check_handover(
         self, trie: RadixTrie, lease: Lease, tokens: Tokens, span: Span | None
     ) -> None:
         """Refuse what is not the state of these tokens, before it is in the trie."""
-        fresh = max(0, len(tokens) - lease.cached) if self.layout.spans else 0
+        fresh = max(0, len(tokens) - lease.held) if self.layout.spans else 0
         given = 0 if span is None else span.length
         if given != fresh:
             raise CacheError(f"a span of {given} tokens was handed over for {fresh} computed ones")
-        if trie.match(tokens).length < min(lease.cached, len(tokens)):
+        # Without spans, published tokens after the last checkpoint are not kept.
+        kept = lease.held if self.layout.spans else lease.cached
+        if trie.match(tokens).length < min(kept, len(tokens)):
             raise CacheError("the tokens handed over are not those of the leased path")
 
     def _store(self, trie: RadixTrie, lease: Lease, tokens: Tokens, span: Span | None) -> None:
-        self._insert(trie, tokens, lease.cached, span)
+        self._insert(trie, tokens, lease.held, span)
         tick = self._next_tick()
         while lease.captured:
             self._attach(trie, tokens, lease.captured.pop().checkpoint, tick)

@@ -92,12 +92,14 @@ class RadixTrie:
         root: has no tokens, no state, and is never removed.
         span_bytes: of all spans.
         checkpoint_bytes: of all checkpoints.
+        splits: how often an edge was cut; what reads spans must then ask for them anew.
     """
 
     def __init__(self) -> None:
         self.root = TrieNode(np.empty(0, np.int32), 0, None)
         self.span_bytes = 0
         self.checkpoint_bytes = 0
+        self.splits = 0
 
     def match(self, tokens: Tokens) -> Match:
         """Follow a prompt as far as it is known, also into the middle of an edge.
@@ -139,6 +141,7 @@ class RadixTrie:
         Raises:
             ValueError: the offset is not inside the edge.
         """
+        self.splits += 1
         at = offset - node.start
         if not 0 < at < len(node.tokens):
             raise ValueError(f"{offset} is not inside the edge [{node.start}, {node.end})")

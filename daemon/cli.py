@@ -66,6 +66,10 @@ def serve(
     checkpoints_kept: Annotated[
         int | None, typer.Option(help="Checkpoints that one request may leave behind.")
     ] = None,
+    max_batch: Annotated[int | None, typer.Option(help="Most requests that run at once.")] = None,
+    max_stall_ms: Annotated[
+        float | None, typer.Option(help="Longest wait of a stream for another's prefill chunk.")
+    ] = None,
     max_waiting: Annotated[
         int | None, typer.Option(help="Most requests that may wait; then 429.")
     ] = None,
@@ -89,6 +93,8 @@ def serve(
         "no_cache": no_cache or None,
         "checkpoint_interval": checkpoint_interval,
         "checkpoints_kept": checkpoints_kept,
+        "max_batch": max_batch,
+        "max_stall_ms": max_stall_ms,
         "max_waiting": max_waiting,
         "request_timeout": request_timeout,
         "stop_grace": stop_grace,

@@ -65,6 +65,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoints_kept: Annotated[
         int, Meta(ge=0, description="Checkpoints that one request may leave behind.")
     ] = 4
+    max_batch: Annotated[int, Meta(ge=1, le=512, description="Most requests that run at once.")] = (
+        32
+    )
+    max_stall_ms: Annotated[
+        float, Meta(gt=0, description="Longest wait of a stream for another's prefill chunk.")
+    ] = 200.0
     max_waiting: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Most requests that may wait; then 429.")
     ] = 1024

@@ -149,6 +149,8 @@ class Daemon:
             self._handoff.publish,
             eos_ids=loaded.text.eos_ids,
             prefill_chunk=self._settings.prefill_chunk,
+            max_batch=self._settings.max_batch,
+            max_stall=self._settings.max_stall_ms / 1000,
         )
         self._thread.attach(engine.step)
         self._front.service = Service(
@@ -157,6 +159,7 @@ class Daemon:
             self._queue,
             self._handoff,
             CacheDesk(self._thread, cache),
+            batches=forward.batches,
             request_timeout=self._settings.request_timeout,
         )
         log.info(

@@ -57,12 +57,14 @@ class Service:
         handoff: Handoff,
         cache: CacheDesk,
         *,
+        batches: bool,
         request_timeout: float,
     ) -> None:
         self.model_name = loaded.name
         self.context_length = loaded.context_length
         self.fingerprint = loaded.fingerprint
         self.weight_bytes = loaded.weight_bytes
+        self.batches = batches
         self.vocab_size = loaded.text.vocab_size
         self.engine = engine
         self.queue = queue

@@ -17,12 +17,17 @@ STALLED_AFTER = 120.0
 
 
 class ModelStatus(msgspec.Struct):
-    """The model that is served."""
+    """The model that is served.
+
+    Attributes:
+        batches: whether sequences decode as rows of one batch, or one by one.
+    """
 
     name: str
     fingerprint: str
     context_length: int
     weight_bytes: int
+    batches: bool
 
 
 class MemoryStatus(msgspec.Struct):
@@ -68,7 +73,11 @@ def status(service: Service | None, *, stopping: bool) -> Status:
     picture.waiting = len(service.queue)
     picture.step_age = round(time.monotonic() - engine.last_step_at, 3)
     picture.model = ModelStatus(
-        service.model_name, service.fingerprint, service.context_length, service.weight_bytes
+        service.model_name,
+        service.fingerprint,
+        service.context_length,
+        service.weight_bytes,
+        service.batches,
     )
     if not stopping:
         stalled = bool(engine.running) and picture.step_age > STALLED_AFTER

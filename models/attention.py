@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
+from .batch import BatchedLayer, NotBatchableError
 from .trunk import Tensors, TrunkState
 
 _NAME = "scaled_dot_product_attention"
@@ -41,6 +42,10 @@ def attention(
     Returns:
         `[1, heads, tokens, size of a value]`.
     """
+    if isinstance(cache, BatchedLayer):
+        if mask is not None:
+            raise NotBatchableError("rows of a batch attend without a mask")
+        return cache.attend(queries, keys, scale, sinks)
     if isinstance(cache, TrunkState) and cache.trunk and mask is None and queries.shape[2] == 1:
         segments = cache.segments(keys)
         if segments is not None:

@@ -46,6 +46,7 @@ class PackedSpan:
     def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
         self._arrays = list(arrays)
         self._places = places
+        self._layers: dict[int, Tensors] = {}
 
     @property
     def length(self) -> int:
@@ -58,8 +59,13 @@ class PackedSpan:
         return sum(array.nbytes for array in self._arrays)
 
     def layer(self, index: int) -> Tensors:
-        """One layer's tensors, `[1, heads, tokens, size]` each, as views."""
-        return _views(self._arrays, self._places[index])
+        """One layer's tensors, `[1, heads, tokens, size]` each, as views.
+
+        The same object at every call: sequences that lease a span know by it that they share.
+        """
+        if index not in self._layers:
+            self._layers[index] = _views(self._arrays, self._places[index])
+        return self._layers[index]
 
     def split(self, at: int) -> tuple[Self, Self]:
         """Cut into `[0, at)` and `[at, length)`, each with buffers of its own."""
@@ -81,6 +87,7 @@ class PackedSpan:
     def close(self) -> None:
         """Free the buffers."""
         self._arrays = []
+        self._layers = {}
 
 
 class WholeCheckpoint:
@@ -151,6 +158,17 @@ class LiveStates:
     def arrays(self) -> list[Any]:
         """Every array of the state, to evaluate."""
         return [cache.state for cache in self.caches]
+
+    def set_trunk(self, spans: Sequence[PackedSpan]) -> None:
+        """Read the trunk from these spans: the same tokens, cut or joined elsewhere."""
+        for index, leaf in enumerate(self._addressable):
+            leaf.set_trunk([span.layer(index) for span in spans])
+
+    def drop_tail(self, spans: Sequence[PackedSpan]) -> None:
+        """Start new tails after the old ones were sealed and are part of `spans`."""
+        for leaf in self._addressable:
+            leaf.drop_tail()
+        self.set_trunk(spans)
 
     def capture(self) -> WholeCheckpoint:
         """Copy the whole-state leaves at the present offset."""

@@ -29,9 +29,18 @@ class TrunkState:
 
     def __init__(self, tail: Any, trunk: Sequence[Tensors]) -> None:
         self.tail = tail
+        self._fetched: Any = None
+        self.set_trunk(trunk)
+
+    def set_trunk(self, trunk: Sequence[Tensors]) -> None:
+        """Read the trunk from other segments: the same tokens, cut or joined elsewhere."""
         self.trunk = list(trunk)
         self._trunk_length = sum(segment[0].shape[-2] for segment in trunk)
-        self._fetched: Any = None
+
+    def drop_tail(self) -> None:
+        """Start a new tail; the trunk must hold the old one's tokens by now."""
+        self.tail = _like(self.tail)
+        self._fetched = None
 
     @property
     def offset(self) -> int:
@@ -120,10 +129,15 @@ class QuantizedTrunkState(TrunkState):
 
 def trunk_state(like: Any, trunk: Sequence[Tensors]) -> TrunkState:
     """Make the state of one layer, with an empty tail, in the place of mlx-lm's `like`."""
-    if type(like) is QuantizedKVCache:
-        tail = QuantizedKVCache(group_size=like.group_size, bits=like.bits)
-        return QuantizedTrunkState(tail, trunk)
-    return TrunkState(KVCache(), trunk)
+    kind = QuantizedTrunkState if type(like) is QuantizedKVCache else TrunkState
+    return kind(_like(like), trunk)
+
+
+def _like(cache: Any) -> Any:
+    """An empty cache of the same kind."""
+    if type(cache) is QuantizedKVCache:
+        return QuantizedKVCache(group_size=cache.group_size, bits=cache.bits)
+    return KVCache()
 
 
 def _pair(tensors: Tensors) -> Any:

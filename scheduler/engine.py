@@ -11,7 +11,7 @@ import structlog
 from ..cachestore.prefix_cache import CacheStatistics
 from ..models.params import Row
 from .errors import ComputationError, DeadlineExceededError, RequestError
-from .policy import Batch, plan
+from .policy import Batch, StallBound, plan
 from .queue import ConversationQueue
 from .request import Event, Finished, FinishReason, Started, TokenEvent
 from .reuse import PrefixReuse
@@ -27,8 +27,11 @@ class Forward(Protocol):
         """Advance `states` over `tokens`."""
         ...
 
-    def decode(self, token: int, states: Any, row: Row) -> int:
-        """Feed `token`, advance `states`, choose the next token."""
+    def decode(self, entries: list[tuple[int, Any, Row]]) -> list[int | BaseException]:
+        """Feed each sequence's token, advance its state, choose its next token.
+
+        Returns, for each, the token, or what was raised on its own account.
+        """
         ...
 
 
@@ -82,6 +85,8 @@ class Engine:
         eos_ids: tokens that end an answer.
         prefill_chunk: the most prompt tokens that one step computes.
         max_batch: the most sequences that run at once.
+        max_stall: the longest that a prefill chunk may keep others from their next token, in
+            seconds.
         clock: seconds, monotonic; the one that deadlines are on.
     """
 
@@ -95,6 +100,7 @@ class Engine:
         eos_ids: frozenset[int],
         prefill_chunk: int,
         max_batch: int = 1,
+        max_stall: float = 0.2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forward = forward
@@ -104,6 +110,7 @@ class Engine:
         self._eos_ids = eos_ids
         self._prefill_chunk = prefill_chunk
         self._max_batch = max_batch
+        self._stall = StallBound(max_stall)
         self._clock = clock
         self._running: list[Sequence] = []
         self._events: list[tuple[Sequence, Event]] = []
@@ -129,9 +136,16 @@ class Engine:
 
     def _schedule(self) -> Batch:
         self._drop_ended()
-        while len(self._running) < self._max_batch and (sequence := self._queue.take()):
+        while len(self._running) < self._max_batch and (
+            sequence := self._queue.take(lambda s: not self._reuse.shall_wait(s, self._running))
+        ):
             self._begin(sequence)
-        return plan(self._running, self._prefill_chunk)
+        self._reuse.refresh(self._running)
+        return plan(self._running, self._chunk())
+
+    def _chunk(self) -> int:
+        decoding = any(not sequence.num_left_to_prefill for sequence in self._running)
+        return self._stall.chunk(self._prefill_chunk) if decoding else self._prefill_chunk
 
     def _drop_ended(self) -> None:
         now = self._clock()
@@ -164,11 +178,8 @@ class Engine:
         )
 
     def _run(self, batch: Batch) -> None:
-        for sequence in batch.decode:
-            try:
-                self._decode(sequence)
-            except BaseException as error:  # noqa: BLE001  (a row's fault ends that row only)
-                self._fail(sequence, error)
+        if batch.decode:
+            self._decode(batch.decode)
         if batch.prefill is not None:
             try:
                 self._prefill(batch.prefill, batch.end)
@@ -176,15 +187,31 @@ class Engine:
                 self._fail(batch.prefill, error)
 
     def _prefill(self, sequence: Sequence, end: int) -> None:
-        start = sequence.num_computed_tokens
+        start, began = sequence.num_computed_tokens, self._clock()
         self._forward.prefill(sequence.request.prompt[start:end], sequence.states)
         sequence.num_computed_tokens = end
+        self._stall.observe(end - start, self._clock() - began)
         self._count(prefill_tokens=end - start)
         self._reuse.advanced(sequence)
+        if not sequence.num_left_to_prefill:
+            self._reuse.prefilled(sequence)
 
-    def _decode(self, sequence: Sequence) -> None:
+    def _decode(self, sequences: tuple[Sequence, ...]) -> None:
+        try:
+            results = self._forward.decode([(s.next_token, s.states, s.row) for s in sequences])
+        except BaseException as error:  # noqa: BLE001  (the model itself failed, under all of them)
+            results = [error] * len(sequences)
+        for sequence, result in zip(sequences, results, strict=True):
+            if isinstance(result, BaseException):
+                self._fail(sequence, result)
+                continue
+            try:
+                self._decoded(sequence, result)
+            except BaseException as error:  # noqa: BLE001  (a row's fault ends that row only)
+                self._fail(sequence, error)
+
+    def _decoded(self, sequence: Sequence, token: int) -> None:
         sequence.status = SequenceStatus.DECODE
-        token = self._forward.decode(sequence.next_token, sequence.states, sequence.row)
         sequence.num_computed_tokens += 1
         if not sequence.output:
             self._count(prefill_tokens=1)  # the prompt's last token

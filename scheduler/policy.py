@@ -41,3 +41,35 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
     grid = (start // prefill_chunk + 1) * prefill_chunk
     border = next((offset for offset in prefill.borders if offset > start), grid)
     return Batch(prefill, min(grid, border, prefill.num_prompt_tokens - 1), decode)
+
+
+class StallBound:
+    """Sizes prefill chunks so that sequences that decode do not wait for long.
+
+    Args:
+        seconds: the longest that one chunk may take.
+    """
+
+    _LEAST = 16  # smaller pieces cost more in overhead than they save in waiting
+    _WEIGHT = 0.3  # of the newest measurement
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._each: float | None = None
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Learn from a chunk how long a token of prefill takes."""
+        each = seconds / tokens
+        old = each if self._each is None else self._each
+        self._each = old + self._WEIGHT * (each - old)
+
+    def chunk(self, limit: int) -> int:
+        """Halve `limit` until a chunk of it takes no longer than it may.
+
+        Halves keep to the absolute grid: their borders are the whole chunk's borders, and
+        some between.
+        """
+        chunk = limit
+        while self._each and chunk * self._each > self._seconds and chunk // 2 >= self._LEAST:
+            chunk //= 2
+        return chunk

@@ -1,6 +1,7 @@
 """Requests that wait, in order within each conversation. Safe to call from any thread."""
 
 import threading
+from collections.abc import Callable
 
 from .errors import QueueFullError, UnavailableError
 from .sequence import Sequence
@@ -47,11 +48,15 @@ class ConversationQueue:
                 raise queue_full(self.limit)
             self._waiting[sequence.request.id] = sequence
 
-    def take(self) -> Sequence | None:
-        """Take the oldest waiting sequence whose conversation is idle, and make it busy."""
+    def take(self, ready: Callable[[Sequence], bool] = lambda _: True) -> Sequence | None:
+        """Take the oldest sequence that is ready, of an idle conversation, and make it busy.
+
+        Args:
+            ready: whether a sequence shall run now; called with the queue locked.
+        """
         with self._lock:
             for sequence in self._waiting.values():
-                if _key(sequence) not in self._busy:
+                if _key(sequence) not in self._busy and ready(sequence):
                     break
             else:
                 return None

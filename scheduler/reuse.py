@@ -1,16 +1,28 @@
 """Where cache and model meet: a sequence's state from the cache, and back into it."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
 from ..cachestore.prefix_cache import CacheStatistics, Namespace, PrefixCache
 from ..cachestore.state import Checkpoint, Span
-from ..cachestore.trie import as_tokens
+from ..cachestore.trie import as_tokens, common_length
 from .sequence import Sequence
+
+_WORTH_WAITING = 32
+"""Tokens of common prompt for which a request waits for another's prefill."""
 
 
 class LiveStates(Protocol):
     """A running sequence's state; `models.layer_states.LiveStates` is the real one."""
+
+    def set_trunk(self, spans: Any) -> None:
+        """Read the leased tokens from other spans."""
+        ...
+
+    def drop_tail(self, spans: Any) -> None:
+        """Start new tails; the old ones' tokens are in the spans."""
+        ...
 
     def capture(self) -> Checkpoint:
         """Copy the whole-state layers at the present offset."""
@@ -47,13 +59,13 @@ class PrefixReuse:
         self._fingerprint = fingerprint
         self._interval = interval
         self._keeps = cache.budget > 0
+        self._splits = cache.splits
         self._captures = self._keeps and cache.layout.checkpoints
 
     def begin(self, sequence: Sequence) -> None:
         """Lease what is known of the prompt, restore it, and plan the checkpoints."""
         request = sequence.request
-        namespace = Namespace(request.tenant, self._fingerprint)
-        lease = self._cache.begin(namespace, as_tokens(request.prompt))
+        lease = self._cache.begin(self._namespace(sequence), sequence.tokens)
         sequence.lease = lease
         sequence.states = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
         sequence.num_computed_tokens = sequence.frontier = lease.cached
@@ -65,6 +77,43 @@ class PrefixReuse:
                 boundaries=request.boundaries,
                 interval=self._interval,
             )
+
+    def shall_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether another's prefill is about to bring much of this prompt into the cache.
+
+        Agents that start together so compute their common prompt once.
+        """
+        if not self._keeps:
+            return False
+        shared = max(
+            (
+                common_length(other.tokens[:-1], sequence.tokens)
+                for other in running
+                if other.num_left_to_prefill and other.request.tenant == sequence.request.tenant
+            ),
+            default=0,
+        )
+        if shared < _WORTH_WAITING:
+            return False
+        known = self._cache.known(self._namespace(sequence), sequence.tokens)
+        return shared - known >= _WORTH_WAITING
+
+    def refresh(self, running: Iterable[Sequence]) -> None:
+        """Have sequences read spans that were cut under them where they lie now."""
+        if self._cache.splits == self._splits:
+            return
+        self._splits = self._cache.splits
+        for sequence in running:
+            if sequence.lease is not None and sequence.states is not None:
+                sequence.states.set_trunk(sequence.lease.spans())
+
+    def prefilled(self, sequence: Sequence) -> None:
+        """Give the whole prompt's state to the cache, so that others share it from now on."""
+        lease = sequence.lease
+        if lease is None or not self._keeps or sequence.num_computed_tokens <= lease.held:
+            return
+        lease.publish(as_tokens(sequence.computed), sequence.states.seal())
+        sequence.states.drop_tail(lease.spans())
 
     def advanced(self, sequence: Sequence) -> None:
         """Capture a checkpoint if one is due where the sequence stands now."""
@@ -89,7 +138,7 @@ class PrefixReuse:
             lease.close()
             return
         offset = sequence.num_computed_tokens
-        taken = lease.captured and lease.captured[-1].checkpoint.offset == offset
+        taken = any(item.checkpoint.offset == offset for item in lease.captured)
         if self._captures and offset - sequence.frontier >= FINAL_AFTER and not taken:
             self._capture(sequence, Reason.FINAL)
         lease.close(as_tokens(sequence.computed), sequence.states.seal())
@@ -97,6 +146,9 @@ class PrefixReuse:
     def statistics(self) -> CacheStatistics:
         """Describe the cache. Costs a walk over its nodes."""
         return self._cache.statistics()
+
+    def _namespace(self, sequence: Sequence) -> Namespace:
+        return Namespace(sequence.request.tenant, self._fingerprint)
 
     @staticmethod
     def _capture(sequence: Sequence, reason: Reason) -> None:

@@ -3,6 +3,7 @@
 import enum
 from typing import TYPE_CHECKING, Any
 
+from ..cachestore.trie import Tokens, as_tokens
 from ..models.params import Row
 from .request import Request
 
@@ -27,6 +28,7 @@ class Sequence:
     next step.
 
     Attributes:
+        tokens: the prompt as the cache wants it.
         output: token ids of the answer so far.
         num_computed_tokens: tokens, from the first, whose state `states` holds.
         lease: its hold on the cache; None before it starts.
@@ -37,6 +39,7 @@ class Sequence:
 
     def __init__(self, request: Request) -> None:
         self.request = request
+        self.tokens: Tokens = as_tokens(request.prompt)
         self.status = SequenceStatus.WAITING
         self.cancelled = False
         self.output: list[int] = []

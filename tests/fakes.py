@@ -108,12 +108,18 @@ class FakeForward:
         self._advance(tokens, states)
         self.chunks.append((start, start + len(tokens)))
 
-    def decode(self, token: int, states: FakeState, row: Row) -> int:
-        """Feed `token` and choose the next one from all that the state was fed."""
+    def decode(self, entries: list[tuple[int, FakeState, Row]]) -> list[int | BaseException]:
+        """Feed each state its token; a fault is the row's own."""
+        return [self._decode_row(*entry) for entry in entries]
+
+    def _decode_row(self, token: int, states: FakeState, row: Row) -> int | BaseException:
         told = [*row.prompt, *row.output]
         if told != [*states.tokens, token]:
             raise AssertionError(f"sampling hears of {told}, the state holds {states.tokens}")
-        self._advance([token], states)
+        try:
+            self._advance([token], states)
+        except BaseException as error:  # noqa: BLE001  (planted)
+            return error
         return next_token(states.tokens)
 
     def _advance(self, tokens: list[int], states: FakeState) -> None:

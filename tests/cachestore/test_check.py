@@ -147,7 +147,7 @@ def test_a_leaf_without_state_is_found() -> None:
 def test_a_lease_without_its_spans_is_found() -> None:
     """A lease that claims more tokens than its path has would restore a hole."""
     world = sound(KV)
-    world.sequences[0].lease.cached += 1
+    world.sequences[0].lease.held += 1
     assert "has spans of 19 tokens" in "\n".join(check.problems(world.cache))
 
 

@@ -28,11 +28,14 @@ def long_tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
-    """A daemon with the tiny model and short time limits, on socket and TCP."""
+    """A daemon with the tiny model and short time limits, on socket and TCP.
+
+    It runs one request at a time, so that tests can make others wait.
+    """
     env = {"UMBEL_READ_TIMEOUT": "1", "UMBEL_KEEPALIVE": "0.2", "UMBEL_WRITE_TIMEOUT": "2"}
     with (
         tempfile.TemporaryDirectory(prefix="u") as folder,
-        running(Path(folder), long_tiny_dir, "--port", "0", env=env) as daemon,
+        running(Path(folder), long_tiny_dir, "--port", "0", "--max-batch", "1", env=env) as daemon,
     ):
         yield daemon
 

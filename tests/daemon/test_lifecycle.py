@@ -18,6 +18,7 @@ USER = [{"role": "user", "content": "hello"}]
 LONG: dict[str, Any] = {"messages": USER, "temperature": 0, "max_tokens": 6000}
 SHORT: dict[str, Any] = {"messages": USER, "temperature": 0, "max_tokens": 3}
 CHAT = "/v1/chat/completions"
+ONE = ("--max-batch", "1")
 
 
 def begin(daemon: RunningDaemon, **fields: Any) -> tuple[UnixConnection, HTTPResponse]:
@@ -137,7 +138,9 @@ def test_slow_reader_is_cut_off(tiny_daemon: RunningDaemon) -> None:
 
 def test_queue_limit(short_path: Path, long_tiny_dir: Path) -> None:
     """More than may wait are refused with a 429 that says when to come back."""
-    with running(short_path, long_tiny_dir, "--max-waiting", "2", "--stop-grace", "0") as daemon:
+    with running(
+        short_path, long_tiny_dir, "--max-waiting", "2", *ONE, "--stop-grace", "0"
+    ) as daemon:
         connection, _ = begin(daemon)
         with ThreadPoolExecutor(2) as pool:
             waiting = [pool.submit(daemon.post, SHORT) for _ in range(2)]
@@ -154,7 +157,7 @@ def test_queue_limit(short_path: Path, long_tiny_dir: Path) -> None:
 
 def test_burst_is_answered_or_refused(short_path: Path, long_tiny_dir: Path) -> None:
     """Two hundred requests at once all get an answer: 200 or 429, none is lost."""
-    with running(short_path, long_tiny_dir, "--max-waiting", "50") as daemon:
+    with running(short_path, long_tiny_dir, "--max-waiting", "50", *ONE) as daemon:
         with ThreadPoolExecutor(200) as pool:
             statuses = [r.status for r in pool.map(daemon.post, [SHORT] * 200)]
         assert set(statuses) <= {200, 429}
@@ -173,7 +176,7 @@ def test_deadline(short_path: Path, long_tiny_dir: Path) -> None:
 
 def test_sigterm_lets_running_requests_finish(short_path: Path, long_tiny_dir: Path) -> None:
     """What runs finishes, what waits is answered, new ones are refused; exit status 0."""
-    with running(short_path, long_tiny_dir) as daemon, ThreadPoolExecutor(2) as pool:
+    with running(short_path, long_tiny_dir, *ONE) as daemon, ThreadPoolExecutor(2) as pool:
         connection, response = begin(daemon, max_tokens=3000)
         waiting = pool.submit(daemon.post, SHORT)
         eventually(lambda: daemon.status()["waiting"] == 1)

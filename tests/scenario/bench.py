@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -50,6 +51,7 @@ class Outcome:
     matched: int = 0
     cached: int = 0
     reason: FinishReason | None = None
+    error: Exception | None = None
 
     @property
     def history(self) -> list[int]:
@@ -57,22 +59,61 @@ class Outcome:
         return self.prompt + self.tokens
 
 
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+
+
+@dataclass
+class Ask:
+    """A request to be sent.
+
+    Attributes:
+        at: the step at which it comes.
+        cancel_after: steps after which its client leaves.
+    """
+
+    prompt: list[int]
+    tokens: int
+    at: int = 0
+    sampling: SamplingParams = GREEDY
+    boundaries: list[tuple[int, Reason]] = field(default_factory=list)
+    cancel_after: int | None = None
+
+
 class RecordingForward(Forward):
     """The real forward, which writes down the log-probabilities of every step."""
 
-    written: list[LogProbs]
+    def __init__(self, loaded: "LoadedModel") -> None:
+        super().__init__(loaded)
+        self.rows: list[int] = []
+        self._by_state: dict[int, list[LogProbs]] = {}
+        self._opened: list[LiveStates] = []
 
-    def logits(self, token: int, states: LiveStates) -> mx.array:
-        """Feed one token and note what came of it."""
-        logits = super().logits(token, states)
-        self.written.append(_log_softmax(logits[0]))
+    def open(self, *args: Any, **kwargs: Any) -> LiveStates:
+        """Open a state, and a list for what it will lead to."""
+        states = super().open(*args, **kwargs)
+        self._opened.append(states)  # so that no id is used twice
+        self._by_state[id(states)] = []
+        return states
+
+    def written_of(self, states: LiveStates) -> list[LogProbs]:
+        """What one state has led to so far; goes on growing."""
+        return self._by_state[id(states)]
+
+    def logits(self, tokens: Items[int], states: Items[LiveStates]) -> mx.array:
+        """Feed a token to each and note what came of it."""
+        logits = super().logits(tokens, states)
+        self.rows.append(len(states))
+        for row, state in enumerate(states):
+            self._by_state[id(state)].append(_log_softmax(logits[row]))
         return logits
 
 
 class Bench:
     """One tiny model, its cache, and an engine that is stepped by hand."""
 
-    def __init__(self, name: str, *, budget: int = 1 << 30, kept: int = 4) -> None:
+    def __init__(
+        self, name: str, *, budget: int = 1 << 30, kept: int = 4, max_batch: int = 16
+    ) -> None:
         model = zoo.make(name)
         stack = LayerStack(model)
         loaded = cast(
@@ -97,6 +138,8 @@ class Bench:
             self._events.extend,
             eos_ids=frozenset(),
             prefill_chunk=CHUNK,
+            max_batch=max_batch,
+            max_stall=float("inf"),  # chunks must not depend on this machine's speed
         )
         self._numbers = itertools.count()
 
@@ -109,31 +152,45 @@ class Bench:
         cancel_after: int | None = None,
     ) -> Outcome:
         """Serve one greedy request, or cancel it after some steps."""
-        request = Request(
-            id=f"r{next(self._numbers)}",
-            tenant="t",
-            conversation="c",
-            prompt=list(prompt),
-            max_tokens=tokens,
-            sampling=SamplingParams(seed=0, temperature=0.0),
-            deadline=float("inf"),
-            boundaries=list(boundaries),
-        )
-        sequence = Sequence(request)
-        outcome = Outcome(list(prompt))
-        self.forward.written = outcome.logprobs
-        self._queue.put(sequence)
-        steps = 0
-        while outcome.reason is None:
-            sequence.cancelled = steps == cancel_after
-            self.engine.step()
-            steps += 1
-            self._collect(outcome)
-        assert sequence.lease is not None
-        assert not sequence.lease.open
-        outcome.matched, outcome.cached = sequence.lease.matched, sequence.lease.cached
-        assert problems(self.cache) == []
+        ask = Ask(list(prompt), tokens, boundaries=list(boundaries), cancel_after=cancel_after)
+        (outcome,) = self.run_together([ask])
+        assert outcome.error is None, outcome.error
         return outcome
+
+    def run_together(self, asks: list["Ask"]) -> list[Outcome]:
+        """Serve requests that come at the steps they say; the cache is sound after each step."""
+        outcomes = [Outcome(list(ask.prompt)) for ask in asks]
+        sequences = [Sequence(self._request(ask)) for ask in asks]
+        by_id = {s.request.id: outcome for s, outcome in zip(sequences, outcomes, strict=True)}
+        for step in itertools.count():
+            for ask, sequence in zip(asks, sequences, strict=True):
+                if ask.at == step:
+                    self._queue.put(sequence)
+                if ask.cancel_after is not None and step >= ask.at + ask.cancel_after:
+                    sequence.cancelled = True
+            self.engine.step()
+            self._collect(by_id, sequences)
+            assert problems(self.cache) == [], step
+            if all(outcome.reason for outcome in outcomes):
+                break
+        for outcome, sequence in zip(outcomes, sequences, strict=True):
+            assert sequence.lease is not None
+            assert not sequence.lease.open
+            outcome.matched, outcome.cached = sequence.lease.matched, sequence.lease.cached
+        return outcomes
+
+    def _request(self, ask: "Ask") -> Request:
+        number = next(self._numbers)
+        return Request(
+            id=f"r{number}",
+            tenant="t",
+            conversation=f"c{number}",
+            prompt=ask.prompt,
+            max_tokens=ask.tokens,
+            sampling=ask.sampling,
+            deadline=float("inf"),
+            boundaries=ask.boundaries,
+        )
 
     def cold(self, prompt: list[int], answer: list[int]) -> Outcome:
         """Run mlx-lm's own caches over the same prompt, without umbel.
@@ -162,13 +219,16 @@ class Bench:
         pairs = zip(outcome.logprobs, cold.logprobs, strict=True)
         return max(float(np.abs(a - b).max()) for a, b in pairs)
 
-    def _collect(self, outcome: Outcome) -> None:
-        for _, event in self._events:
+    def _collect(self, by_id: dict[str, Outcome], sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.states is not None:
+                by_id[sequence.request.id].logprobs = self.forward.written_of(sequence.states)
+        for sequence, event in self._events:
+            outcome = by_id[sequence.request.id]
             if isinstance(event, TokenEvent):
                 outcome.tokens.append(event.token)
             elif isinstance(event, Finished):
-                assert event.error is None, event.error
-                outcome.reason = event.reason
+                outcome.reason, outcome.error = event.reason, event.error
         self._events.clear()
 
 

@@ -1,0 +1,181 @@
+"""Many agents at once: the same answers as alone, and a shared prompt computed once."""
+
+import mlx.core as mx
+import pytest
+
+from umbel.cachestore.checkpoints import Reason
+from umbel.models import batch
+from umbel.models import forward as forward_module
+from umbel.models.params import Row, SamplingParams
+from umbel.models.sampling import sample as real_sample
+from umbel.models.trunk import Tensors
+from umbel.scheduler.errors import ComputationError
+from umbel.scheduler.request import FinishReason
+
+from .. import zoo
+from .bench import Ask, Bench, words
+from .test_exactness import TOLERANCE
+
+SYSTEM = 150
+BATCHED = {
+    *("llama", "qwen3", "gemma3_text", "gpt_oss", "mamba2"),
+    *("falcon_h1", "lfm2", "qwen3_5", "qwen3_next"),
+}
+"""Models whose sequences decode as rows of one batch; the others decode one by one."""
+
+SHARED = ("llama", "qwen3_next", "gemma3_text", "mamba2")
+
+
+def crew(count: int, *, at: int = 0, apart: int = 0) -> list[Ask]:
+    """Agents with one system prompt, and questions and answers of unequal lengths."""
+    return [
+        Ask(
+            [*words(SYSTEM, "system"), *words(5 + 23 * i, f"user {i}")],
+            10 + 7 * (i % 4),
+            at=at + apart * i,
+            boundaries=[(SYSTEM, Reason.SYSTEM)],
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_which_models_batch(name: str) -> None:
+    """A model decodes in batches exactly if that leaves its answers as they are."""
+    assert Bench(name).forward.batches == (name in BATCHED)
+
+
+@pytest.mark.parametrize("apart", [0, 3])
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_together_as_alone(name: str, apart: int) -> None:
+    """Agents that run at once, or join one by one, answer as a cold run does (L2)."""
+    bench = Bench(name)
+    outcomes = bench.run_together(crew(6, apart=apart))
+    for outcome in outcomes:
+        assert bench.difference(outcome) < TOLERANCE
+    if name in BATCHED:
+        assert max(bench.forward.rows) > 3
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_next", "gemma3_text", "gpt_oss"])
+def test_a_common_prompt_is_computed_once(name: str) -> None:
+    """Agents that start together wait for the first one's prefill, and share it."""
+    bench = Bench(name)
+    asks = crew(6)
+    outcomes = bench.run_together(asks)
+    unique = sum(len(ask.prompt) - SYSTEM for ask in asks)
+    assert bench.engine.statistics().prefill_tokens == SYSTEM + unique
+    assert [outcome.cached for outcome in outcomes] == [0] + [SYSTEM] * 5
+
+
+def test_a_common_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trunk that rows share is multiplied once a layer, whatever the number of rows."""
+    bench = Bench("llama")
+    bench.run(words(SYSTEM, "system"), 1)
+    seen: list[list[int]] = []
+    real = batch.BatchedTrunks._groups
+
+    def spy(layer: batch.BatchedTrunks) -> list[tuple[Tensors, list[int]]]:
+        groups = real(layer)
+        seen.append([len(rows) for _, rows in groups])
+        return groups
+
+    monkeypatch.setattr(batch.BatchedTrunks, "_groups", spy)
+    asks = crew(5)
+    for ask in asks:
+        ask.tokens = 40
+    bench.run_together(asks)
+    assert any(set(groups) == {5} for groups in seen)
+
+
+def test_nested_sharing() -> None:
+    """System prompt, project and conversation: each level is shared by those who have it."""
+    bench = Bench("llama")
+    system, projects = words(80, "system"), [words(60, p) for p in "ab"]
+    asks = [Ask([*system, *projects[i % 2], *words(20 + i, i)], 20) for i in range(6)]
+    outcomes = bench.run_together(asks)
+    for outcome in outcomes:
+        assert bench.difference(outcome) < TOLERANCE
+    assert bench.engine.statistics().prefill_tokens == 80 + 2 * 60 + sum(20 + i for i in range(6))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_mixed_sampling(name: str) -> None:
+    """Seeded, greedy and penalised requests get the tokens they get alone."""
+    samplings = [
+        SamplingParams(seed=1, temperature=1.0),
+        SamplingParams(seed=0, temperature=0.0),
+        SamplingParams(seed=2, temperature=0.7, top_k=20, top_p=0.9),
+        SamplingParams(seed=3, temperature=1.3, min_p=0.02, repetition_penalty=1.3),
+        SamplingParams(seed=4, temperature=0.9, presence_penalty=1, logit_bias={5: 3.0}),
+    ]
+    asks = crew(5)
+    for ask, sampling in zip(asks, samplings, strict=True):
+        ask.sampling = sampling
+    together = Bench(name).run_together(asks)
+    for ask, outcome in zip(asks, together, strict=True):
+        (alone,) = Bench(name).run_together([ask])
+        assert outcome.tokens == alone.tokens
+
+
+def test_one_rows_fault_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sampler that raises at token 3 ends its request; neighbours' log-probs do not move."""
+    cursed = 666
+    real = real_sample
+
+    def sample(logits: mx.array, rows: list[Row], vocab_size: int) -> mx.array:
+        if any(row.params.seed == cursed and len(row.output) == 3 for row in rows):
+            raise RuntimeError("the third token")
+        return real(logits, rows, vocab_size)
+
+    asks = crew(4)
+    healthy = Bench("llama").run_together(asks)
+    monkeypatch.setattr(forward_module, "sample", sample)
+    asks[1].sampling = SamplingParams(seed=cursed, temperature=0.0)
+    outcomes = Bench("llama").run_together(asks)
+    failed = outcomes.pop(1)
+    assert failed.reason is FinishReason.ERROR
+    assert isinstance(failed.error, ComputationError)
+    assert "the third token" in str(failed.error)
+    assert failed.tokens == healthy.pop(1).tokens[:3]
+    bench = Bench("llama")
+    for outcome, before in zip(outcomes, healthy, strict=True):
+        assert outcome.tokens == before.tokens
+        assert bench.difference(outcome) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_cancelling_in_a_batch(name: str) -> None:
+    """Clients that leave at any stage free their rows; the others' answers stay right."""
+    bench = Bench(name)
+    asks = crew(8)
+    for number, after in ((0, 2), (2, 9), (3, 0), (5, 14)):
+        asks[number].cancel_after = after
+    outcomes = bench.run_together(asks)
+    for ask, outcome in zip(asks, outcomes, strict=True):
+        if ask.cancel_after is None:
+            assert outcome.reason is FinishReason.LENGTH
+            assert bench.difference(outcome) < TOLERANCE
+    assert bench.cache.statistics().leases == 0
+
+
+def test_batch_limit() -> None:
+    """No more rows run at once than may."""
+    bench = Bench("llama", max_batch=3)
+    for outcome in bench.run_together(crew(7)):
+        assert bench.difference(outcome) < TOLERANCE
+    assert max(bench.forward.rows) == 3
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_second_turns_together(name: str) -> None:
+    """Every agent's next turn resumes at its own end, also when all come at once."""
+    bench = Bench(name)
+    first = bench.run_together(crew(5))
+    asks = [
+        Ask([*o.history, *words(30, f"next {i}")], 12, boundaries=[(SYSTEM, Reason.SYSTEM)])
+        for i, o in enumerate(first)
+    ]
+    for outcome in bench.run_together(asks):
+        assert outcome.cached > SYSTEM
+        assert bench.difference(outcome) < TOLERANCE
