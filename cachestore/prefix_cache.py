@@ -22,7 +22,7 @@ from .errors import CacheError
 from .eviction import shortened, victims
 from .lease import Lease
 from .state import Checkpoint, Span
-from .trie import RadixTrie, Tokens, TrieNode, common_length
+from .trie import RadixTrie, Tokens, TrieNode
 
 _SHARED = (Reason.JUNCTION, Reason.SYSTEM)  # checkpoints that other requests resume at
 _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint that rewinds
@@ -330,6 +330,3 @@ def _rewindable(node: TrieNode, limit: int) -> TrieNode | None:
             return candidate
         pending.extend(candidate.children.values())
     return None
-
-
-__all__ = ["CacheStatistics", "Layout", "Namespace", "PrefixCache", "common_length"]

@@ -7,6 +7,7 @@ them (cascade inference; Hydragen, arXiv:2402.05099), and the parts are merged b
 maxima and sums.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ class Part:
         self.total = total
 
 
-class BatchedLayer:
+class BatchedLayer(ABC):
     """One layer of several sequences. Lives for one step.
 
     Args:
@@ -65,7 +66,7 @@ class BatchedLayer:
         """Append `[B, kv_heads, 1, size]`, a token a row; `attend` reads them back."""
         self._token = keys
         for number, row in enumerate(self._rows):
-            self._append(number, row, keys[number : number + 1], values[number : number + 1])
+            self._append(row, keys[number : number + 1], values[number : number + 1])
         return keys, values
 
     def attend(
@@ -88,11 +89,13 @@ class BatchedLayer:
         self._token = None
         return self._attend(queries, scale, sinks)
 
-    def _append(self, number: int, row: Any, keys: mx.array, values: mx.array) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _append(self, row: Any, keys: mx.array, values: mx.array) -> None:
+        """Append one token, `[1, kv_heads, 1, size]`, to a row."""
 
+    @abstractmethod
     def _attend(self, queries: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
-        raise NotImplementedError
+        """Attend from `[B, heads, 1, size]` to all that the rows hold."""
 
 
 class BatchedRings(BatchedLayer):
@@ -102,8 +105,7 @@ class BatchedRings(BatchedLayer):
         super().__init__(rows)
         self._held: list[tuple[mx.array, mx.array]] = []
 
-    def _append(self, number: int, row: Any, keys: mx.array, values: mx.array) -> None:
-        del number
+    def _append(self, row: Any, keys: mx.array, values: mx.array) -> None:
         self._held.append(row.update_and_fetch(keys, values))
 
     def _attend(self, queries: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
@@ -120,16 +122,16 @@ class BatchedRings(BatchedLayer):
 class BatchedTrunks(BatchedLayer):
     """Full-attention rows: what they share is read once, what is theirs row by row."""
 
-    def _append(self, number: int, row: Any, keys: mx.array, values: mx.array) -> None:
-        del number
+    def _append(self, row: Any, keys: mx.array, values: mx.array) -> None:
         row.tail.update_and_fetch(keys, values)
 
     def _attend(self, queries: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
         batch, heads, _, size = queries.shape
-        own = [self._own_segments(row) for row in self._rows]
+        groups = self._groups()
+        own = [_own_segments(row, groups) for row in self._rows]
         kv_heads = own[0][-1][0].shape[1]
         grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
-        parts = [self._shared(grouped, segment, rows) for segment, rows in self._groups()]
+        parts = [self._shared(grouped, segment, rows) for segment, rows in groups]
         parts.append(_stacked([_private(grouped[i : i + 1], s) for i, s in enumerate(own)]))
         return _merged(parts, sinks).reshape(batch, heads, 1, -1)
 
@@ -140,12 +142,6 @@ class BatchedTrunks(BatchedLayer):
             for segment in row.trunk:
                 groups.setdefault(id(segment), (segment, []))[1].append(number)
         return [(segment, rows) for segment, rows in groups.values() if len(rows) > 1]
-
-    def _own_segments(self, row: TrunkState) -> list[Tensors]:
-        """A row's segments that no other row leases, and its tail."""
-        shared = {id(segment) for segment, _ in self._groups()}
-        own = [segment for segment in row.trunk if id(segment) not in shared]
-        return [*own, row.tail_tensors()]
 
     def _shared(self, grouped: mx.array, segment: Tensors, rows: list[int]) -> Part:
         """Attend from some rows to one segment: one product, as if they were one sequence."""
@@ -221,6 +217,13 @@ def _layer(rows: tuple[Any, ...]) -> Any:
     if kind is ArraysCache:
         return BatchedArrays(rows)
     raise NotBatchableError(f"{kind.__name__} does not run in batches")
+
+
+def _own_segments(row: TrunkState, groups: list[tuple[Tensors, list[int]]]) -> list[Tensors]:
+    """A row's segments that no other row leases, and its tail."""
+    shared = {id(segment) for segment, _ in groups}
+    own = [segment for segment in row.trunk if id(segment) not in shared]
+    return [*own, row.tail_tensors()]
 
 
 def _private(grouped: mx.array, segments: list[Tensors]) -> Part:
