@@ -162,6 +162,9 @@ class Front:
         if conversation and len(conversation) > _MAX_NAME:
             message = f"X-Umbel-Conversation has over {_MAX_NAME} characters; send a shorter name"
             raise APIError(400, message, param="X-Umbel-Conversation")
+        if conversation and not conversation.isprintable():  # it goes into logs and /status
+            message = "X-Umbel-Conversation has characters that cannot be printed; send plain text"
+            raise APIError(400, message, param="X-Umbel-Conversation")
         return Caller(
             request[_REQUEST_ID],
             identify(request, self._settings.api_key),
@@ -193,6 +196,8 @@ class Front:
                 return await request.read()
         except web.HTTPRequestEntityTooLarge as error:
             raise _too_large() from error
+        except web.RequestPayloadError as error:
+            raise APIError(400, f"the body cannot be read: {error}", code="invalid_body") from error
         except TimeoutError as error:
             message = f"the body did not arrive within {self._settings.read_timeout:g} s"
             raise APIError(408, message, code="request_timeout") from error

@@ -1,6 +1,7 @@
 """The `umbel` command."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -59,7 +60,9 @@ def serve(
     cache_bytes: Annotated[
         str | None, typer.Option(help="Bytes that cached state may take, such as 4GiB.")
     ] = None,
-    no_cache: Annotated[bool, typer.Option(help="Keep no state between requests.")] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Keep no state between requests.")
+    ] = False,
     checkpoint_interval: Annotated[
         int | None, typer.Option(help="Distance of checkpoints in long prompts, in tokens.")
     ] = None,
@@ -219,10 +222,17 @@ def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
 def _run(work: Coroutine[Any, Any, T]) -> T:
     from .client import ClientError  # noqa: PLC0415  (keeps --help quick)
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     try:
         return asyncio.run(work)
     except ClientError as error:
         _fail(error)
+
+
+def _leave(number: int, _frame: object) -> NoReturn:
+    """End in order when told to: a private daemon must not outlive its command."""
+    raise SystemExit(128 + number)
 
 
 def _fail(error: Exception) -> NoReturn:

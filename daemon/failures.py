@@ -50,7 +50,7 @@ class APIError(Exception):
     def body(self) -> bytes:
         """The error in OpenAI's shape."""
         error = {
-            "message": self.message,
+            "message": self.message.encode(errors="replace").decode(),
             "type": self.kind,
             "param": self.param,
             "code": self.code,

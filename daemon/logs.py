@@ -10,6 +10,8 @@ from .config import LogFormat
 
 def configure(log_format: LogFormat) -> None:
     """Set up structlog for this process."""
+    # What is not HTTP gets a 400; a traceback of aiohttp's for each would flood the log.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL + 1)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

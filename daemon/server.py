@@ -24,7 +24,7 @@ from .cache_desk import CacheDesk
 from .config import Settings
 from .errors import SocketError, StartError
 from .service import Service
-from .sockets import UnixListener
+from .sockets import BACKLOG, UnixListener
 
 _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
 _THREAD_STOP = 60.0
@@ -76,10 +76,10 @@ class Daemon:
     async def startup(self) -> None:
         """Listen first, so that clients hear "loading" and not "no such file"; then load."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         await self._runner.setup()
-        await web.SockSite(self._runner, self._listener.socket).start()
+        await web.SockSite(self._runner, self._listener.socket, backlog=BACKLOG).start()
         log.info("listening", socket=str(self._listener.path), pid=os.getpid())
         if self._settings.tcp is not None:
             await self._listen_tcp(*self._settings.tcp)
@@ -106,7 +106,7 @@ class Daemon:
         log.info("stopped")
 
     async def _listen_tcp(self, host: str, port: int) -> None:
-        site = web.TCPSite(self._runner, host, port)
+        site = web.TCPSite(self._runner, host, port, backlog=BACKLOG)
         try:
             await site.start()
         except OSError as error:

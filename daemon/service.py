@@ -99,7 +99,7 @@ class Service:
         return await self._admit(
             body,
             caller,
-            lambda: Rendered(self._text.encode(prompt) if isinstance(prompt, str) else prompt, []),
+            lambda: Rendered(self._encoded(prompt) if isinstance(prompt, str) else prompt, []),
         )
 
     async def _admit(
@@ -137,9 +137,13 @@ class Service:
         except TimeoutError as error:
             raise DeadlineExceededError("no thread was free to tokenise the prompt") from error
 
+    def _encoded(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        self._admission.check_text(len(text), self._text.longest_token)
+        return self._text.encode(text, special_tokens=special_tokens)
+
     def _render(self, messages: list[dict[str, Any]]) -> Rendered:
         """Encode a conversation; find its boundaries if the model needs checkpoints there."""
-        prompt = self._text.encode_chat(messages)
+        prompt = self._encoded(self._text.render_chat(messages), special_tokens=False)
         if not self._stack.has_checkpoints:
             return Rendered(prompt, [])
         found = boundaries.find(self._text, messages, prompt)

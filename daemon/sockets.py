@@ -17,7 +17,8 @@ from .errors import SocketError
 
 # sun_path less its final NUL, in bytes: 108 on Linux, 104 on the BSDs and macOS.
 MAX_PATH = 107 if sys.platform == "linux" else 103
-_BACKLOG = 1024
+BACKLOG = 1024
+"""Connections that may wait to be accepted: agents come in bursts."""
 
 
 class UnixListener:
@@ -56,7 +57,7 @@ class UnixListener:
             self._temporary.unlink(missing_ok=True)
             bound.bind(str(self._temporary))
             self._temporary.chmod(0o600)
-            bound.listen(_BACKLOG)
+            bound.listen(BACKLOG)
             self._temporary.rename(self.path)
         except BaseException:
             bound.close()

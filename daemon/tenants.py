@@ -29,7 +29,7 @@ def identify(request: web.Request, api_key: str | None) -> str:
     if peer is not None and peer.family == socket.AF_UNIX:
         return _unix_tenant(peer)
     if api_key is not None:
-        if not hmac.compare_digest(_sent_key(request).encode(), api_key.encode()):
+        if not hmac.compare_digest(_bytes(_sent_key(request)), _bytes(api_key)):
             message = "this daemon needs its API key: send it as 'Authorization: Bearer KEY'"
             raise APIError(401, message, code="invalid_api_key")
         return "key"
@@ -58,10 +58,23 @@ def _sent_key(request: web.Request) -> str:
     return request.headers.get("x-api-key", "")
 
 
+def _bytes(key: str) -> bytes:
+    """A header's own bytes: what is not UTF-8 in it reaches us as surrogates."""
+    return key.encode(errors="surrogateescape")
+
+
+def _host_of(url: str) -> str:
+    """The host of a URL; empty, and so nobody's, if it is none."""
+    try:
+        return URL(url).host or ""
+    except ValueError:
+        return ""
+
+
 def _refuse_browsers(request: web.Request) -> None:
-    host = request.url.host or ""
+    host = _host_of(f"http://{request.host}")
     if not is_loopback(host):
         raise APIError(403, f"this daemon does not answer for the host {host!r}", code="bad_host")
     origin = request.headers.get(hdrs.ORIGIN)
-    if origin and not is_loopback(URL(origin).host or ""):
+    if origin and not is_loopback(_host_of(origin)):
         raise APIError(403, f"web pages of {origin} may not use this daemon", code="bad_origin")

@@ -46,6 +46,7 @@ class TextCodec:
         self._fast.no_padding()
         self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids)
         # Not their number: a vocabulary may have holes.
+        self.longest_token: int = max(map(len, self._fast.get_vocab()))
         self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _TokenBytes(self._fast)
 

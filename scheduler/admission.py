@@ -13,6 +13,21 @@ class Admission:
     def __init__(self, context_length: int) -> None:
         self.context_length = context_length
 
+    def check_text(self, characters: int, longest_token: int) -> None:
+        """Refuse a text that cannot fit however it is tokenised, before that is tried.
+
+        Encoding tens of megabytes takes minutes and gigabytes.
+
+        Raises:
+            ContextLengthExceededError: it has more tokens than the context.
+        """
+        least = characters // longest_token
+        if least > self.context_length:
+            raise ContextLengthExceededError(
+                f"This model's maximum context length is {self.context_length} tokens, and the "
+                f"prompt has over {least}: it must leave room for an answer. Shorten the prompt."
+            )
+
     def answer_length(self, prompt_length: int, max_tokens: int | None) -> int:
         """Say how many tokens the answer may have: what was asked for, within the context.
 

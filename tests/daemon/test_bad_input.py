@@ -133,6 +133,13 @@ CASES: dict[str, Send] = {
     "a conversation name of 300 characters": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Conversation": "c" * 300}
     ),
+    "a conversation name that is not text": lambda daemon: daemon.request(
+        "POST", CHAT, GOOD, {"X-Umbel-Conversation": "caf\xe9"}
+    ),
+    "a false Content-Encoding": lambda daemon: daemon.request(
+        "POST", CHAT, GOOD, {"Content-Encoding": "gzip"}
+    ),
+    "20 MB of text": text(prompt="word " * 4_000_000),
     "an unknown route": lambda daemon: daemon.request("GET", "/v1/nothing"),
     "a wrong method": lambda daemon: daemon.request("GET", CHAT),
 }

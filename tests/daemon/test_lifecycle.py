@@ -208,10 +208,11 @@ def test_second_sigterm_cuts_the_grace_short(short_path: Path, long_tiny_dir: Pa
         assert daemon.process.wait(30) == 0
 
 
-def test_sigint_stops_too(short_path: Path, long_tiny_dir: Path) -> None:
-    """Ctrl-C in the terminal ends the daemon as SIGTERM does."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_terminal_stops_it_too(short_path: Path, long_tiny_dir: Path, number: int) -> None:
+    """Ctrl-C in the terminal, or closing it, ends the daemon as SIGTERM does."""
     with running(short_path, long_tiny_dir) as daemon:
-        daemon.process.send_signal(signal.SIGINT)
+        daemon.process.send_signal(number)
         assert daemon.process.wait(30) == 0
 
 
@@ -276,6 +277,9 @@ def test_tcp_needs_no_key_on_loopback(tiny_daemon: RunningDaemon) -> None:
     assert status(Host="evil.example") == 403
     assert status(Origin="http://evil.example") == 403
     assert status(Origin=f"http://localhost:{port}") == 200
+    assert status(Host="127.0.0.1:99999") == 403
+    assert status(Origin="http://[::1") == 403
+    assert status(Origin="\xff") == 403
 
 
 def test_tcp_with_a_key(short_path: Path, long_tiny_dir: Path) -> None:
@@ -292,6 +296,7 @@ def test_tcp_with_a_key(short_path: Path, long_tiny_dir: Path) -> None:
 
         assert status("") == 401
         assert status("Authorization: Bearer wrong\r\n") == 401
+        assert status("Authorization: Bearer \xff\r\n") == 401
         assert status("Authorization: Bearer secret\r\n") == 200
         assert status("x-api-key: secret\r\n") == 200
         assert daemon.request("GET", "/v1/models").status == 200
