@@ -59,9 +59,9 @@ class Forward:
             For each entry its token, or what its sampling raised. Its neighbours' tokens do
             not depend on it.
         """
-        if not self.batches:
-            return [result for entry in entries for result in self._decode_batch([entry])]
-        return self._decode_batch(entries)
+        if self.batches:
+            return self._decode_batch(entries)
+        return [self._decode_alone(entry) for entry in entries]
 
     def logits(self, tokens: Sequence[int], states: Sequence[LiveStates]) -> mx.array:
         """Feed one token to each sequence and advance its state over it, lazily.
@@ -83,10 +83,15 @@ class Forward:
             return cast(
                 "list[int | BaseException]", sample(logits, rows, self._vocab_size).tolist()
             )
-        except BaseException as error:  # noqa: BLE001  (found out below whose it is)
-            if len(rows) == 1:
-                return [error]
-        return [self._sample_alone(logits[i : i + 1], row) for i, row in enumerate(rows)]
+        except BaseException:  # noqa: BLE001  (sampling row by row finds out whose it is)
+            return [self._sample_alone(logits[i : i + 1], row) for i, row in enumerate(rows)]
+
+    def _decode_alone(self, entry: Entry) -> int | BaseException:
+        """Decode one sequence; also the model's failure is then its own."""
+        try:
+            return self._decode_batch([entry])[0]
+        except BaseException as error:  # noqa: BLE001  (as said)
+            return error
 
     def _sample_alone(self, logits: mx.array, row: Row) -> int | BaseException:
         try:

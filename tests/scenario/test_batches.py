@@ -6,6 +6,7 @@ import pytest
 from umbel.cachestore.checkpoints import Reason
 from umbel.models import batch
 from umbel.models import forward as forward_module
+from umbel.models.layer_states import LiveStates
 from umbel.models.params import Row, SamplingParams
 from umbel.models.sampling import sample as real_sample
 from umbel.models.trunk import Tensors
@@ -178,4 +179,22 @@ def test_second_turns_together(name: str) -> None:
     ]
     for outcome in bench.run_together(asks):
         assert outcome.cached > SYSTEM
+        assert bench.difference(outcome) < TOLERANCE
+
+
+def test_a_lone_rows_failure_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sequences decode one by one, the model's own failure ends one of them only."""
+    bench = Bench("deepseek_v3")
+    real, asks = bench.forward.logits, crew(4)
+
+    def logits(tokens: list[int], states: list[LiveStates]) -> mx.array:
+        if states[0] is bench.forward._opened[1]:
+            raise RuntimeError("the model failed")
+        return real(tokens, states)
+
+    monkeypatch.setattr(bench.forward, "logits", logits)
+    outcomes = bench.run_together(asks)
+    assert isinstance(outcomes.pop(1).error, ComputationError)
+    for outcome in outcomes:
+        assert outcome.reason is FinishReason.LENGTH
         assert bench.difference(outcome) < TOLERANCE
