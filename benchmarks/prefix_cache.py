@@ -23,7 +23,8 @@ from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
 
 from umbel.cachestore.prefix_cache import Layout, Namespace, PrefixCache
 from umbel.cachestore.trie import Tokens, as_tokens
-from umbel.models.layer_states import LayerStack, PackedSpan
+from umbel.models.layer_states import LayerStack
+from umbel.models.spans import PackedSpan
 
 NAMESPACE = Namespace("tenant", "fingerprint")
 VOCABULARY = 50_000

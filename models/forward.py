@@ -1,22 +1,57 @@
-"""The only calls of the model: prefill, decode, and the choice of tokens."""
+"""The only calls of the model: prefill, feeding a step, and the choice of tokens.
 
-from collections.abc import Sequence
-from typing import Any, cast
+A decode step has three parts, so that the device never waits for the host: `feed` launches the
+model on tokens that may themselves still be computed; `choose` launches sampling; the choice's
+`read` waits for the tokens. Between the second and the third comes the next step's `feed`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import structlog
 
 from .attention import bind
-from .batch import NotBatchableError, batched
-from .layer_states import LayerStack, LiveStates, PackedSpan, WholeCheckpoint
+from .batch import NotBatchableError
+from .layer_states import LayerStack, LiveStates
 from .loader import LoadedModel
 from .params import Row
-from .sampling import sample
-
-Entry = tuple[int, LiveStates, Row]
-"""What one sequence brings to a decode step: its next token, its state, its sampling."""
+from .rows import Rows
+from .runtime import launch
+from .sampling import Choice, choose
+from .spans import PackedSpan, WholeCheckpoint
 
 log = structlog.get_logger()
+
+
+class Drawn(NamedTuple):
+    """A token that was chosen and may still be computed.
+
+    Attributes:
+        choice: what it is part of.
+        place: its number there.
+    """
+
+    choice: Choice
+    place: int
+
+
+Entry = tuple[LiveStates, int | Drawn]
+"""What one sequence brings to a decode step: its state, and its next token."""
+
+
+class Fed:
+    """What came of feeding a token to each of some sequences.
+
+    Attributes:
+        logits: `[entries, V]`, not yet evaluated; None where all failed.
+        errors: what the model raised for single entries, by their number. Their rows of
+            `logits` mean nothing.
+    """
+
+    def __init__(self, logits: mx.array | None, errors: dict[int, BaseException]) -> None:
+        self.logits = logits
+        self.errors = errors
 
 
 class Forward:
@@ -25,12 +60,15 @@ class Forward:
     Attributes:
         batches: whether sequences decode as rows of one batch. A model for which that would
             change answers decodes them one by one.
+        shapes: shapes of batches that have been computed with.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model = loaded.model
         self._stack = loaded.stack
         self._vocab_size = loaded.text.vocab_size
+        self._rows: Rows | None = None
+        self.shapes: set[tuple[int, ...]] = set()
         bind(loaded.model)
         self.batches = batches_exactly(loaded.model, loaded.stack)
 
@@ -52,64 +90,111 @@ class Forward:
         states.advanced(len(tokens))
         mx.eval(states.arrays())
 
-    def decode(self, entries: Sequence[Entry]) -> list[int | BaseException]:
-        """Feed each sequence one token, and choose its next one.
+    def feed(self, entries: Sequence[Entry]) -> Fed:
+        """Launch the model on a token of each sequence, and advance their states.
+
+        Raises:
+            Exception: the model failed for a batch as a whole; all of its states are lost.
+        """
+        if self.batches or len(entries) == 1:
+            return Fed(self.logits(_tokens(entries), [states for states, _ in entries]), {})
+        rows: list[mx.array | None] = []
+        errors: dict[int, BaseException] = {}
+        for number, (states, token) in enumerate(entries):
+            try:
+                rows.append(self.logits(_tokens([(states, token)]), [states]))
+            except BaseException as error:  # noqa: BLE001  (one sequence's own)
+                errors[number] = error
+                rows.append(None)
+        done = next((row for row in rows if row is not None), None)
+        if done is None:
+            return Fed(None, errors)
+        return Fed(mx.concatenate([done if row is None else row for row in rows]), errors)
+
+    def choose(self, fed: Fed, rows: Mapping[int, Row]) -> Choice:
+        """Launch the choice of tokens for some of the entries that were fed.
+
+        Args:
+            fed: what `feed` returned.
+            rows: for each entry that goes on, by its number, how it samples.
 
         Returns:
-            For each entry its token, or what its sampling raised. Its neighbours' tokens do
-            not depend on it.
+            A choice with one place for each of `rows`, in their order.
         """
-        if self.batches:
-            return self._decode_batch(entries)
-        return [self._decode_alone(entry) for entry in entries]
+        if fed.logits is None or not rows:
+            return Choice.empty()
+        logits = fed.logits
+        if list(rows) != list(range(logits.shape[0])):
+            logits = logits[mx.array(list(rows))]
+        return choose(logits, list(rows.values()), self._vocab_size)
 
-    def logits(self, tokens: Sequence[int], states: Sequence[LiveStates]) -> mx.array:
-        """Feed one token to each sequence and advance its state over it, lazily.
+    def drawn(self, choice: Choice, index: int) -> Drawn:
+        """Name a token that was chosen and may still be computed."""
+        return Drawn(choice, index)
+
+    def logits(self, tokens: mx.array, states: Sequence[LiveStates]) -> mx.array:
+        """Launch the model on `[B]` tokens, one of each sequence.
 
         Returns:
-            `[B, V]` logits of the next tokens.
+            `[B, V]` logits of the next tokens. A lone sequence takes no batch's detour.
         """
-        logits = decode_logits(self._model, tokens, states)
+        if len(states) == 1:
+            logits = self._alone(tokens, states[0])
+        else:
+            logits = self._together(tokens, states)
         for state in states:
             state.advanced(1)
         return logits
 
-    def _decode_batch(self, entries: Sequence[Entry]) -> list[int | BaseException]:
-        states = [state for _, state, _ in entries]
-        rows = [row for _, _, row in entries]
-        logits = self.logits([token for token, _, _ in entries], states)
-        mx.eval(logits, [state.arrays() for state in states])
+    def _alone(self, tokens: mx.array, states: LiveStates) -> mx.array:
+        states.stand_up()
+        logits: mx.array = self._model(tokens[None], cache=states.caches)[:, -1, :]
+        launch(logits, states.arrays())
+        return logits
+
+    def _together(self, tokens: mx.array, states: Sequence[LiveStates]) -> mx.array:
+        if self._rows is None:
+            self._rows = Rows(self._stack.open())
+        rows = self._rows
         try:
-            return cast(
-                "list[int | BaseException]", sample(logits, rows, self._vocab_size).tolist()
-            )
-        except BaseException:  # noqa: BLE001  (sampling row by row finds out whose it is)
-            return [self._sample_alone(logits[i : i + 1], row) for i, row in enumerate(rows)]
+            for other in rows.others(states):
+                other.stand_up()
+            rows.join([state for state in states if state.seat is None])
+            logits = rows.feed(self._model, states, tokens)
+            launch(logits, rows.arrays())
+        except BaseException:
+            rows.clear()  # its layers may be at different tokens
+            raise
+        self._note(rows.shape)
+        return logits
 
-    def _decode_alone(self, entry: Entry) -> int | BaseException:
-        """Decode one sequence; also the model's failure is then its own."""
-        try:
-            return self._decode_batch([entry])[0]
-        except BaseException as error:  # noqa: BLE001  (as said)
-            return error
-
-    def _sample_alone(self, logits: mx.array, row: Row) -> int | BaseException:
-        try:
-            return int(cast("int", sample(logits, [row], self._vocab_size).item()))
-        except BaseException as error:  # noqa: BLE001  (this row's own)
-            return error
+    def _note(self, shape: tuple[int, ...]) -> None:
+        if shape not in self.shapes:
+            self.shapes.add(shape)
+            log.info("new shape", rows=shape[0], columns=list(shape[1:]))
 
 
-def decode_logits(model: Any, tokens: Sequence[int], states: Sequence[LiveStates]) -> mx.array:
-    """Call the model with one token for each sequence.
-
-    Returns:
-        `[B, V]` logits, not yet evaluated. A lone sequence takes no batch's detour.
-    """
-    alone = len(states) == 1
-    caches = states[0].caches if alone else batched([state.caches for state in states])
-    logits: mx.array = model(mx.array(list(tokens))[:, None], cache=caches)[:, -1, :]
-    return logits
+def _tokens(entries: Sequence[Entry]) -> mx.array:
+    """Gather the entries' tokens, `[B]`, without waiting for those that are computed."""
+    drawn = [token for _, token in entries if isinstance(token, Drawn)]
+    if not drawn:
+        return mx.array([token for _, token in entries])
+    choice = drawn[0].choice
+    if any(token.choice is not choice for token in drawn):
+        raise ValueError("a step's tokens come from one choice")
+    known = [token for _, token in entries if not isinstance(token, Drawn)]
+    size, found = len(choice.tokens), 0
+    source = []
+    for _, token in entries:
+        if isinstance(token, Drawn):
+            source.append(token.place)
+        else:
+            source.append(size + found)
+            found += 1
+    tokens = choice.tokens
+    if known:
+        tokens = mx.concatenate([tokens, mx.array(known, tokens.dtype)])
+    return tokens if source == list(range(len(tokens))) else tokens[mx.array(source)]
 
 
 def batches_exactly(model: Any, stack: LayerStack) -> bool:
@@ -129,11 +214,16 @@ def batches_exactly(model: Any, stack: LayerStack) -> bool:
         _feed(model, states[0], [6, 7, 8])
         _feed(model, states[1], [9])
     try:
-        together = decode_logits(model, [3, 4], pairs[0])
+        rows = Rows(stack.open())
+        rows.join(pairs[0])
+        together = rows.feed(model, pairs[0], mx.array([3, 4]))
     except (NotBatchableError, AttributeError, TypeError, ValueError) as error:
         log.info("decoding one by one", reason=str(error))
         return False
-    alone = [decode_logits(model, [t], [s]) for t, s in zip((3, 4), pairs[1], strict=True)]
+    alone = [
+        model(mx.array([[token]]), cache=states.caches)[:, -1, :]
+        for token, states in zip((3, 4), pairs[1], strict=True)
+    ]
     expected = mx.concatenate(alone, axis=0).astype(mx.float32)
     # Rounding is far below this, and another row's keys far above it, in any number type.
     bound = 0.05 * mx.sqrt(mx.var(expected, axis=-1)).max()

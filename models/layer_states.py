@@ -1,19 +1,17 @@
-"""A stack's state: live while a sequence runs, packed while it is stored.
+"""A stack's state while a sequence runs.
 
 Every cache class of mlx-lm falls under one of two kinds. `KVCache` and `QuantizedKVCache` are
 token-addressable and live as `TrunkState`s; `RotatingKVCache`, `ArraysCache` and
 `ChunkedKVCache` restore as a whole only (`ChunkedKVCache` says that it can be trimmed, but its
 front is gone). A `CacheList` is the sum of its parts. Anything else is refused at load.
 
-Stored state is packed: arrays of one shape become one array, layers first, because Metal
-allows 499,000 buffers in a process. Each packed array has a buffer of its own, so its bytes
-are freed when it is.
+A state is in one of two forms: caches of its own, which prefill and lone decoding use, or a
+row of a batch (see `rows`). It changes over without copying what it leases.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Protocol
 
-import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -25,163 +23,165 @@ from mlx_lm.models.cache import (
 )
 
 from .errors import UnsupportedCacheError
+from .spans import PackedSpan, WholeCheckpoint, pack, pack_tail
 from .trunk import Tensors, TrunkState, trunk_state
-from .whole import Record, capture
+from .whole import capture
 
 _ADDRESSABLE = (KVCache, QuantizedKVCache)
 _WHOLE = (RotatingKVCache, ArraysCache, ChunkedKVCache)
 
-Places = tuple[tuple[tuple[int, int], ...], ...]
-"""For each layer, for each of its tensors: the packed array, and the row in it."""
 
+class Seat(Protocol):
+    """A row of a batch, as its state sees it; `rows.Row` is the real one."""
 
-class PackedSpan:
-    """Token-addressable state of consecutive tokens, all layers. Immutable.
+    def tail(self, count: int) -> list[Tensors]:
+        """Copy the newest tokens, for each token-addressable layer."""
+        ...
 
-    Args:
-        arrays: `[rows, heads, tokens, size]` each, evaluated.
-        places: where each layer's tensors are.
-    """
+    def wholes(self) -> list[Any]:
+        """Copy the whole-state layers into caches of mlx-lm's."""
+        ...
 
-    def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
-        self._arrays = list(arrays)
-        self._places = places
-        self._layers: dict[int, Tensors] = {}
+    def changed(self) -> None:
+        """Hear that the leased spans were cut or joined elsewhere."""
+        ...
 
-    @property
-    def length(self) -> int:
-        """How many tokens."""
-        return int(self._arrays[0].shape[-2])
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes in memory."""
-        return sum(array.nbytes for array in self._arrays)
-
-    def layer(self, index: int) -> Tensors:
-        """One layer's tensors, `[1, heads, tokens, size]` each, as views.
-
-        The same object at every call: sequences that lease a span know by it that they share.
-        """
-        if index not in self._layers:
-            self._layers[index] = _views(self._arrays, self._places[index])
-        return self._layers[index]
-
-    def split(self, at: int) -> tuple[Self, Self]:
-        """Cut into `[0, at)` and `[at, length)`, each with buffers of its own."""
-        left = [mx.contiguous(array[..., :at, :]) for array in self._arrays]
-        right = [mx.contiguous(array[..., at:, :]) for array in self._arrays]
-        mx.eval(left, right)
-        self.close()
-        return type(self)(left, self._places), type(self)(right, self._places)
-
-    def merge(self, other: Self) -> Self:
-        """Join with the span that follows."""
-        pairs = zip(self._arrays, other._arrays, strict=True)
-        joined = [mx.concatenate([a, b], axis=-2) for a, b in pairs]
-        mx.eval(joined)
-        self.close()
-        other.close()
-        return type(self)(joined, self._places)
-
-    def close(self) -> None:
-        """Free the buffers."""
-        self._arrays = []
-        self._layers = {}
-
-
-class WholeCheckpoint:
-    """Sliding-window and recurrent state of all layers at one offset. Immutable.
-
-    Args:
-        offset: how many tokens it has seen.
-        records: what each leaf is besides its arrays.
-        arrays: `[rows, ...]` each, evaluated.
-        places: where each leaf's arrays are.
-    """
-
-    def __init__(
-        self, offset: int, records: Sequence[Record], arrays: Sequence[mx.array], places: Places
-    ) -> None:
-        self._offset = offset
-        self._records = list(records)
-        self._arrays = list(arrays)
-        self._places = places
-
-    @property
-    def offset(self) -> int:
-        """How many tokens it has seen."""
-        return self._offset
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes in memory."""
-        return sum(array.nbytes for array in self._arrays)
-
-    def rewinds_to(self, offset: int) -> bool:
-        """Whether every leaf can restore this earlier offset exactly."""
-        return all(record.rewinds_to(offset) for record in self._records)
-
-    def restore(self, index: int, offset: int) -> Any:
-        """Make the live cache of one leaf, at `offset`."""
-        arrays = list(_views(self._arrays, self._places[index]))
-        return self._records[index].restore(arrays, offset)
-
-    def close(self) -> None:
-        """Free the buffers."""
-        self._arrays = []
+    def leave(self) -> None:
+        """Give the row back."""
+        ...
 
 
 class LiveStates:
     """The state of one running sequence.
 
     Attributes:
-        caches: what the model is called with, one entry a layer.
+        caches: what the model is called with, one entry a layer; empty while it has a seat.
+        seat: its row of a batch, or None.
+        spans: what it leases: the state of its first tokens.
     """
 
-    def __init__(self, caches: list[Any], offset: int) -> None:
-        self.caches = caches
+    def __init__(
+        self, stack: "LayerStack", offset: int, spans: Sequence[PackedSpan], caches: list[Any]
+    ) -> None:
+        self.seat: Seat | None = None
+        self.spans = list(spans)
+        self._stack = stack
         self._offset = offset
-        leaves = list(_leaves(caches))
-        self._addressable = [leaf for leaf in leaves if isinstance(leaf, TrunkState)]
-        self._whole = [leaf for leaf in leaves if not isinstance(leaf, TrunkState)]
+        self._own: list[PackedSpan] = []
+        self._set_caches(caches)
 
     @property
     def offset(self) -> int:
         """How many tokens it has seen."""
         return self._offset
 
+    @property
+    def trunk(self) -> list[PackedSpan]:
+        """All that is read and no longer written: leased spans, and sealed ones of its own."""
+        return [*self.spans, *self._own]
+
+    @property
+    def tail_length(self) -> int:
+        """Tokens after the trunk, whose state still grows."""
+        if not self._stack.has_spans:
+            return 0
+        return self._offset - sum(span.length for span in self.trunk)
+
     def advanced(self, tokens: int) -> None:
         """Count tokens that the model was just called with."""
         self._offset += tokens
 
     def arrays(self) -> list[Any]:
-        """Every array of the state, to evaluate."""
+        """Every array of its own caches, to evaluate."""
         return [cache.state for cache in self.caches]
 
     def set_trunk(self, spans: Sequence[PackedSpan]) -> None:
-        """Read the trunk from these spans: the same tokens, cut or joined elsewhere."""
-        for index, leaf in enumerate(self._addressable):
-            leaf.set_trunk([span.layer(index) for span in spans])
+        """Lease other spans: the same tokens, cut or joined elsewhere."""
+        self.spans = list(spans)
+        self._read_trunk()
 
     def drop_tail(self, spans: Sequence[PackedSpan]) -> None:
         """Start new tails after the old ones were sealed and are part of `spans`."""
-        for leaf in self._addressable:
+        self._own = []
+        for leaf in self.addressable:
             leaf.drop_tail()
         self.set_trunk(spans)
 
+    def tail(self) -> list[Tensors]:
+        """The tails' tokens, for each token-addressable layer."""
+        if self.seat is not None:
+            return self.seat.tail(self.tail_length)
+        return [leaf.tail_tensors() for leaf in self.addressable if not leaf.tail.empty()]
+
     def capture(self) -> WholeCheckpoint:
         """Copy the whole-state leaves at the present offset."""
-        captured = [capture(leaf, self._offset) for leaf in self._whole]
-        arrays, places = _pack([tensors for _, tensors in captured])
+        wholes = self.wholes if self.seat is None else self.seat.wholes()
+        captured = [capture(leaf, self._offset) for leaf in wholes]
+        arrays, places = pack([tensors for _, tensors in captured])
         return WholeCheckpoint(self._offset, [record for record, _ in captured], arrays, places)
 
+    def seal_tail(self) -> None:
+        """Pack the tails' tokens, and read them as part of the trunk from now on.
+
+        Small neighbours are joined: sizes grow geometrically, so a token is copied
+        O(log n) times, and a trunk stays a few spans.
+        """
+        if not self.tail_length:
+            return
+        self._own.append(pack_tail(self.tail()))
+        while len(self._own) > 1 and self._own[-2].length <= 2 * self._own[-1].length:
+            last = self._own.pop()
+            self._own[-1] = self._own[-1].merge(last)
+        for leaf in self.addressable:
+            leaf.drop_tail()
+        self._read_trunk()
+
     def seal(self) -> PackedSpan | None:
-        """Pack the tails' tokens; None where there are none."""
-        held = [leaf for leaf in self._addressable if not leaf.tail.empty()]
-        if not held:
+        """Pack all that it does not lease; None where there is nothing.
+
+        Sealed spans of its own change hands: follow it with `drop_tail`, or use it no more.
+        """
+        parts = [*self._own, pack_tail(self.tail())] if self.tail_length else self._own
+        self._own = []
+        if not parts:
             return None
-        return PackedSpan(*_pack([list(leaf.tail_tensors()) for leaf in held]))
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole.merge(part)
+        return whole
+
+    def stand_up(self) -> None:
+        """Go back from a row of a batch to caches of its own."""
+        if self.seat is None:
+            return
+        self.seal_tail()
+        wholes = self.seat.wholes()
+        self.close()
+        self._set_caches(self._stack.caches(self.trunk, wholes))
+
+    def sit_down(self, seat: Seat) -> None:
+        """Live in a row of a batch, which has copied what is its own."""
+        self.seat = seat
+        self._set_caches([])
+
+    def close(self) -> None:
+        """Give a seat back. The state is of no more use. Idempotent."""
+        if self.seat is not None:
+            self.seat.leave()
+            self.seat = None
+
+    def _set_caches(self, caches: list[Any]) -> None:
+        leaves = list(leaves_of(caches))
+        self.caches = caches
+        self.addressable = [leaf for leaf in leaves if isinstance(leaf, TrunkState)]
+        self.wholes = [leaf for leaf in leaves if not isinstance(leaf, TrunkState)]
+
+    def _read_trunk(self) -> None:
+        trunk = self.trunk
+        for index, leaf in enumerate(self.addressable):
+            leaf.set_trunk([span.layer(index) for span in trunk])
+        if self.seat is not None:
+            self.seat.changed()
 
 
 class LayerStack:
@@ -196,7 +196,7 @@ class LayerStack:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        leaves = list(_leaves(make_prompt_cache(model)))
+        leaves = list(leaves_of(make_prompt_cache(model)))
         unknown = [leaf for leaf in leaves if type(leaf) not in _ADDRESSABLE + _WHOLE]
         if unknown:
             name = type(unknown[0]).__name__
@@ -219,7 +219,16 @@ class LayerStack:
             spans: the state of all of them, in order, if the stack is token-addressable.
             checkpoint: whole state that restores `offset`, if the stack has such.
         """
-        fresh = make_prompt_cache(self._model)
+        wholes = None if checkpoint is None else checkpoint.restore_all(offset)
+        return LiveStates(self, offset, spans, self.caches(spans, wholes))
+
+    def caches(self, trunk: Sequence[PackedSpan], wholes: Sequence[Any] | None) -> list[Any]:
+        """Make what the model is called with.
+
+        Args:
+            trunk: what the token-addressable layers read.
+            wholes: the other layers' caches in order; None starts them from nothing.
+        """
         addressable = whole = 0
 
         def revive(cache: Any) -> Any:
@@ -228,42 +237,17 @@ class LayerStack:
                 return CacheList(*[revive(part) for part in cache.caches])
             if type(cache) in _ADDRESSABLE:
                 addressable += 1
-                return trunk_state(cache, [span.layer(addressable - 1) for span in spans])
+                return trunk_state(cache, [span.layer(addressable - 1) for span in trunk])
             whole += 1
-            return cache if checkpoint is None else checkpoint.restore(whole - 1, offset)
+            return cache if wholes is None else wholes[whole - 1]
 
-        return LiveStates([revive(cache) for cache in fresh], offset)
+        return [revive(cache) for cache in make_prompt_cache(self._model)]
 
 
-def _leaves(caches: Iterable[Any]) -> Iterator[Any]:
+def leaves_of(caches: Iterable[Any]) -> Iterator[Any]:
+    """Every cache that is not a list of caches, in the model's order."""
     for cache in caches:
         if type(cache) is CacheList:
-            yield from _leaves(cache.caches)
+            yield from leaves_of(cache.caches)
         else:
             yield cache
-
-
-def _pack(leaves: list[list[mx.array]]) -> tuple[list[mx.array], Places]:
-    """Join arrays of one shape and type, each in buffers of its own, evaluated.
-
-    Args:
-        leaves: for each leaf its arrays, `[1, ...]` each.
-    """
-    groups: dict[tuple[Any, ...], list[mx.array]] = {}
-    numbers: dict[tuple[Any, ...], int] = {}
-    places = []
-    for arrays in leaves:
-        place = []
-        for array in arrays:
-            key = (*array.shape, array.dtype)
-            group = groups.setdefault(key, [])
-            place.append((numbers.setdefault(key, len(numbers)), len(group)))
-            group.append(array)
-        places.append(tuple(place))
-    packed = [mx.contiguous(mx.concatenate(group, axis=0)) for group in groups.values()]
-    mx.eval(packed)
-    return packed, tuple(places)
-
-
-def _views(arrays: Sequence[mx.array], place: tuple[tuple[int, int], ...]) -> Tensors:
-    return tuple(arrays[number][row : row + 1] for number, row in place)

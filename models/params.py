@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,6 +21,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         presence_penalty: taken once from the logit of each token of the answer.
         frequency_penalty: taken once for each time the token stands in the answer.
         logit_bias: token id to what is added to its logit.
+        top_logprobs: how many of the likeliest tokens are told, with their log-probabilities,
+            beside that of the chosen one; None tells neither, and costs nothing.
     """
 
     seed: int
@@ -31,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
+    top_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -51,3 +55,22 @@ class Row:
     params: SamplingParams
     prompt: Sequence[int]
     output: Sequence[int]
+
+
+class LogProbs(NamedTuple):
+    """What the model itself gave a token, before temperature and penalties.
+
+    Attributes:
+        chosen: log-probability of the token that was chosen.
+        top: the likeliest tokens with theirs, likeliest first.
+    """
+
+    chosen: float
+    top: list[tuple[int, float]]
+
+
+class Token(NamedTuple):
+    """A chosen token; `logprobs` if they were asked for."""
+
+    id: int
+    logprobs: LogProbs | None = None

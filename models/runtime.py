@@ -3,6 +3,7 @@
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from . import BLAS  # the first import of mlx.core must come after the BLAS is chosen
 
@@ -40,6 +41,11 @@ def backend() -> str:
     return "metal" if sys.platform == "darwin" else "cuda"
 
 
+def launch(*arrays: Any) -> None:
+    """Start computing arrays, in any nesting, and do not wait for them."""
+    mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
+
+
 def release_thread() -> None:
     """Finish and drop this thread's streams: its last MLX call.
 
@@ -67,6 +73,7 @@ __all__ = [
     "BLAS",
     "MemoryStatistics",
     "backend",
+    "launch",
     "matmul_gflops",
     "memory_statistics",
     "release_thread",

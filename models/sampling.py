@@ -6,15 +6,93 @@ thread's global random state, so that neighbours change each other's answers.
 """
 
 from collections.abc import Sequence
+from typing import Self, cast
 
 import mlx.core as mx
 import numpy as np
 
-from .params import Row, SamplingParams
+from .params import LogProbs, Row, SamplingParams, Token
+from .runtime import launch
 
 # Below this a draw is greedy but for ties, and dividing by much less overflows to NaN.
 _LEAST_TEMPERATURE = 1e-6
 _MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads consecutive positions over keys
+
+
+class Choice:
+    """Tokens that were chosen, and may still be computed.
+
+    Attributes:
+        tokens: `[rows]` ids.
+        errors: what single rows' sampling raised, by their number; their tokens mean nothing.
+    """
+
+    def __init__(
+        self,
+        tokens: mx.array,
+        errors: dict[int, BaseException],
+        logprobs: dict[int, tuple[mx.array, mx.array, mx.array]],
+    ) -> None:
+        self.tokens = tokens
+        self.errors = errors
+        self._logprobs = logprobs
+        launch(tokens, list(logprobs.values()))
+
+    @classmethod
+    def empty(cls) -> Self:
+        """The choice of no rows."""
+        return cls(mx.zeros(0, mx.uint32), {}, {})
+
+    def read(self) -> list[Token]:
+        """Wait for the tokens."""
+        ids = cast("list[int]", self.tokens.tolist())
+        return [Token(token, self._logprobs_of(row)) for row, token in enumerate(ids)]
+
+    def _logprobs_of(self, row: int) -> LogProbs | None:
+        if row not in self._logprobs:
+            return None
+        chosen, tokens, values = (array.tolist() for array in self._logprobs[row])
+        return LogProbs(cast("float", chosen), list(zip(tokens, values, strict=True)))  # type: ignore[arg-type]
+
+
+def choose(logits: mx.array, rows: Sequence[Row], vocab_size: int) -> Choice:
+    """Launch the choice of one token for each row; see `sample`.
+
+    What one row's sampling raises is that row's own.
+    """
+    errors: dict[int, BaseException] = {}
+    try:
+        tokens = sample(logits, rows, vocab_size)
+    except BaseException:  # noqa: BLE001  (sampling row by row finds out whose it is)
+        tokens, errors = _sample_each(logits, rows, vocab_size)
+    logprobs = {
+        i: _logprobs(logits[i, :vocab_size], tokens[i], row.params.top_logprobs)
+        for i, row in enumerate(rows)
+        if row.params.top_logprobs is not None and i not in errors
+    }
+    return Choice(tokens, errors, logprobs)
+
+
+def _sample_each(
+    logits: mx.array, rows: Sequence[Row], vocab_size: int
+) -> tuple[mx.array, dict[int, BaseException]]:
+    errors: dict[int, BaseException] = {}
+    tokens = []
+    for i, row in enumerate(rows):
+        try:
+            tokens.append(sample(logits[i : i + 1], [row], vocab_size))
+        except BaseException as error:  # noqa: BLE001  (this row's own)
+            errors[i] = error
+            tokens.append(mx.zeros(1, mx.uint32))
+    return mx.concatenate(tokens), errors
+
+
+def _logprobs(logits: mx.array, token: mx.array, count: int) -> tuple[mx.array, mx.array, mx.array]:
+    """The token's log-probability, and the `count` likeliest tokens with theirs."""
+    logits = logits.astype(mx.float32)
+    logprobs = logits - mx.logsumexp(logits)
+    likeliest = mx.argsort(-logprobs)[:count]
+    return logprobs[token], likeliest, logprobs[likeliest]
 
 
 def sample(logits: mx.array, rows: Sequence[Row], vocab_size: int) -> mx.array:

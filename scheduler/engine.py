@@ -3,13 +3,14 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 
 from ..cachestore.prefix_cache import CacheStatistics
-from ..models.params import Row
+from ..models.params import Row, Token
 from .errors import ComputationError, DeadlineExceededError, RequestError
 from .policy import Batch, StallBound, plan
 from .queue import ConversationQueue
@@ -20,6 +21,30 @@ from .sequence import Sequence, SequenceStatus
 log = structlog.get_logger()
 
 
+class Fed(Protocol):
+    """What came of feeding; `models.forward.Fed` is the real one.
+
+    Attributes:
+        errors: what was raised for single entries, by their number.
+    """
+
+    errors: dict[int, BaseException]
+
+
+class Choice(Protocol):
+    """Tokens that were chosen; `models.sampling.Choice` is the real one.
+
+    Attributes:
+        errors: what was raised for single rows, by their place.
+    """
+
+    errors: dict[int, BaseException]
+
+    def read(self) -> list[Token]:
+        """Wait for the tokens."""
+        ...
+
+
 class Forward(Protocol):
     """What the engine asks of a model; `models.forward.Forward` is the real one."""
 
@@ -27,11 +52,19 @@ class Forward(Protocol):
         """Advance `states` over `tokens`."""
         ...
 
-    def decode(self, entries: list[tuple[int, Any, Row]]) -> list[int | BaseException]:
-        """Feed each sequence's token, advance its state, choose its next token.
+    def feed(self, entries: list[tuple[Any, Any]]) -> Fed:
+        """Launch the model on a token of each state. A token is an id, or one still computed.
 
-        Returns, for each, the token, or what was raised on its own account.
+        Raises whatever the model raises for all of them.
         """
+        ...
+
+    def choose(self, fed: Any, rows: dict[int, Row]) -> Choice:
+        """Launch the choice of tokens for some of what was fed, by their numbers."""
+        ...
+
+    def drawn(self, choice: Any, index: int) -> Any:
+        """Name a token that was chosen and may still be computed."""
         ...
 
 
@@ -113,6 +146,7 @@ class Engine:
         self._stall = StallBound(max_stall)
         self._clock = clock
         self._running: list[Sequence] = []
+        self._drawn: tuple[Choice, list[Sequence]] | None = None  # launched, not read yet
         self._events: list[tuple[Sequence, Event]] = []
         self._totals = Counter[str]()
         self._cache = CacheStatistics()
@@ -128,6 +162,8 @@ class Engine:
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
         self._run(batch)
         self._publish_step()
+        if not self._running:
+            self._drawn = None  # whom it was for has left
         return bool(self._running) or len(self._queue) > 0
 
     def statistics(self) -> EngineStatistics:
@@ -154,7 +190,7 @@ class Engine:
         for sequence in tuple(self._running):
             if sequence.cancelled:
                 self._finish(sequence, FinishReason.CANCELLED)
-            elif sequence.request.deadline <= now:
+            elif sequence.request.deadline <= now and sequence.wants_more:
                 self._finish(sequence, FinishReason.ERROR, _late(sequence))
 
     def _begin(self, sequence: Sequence) -> None:
@@ -178,13 +214,20 @@ class Engine:
         )
 
     def _run(self, batch: Batch) -> None:
-        if batch.decode:
-            self._decode(batch.decode)
+        """Launch this step's decode, then see to what the last one brought."""
+        fed, errors = self._feed(batch.decode)
+        self._collect()
+        for number, error in errors.items():
+            self._fail(batch.decode[number], error)
+        if fed is not None:
+            self._choose(fed, batch.decode)
         if batch.prefill is not None:
-            try:
-                self._prefill(batch.prefill, batch.end)
-            except BaseException as error:  # noqa: BLE001  (as above)
-                self._fail(batch.prefill, error)
+            # A chunk shall not keep tokens back, nor its time be taken for the decode's.
+            self._collect()
+            self._publish_events()
+            self._guarded(batch.prefill, partial(self._prefill, end=batch.end))
+        elif not any(sequence.wants_more for sequence in self._running):
+            self._collect()  # nothing is left to launch before it
 
     def _prefill(self, sequence: Sequence, end: int) -> None:
         start, began = sequence.num_computed_tokens, self._clock()
@@ -196,38 +239,87 @@ class Engine:
         if not sequence.num_left_to_prefill:
             self._reuse.prefilled(sequence)
 
-    def _decode(self, sequences: tuple[Sequence, ...]) -> None:
-        try:
-            results = self._forward.decode([(s.next_token, s.states, s.row) for s in sequences])
-        except BaseException as error:  # noqa: BLE001  (the model itself failed, under all of them)
-            results = [error] * len(sequences)
-        for sequence, result in zip(sequences, results, strict=True):
-            if isinstance(result, BaseException):
-                self._fail(sequence, result)
-                continue
-            try:
-                self._decoded(sequence, result)
-            except BaseException as error:  # noqa: BLE001  (a row's fault ends that row only)
-                self._fail(sequence, error)
+    def _feed(self, sequences: tuple[Sequence, ...]) -> tuple[Fed | None, dict[int, BaseException]]:
+        """Launch the model on the sequences' next tokens.
 
-    def _decoded(self, sequence: Sequence, token: int) -> None:
+        Whom it fails for is told, not failed yet: their last tokens are still on the way.
+        """
+        if not sequences:
+            return None, {}
+        try:
+            fed = self._forward.feed([(s.states, s.next_token) for s in sequences])
+        except BaseException as error:  # noqa: BLE001  (the model itself failed, under all of them)
+            return None, dict.fromkeys(range(len(sequences)), error)
+        for number, sequence in enumerate(sequences):
+            if number not in fed.errors:
+                self._fed(sequence)
+        return fed, fed.errors
+
+    def _fed(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.DECODE
-        sequence.num_computed_tokens += 1
-        if not sequence.output:
+        if sequence.num_computed_tokens < sequence.num_prompt_tokens:
             self._count(prefill_tokens=1)  # the prompt's last token
-        self._reuse.advanced(sequence)
-        if token in self._eos_ids:
+        sequence.num_computed_tokens += 1
+
+    def _choose(self, fed: Fed, sequences: tuple[Sequence, ...]) -> None:
+        """Launch the choice of tokens for those who go on. Their answers are known by now."""
+        going = {n: s for n, s in enumerate(sequences) if s.status is SequenceStatus.DECODE}
+        for sequence in going.values():
+            self._guarded(sequence, self._reuse.advanced)
+        going = {n: s for n, s in going.items() if s.status is SequenceStatus.DECODE}
+        if not going:
+            return
+        choice = self._forward.choose(fed, {n: s.row for n, s in going.items()})
+        chosen = list(going.values())
+        self._drawn = choice, chosen
+        for place, sequence in enumerate(chosen):
+            if place in choice.errors:
+                self._fail(sequence, choice.errors[place])
+            else:
+                sequence.drawn = self._forward.drawn(choice, place)
+
+    def _collect(self) -> None:
+        """Wait for the tokens that were launched last, and hand them out."""
+        if self._drawn is None:
+            return
+        (choice, sequences), self._drawn = self._drawn, None
+        try:
+            tokens = choice.read()
+        except BaseException as error:  # noqa: BLE001  (the computation failed, under all of them)
+            for sequence in sequences:
+                if sequence.status is SequenceStatus.DECODE:
+                    self._fail(sequence, error)
+            return
+        for sequence, token in zip(sequences, tokens, strict=True):
+            if sequence.status is SequenceStatus.DECODE:
+                self._guarded(sequence, partial(self._decoded, token=token))
+
+    def _decoded(self, sequence: Sequence, token: Token) -> None:
+        sequence.drawn = None
+        if token.id in self._eos_ids:
+            sequence.end_token = token.id
             self._finish(sequence, FinishReason.STOP)
             return
-        sequence.output.append(token)
-        self._events.append((sequence, TokenEvent(token, self._clock())))
+        sequence.output.append(token.id)
+        self._events.append((sequence, TokenEvent(token.id, self._clock(), token.logprobs)))
         self._count(generation_tokens=1)
         if len(sequence.output) >= sequence.request.max_tokens:
             self._finish(sequence, FinishReason.LENGTH)
 
+    def _guarded(self, sequence: Sequence, work: Callable[[Sequence], None]) -> None:
+        """Do something for one sequence; a fault ends that sequence only."""
+        try:
+            work(sequence)
+        except BaseException as error:  # noqa: BLE001  (as said, also a Rust panic)
+            self._fail(sequence, error)
+
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
-        log.error("request failed", request=sequence.request.id, exc_info=error)
+        ended = sequence.status is SequenceStatus.FINISHED
+        if not ended:
+            log.error("request failed", request=sequence.request.id, exc_info=error)
         error.__traceback__ = None  # its frames hold the state that is freed now
+        if ended:
+            return  # by the token before: the step that failed was not needed
         message = f"the request failed while it was computed: {type(error).__name__}: {error}"
         self._finish(sequence, FinishReason.ERROR, ComputationError(message))
 
@@ -247,9 +339,10 @@ class Engine:
         """Hand the sequence's state to the cache. What that raises costs the state only."""
         try:
             self._reuse.end(sequence, keep=trusted)
-        except BaseException:
+        except BaseException as error:
             # The answer is complete and must arrive, also after a panic in native code.
             log.exception("state not kept", request=sequence.request.id)
+            error.__traceback__ = None  # as in _fail
             self._reuse.end(sequence, keep=False)
         self._cache = self._reuse.statistics()
 
@@ -269,6 +362,9 @@ class Engine:
         self._steps += 1
         self._last_step_at = self._clock()
         self._publish_statistics()
+        self._publish_events()
+
+    def _publish_events(self) -> None:
         events, self._events = self._events, []
         if events:
             self._publish(events)

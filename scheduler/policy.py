@@ -34,7 +34,7 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
     borders, and the last one before the last prompt token.
     """
     prefill = next((s for s in running if s.num_left_to_prefill), None)
-    decode = tuple(s for s in running if not s.num_left_to_prefill)
+    decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
     if prefill is None:
         return Batch(None, 0, decode)
     start = prefill.num_computed_tokens

@@ -5,7 +5,7 @@ import enum
 import msgspec
 
 from ..cachestore.checkpoints import Reason
-from ..models.params import SamplingParams
+from ..models.params import LogProbs, SamplingParams
 from .errors import RequestError
 
 
@@ -60,11 +60,13 @@ class TokenEvent(msgspec.Struct, frozen=True):
     """One token of the answer.
 
     Attributes:
-        at: when it was chosen, on the engine's clock, in seconds.
+        at: when it was read, on the engine's clock, in seconds.
+        logprobs: if the request asked for them.
     """
 
     token: int
     at: float
+    logprobs: LogProbs | None = None
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
+from ..cachestore.lease import Lease
 from ..cachestore.prefix_cache import CacheStatistics, Namespace, PrefixCache
 from ..cachestore.state import Checkpoint, Span
 from ..cachestore.trie import as_tokens, common_length
@@ -30,6 +31,10 @@ class LiveStates(Protocol):
 
     def seal(self) -> Span | None:
         """Pack the token-addressable state computed since the start; None without any."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds of a batch."""
         ...
 
 
@@ -134,9 +139,14 @@ class PrefixReuse:
         lease = sequence.lease
         if lease is None:
             return
-        if not keep or not self._keeps:
+        if keep and self._keeps:
+            self._hand_over(sequence, lease)
+        else:
             lease.close()
-            return
+        if sequence.states is not None:
+            sequence.states.close()
+
+    def _hand_over(self, sequence: Sequence, lease: Lease) -> None:
         offset = sequence.num_computed_tokens
         taken = any(item.checkpoint.offset == offset for item in lease.captured)
         if self._captures and offset - sequence.frontier >= FINAL_AFTER and not taken:

@@ -30,6 +30,8 @@ class Sequence:
     Attributes:
         tokens: the prompt as the cache wants it.
         output: token ids of the answer so far.
+        drawn: the token after these, while it is chosen and not read yet.
+        end_token: the token that ended the answer; it is no part of it.
         num_computed_tokens: tokens, from the first, whose state `states` holds.
         lease: its hold on the cache; None before it starts.
         borders: offsets at which its prefill stops for a checkpoint, ascending.
@@ -43,6 +45,8 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.cancelled = False
         self.output: list[int] = []
+        self.drawn: Any = None
+        self.end_token: int | None = None
         self.num_computed_tokens = 0
         self.lease: Lease | None = None
         self.borders: dict[int, Reason] = {}
@@ -67,7 +71,8 @@ class Sequence:
     @property
     def computed(self) -> list[int]:
         """The tokens whose state `states` holds."""
-        return [*self.request.prompt, *self.output][: self.num_computed_tokens]
+        end = [] if self.end_token is None else [self.end_token]
+        return [*self.request.prompt, *self.output, *end][: self.num_computed_tokens]
 
     @property
     def num_left_to_prefill(self) -> int:
@@ -75,9 +80,16 @@ class Sequence:
         return max(0, self.num_prompt_tokens - 1 - self.num_computed_tokens)
 
     @property
-    def next_token(self) -> int:
-        """The token that the next decode step feeds."""
+    def next_token(self) -> Any:
+        """The token that the next decode step feeds: an id, or one that is still computed."""
+        if self.drawn is not None:
+            return self.drawn
         return self.output[-1] if self.output else self.request.prompt[-1]
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether its answer is not complete with the token that is drawn."""
+        return len(self.output) + (self.drawn is not None) < self.request.max_tokens
 
     @property
     def row(self) -> Row:

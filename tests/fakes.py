@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from umbel.cachestore.prefix_cache import Layout, PrefixCache
-from umbel.models.params import Row, SamplingParams
+from umbel.models.params import Row, SamplingParams, Token
 from umbel.scheduler.request import FinishReason, Request
 from umbel.scheduler.reuse import PrefixReuse
 
@@ -24,6 +24,9 @@ class FakeState:
     """A sequence's state: the very tokens that it was advanced over, in order."""
 
     tokens: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Hold nothing of a batch."""
 
 
 def next_token(history: Collection[int]) -> int:
@@ -42,6 +45,26 @@ def reference(
             return output, FinishReason.STOP
         output.append(token)
     return output, FinishReason.LENGTH
+
+
+@dataclass
+class FakeFed:
+    """States that were fed a token each."""
+
+    states: list[FakeState]
+    errors: dict[int, BaseException] = field(default_factory=dict)
+
+
+@dataclass
+class FakeChoice:
+    """Tokens that were chosen."""
+
+    tokens: list[int]
+    errors: dict[int, BaseException] = field(default_factory=dict)
+
+    def read(self) -> list[Token]:
+        """Hand them out."""
+        return [Token(token) for token in self.tokens]
 
 
 class FakeForward:
@@ -108,19 +131,27 @@ class FakeForward:
         self._advance(tokens, states)
         self.chunks.append((start, start + len(tokens)))
 
-    def decode(self, entries: list[tuple[int, FakeState, Row]]) -> list[int | BaseException]:
-        """Feed each state its token; a fault is the row's own."""
-        return [self._decode_row(*entry) for entry in entries]
+    def feed(self, entries: list[tuple[FakeState, int]]) -> FakeFed:
+        """Feed each state its token; a fault is the entry's own."""
+        fed = FakeFed([states for states, _ in entries])
+        for number, (states, token) in enumerate(entries):
+            try:
+                self._advance([token], states)
+            except BaseException as error:  # noqa: BLE001  (planted)
+                fed.errors[number] = error
+        return fed
 
-    def _decode_row(self, token: int, states: FakeState, row: Row) -> int | BaseException:
-        told = [*row.prompt, *row.output]
-        if told != [*states.tokens, token]:
-            raise AssertionError(f"sampling hears of {told}, the state holds {states.tokens}")
-        try:
-            self._advance([token], states)
-        except BaseException as error:  # noqa: BLE001  (planted)
-            return error
-        return next_token(states.tokens)
+    def choose(self, fed: FakeFed, rows: dict[int, Row]) -> FakeChoice:
+        """Choose each row's next token."""
+        for number, row in rows.items():
+            told = [*row.prompt, *row.output]
+            if told != fed.states[number].tokens:
+                raise AssertionError(f"sampling hears of {told}, not of what was fed")
+        return FakeChoice([next_token(fed.states[number].tokens) for number in rows])
+
+    def drawn(self, choice: FakeChoice, index: int) -> int:
+        """Name a chosen token."""
+        return choice.tokens[index]
 
     def _advance(self, tokens: list[int], states: FakeState) -> None:
         if not self._gate.is_set():

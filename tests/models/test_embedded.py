@@ -29,15 +29,10 @@ def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> li
             forward.prefill(chunk, states)
     output: list[int] = []
     while len(output) < length and token not in loaded.text.eos_ids:
-        (token,) = _tokens(forward.decode([(token, states, Row(GREEDY, [], output))]))
+        fed = forward.feed([(states, token)])
+        ((token, _),) = forward.choose(fed, {0: Row(GREEDY, [], output)}).read()
         output.append(token)
     return output
-
-
-def _tokens(results: list[int | BaseException]) -> list[int]:
-    """The tokens of rows that all went well."""
-    assert all(isinstance(result, int) for result in results)
-    return [result for result in results if isinstance(result, int)]
 
 
 def last_logits(loaded: LoadedModel, chunks: list[list[int]]) -> Any:
@@ -98,7 +93,7 @@ def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
     states = forward.open()
     assert {state.offset for state in states.caches} == {0}
     forward.prefill([1, 2, 3], states)
-    forward.decode([(4, states, Row(GREEDY, [1, 2, 3, 4], []))])
+    forward.feed([(states, 4)])
     assert {state.offset for state in states.caches} == {4}
     assert {state.offset for state in forward.open().caches} == {0}
 

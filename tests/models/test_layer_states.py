@@ -20,7 +20,8 @@ from mlx_lm.models.cache import (
 )
 
 from umbel.models.errors import UnsupportedCacheError
-from umbel.models.layer_states import LayerStack, LiveStates, PackedSpan, WholeCheckpoint
+from umbel.models.layer_states import LayerStack, LiveStates
+from umbel.models.spans import PackedSpan, WholeCheckpoint
 
 from .. import zoo
 

@@ -99,7 +99,7 @@ class RecordingForward(Forward):
         """What one state has led to so far; goes on growing."""
         return self._by_state[id(states)]
 
-    def logits(self, tokens: Items[int], states: Items[LiveStates]) -> mx.array:
+    def logits(self, tokens: mx.array, states: Items[LiveStates]) -> mx.array:
         """Feed a token to each and note what came of it."""
         logits = super().logits(tokens, states)
         self.rows.append(len(states))

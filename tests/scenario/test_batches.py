@@ -1,21 +1,25 @@
 """Many agents at once: the same answers as alone, and a shared prompt computed once."""
 
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 import pytest
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.models import batch
-from umbel.models import forward as forward_module
+from umbel.models import sampling
 from umbel.models.layer_states import LiveStates
 from umbel.models.params import Row, SamplingParams
+from umbel.models.rows import Rows
 from umbel.models.sampling import sample as real_sample
-from umbel.models.trunk import Tensors
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 
 from .. import zoo
 from .bench import Ask, Bench, words
 from .test_exactness import TOLERANCE
+
+if TYPE_CHECKING:
+    from umbel.models.spans import PackedSpan
 
 SYSTEM = 150
 BATCHED = {
@@ -73,20 +77,20 @@ def test_a_common_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trunk that rows share is multiplied once a layer, whatever the number of rows."""
     bench = Bench("llama")
     bench.run(words(SYSTEM, "system"), 1)
-    seen: list[list[int]] = []
-    real = batch.BatchedTrunks._groups
+    seen: list[list[list[PackedSpan]]] = []
+    real = Rows._plan
 
-    def spy(layer: batch.BatchedTrunks) -> list[tuple[Tensors, list[int]]]:
-        groups = real(layer)
-        seen.append([len(rows) for _, rows in groups])
-        return groups
+    def spy(rows: Rows) -> None:
+        real(rows)
+        seen.append([spans for spans, members in rows._step.shared if members is None])
 
-    monkeypatch.setattr(batch.BatchedTrunks, "_groups", spy)
+    monkeypatch.setattr(Rows, "_plan", spy)
     asks = crew(5)
     for ask in asks:
         ask.tokens = 40
     bench.run_together(asks)
-    assert any(set(groups) == {5} for groups in seen)
+    # The prompt's last token was never fed to the cache.
+    assert any(sum(s.length for run in runs for s in run) >= SYSTEM - 1 for runs in seen)
 
 
 def test_nested_sharing() -> None:
@@ -111,8 +115,8 @@ def test_mixed_sampling(name: str) -> None:
         SamplingParams(seed=4, temperature=0.9, presence_penalty=1, logit_bias={5: 3.0}),
     ]
     asks = crew(5)
-    for ask, sampling in zip(asks, samplings, strict=True):
-        ask.sampling = sampling
+    for ask, params in zip(asks, samplings, strict=True):
+        ask.sampling = params
     together = Bench(name).run_together(asks)
     for ask, outcome in zip(asks, together, strict=True):
         (alone,) = Bench(name).run_together([ask])
@@ -131,7 +135,7 @@ def test_one_rows_fault_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asks = crew(4)
     healthy = Bench("llama").run_together(asks)
-    monkeypatch.setattr(forward_module, "sample", sample)
+    monkeypatch.setattr(sampling, "sample", sample)
     asks[1].sampling = SamplingParams(seed=cursed, temperature=0.0)
     outcomes = Bench("llama").run_together(asks)
     failed = outcomes.pop(1)
@@ -187,7 +191,7 @@ def test_a_lone_rows_failure_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     bench = Bench("deepseek_v3")
     real, asks = bench.forward.logits, crew(4)
 
-    def logits(tokens: list[int], states: list[LiveStates]) -> mx.array:
+    def logits(tokens: mx.array, states: list[LiveStates]) -> mx.array:
         if states[0] is bench.forward._opened[1]:
             raise RuntimeError("the model failed")
         return real(tokens, states)

@@ -1,0 +1,371 @@
+"""A batch of rows: who sits where, what they share, and one step of the model for all.
+
+Rows come and go between steps. What a sequence leases is read where it lies, whoever else
+reads it; what is its own is written into its row when it joins, bounded by `_OWN` tokens, and
+grows there. A row that leaves is free for the next one; rows move only when the batch becomes
+smaller.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
+
+from .batch import (
+    BatchedArrays,
+    BatchedRings,
+    BatchedTrunks,
+    NotBatchableError,
+    Step,
+)
+from .dense import DenseRows, bucket
+from .layer_states import LiveStates
+from .spans import PackedSpan
+from .trunk import Tensors, TrunkState
+from .whole import Ring, capture
+
+_OWN = 256
+"""Tokens of the trunk's end, at most, that a row copies so as to read them as its own: many
+short segments of single rows cost more to read one by one than the copy takes."""
+
+_SHARED = 32
+"""The same for a segment that another row leases too: longer ones are better read once."""
+
+_LIMIT = 512
+"""Tokens of its own after which a row is sealed into a segment."""
+
+
+class Row:
+    """A sequence's seat in a batch."""
+
+    def __init__(self, rows: "Rows", number: int, states: LiveStates) -> None:
+        self._rows = rows
+        self.number = number
+        self.states = states
+
+    def tail(self, count: int) -> list[Tensors]:
+        """Copy the newest tokens, for each token-addressable layer."""
+        return self._rows.tail(self.number, count)
+
+    def wholes(self) -> list[Any]:
+        """Copy the whole-state layers into caches of mlx-lm's."""
+        return self._rows.wholes(self)
+
+    def changed(self) -> None:
+        """Hear that the leased spans were cut or joined elsewhere."""
+        self._rows.replan()
+
+    def leave(self) -> None:
+        """Give the row back."""
+        self._rows.leave(self)
+
+
+class Rows:
+    """Sequences that decode together.
+
+    Attributes:
+        layers: what the model is called with.
+
+    Args:
+        like: the state of any sequence of the model, in caches of its own.
+
+    Raises:
+        NotBatchableError: a layer's state cannot be a row.
+    """
+
+    def __init__(self, like: LiveStates) -> None:
+        self._step = Step()
+        self._tails = DenseRows(_LIMIT)
+        self._rings: dict[int, DenseRows] = {}
+        self._trunks: list[BatchedTrunks] = []
+        self._wholes: list[tuple[DenseRows, int] | BatchedArrays] = []
+        self._seats: dict[int, Row] = {}
+        self._size = 0
+        self._planned = False
+        self.layers = [self._layer(cache) for cache in like.caches]
+
+    def __len__(self) -> int:
+        """How many sequences sit here."""
+        return len(self._seats)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns that the next step computes with."""
+        return self._size, *[dense.columns for dense in self._all_dense()]
+
+    def others(self, states: Sequence[LiveStates]) -> list[LiveStates]:
+        """Who sits here besides these."""
+        known = {id(state) for state in states}
+        return [seat.states for seat in self._seats.values() if id(seat.states) not in known]
+
+    def join(self, newcomers: Sequence[LiveStates]) -> None:
+        """Give sequences rows, and copy into them what is their own."""
+        everyone = [*[seat.states for seat in self._seats.values()], *newcomers]
+        leased = Counter(id(span) for states in everyone for span in states.trunk)
+        for states in newcomers:
+            self._seat(states, leased)
+
+    def _seat(self, states: LiveStates, leased: Counter[int]) -> None:
+        if states.tail_length > _OWN:
+            states.seal_tail()
+        number = next(n for n in range(len(self._seats) + 1) if n not in self._seats)
+        self._resize(max(self._size, bucket(len(self._seats) + 1)))
+        self._write_tail(number, states, leased)
+        self._write_wholes(number, states)
+        row = self._seats[number] = Row(self, number, states)
+        states.sit_down(row)
+        self.replan()
+
+    def leave(self, row: Row) -> None:
+        """Free a row. Nothing is computed here: it may be a computation that failed."""
+        if self._seats.pop(row.number, None) is None:
+            return
+        for dense in self._all_dense():
+            dense.free(row.number)
+        self.replan()
+        if not self._seats:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all rows, and free their memory."""
+        self._seats = {}
+        self._size = 0
+        for dense in self._all_dense():
+            dense.clear()
+        for whole in self._wholes:
+            if isinstance(whole, BatchedArrays):
+                whole.clear()
+
+    def feed(self, model: Any, states: Sequence[LiveStates], tokens: mx.array) -> mx.array:
+        """Feed a token to every row.
+
+        Args:
+            model: mlx-lm's.
+            states: all that sit here, in the order of `tokens`.
+            tokens: `[B]`.
+
+        Returns:
+            `[B, V]` logits, not yet evaluated.
+        """
+        self._close_gaps()
+        self._seal_full_rows()
+        numbers = self._numbers(states)
+        self._step.positions = self._positions(states, numbers)
+        if not self._planned:
+            self._plan()
+        for dense in self._all_dense():
+            dense.begin_step()
+        try:
+            logits = model(self._spread(tokens, numbers)[:, None], cache=self.layers)[:, -1, :]
+        finally:
+            for layer in self._leaf_layers(self.layers):
+                layer.end_step()
+            for dense in self._all_dense():
+                dense.end_step(list(self._seats))
+        gathered: mx.array = logits
+        if numbers != list(range(self._size)):
+            gathered = logits[mx.array(numbers)]
+        return gathered
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of the rows, to evaluate."""
+        held = [t for dense in self._all_dense() for t in dense.tensors if t is not None]
+        return held + [
+            array
+            for whole in self._wholes
+            if isinstance(whole, BatchedArrays)
+            for array in whole.arrays()
+        ]
+
+    def tail(self, number: int, count: int) -> list[Tensors]:
+        """Copy a row's newest tokens, for each token-addressable layer."""
+        flat = self._tails.take(number, count)
+        return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+
+    def wholes(self, row: Row) -> list[Any]:
+        """Copy a row's whole-state layers into caches of mlx-lm's."""
+        offset = row.states.offset
+        held = {
+            window: dense.take(row.number, dense.lengths[row.number])
+            for window, dense in self._rings.items()
+        }
+        return [
+            whole.take(row.number)
+            if isinstance(whole, BatchedArrays)
+            else _ring(whole[0].limit, offset, held[whole[0].limit][whole[1] : whole[1] + 2])
+            for whole in self._wholes
+        ]
+
+    def replan(self) -> None:
+        """Look anew at who shares what, before the next step."""
+        self._planned = False
+
+    # -- layers ------------------------------------------------------------------------
+
+    def _layer(self, cache: Any) -> Any:
+        if type(cache) is CacheList:
+            return CacheList(*[self._layer(part) for part in cache.caches])
+        if type(cache) is TrunkState:
+            self._tails.reserve(2)
+            self._trunks.append(BatchedTrunks(self._step, self._tails, len(self._trunks)))
+            return self._trunks[-1]
+        if type(cache) is RotatingKVCache and not cache.keep:
+            dense = self._rings.setdefault(cache.max_size, DenseRows(cache.max_size))
+            first = dense.reserve(2)
+            self._wholes.append((dense, first))
+            return BatchedRings(self._step, dense, first, cache.max_size)
+        if type(cache) is ArraysCache:
+            arrays = BatchedArrays(len(cache.cache))
+            self._wholes.append(arrays)
+            return arrays
+        raise NotBatchableError(f"{type(cache).__name__} does not run in batches")
+
+    def _leaf_layers(self, layers: Iterable[Any]) -> Iterator[BatchedTrunks | BatchedRings]:
+        for layer in layers:
+            if type(layer) is CacheList:
+                yield from self._leaf_layers(layer.caches)
+            elif not isinstance(layer, BatchedArrays):
+                yield layer
+
+    def _all_dense(self) -> list[DenseRows]:
+        return [dense for dense in (self._tails, *self._rings.values()) if dense.tensors]
+
+    # -- seats -------------------------------------------------------------------------
+
+    def _resize(self, size: int) -> None:
+        if size == self._size:
+            return
+        self._size = size
+        for dense in self._all_dense():
+            dense.resize(size)
+        for whole in self._wholes:
+            if isinstance(whole, BatchedArrays):
+                whole.resize(size)
+
+    def _close_gaps(self) -> None:
+        """Have fewer rows if they are enough by now."""
+        size = bucket(len(self._seats))
+        if size == self._size:
+            return
+        for number in sorted(n for n in self._seats if n >= size):
+            self._move(number, next(n for n in range(size) if n not in self._seats))
+        self._resize(size)
+        self.replan()
+
+    def _move(self, source: int, target: int) -> None:
+        for dense in self._all_dense():
+            dense.move(source, target)
+        for whole in self._wholes:
+            if isinstance(whole, BatchedArrays):
+                whole.put(target, self._size, whole.take(source))
+        row = self._seats[target] = self._seats.pop(source)
+        row.number = target
+
+    def _write_tail(self, number: int, states: LiveStates, leased: Counter[int]) -> None:
+        """Copy the tail, and the trunk's end as far as it is short."""
+        absorbed: list[PackedSpan] = []
+        length = states.tail_length
+        for span in reversed(states.trunk):
+            length += span.length
+            if length > _OWN or (leased[id(span)] > 1 and span.length > _SHARED):
+                break
+            absorbed.insert(0, span)
+        tail = states.tail() if states.tail_length else []
+        if not absorbed and not tail:
+            return
+        tensors = []
+        for index in range(len(self._trunks)):
+            parts = [span.layer(index) for span in absorbed] + tail[index : index + 1]
+            tensors += [mx.concatenate([p[i] for p in parts], axis=2) for i in (0, 1)]
+        self._tails.put(number, tensors)
+
+    def _write_wholes(self, number: int, states: LiveStates) -> None:
+        rings: dict[int, list[mx.array]] = {}
+        for whole, leaf in zip(self._wholes, states.wholes, strict=True):
+            if isinstance(whole, BatchedArrays):
+                whole.put(number, self._size, leaf)
+            elif not leaf.empty():
+                rings.setdefault(leaf.max_size, []).extend(_in_order(leaf, states.offset))
+        for window, tensors in rings.items():
+            self._rings[window].put(number, tensors)
+
+    def _seal_full_rows(self) -> None:
+        for row in self._seats.values():
+            if self._tails.tensors and self._tails.lengths[row.number] >= _LIMIT:
+                row.states.seal_tail()
+                self._tails.free(row.number)
+
+    # -- steps -------------------------------------------------------------------------
+
+    def _numbers(self, states: Sequence[LiveStates]) -> list[int]:
+        by_state = {id(row.states): row.number for row in self._seats.values()}
+        return [by_state[id(state)] for state in states]
+
+    def _positions(self, states: Sequence[LiveStates], numbers: list[int]) -> mx.array:
+        positions = np.zeros(self._size, np.int32)
+        positions[numbers] = [state.offset for state in states]
+        return mx.array(positions)
+
+    def _spread(self, tokens: mx.array, numbers: list[int]) -> mx.array:
+        """Put tokens into their rows; free rows get token 0."""
+        if numbers == list(range(self._size)):
+            return tokens
+        source = np.full(self._size, len(numbers))
+        source[numbers] = range(len(numbers))
+        padded = mx.concatenate([tokens, mx.zeros(1, tokens.dtype)])
+        return padded[mx.array(source)]
+
+    def _plan(self) -> None:
+        """Find the runs of spans that the same rows read."""
+        trunks = {row.number: self._read_by(row) for row in self._seats.values()}
+        readers: dict[int, list[int]] = {}
+        for number, spans in trunks.items():
+            for span in spans:
+                readers.setdefault(id(span), []).append(number)
+        shared: dict[int, tuple[list[PackedSpan], list[int]]] = {}
+        self._step.private = {}
+        for number, spans in sorted(trunks.items()):
+            for members, run in groupby(spans, lambda span: tuple(sorted(readers[id(span)]))):
+                together = list(run)
+                if len(members) > 1:
+                    shared[id(together[0])] = together, list(members)
+                else:
+                    self._step.private[number] = together
+        everyone = len(self._seats)  # free rows may look too: nobody reads what they find
+        self._step.shared = [
+            (spans, None if len(members) == everyone else mx.array(members))
+            for spans, members in shared.values()
+        ]
+        self._planned = True
+
+    def _read_by(self, row: Row) -> list[PackedSpan]:
+        """The part of a row's trunk that is not in the row itself."""
+        if not self._trunks:
+            return []
+        left = row.states.offset - self._tails.lengths[row.number]
+        spans = []
+        for span in row.states.trunk:
+            if left <= 0:
+                break
+            spans.append(span)
+            left -= span.length
+        return spans
+
+
+def _in_order(ring: Any, offset: int) -> list[mx.array]:
+    """A ring's tokens, as many as it needs to go on, oldest first."""
+    record, arrays = capture(ring, offset)
+    index = cast("Ring", record).index
+    return [mx.concatenate([a[..., index:, :], a[..., :index, :]], axis=2) for a in arrays]
+
+
+def _ring(window: int, offset: int, arrays: list[mx.array]) -> Any:
+    ring = RotatingKVCache(window)
+    ring.keys, ring.values = arrays
+    ring.offset = offset
+    ring._idx = arrays[0].shape[2]  # noqa: SLF001  (mlx-lm gives no other way to restore one)
+    return ring

@@ -1,0 +1,145 @@
+"""Stored state: packed, immutable, detached from what made it.
+
+Arrays of one shape become one array, layers first, because Metal allows 499,000 buffers in a
+process. Each packed array has a buffer of its own, so its bytes are freed when it is.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import mlx.core as mx
+
+from .trunk import Tensors
+from .whole import Record
+
+Places = tuple[tuple[tuple[int, int], ...], ...]
+"""For each layer, for each of its tensors: the packed array, and the row in it."""
+
+
+class PackedSpan:
+    """Token-addressable state of consecutive tokens, all layers. Immutable.
+
+    Attributes:
+        length: how many tokens.
+
+    Args:
+        arrays: `[rows, heads, tokens, size]` each, evaluated.
+        places: where each layer's tensors are.
+    """
+
+    def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
+        self._arrays = list(arrays)
+        self._places = places
+        self._layers: dict[int, Tensors] = {}
+        self.length = int(arrays[0].shape[-2])
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return sum(array.nbytes for array in self._arrays)
+
+    def layer(self, index: int) -> Tensors:
+        """One layer's tensors, `[1, heads, tokens, size]` each, as views.
+
+        The same object at every call: sequences that lease a span know by it that they share.
+        """
+        if index not in self._layers:
+            self._layers[index] = _views(self._arrays, self._places[index])
+        return self._layers[index]
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """Cut into `[0, at)` and `[at, length)`, each with buffers of its own."""
+        left = [mx.contiguous(array[..., :at, :]) for array in self._arrays]
+        right = [mx.contiguous(array[..., at:, :]) for array in self._arrays]
+        mx.eval(left, right)
+        self.close()
+        return type(self)(left, self._places), type(self)(right, self._places)
+
+    def merge(self, other: Self) -> Self:
+        """Join with the span that follows."""
+        pairs = zip(self._arrays, other._arrays, strict=True)
+        joined = [mx.concatenate([a, b], axis=-2) for a, b in pairs]
+        mx.eval(joined)
+        self.close()
+        other.close()
+        return type(self)(joined, self._places)
+
+    def close(self) -> None:
+        """Free the buffers."""
+        self._arrays = []
+        self._layers = {}
+
+
+class WholeCheckpoint:
+    """Sliding-window and recurrent state of all layers at one offset. Immutable.
+
+    Args:
+        offset: how many tokens it has seen.
+        records: what each leaf is besides its arrays.
+        arrays: `[rows, ...]` each, evaluated.
+        places: where each leaf's arrays are.
+    """
+
+    def __init__(
+        self, offset: int, records: Sequence[Record], arrays: Sequence[mx.array], places: Places
+    ) -> None:
+        self._offset = offset
+        self._records = list(records)
+        self._arrays = list(arrays)
+        self._places = places
+
+    @property
+    def offset(self) -> int:
+        """How many tokens it has seen."""
+        return self._offset
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return sum(array.nbytes for array in self._arrays)
+
+    def rewinds_to(self, offset: int) -> bool:
+        """Whether every leaf can restore this earlier offset exactly."""
+        return all(record.rewinds_to(offset) for record in self._records)
+
+    def restore_all(self, offset: int) -> list[Any]:
+        """Make the live caches of all leaves, at `offset`."""
+        return [
+            record.restore(list(_views(self._arrays, place)), offset)
+            for record, place in zip(self._records, self._places, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Free the buffers."""
+        self._arrays = []
+
+
+def pack_tail(leaves: Sequence[Tensors]) -> PackedSpan:
+    """Pack the tails of all token-addressable layers."""
+    return PackedSpan(*pack([list(tensors) for tensors in leaves]))
+
+
+def pack(leaves: list[list[mx.array]]) -> tuple[list[mx.array], Places]:
+    """Join arrays of one shape and type, each in buffers of its own, evaluated.
+
+    Args:
+        leaves: for each leaf its arrays, `[1, ...]` each.
+    """
+    groups: dict[tuple[Any, ...], list[mx.array]] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
+    places = []
+    for arrays in leaves:
+        place = []
+        for array in arrays:
+            key = (*array.shape, array.dtype)
+            group = groups.setdefault(key, [])
+            place.append((numbers.setdefault(key, len(numbers)), len(group)))
+            group.append(array)
+        places.append(tuple(place))
+    packed = [mx.contiguous(mx.concatenate(group, axis=0)) for group in groups.values()]
+    mx.eval(packed)
+    return packed, tuple(places)
+
+
+def _views(arrays: Sequence[mx.array], place: tuple[tuple[int, int], ...]) -> Tensors:
+    return tuple(arrays[number][row : row + 1] for number, row in place)
