@@ -12,7 +12,10 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import base
 
+from . import blocks
 from .batch import BatchedLayer, NotBatchableError
+from .cascade import merge, part_of, scores_of
+from .softmax import ON_CPU, weigh
 from .trunk import Tensors, TrunkState
 
 _NAME = "scaled_dot_product_attention"
@@ -50,6 +53,8 @@ def attention(
         segments = cache.segments(keys)
         if segments is not None:
             return over_segments(queries, segments, scale, sinks)
+    if ON_CPU and isinstance(keys, mx.array) and queries.dtype == mx.float32:
+        return blocks.attend(queries, keys, values, scale, mask, sinks)
     result: mx.array = _fused(queries, keys, values, cache, scale, mask, sinks)
     return result
 
@@ -71,16 +76,9 @@ def over_segments(
     batch, heads, _, size = queries.shape
     kv_heads = segments[0][0].shape[1]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
-    parts = [grouped @ keys.swapaxes(-1, -2) for keys, _ in segments]
-    if sinks is not None:
-        parts.insert(0, sinks.reshape(1, kv_heads, -1, 1).astype(grouped.dtype))
-    shares = mx.softmax(mx.concatenate(parts, axis=-1), axis=-1, precise=True)
-    done, outputs = int(sinks is not None), []
-    for keys, values in segments:
-        length = keys.shape[-2]
-        outputs.append(shares[..., done : done + length] @ values)
-        done += length
-    return sum(outputs[1:], outputs[0]).reshape(batch, heads, 1, -1)
+    weights = weigh([scores_of(grouped, segments)])
+    output = merge([part_of(weights[0], segments)], sinks)
+    return output.astype(queries.dtype).reshape(batch, heads, 1, -1)
 
 
 def bind(model: Any) -> list[str]:

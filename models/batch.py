@@ -6,15 +6,16 @@ them, and all parts are merged (see `cascade`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from . import cascade
-from .cascade import Part
+from .blocks import attend
+from .cascade import Part, Segment, merge, part_of, scores_of
 from .dense import DenseRows
+from .softmax import weigh
 from .spans import PackedSpan
 
 
@@ -129,10 +130,7 @@ class BatchedRings(BatchedLayer):
         scale: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        keys, values = held
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=scale, mask=self._dense.mask, sinks=sinks
-        )
+        return attend(queries, *held, scale, self._dense.mask, sinks)
 
 
 class BatchedTrunks(BatchedLayer):
@@ -157,46 +155,63 @@ class BatchedTrunks(BatchedLayer):
         sinks: mx.array | None,
     ) -> mx.array:
         rows, heads, _, size = queries.shape
-        keys, values = held
-        kv_heads = keys.shape[1]
+        kv_heads = held[0].shape[1]
         grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, size)
-        parts = [self._over_shared(grouped, *group) for group in self._step.shared]
-        if self._step.private:
-            parts.append(self._over_private(grouped))
-        if self._dense.mask is None:
-            parts.append(cascade.over_rows(grouped, keys, values))
-        else:
-            parts.append(cascade.over_masked_rows(grouped, keys, values, self._dense.mask))
-        if sinks is None:
-            output = cascade.merged(parts)
-        else:
-            logits = sinks.reshape(1, kv_heads, -1, 1).astype(mx.float32)
-            output = cascade.merged_with_sinks(parts, logits)
+        shared = [self._segments(spans) for spans, _ in self._step.shared]
+        private = [self._segments(spans) for spans in self._step.private.values()]
+        scores = [
+            *self._shared_scores(grouped, shared),
+            *[
+                scores_of(grouped[row : row + 1], segments)
+                for row, segments in zip(self._step.private, private, strict=True)
+            ],
+            self._own_scores(grouped, held[0]),
+        ]
+        read: list[list[Segment]] = [*shared, *private, [held]]
+        parts = [part_of(*pair) for pair in zip(weigh(scores), read, strict=True)]
+        own = parts.pop()
+        together = [
+            self._spread(part, members, grouped.shape)
+            for part, (_, members) in zip(parts, self._step.shared, strict=False)
+        ]
+        if private:
+            together.append(self._joined(parts[len(shared) :], rows))
+        output = merge([*together, own], sinks)
         return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
 
-    def _over_shared(
-        self, grouped: mx.array, spans: Sequence[PackedSpan], members: mx.array | None
-    ) -> Part:
-        """Attend from some rows to what they share, as if they were one sequence."""
-        rows, kv_heads, group, size = grouped.shape
-        chosen = grouped if members is None else grouped[members]
-        count = chosen.shape[0]
-        stacked = chosen.transpose(1, 0, 2, 3).reshape(1, kv_heads, count * group, size)
-        part = cascade.over_run(stacked, [span.layer(self._index) for span in spans])
-        back = [x.reshape(kv_heads, count, group, -1).transpose(1, 0, 2, 3) for x in part]
-        return Part(*back) if members is None else _scattered(Part(*back), members, rows)
+    def _segments(self, spans: Sequence[PackedSpan]) -> list[Segment]:
+        return [span.layer(self._index) for span in spans]
 
-    def _over_private(self, grouped: mx.array) -> Part:
-        """Attend from each row to what it alone leases."""
-        private = self._step.private
-        parts = [
-            cascade.over_run(grouped[row : row + 1], [span.layer(self._index) for span in spans])
-            for row, spans in private.items()
-        ]
+    def _shared_scores(
+        self, grouped: mx.array, shared: Sequence[Sequence[Segment]]
+    ) -> Iterator[mx.array]:
+        """Multiply queries of some rows with what they share, as if they were one sequence."""
+        _, kv_heads, _, size = grouped.shape
+        for (_, members), segments in zip(self._step.shared, shared, strict=True):
+            chosen = grouped if members is None else grouped[members]
+            stacked = chosen.transpose(1, 0, 2, 3).reshape(1, kv_heads, -1, size)
+            yield scores_of(stacked, segments)
+
+    def _own_scores(self, grouped: mx.array, keys: mx.array) -> mx.array:
+        """Multiply each row's queries with its own keys."""
+        scores = grouped @ keys.swapaxes(-1, -2)
+        mask = self._dense.mask
+        return scores if mask is None else mx.where(mask, scores, -mx.inf)
+
+    @staticmethod
+    def _spread(part: Part, members: mx.array | None, shape: tuple[int, ...]) -> Part:
+        """Give rows back what was computed for them as for one sequence."""
+        rows, kv_heads, group, _ = shape
+        back = Part(*[x.reshape(kv_heads, -1, group, x.shape[-1]).swapaxes(0, 1) for x in part])
+        return back if members is None else _scattered(back, members, rows)
+
+    def _joined(self, parts: Sequence[Part], rows: int) -> Part:
+        """Make one part of what single rows were computed for."""
+        numbers = list(self._step.private)
         joined = Part(*[mx.concatenate(list(x), axis=0) for x in zip(*parts, strict=True)])
-        if list(private) == list(range(grouped.shape[0])):
+        if numbers == list(range(rows)):
             return joined
-        return _scattered(joined, mx.array(list(private)), grouped.shape[0])
+        return _scattered(joined, mx.array(numbers), rows)
 
 
 class BatchedArrays:

@@ -3,20 +3,17 @@
 A part is what a set of keys contributes: the values weighted by `exp(score - top)`, the
 largest score `top`, and the sum `total` of these weights. Parts merge exactly (cascade
 inference; Hydragen, arXiv:2402.05099; FlashAttention's rescaling, arXiv:2205.14135).
-
-On a GPU the functions are compiled, which fuses what stands between the products. On the CPU
-MLX would compile each by starting a C++ compiler, for nothing: the products take the time.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
+from .softmax import Weights, on_gpu
+
 Segment = tuple[mx.array, ...]
 """Keys and values, `[1, kv_heads, tokens, size]` each."""
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
@@ -33,76 +30,48 @@ class Part(NamedTuple):
     total: mx.array
 
 
-def on_gpu(function: F) -> F:
-    """Compile a function where the default device is a GPU."""
-    if mx.default_device().type == mx.DeviceType.gpu:
-        return cast("F", mx.compile(function))
-    return function
-
-
-@on_gpu
-def over_run(queries: mx.array, segments: Sequence[Segment]) -> Part:
-    """Attend to segments that follow each other.
-
-    Args:
-        queries: `[1, kv_heads, n, size]`, scaled.
-        segments: what all n look at.
-    """
+def scores_of(queries: mx.array, segments: Sequence[Segment]) -> mx.array:
+    """Multiply queries `[..., n, size]`, scaled, with the keys of segments in a row."""
     scores = [queries @ segment[0].swapaxes(-1, -2) for segment in segments]
-    joined = mx.concatenate(scores, axis=-1) if len(scores) > 1 else scores[0]
-    joined = joined.astype(mx.float32)
-    top = joined.max(axis=-1, keepdims=True)
-    shares = mx.exp(joined - top)
-    total = shares.sum(axis=-1, keepdims=True)
-    shares = shares.astype(queries.dtype)
-    done, output = 0, None
+    return scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
+
+
+def part_of(weights: Weights, segments: Sequence[Segment]) -> Part:
+    """Weigh the values of segments in a row."""
+    dtype = segments[0][1].dtype
+    done, products = 0, []
     for segment in segments:
-        values = segment[1]
-        length = values.shape[-2]
-        product = shares[..., done : done + length] @ values
-        output = product if output is None else output + product
+        length = segment[1].shape[-2]
+        shares = weights.shares[..., done : done + length] if len(segments) > 1 else weights.shares
+        products.append(shares.astype(dtype) @ segment[1])
         done += length
-    return Part(cast("mx.array", output), top, total)
+    return Part(sum(products[1:], products[0]), weights.top, weights.total)
 
 
-@on_gpu
-def over_rows(queries: mx.array, keys: mx.array, values: mx.array) -> Part:
-    """Attend from each row to its own keys, all of them.
+def merge(parts: Sequence[Part], sinks: mx.array | None) -> mx.array:
+    """Merge parts of the same rows; every row looks at one part at least.
 
     Args:
-        queries: `[B, kv_heads, group, size]`, scaled.
-        keys: `[B, kv_heads, columns, size]`.
-        values: likewise.
+        parts: `[B, kv_heads, group, ...]` each.
+        sinks: `[heads]` logits that take weight and give nothing, or None.
+
+    Returns:
+        `[B, kv_heads, group, size]`, in fp32.
     """
-    return _over_rows(queries, keys, values, None)
+    if sinks is None:
+        return _merged(parts)
+    _, kv_heads, group, _ = parts[0].top.shape
+    return _merged_with_sinks(parts, sinks.reshape(1, kv_heads, group, 1).astype(mx.float32))
 
 
 @on_gpu
-def over_masked_rows(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> Part:
-    """Attend from each row to its own keys, where `mask` (`[B, 1, 1, columns]`) is true."""
-    return _over_rows(queries, keys, values, mask)
-
-
-def _over_rows(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> Part:
-    scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32)
-    if mask is not None:
-        scores = mx.where(mask, scores, -mx.inf)
-    top = scores.max(axis=-1, keepdims=True)
-    shares = mx.exp(scores - top)
-    total = shares.sum(axis=-1, keepdims=True)
-    return Part(shares.astype(queries.dtype) @ values, top, total)
-
-
-@on_gpu
-def merged(parts: Sequence[Part]) -> mx.array:
-    """Merge parts of the same rows; every row looks at one part at least."""
+def _merged(parts: Sequence[Part]) -> mx.array:
     output, total, _ = _summed(parts, _top(parts))
     return output / total
 
 
 @on_gpu
-def merged_with_sinks(parts: Sequence[Part], sinks: mx.array) -> mx.array:
-    """Merge parts, and logits `[1, kv_heads, group, 1]` that take weight and give nothing."""
+def _merged_with_sinks(parts: Sequence[Part], sinks: mx.array) -> mx.array:
     output, total, top = _summed(parts, mx.maximum(_top(parts), sinks))
     return output / (total + mx.exp(sinks - top))
 
@@ -115,6 +84,8 @@ def _top(parts: Sequence[Part]) -> mx.array:
 
 
 def _summed(parts: Sequence[Part], top: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    if len(parts) == 1 and top is parts[0].top:
+        return parts[0].output, parts[0].total, top
     outputs, totals = [], []
     for part in parts:
         weight = mx.exp(part.top - top)

@@ -1,0 +1,91 @@
+"""Attention to keys that lie in one piece.
+
+On the CPU block by block: MLX's own has a slow softmax there (see `softmax`), and computes the
+half of the scores that a causal mask throws away.
+"""
+
+import mlx.core as mx
+import numpy as np
+
+from .softmax import ON_CPU, weigh
+
+_BLOCK = 128  # queries at a time: scores stay in the processor's cache, and little is masked
+
+
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Compute attention: block by block in fp32 on the CPU, else by MLX's fused kernel.
+
+    Args:
+        queries: `[B, heads, T, size]`.
+        keys: `[B, kv_heads, N, size]`.
+        values: likewise.
+        scale: of the scores.
+        mask: None, "causal", or an array that broadcasts to `[B, heads, T, N]`: true where a
+            query may look, or what is added to the scores.
+        sinks: `[heads]`, or None.
+
+    Returns:
+        `[B, heads, T, size of a value]`.
+    """
+    if not (ON_CPU and queries.dtype == mx.float32):
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
+    batch, heads, count, size = queries.shape
+    kv_heads, held = keys.shape[1], keys.shape[2]
+    grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, count, size)
+    if sinks is not None:
+        sinks = sinks.reshape(1, kv_heads, -1, 1, 1)
+    outputs = []
+    for start in range(0, count, _BLOCK):
+        end = min(start + _BLOCK, count)
+        seen = held - count + end if isinstance(mask, str) else held
+        block = grouped[:, :, :, start:end].reshape(batch, kv_heads, -1, size)
+        scores = block @ keys[:, :, :seen].swapaxes(-1, -2)
+        scores = scores.reshape(batch, kv_heads, -1, end - start, seen)
+        scores = _masked(scores, mask, start, end)
+        outputs.append(_weighted(scores, values[:, :, :seen], sinks))
+    joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=3)
+    return joined.reshape(batch, heads, count, -1)
+
+
+def _masked(scores: mx.array, mask: mx.array | str | None, start: int, end: int) -> mx.array:
+    if mask is None:
+        return scores
+    if isinstance(mask, str):
+        return scores + _causal(end - start, scores.shape[-1])
+    if mask.ndim > 1 and mask.shape[-2] > 1:
+        mask = mask[..., start:end, :]
+    while mask.ndim < 4:  # noqa: PLR2004  (batch, heads, queries, keys)
+        mask = mask[None]
+    heads = mask.shape[1]
+    by_group = (scores.shape[1], scores.shape[2]) if heads > 1 else (1, 1)
+    mask = mask.reshape(mask.shape[0], *by_group, *mask.shape[2:])
+    return mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
+
+
+def _causal(count: int, seen: int) -> mx.array:
+    """What is added so that the last `count` of `seen` tokens do not look ahead."""
+    mask = np.zeros((count, seen), np.float32)
+    mask[:, seen - count :][np.triu_indices(count, 1)] = -np.inf
+    return mx.array(mask)
+
+
+def _weighted(scores: mx.array, values: mx.array, sinks: mx.array | None) -> mx.array:
+    batch, kv_heads, group, count, _ = scores.shape
+    (weights,) = weigh([scores])
+    shares = weights.shares.reshape(batch, kv_heads, group * count, -1)
+    output = (shares @ values).reshape(batch, kv_heads, group, count, -1)
+    if sinks is None:
+        return output / weights.total
+    # Relative to the larger of the two, so that neither overflows.
+    top = mx.maximum(weights.top, sinks)
+    scaled = mx.exp(weights.top - top)
+    return output * scaled / (weights.total * scaled + mx.exp(sinks - top))
