@@ -46,22 +46,38 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
 class StallBound:
     """Sizes prefill chunks so that sequences that decode do not wait for long.
 
+    A chunk takes a time of its own, to read the weights, and more for each token; both are
+    fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
+    one does not halve its time, and why short chunks are a bad bargain.
+
     Args:
         seconds: the longest that one chunk may take.
     """
 
     _LEAST = 16  # smaller pieces cost more in overhead than they save in waiting
-    _WEIGHT = 0.3  # of the newest measurement
+    _UNTRIED = 64  # tokens, before the first measurement
+    _FORGET = 0.8  # what a measurement still counts when the next one comes
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._each: float | None = None
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a chunk how long a token of prefill takes."""
-        each = seconds / tokens
-        old = each if self._each is None else self._each
-        self._each = old + self._WEIGHT * (each - old)
+        """Learn from a chunk how long chunks take."""
+        new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
+        self._sums = tuple(  # type: ignore[assignment]
+            self._FORGET * old + more for old, more in zip(self._sums, new, strict=True)
+        )
+
+    def expected(self, tokens: int) -> float | None:
+        """Foretell how many seconds a chunk takes; None before any was measured."""
+        count, n, t, nn, nt = self._sums
+        if not count:
+            return None
+        spread = count * nn - n * n
+        each = (count * nt - n * t) / spread if spread > 1e-9 * nn else t / n
+        each = min(max(each, 0.0), t / n)  # neither part of the time is negative
+        return (t - each * n) / count + each * tokens
 
     def chunk(self, limit: int) -> int:
         """Halve `limit` until a chunk of it takes no longer than it may.
@@ -70,6 +86,10 @@ class StallBound:
         some between.
         """
         chunk = limit
-        while self._each and chunk * self._each > self._seconds and chunk // 2 >= self._LEAST:
+        while chunk // 2 >= self._LEAST and not self._fits(chunk):
             chunk //= 2
         return chunk
+
+    def _fits(self, chunk: int) -> bool:
+        expected = self.expected(chunk)
+        return chunk <= self._UNTRIED if expected is None else expected <= self._seconds

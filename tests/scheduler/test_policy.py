@@ -1,9 +1,10 @@
 """What a step computes, as a function of the running sequences."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.policy import plan
+from umbel.scheduler.policy import StallBound, plan
 from umbel.scheduler.sequence import Sequence
 
 from ..fakes import make_request
@@ -86,3 +87,56 @@ def test_every_sequence_is_decoded_or_waits_for_its_prefill(
     assert list(batch.decode) == [s for s in running if not s.num_left_to_prefill]
     assert batch.prefill is (prefilling[0] if prefilling else None)
     assert batch.empty == (not running)
+
+
+def test_chunks_are_halved_until_they_fit() -> None:
+    """A chunk costs 0.1 s and 2 ms a token: 32 tokens fit into 0.2 s, 64 do not."""
+    bound = StallBound(0.2)
+    for tokens in (512, 64, 16, 128, 16):
+        bound.observe(tokens, 0.1 + 0.002 * tokens)
+    assert bound.chunk(512) == 32
+    assert bound.expected(100) == pytest.approx(0.3)
+
+
+def test_a_chunk_that_costs_the_same_whatever_its_size_is_not_halved() -> None:
+    """Where the weights take all of the time, as with short prompts, pieces would double it."""
+    bound = StallBound(0.2)
+    for tokens in (16, 40, 64):
+        bound.observe(tokens, 0.15)
+    assert bound.chunk(512) == 512
+
+
+def test_before_any_measurement_chunks_are_short() -> None:
+    """The first prompt beside an answer does not stall it by a chunk of unknown length."""
+    assert StallBound(0.2).expected(1) is None
+    assert StallBound(0.2).chunk(512) == 64
+
+
+def test_one_measurement_is_taken_as_proportional() -> None:
+    """Nothing is known of a chunk's own time yet, so halves are taken to take half."""
+    bound = StallBound(0.2)
+    bound.observe(512, 1.6)
+    assert bound.chunk(512) == 64
+
+
+def test_the_bound_follows_a_machine_that_changes() -> None:
+    """Newer chunks count more than older ones."""
+    bound = StallBound(0.2)
+    for _ in range(20):
+        bound.observe(512, 0.1)
+    assert bound.chunk(512) == 512
+    for tokens in [64, 128] * 20:
+        bound.observe(tokens, tokens / 320)
+    assert bound.chunk(512) == 64
+
+
+@given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 5)), min_size=1, max_size=30))
+def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
+    """Whatever noise was measured, no chunk takes less than nothing, nor longer for less."""
+    bound = StallBound(0.2)
+    for chunk in chunks:
+        bound.observe(*chunk)
+    times = [bound.expected(tokens) for tokens in (1, 16, 512)]
+    assert all(time is not None and time >= -1e-9 for time in times)
+    assert times == sorted(times, key=lambda time: time or 0.0)
+    assert 16 <= bound.chunk(512) <= 512
