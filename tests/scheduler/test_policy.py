@@ -126,7 +126,7 @@ def test_the_bound_follows_a_machine_that_changes() -> None:
         bound.observe(512, 0.1)
     assert bound.chunk(512) == 512
     for tokens in [64, 128] * 20:
-        bound.observe(tokens, tokens / 320)
+        bound.observe(tokens, tokens / 330)
     assert bound.chunk(512) == 64
 
 
