@@ -15,7 +15,7 @@ from mlx_lm.models import base
 from . import blocks
 from .batch import BatchedLayer, NotBatchableError
 from .cascade import merge, part_of, scores_of
-from .softmax import ON_CPU, weigh
+from .softmax import ON_CPU, softmaxes
 from .trunk import Tensors, TrunkState
 
 _NAME = "scaled_dot_product_attention"
@@ -76,8 +76,8 @@ def over_segments(
     batch, heads, _, size = queries.shape
     kv_heads = segments[0][0].shape[1]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
-    weights = weigh([scores_of(grouped, segments)])
-    output = merge([part_of(weights[0], segments)], sinks)
+    (softmax,) = softmaxes([scores_of(grouped, segments)])
+    output = merge([part_of(softmax, segments)], sinks)
     return output.astype(queries.dtype).reshape(batch, heads, 1, -1)
 
 

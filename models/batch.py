@@ -15,7 +15,7 @@ from mlx_lm.models.cache import ArraysCache
 from .blocks import attend
 from .cascade import Part, Segment, merge, part_of, scores_of
 from .dense import DenseRows
-from .softmax import weigh
+from .softmax import softmaxes
 from .spans import PackedSpan
 
 
@@ -168,7 +168,7 @@ class BatchedTrunks(BatchedLayer):
             self._own_scores(grouped, held[0]),
         ]
         read: list[list[Segment]] = [*shared, *private, [held]]
-        parts = [part_of(*pair) for pair in zip(weigh(scores), read, strict=True)]
+        parts = [part_of(*pair) for pair in zip(softmaxes(scores), read, strict=True)]
         own = parts.pop()
         together = [
             self._spread(part, members, grouped.shape)
@@ -278,7 +278,7 @@ class BatchedArrays:
 def _scattered(part: Part, members: mx.array, rows: int) -> Part:
     """Spread a part of some rows over all; the others have looked at nothing."""
     spread = []
-    for x, fill in zip(part, (0.0, -mx.inf, 0.0), strict=True):
+    for x, fill in zip(part, (0.0, -mx.inf), strict=True):
         empty = mx.full((rows, *x.shape[1:]), fill, x.dtype)
         empty[members] = x
         spread.append(empty)

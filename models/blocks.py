@@ -7,7 +7,7 @@ half of the scores that a causal mask throws away.
 import mlx.core as mx
 import numpy as np
 
-from .softmax import ON_CPU, weigh
+from .softmax import ON_CPU, softmaxes
 
 _BLOCK = 128  # queries at a time: scores stay in the processor's cache, and little is masked
 
@@ -80,12 +80,7 @@ def _causal(count: int, seen: int) -> mx.array:
 
 def _weighted(scores: mx.array, values: mx.array, sinks: mx.array | None) -> mx.array:
     batch, kv_heads, group, count, _ = scores.shape
-    (weights,) = weigh([scores])
-    shares = weights.shares.reshape(batch, kv_heads, group * count, -1)
+    ((shares, lse),) = softmaxes([scores])
+    shares = shares.reshape(batch, kv_heads, group * count, -1)
     output = (shares @ values).reshape(batch, kv_heads, group, count, -1)
-    if sinks is None:
-        return output / weights.total
-    # Relative to the larger of the two, so that neither overflows.
-    top = mx.maximum(weights.top, sinks)
-    scaled = mx.exp(weights.top - top)
-    return output * scaled / (weights.total * scaled + mx.exp(sinks - top))
+    return output if sinks is None else output * mx.sigmoid(lse - sinks)

@@ -1,33 +1,32 @@
 """The arithmetic of attention in parts: each part one softmax of its own, then merged.
 
-A part is what a set of keys contributes: the values weighted by `exp(score - top)`, the
-largest score `top`, and the sum `total` of these weights. Parts merge exactly (cascade
-inference; Hydragen, arXiv:2402.05099; FlashAttention's rescaling, arXiv:2205.14135).
+A part is what a set of keys contributes on its own: its output, and the log of the sum of the
+exponentials of its scores. Parts merge exactly (cascade inference; Hydragen, arXiv:2402.05099).
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 
-from .softmax import Weights, on_gpu
+from .softmax import ON_CPU, Softmax
 
 Segment = tuple[mx.array, ...]
 """Keys and values, `[1, kv_heads, tokens, size]` each."""
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 class Part(NamedTuple):
-    """One part's share of attention, for rows of queries.
+    """One part's attention, for rows of queries.
 
     Attributes:
-        output: `[..., n, size]`, weighted by `exp(score - top)`.
-        top: `[..., n, 1]`, the largest score; -inf for a row that does not look here.
-        total: `[..., n, 1]`, the sum of the weights.
+        output: `[..., n, size]`.
+        lse: `[..., n, 1]`, in fp32; -inf for a row that does not look here.
     """
 
     output: mx.array
-    top: mx.array
-    total: mx.array
+    lse: mx.array
 
 
 def scores_of(queries: mx.array, segments: Sequence[Segment]) -> mx.array:
@@ -36,16 +35,16 @@ def scores_of(queries: mx.array, segments: Sequence[Segment]) -> mx.array:
     return scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
 
 
-def part_of(weights: Weights, segments: Sequence[Segment]) -> Part:
+def part_of(softmax: Softmax, segments: Sequence[Segment]) -> Part:
     """Weigh the values of segments in a row."""
-    dtype = segments[0][1].dtype
+    shares, lse = softmax
     done, products = 0, []
     for segment in segments:
         length = segment[1].shape[-2]
-        shares = weights.shares[..., done : done + length] if len(segments) > 1 else weights.shares
-        products.append(shares.astype(dtype) @ segment[1])
+        part = shares if len(segments) == 1 else shares[..., done : done + length]
+        products.append(part @ segment[1])
         done += length
-    return Part(sum(products[1:], products[0]), weights.top, weights.total)
+    return Part(sum(products[1:], products[0]), lse)
 
 
 def merge(parts: Sequence[Part], sinks: mx.array | None) -> mx.array:
@@ -56,39 +55,42 @@ def merge(parts: Sequence[Part], sinks: mx.array | None) -> mx.array:
         sinks: `[heads]` logits that take weight and give nothing, or None.
 
     Returns:
-        `[B, kv_heads, group, size]`, in fp32.
+        `[B, kv_heads, group, size]`.
     """
     if sinks is None:
-        return _merged(parts)
-    _, kv_heads, group, _ = parts[0].top.shape
+        return parts[0].output if len(parts) == 1 else _merged(parts)
+    _, kv_heads, group, _ = parts[0].lse.shape
     return _merged_with_sinks(parts, sinks.reshape(1, kv_heads, group, 1).astype(mx.float32))
+
+
+def on_gpu(function: F) -> F:
+    """Compile a function where the default device is a GPU, into one kernel.
+
+    On the CPU MLX would start a C++ compiler for each, for nothing: the products take the time.
+    """
+    return function if ON_CPU else cast("F", mx.compile(function))
 
 
 @on_gpu
 def _merged(parts: Sequence[Part]) -> mx.array:
     output, total, _ = _summed(parts, _top(parts))
-    return output / total
+    return (output / total).astype(parts[0].output.dtype)
 
 
 @on_gpu
 def _merged_with_sinks(parts: Sequence[Part], sinks: mx.array) -> mx.array:
     output, total, top = _summed(parts, mx.maximum(_top(parts), sinks))
-    return output / (total + mx.exp(sinks - top))
+    return (output / (total + mx.exp(sinks - top))).astype(parts[0].output.dtype)
 
 
 def _top(parts: Sequence[Part]) -> mx.array:
-    top = parts[0].top
+    top = parts[0].lse
     for part in parts[1:]:
-        top = mx.maximum(top, part.top)
+        top = mx.maximum(top, part.lse)
     return top
 
 
 def _summed(parts: Sequence[Part], top: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    if len(parts) == 1 and top is parts[0].top:
-        return parts[0].output, parts[0].total, top
-    outputs, totals = [], []
-    for part in parts:
-        weight = mx.exp(part.top - top)
-        outputs.append(weight * part.output)
-        totals.append(weight * part.total)
-    return sum(outputs[1:], outputs[0]), sum(totals[1:], totals[0]), top
+    weights = [mx.exp(part.lse - top) for part in parts]
+    outputs = [weight * part.output for weight, part in zip(weights, parts, strict=True)]
+    return sum(outputs[1:], outputs[0]), sum(weights[1:], weights[0]), top

@@ -19,7 +19,11 @@ from .params import Row
 from .rows import Rows
 from .runtime import launch
 from .sampling import Choice, choose
+from .softmax import ON_CPU
 from .spans import PackedSpan, WholeCheckpoint
+
+_LONE_STEPS = 8
+"""Steps after which a sequence that decodes alone is worth a copy of what it leases."""
 
 log = structlog.get_logger()
 
@@ -148,9 +152,21 @@ class Forward:
 
     def _alone(self, tokens: mx.array, states: LiveStates) -> mx.array:
         states.stand_up()
+        if not ON_CPU or not self.batches:
+            self._join_later(states)
         logits: mx.array = self._model(tokens[None], cache=states.caches)[:, -1, :]
-        launch(logits, states.arrays())
+        launch(logits, states.arrays() if self._stack.has_checkpoints else [])
         return logits
+
+    def _join_later(self, states: LiveStates) -> None:
+        """Put a lone sequence's keys in one piece once it is likely to stay alone.
+
+        One fused kernel then reads them, which the CPU does not have; layers whose attention
+        asks for all keys in one piece are spared a copy each step.
+        """
+        states.steps_alone += 1
+        if states.steps_alone == _LONE_STEPS or not self.batches:
+            states.join()
 
     def _together(self, tokens: mx.array, states: Sequence[LiveStates]) -> mx.array:
         if self._rows is None:
@@ -161,7 +177,7 @@ class Forward:
                 other.stand_up()
             rows.join([state for state in states if state.seat is None])
             logits = rows.feed(self._model, states, tokens)
-            launch(logits, rows.arrays())
+            launch(logits, rows.arrays() if self._stack.has_checkpoints else [])
         except BaseException:
             rows.clear()  # its layers may be at different tokens
             raise

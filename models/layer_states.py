@@ -58,6 +58,7 @@ class LiveStates:
         caches: what the model is called with, one entry a layer; empty while it has a seat.
         seat: its row of a batch, or None.
         spans: what it leases: the state of its first tokens.
+        steps_alone: decode steps since it last left a batch.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class LiveStates:
     ) -> None:
         self.seat: Seat | None = None
         self.spans = list(spans)
+        self.steps_alone = 0
         self._stack = stack
         self._offset = offset
         self._own: list[PackedSpan] = []
@@ -103,15 +105,14 @@ class LiveStates:
     def drop_tail(self, spans: Sequence[PackedSpan]) -> None:
         """Start new tails after the old ones were sealed and are part of `spans`."""
         self._own = []
-        for leaf in self.addressable:
-            leaf.drop_tail()
-        self.set_trunk(spans)
+        self.spans = list(spans)
+        self._start_tails()
 
     def tail(self) -> list[Tensors]:
         """The tails' tokens, for each token-addressable layer."""
         if self.seat is not None:
             return self.seat.tail(self.tail_length)
-        return [leaf.tail_tensors() for leaf in self.addressable if not leaf.tail.empty()]
+        return [leaf.tail_tensors() for leaf in self.addressable if leaf.has_tail]
 
     def capture(self) -> WholeCheckpoint:
         """Copy the whole-state leaves at the present offset."""
@@ -132,9 +133,7 @@ class LiveStates:
         while len(self._own) > 1 and self._own[-2].length <= 2 * self._own[-1].length:
             last = self._own.pop()
             self._own[-1] = self._own[-1].merge(last)
-        for leaf in self.addressable:
-            leaf.drop_tail()
-        self._read_trunk()
+        self._start_tails()
 
     def seal(self) -> PackedSpan | None:
         """Pack all that it does not lease; None where there is nothing.
@@ -150,6 +149,15 @@ class LiveStates:
             whole = whole.merge(part)
         return whole
 
+    def join(self) -> None:
+        """Copy the trunk, so that a step reads keys that lie in one piece.
+
+        The model is then called with mlx-lm's own caches, which hold all of it.
+        """
+        for leaf in self.addressable:
+            leaf.join()
+        self.caches = [_in_one_piece(cache) for cache in self._with_trunks]
+
     def stand_up(self) -> None:
         """Go back from a row of a batch to caches of its own."""
         if self.seat is None:
@@ -162,6 +170,7 @@ class LiveStates:
     def sit_down(self, seat: Seat) -> None:
         """Live in a row of a batch, which has copied what is its own."""
         self.seat = seat
+        self.steps_alone = 0
         self._set_caches([])
 
     def close(self) -> None:
@@ -172,9 +181,15 @@ class LiveStates:
 
     def _set_caches(self, caches: list[Any]) -> None:
         leaves = list(leaves_of(caches))
-        self.caches = caches
-        self.addressable = [leaf for leaf in leaves if isinstance(leaf, TrunkState)]
-        self.wholes = [leaf for leaf in leaves if not isinstance(leaf, TrunkState)]
+        self.caches = self._with_trunks = caches
+        self.addressable: list[TrunkState] = [leaf for leaf in leaves if isinstance(leaf, TrunkState)]
+        self.wholes: list[Any] = [leaf for leaf in leaves if not isinstance(leaf, TrunkState)]
+
+    def _start_tails(self) -> None:
+        for leaf in self.addressable:
+            leaf.drop_tail()
+        self.caches = self._with_trunks
+        self._read_trunk()
 
     def _read_trunk(self) -> None:
         trunk = self.trunk
@@ -242,6 +257,12 @@ class LayerStack:
             return cache if wholes is None else wholes[whole - 1]
 
         return [revive(cache) for cache in make_prompt_cache(self._model)]
+
+
+def _in_one_piece(cache: Any) -> Any:
+    if type(cache) is CacheList:
+        return CacheList(*[_in_one_piece(part) for part in cache.caches])
+    return cache.tail if isinstance(cache, TrunkState) else cache
 
 
 def leaves_of(caches: Iterable[Any]) -> Iterator[Any]:

@@ -4,7 +4,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .errors import ModelLoadError, TemplateError
 
@@ -22,6 +22,19 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, messages: Sequence[Message], **kwargs: Any) -> str:
         """Render messages with the model's template."""
         ...
+
+
+class TokenText(NamedTuple):
+    """What one token writes.
+
+    Attributes:
+        text: with U+FFFD for bytes that are no UTF-8 on their own; a special token's name.
+        data: its bytes, not always whole characters; None for special and unknown tokens,
+            which write nothing.
+    """
+
+    text: str
+    data: bytes | None
 
 
 class TextCodec:
@@ -87,6 +100,13 @@ class TextCodec:
         """Encode text, with the model's own prefix (`<s>` and the like) if it has one."""
         ids: list[int] = self._fast.encode(text, add_special_tokens=special_tokens).ids
         return ids
+
+    def read_token(self, token: int, *, first: bool) -> TokenText:
+        """Read what `token` adds to a text it does or does not begin."""
+        data = self._token_bytes.read(token, first=first)
+        if data is None:
+            return TokenText(self._fast.id_to_token(token) or "", None)
+        return TokenText(data.decode(errors="replace"), data)
 
     def detokenizer(self) -> "Detokenizer":
         """Start the incremental decoding of one answer."""

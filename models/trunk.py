@@ -15,6 +15,9 @@ Tensors = tuple[mx.array, ...]
 arrays of a quantised pair."""
 
 
+_ROOM = 256  # tokens by which mlx-lm's caches grow
+
+
 class TrunkState:
     """Trunk and tail of one layer.
 
@@ -23,23 +26,43 @@ class TrunkState:
     segments one by one (see `attention`) leaves that join uncomputed.
 
     Attributes:
-        trunk: leased segments, oldest first.
+        trunk: leased segments, oldest first; empty once they were joined.
         tail: mlx-lm's own cache, for the tokens after the trunk.
     """
 
     def __init__(self, tail: Any, trunk: Sequence[Tensors]) -> None:
         self.tail = tail
+        self._joined = 0  # tokens of the tail that are a copy of the trunk
         self._fetched: Any = None
         self.set_trunk(trunk)
 
     def set_trunk(self, trunk: Sequence[Tensors]) -> None:
         """Read the trunk from other segments: the same tokens, cut or joined elsewhere."""
+        if self._joined:
+            return  # it is read from the copy
         self.trunk = list(trunk)
         self._trunk_length = sum(segment[0].shape[-2] for segment in trunk)
+
+    def join(self) -> None:
+        """Copy the trunk into the tail, so that a step reads keys that lie in one piece."""
+        if not self.trunk:
+            return
+        parts = self.trunk if self.tail.empty() else [*self.trunk, self.tail_tensors()]
+        held = self.offset
+        room = _ROOM + -held % _ROOM
+        joined = tuple(
+            mx.concatenate([*p, _room(p[0], room)], -2) for p in zip(*parts, strict=True)
+        )
+        self.tail = _like(self.tail)
+        self.tail.keys, self.tail.values = _pair(joined)
+        self.tail.offset = held
+        self._joined, self._trunk_length, self.trunk = self._trunk_length, 0, []
+        self._fetched = None
 
     def drop_tail(self) -> None:
         """Start a new tail; the trunk must hold the old one's tokens by now."""
         self.tail = _like(self.tail)
+        self._joined = 0
         self._fetched = None
 
     @property
@@ -82,7 +105,7 @@ class TrunkState:
 
     def keys_and_values(self) -> Any:
         """Keys and values of all tokens, without writing."""
-        return self._whole(None if self.tail.empty() else self.tail_tensors())
+        return self._whole(None if self.tail.empty() else self._held())
 
     def segments(self, keys: Any) -> list[Tensors] | None:
         """Trunk and tail one by one, if `keys` is what was fetched last; else None.
@@ -92,14 +115,22 @@ class TrunkState:
         fetched, self._fetched = self._fetched, None
         if fetched is None or fetched[0] is not keys:
             return None
-        return [*self.trunk, self.tail_tensors()]
+        return [*self.trunk, self._held()]
 
     def empty(self) -> bool:
         """Whether it holds no token."""
         return self.offset == 0
 
     def tail_tensors(self) -> Tensors:
-        """The tail's tokens, and nothing of its spare room."""
+        """The tail's tokens after the trunk, and nothing of its spare room."""
+        return tuple(tensor[..., self._joined :, :] for tensor in self._held())
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether it holds tokens after the trunk."""
+        return bool(self.tail.offset > self._joined)
+
+    def _held(self) -> Tensors:
         return _flat(self.tail.keys_and_values())
 
     def _whole(self, tail: Tensors | None) -> Any:
@@ -138,6 +169,11 @@ def _like(cache: Any) -> Any:
     if type(cache) is QuantizedKVCache:
         return QuantizedKVCache(group_size=cache.group_size, bits=cache.bits)
     return KVCache()
+
+
+def _room(like: mx.array, tokens: int) -> mx.array:
+    shape = (*like.shape[:-2], tokens, like.shape[-1])
+    return mx.zeros(shape, like.dtype)
 
 
 def _pair(tensors: Tensors) -> Any:

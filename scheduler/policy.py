@@ -56,6 +56,7 @@ class StallBound:
 
     _LEAST = 16  # smaller pieces cost more in overhead than they save in waiting
     _UNTRIED = 64  # tokens, before the first measurement
+    _SURE = 0.8  # of the bound: chunks take longer than foretold about as often as shorter
     _FORGET = 0.8  # what a measurement still counts when the next one comes
 
     def __init__(self, seconds: float) -> None:
@@ -92,4 +93,6 @@ class StallBound:
 
     def _fits(self, chunk: int) -> bool:
         expected = self.expected(chunk)
-        return chunk <= self._UNTRIED if expected is None else expected <= self._seconds
+        return (
+            chunk <= self._UNTRIED if expected is None else expected <= self._SURE * self._seconds
+        )

@@ -91,7 +91,7 @@ def test_every_sequence_is_decoded_or_waits_for_its_prefill(
 
 def test_chunks_are_halved_until_they_fit() -> None:
     """A chunk costs 0.1 s and 2 ms a token: 32 tokens fit into 0.2 s, 64 do not."""
-    bound = StallBound(0.2)
+    bound = StallBound(0.25)
     for tokens in (512, 64, 16, 128, 16):
         bound.observe(tokens, 0.1 + 0.002 * tokens)
     assert bound.chunk(512) == 32
@@ -100,7 +100,7 @@ def test_chunks_are_halved_until_they_fit() -> None:
 
 def test_a_chunk_that_costs_the_same_whatever_its_size_is_not_halved() -> None:
     """Where the weights take all of the time, as with short prompts, pieces would double it."""
-    bound = StallBound(0.2)
+    bound = StallBound(0.25)
     for tokens in (16, 40, 64):
         bound.observe(tokens, 0.15)
     assert bound.chunk(512) == 512
@@ -108,20 +108,20 @@ def test_a_chunk_that_costs_the_same_whatever_its_size_is_not_halved() -> None:
 
 def test_before_any_measurement_chunks_are_short() -> None:
     """The first prompt beside an answer does not stall it by a chunk of unknown length."""
-    assert StallBound(0.2).expected(1) is None
-    assert StallBound(0.2).chunk(512) == 64
+    assert StallBound(0.25).expected(1) is None
+    assert StallBound(0.25).chunk(512) == 64
 
 
 def test_one_measurement_is_taken_as_proportional() -> None:
     """Nothing is known of a chunk's own time yet, so halves are taken to take half."""
-    bound = StallBound(0.2)
+    bound = StallBound(0.25)
     bound.observe(512, 1.6)
     assert bound.chunk(512) == 64
 
 
 def test_the_bound_follows_a_machine_that_changes() -> None:
     """Newer chunks count more than older ones."""
-    bound = StallBound(0.2)
+    bound = StallBound(0.25)
     for _ in range(20):
         bound.observe(512, 0.1)
     assert bound.chunk(512) == 512
@@ -133,7 +133,7 @@ def test_the_bound_follows_a_machine_that_changes() -> None:
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 5)), min_size=1, max_size=30))
 def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
     """Whatever noise was measured, no chunk takes less than nothing, nor longer for less."""
-    bound = StallBound(0.2)
+    bound = StallBound(0.25)
     for chunk in chunks:
         bound.observe(*chunk)
     times = [bound.expected(tokens) for tokens in (1, 16, 512)]

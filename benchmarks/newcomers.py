@@ -1,0 +1,173 @@
+"""What a newcomer costs those who already decode: joining a batch, and a long prompt.
+
+Drives the engine itself over a model with random weights.
+
+1. A batch of 8 with contexts of their own decodes; a ninth joins whose context is cached, so
+   that joining is all it costs. The steps around that are compared with steady steps.
+2. Four streams decode; a long prompt arrives. The longest gap between two tokens of one stream
+   is compared with the stall bound and a steady step.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+from shapes import SHAPES, make, on_cpu, tokens
+
+from umbel.cachestore.prefix_cache import Layout, PrefixCache
+from umbel.models.forward import Forward
+from umbel.models.params import SamplingParams
+from umbel.scheduler.engine import Engine
+from umbel.scheduler.queue import ConversationQueue
+from umbel.scheduler.request import Event, Finished, Request, TokenEvent
+from umbel.scheduler.reuse import PrefixReuse
+from umbel.scheduler.sequence import Sequence
+
+
+class Driver:
+    """An engine that is stepped by hand, and the times of what came out of it."""
+
+    def __init__(self, forward: Forward, *, max_stall: float, prefill_chunk: int) -> None:
+        self._queue = ConversationQueue(64)
+        self._numbers = itertools.count()
+        cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 40)
+        self.gaps: dict[str, list[float]] = {}
+        self.ended: set[str] = set()
+        self._last: dict[str, float] = {}
+        self.engine = Engine(
+            forward,
+            PrefixReuse(forward, cache, fingerprint="f", interval=8192),
+            self._queue,
+            self._publish,
+            eos_ids=frozenset(),
+            prefill_chunk=prefill_chunk,
+            max_batch=64,
+            max_stall=max_stall,
+        )
+
+    def ask(self, prompt: list[int], answer: int) -> Sequence:
+        """Send a request."""
+        name = f"r{next(self._numbers)}"
+        sampling = SamplingParams(seed=0, temperature=0.0)
+        sequence = Sequence(
+            Request(
+                id=name,
+                tenant="t",
+                conversation=name,
+                prompt=prompt,
+                max_tokens=answer,
+                sampling=sampling,
+                deadline=float("inf"),
+            )
+        )
+        self._queue.put(sequence)
+        return sequence
+
+    def step(self) -> float:
+        """Do a step; returns its seconds."""
+        start = time.perf_counter()
+        self.engine.step()
+        return time.perf_counter() - start
+
+    def drain(self) -> None:
+        """Step until nothing is left."""
+        while self.engine.step():
+            pass
+
+    def _publish(self, events: Any) -> None:
+        now = time.perf_counter()
+        pair: tuple[Sequence, Event]
+        for pair in events:
+            sequence, event = pair
+            name = sequence.request.id
+            if isinstance(event, Finished):
+                self.ended.add(name)
+            elif isinstance(event, TokenEvent):
+                if name in self._last:
+                    self.gaps.setdefault(name, []).append(now - self._last[name])
+                self._last[name] = now
+
+
+def join(forward: Forward, vocab_size: int, context: int) -> dict[str, float]:
+    """Measure the steps around a newcomer's first."""
+    driver = Driver(forward, max_stall=0.2, prefill_chunk=2048)
+    prompts = [tokens(context, vocab_size, seed=i) for i in range(9)]
+    driver.ask(prompts[8], 1)
+    driver.drain()  # its state is cached now
+    for prompt in prompts[:8]:
+        driver.ask(prompt, 10_000)
+    while len(driver.gaps) < len(prompts) - 1:
+        driver.step()
+    for _ in range(10):
+        driver.step()
+    before = [driver.step() for _ in range(30)]
+    # The second time all shapes have been computed with, as in a daemon that has run a while.
+    found = {"steady_ms": statistics.median(before) * 1e3}
+    for name in ("first_join_ms", "join_ms"):
+        guest = driver.ask(prompts[8], 12)
+        found[name] = max(driver.step() for _ in range(4)) * 1e3
+        while guest.request.id not in driver.ended:
+            driver.step()
+        for _ in range(5):
+            driver.step()
+    found["ratio"] = found["join_ms"] / found["steady_ms"]
+    return found
+
+
+def stall(
+    forward: Forward, vocab_size: int, long: int, bound: float, chunk: int
+) -> dict[str, float]:
+    """Measure the longest gap of streams while a long prompt is computed."""
+    driver = Driver(forward, max_stall=bound, prefill_chunk=chunk)
+    streams = [driver.ask(tokens(500, vocab_size, seed=i), 100_000) for i in range(4)]
+    while len(driver.gaps) < len(streams):
+        driver.step()
+    steady = statistics.median(driver.step() for _ in range(30))
+    driver.gaps.clear()
+    guest = driver.ask(tokens(long, vocab_size, seed=99), 1)
+    start = time.perf_counter()
+    while guest.request.id not in driver.ended:
+        driver.step()
+    gaps = [gap for name in driver.gaps for gap in driver.gaps[name]]
+    return {
+        "prompt_tokens": long,
+        "prefill_chunk": chunk,
+        "bound_ms": bound * 1e3,
+        "steady_step_ms": steady * 1e3,
+        "longest_gap_ms": max(gaps) * 1e3,
+        "median_gap_ms": statistics.median(gaps) * 1e3,
+        "prefill_s": time.perf_counter() - start,
+    }
+
+
+def main() -> None:
+    """Run both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="small" if on_cpu() else "8b")
+    parser.add_argument("--context", type=int, default=1000 if on_cpu() else 8000)
+    parser.add_argument("--long", type=int, default=4000 if on_cpu() else 32_000)
+    parser.add_argument("--stall-ms", type=float, default=200)
+    parser.add_argument("--out", type=Path, help="a JSON file for the results")
+    options = parser.parse_args()
+    _, forward = make(options.shape)
+    vocab_size = SHAPES[options.shape]["vocab_size"]
+    bound = options.stall_ms / 1e3
+    found = {
+        "device": str(mx.default_device()),
+        "join": join(forward, vocab_size, options.context),
+        "stall": [stall(forward, vocab_size, options.long, bound, c) for c in (512, 2048)],
+    }
+    print(json.dumps(found, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
