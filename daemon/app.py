@@ -148,7 +148,7 @@ class Front:
         async with generation:
             request[_ENTERED] = True
             if not body.stream:
-                return _json(answer.whole(await generation.text()))
+                return _json(answer.whole(await generation.whole()))
             stream = EventStream(
                 request,
                 generation.request.id,

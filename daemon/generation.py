@@ -1,16 +1,17 @@
 """One answer as it comes: events of the engine to pieces of text, on the event loop."""
 
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 import structlog
 
 from ..models.stop import StopScanner
-from ..models.text import Detokenizer
+from ..models.text import TextCodec
 from ..scheduler.errors import ComputationError, RequestError
 from ..scheduler.handoff import EventChannel, Handoff
 from ..scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
+from .logprobs import TokenLedger, Told
 from .metrics import Metrics
 
 log = structlog.get_logger()
@@ -22,6 +23,18 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
+
+
+class Piece(NamedTuple):
+    """Some of an answer, or all of it.
+
+    Attributes:
+        text: what it adds to the answer.
+        tokens: those that begin in it, with their log-probabilities; None if nobody asked.
+    """
+
+    text: str
+    tokens: list[Told] | None = None
 
 
 class Generation:
@@ -42,7 +55,7 @@ class Generation:
         self,
         request: Request,
         handoff: Handoff,
-        detokenizer: Detokenizer,
+        codec: TextCodec,
         stops: list[str],
         metrics: Metrics,
         arrived_at: float,
@@ -51,8 +64,10 @@ class Generation:
         self.usage = Usage(len(request.prompt))
         self.finish_reason: FinishReason | None = None
         self._handoff = handoff
-        self._detokenizer = detokenizer
+        self._detokenizer = codec.detokenizer()
         self._scanner = StopScanner(stops)
+        tells = request.sampling.top_logprobs is not None
+        self._ledger = TokenLedger(codec) if tells else None
         self._metrics = metrics
         self._error: Exception | None = None
         self._matched = 0
@@ -84,8 +99,8 @@ class Generation:
         self._metrics.requests.labels(str(self.finish_reason)).inc()
         self._write_log_line()
 
-    async def next_piece(self) -> str | None:
-        """Wait for more text; None at the end. Safe to cancel and call again.
+    async def next_piece(self) -> Piece | None:
+        """Wait for more of the answer; None at the end. Safe to cancel and call again.
 
         Raises:
             RequestError: the request ended with an error.
@@ -98,22 +113,32 @@ class Generation:
                 case Started():
                     self._start(event)
                 case TokenEvent():
-                    if piece := self._take(event):
-                        return piece
+                    if text := self._take(event):
+                        return self._piece(text)
                 case Finished():
                     if event.error is not None:
                         self.fail(event.error)
                         raise event.error
                     self.finish_reason = event.reason
-                    return self._scanner.flush() or None
+                    return self._rest()
         return None
 
-    async def text(self) -> str:
+    async def whole(self) -> Piece:
         """Wait for the whole answer."""
-        pieces = []
+        texts, tokens = [], []
         while (piece := await self.next_piece()) is not None:
-            pieces.append(piece)
-        return "".join(pieces)
+            texts.append(piece.text)
+            tokens += piece.tokens or []
+        return Piece("".join(texts), None if self._ledger is None else tokens)
+
+    def _piece(self, text: str) -> Piece:
+        return Piece(text, None if self._ledger is None else self._ledger.passed(text))
+
+    def _rest(self) -> Piece | None:
+        """What has been held back until it was clear that nothing follows."""
+        text = self._scanner.flush()
+        tokens = None if self._ledger is None else self._ledger.rest()
+        return Piece(text, tokens) if text or tokens else None
 
     def _start(self, event: Started) -> None:
         self._matched, self.usage.cached_tokens = event.matched, event.cached
@@ -130,14 +155,16 @@ class Generation:
         self._last_at = event.at
         self.usage.completion_tokens += 1
         try:
-            piece = self._scanner.push(self._detokenizer.push(token))
+            if self._ledger is not None and event.logprobs is not None:
+                self._ledger.push(token, event.logprobs)
+            text = self._scanner.push(self._detokenizer.push(token))
         except Exception as error:
             failure = ComputationError(f"token {token} cannot be decoded: {error}")
             self.fail(failure)
             raise failure from error
         if self._scanner.matched is not None:
             self.finish_reason = FinishReason.STOP
-        return piece
+        return text
 
     def fail(self, error: Exception) -> None:
         """Note that the answer ended with an error."""

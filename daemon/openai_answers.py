@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from .generation import Generation, Usage
+from .generation import Generation, Piece, Usage
+from .logprobs import TokenLogProb, Told
 
 Kind = Literal["chat", "text"]
 
@@ -32,17 +33,17 @@ class Answer:
             "system_fingerprint": fingerprint,
         }
 
-    def whole(self, text: str) -> dict[str, Any]:
+    def whole(self, piece: Piece) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         choice: dict[str, Any] = {
             "index": 0,
-            "logprobs": None,
+            "logprobs": self._logprobs(piece.tokens),
             "finish_reason": self._generation.finish_reason,
         }
         if self._kind == "chat":
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            choice["message"] = {"role": "assistant", "content": piece.text, "refusal": None}
         else:
-            choice["text"] = text
+            choice["text"] = piece.text
         return {
             **self._common,
             "object": "chat.completion" if self._kind == "chat" else "text_completion",
@@ -56,9 +57,10 @@ class Answer:
             return None
         return self._event([self._choice({"role": "assistant", "content": ""})])
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, piece: Piece) -> bytes:
         """The event of one piece of text."""
-        return self._event([self._choice({"content": text}, text)])
+        choice = self._choice({"content": piece.text}, piece.text)
+        return self._event([{**choice, "logprobs": self._logprobs(piece.tokens)}])
 
     def last(self) -> bytes:
         """The event that says why the answer ended."""
@@ -74,9 +76,34 @@ class Answer:
         content = {"delta": delta} if self._kind == "chat" else {"text": text}
         return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
 
+    def _logprobs(self, tokens: list[Told] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        if self._kind == "text":
+            return _columns(tokens)
+        return {"content": [told.token for told in tokens], "refusal": None}
+
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._kind == "chat" else "text_completion"
         return event({**self._common, "object": kind, "choices": choices, **more})
+
+
+def _columns(tokens: list[Told]) -> dict[str, Any]:
+    """Log-probabilities as text completions write them."""
+    return {
+        "tokens": [told.token.token for told in tokens],
+        "token_logprobs": [told.token.logprob for told in tokens],
+        "top_logprobs": [_by_text(told.token) for told in tokens],
+        "text_offset": [told.place for told in tokens],
+    }
+
+
+def _by_text(chosen: TokenLogProb) -> dict[str, float]:
+    """The likeliest tokens and the chosen one; of two with one text the likelier."""
+    by_text: dict[str, float] = {}
+    for token in (*chosen.top_logprobs, chosen):
+        by_text.setdefault(token.token, token.logprob)
+    return by_text
 
 
 def usage(used: Usage) -> dict[str, Any]:

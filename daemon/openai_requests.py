@@ -11,6 +11,8 @@ from .failures import APIError
 
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_LENGTH = 1000
+MAX_CHAT_LOGPROBS = 20
+MAX_TEXT_LOGPROBS = 5
 
 Number = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -48,12 +50,16 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         StopSequence | Annotated[list[StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None
     ) = None
     n: int | None = None
-    logprobs: bool | int | None = None
 
     @property
     def answer_limit(self) -> int | None:
         """The most tokens the answer may have, if the client said."""
         return self.max_tokens
+
+    @property
+    def told_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told beside the chosen one; None: nothing is."""
+        return None
 
     @property
     def stops(self) -> list[str]:
@@ -73,8 +79,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
         """
         if self.n not in (None, 1):
             raise _unsupported("n", "send one request for each answer")
-        if self.logprobs:
-            raise _unsupported("logprobs", "leave it out")
         if self.stream_options is not None and not self.stream:
             raise APIError(400, "stream_options needs stream to be true", param="stream_options")
 
@@ -106,6 +110,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
             presence_penalty=_or(self.presence_penalty, 0.0),
             frequency_penalty=_or(self.frequency_penalty, 0.0),
             logit_bias=self.logit_bias or {},
+            top_logprobs=self.told_logprobs,
         )
 
 
@@ -125,6 +130,8 @@ class ChatRequest(GenerationFields, kw_only=True):
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: list[dict[str, Any]] | None = None
@@ -136,9 +143,16 @@ class ChatRequest(GenerationFields, kw_only=True):
         """The most tokens the answer may have; the newer name wins."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def told_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told; asking for none tells the chosen one."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def refuse_unsupported(self) -> None:
         """Refuse what would change the answer and cannot be done."""
         super().refuse_unsupported()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise APIError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         if self.tools and self.tool_choice != "none":
             raise _unsupported("tools", "leave it out, or set tool_choice to none")
         if self.functions:
@@ -164,6 +178,12 @@ class CompletionRequest(GenerationFields, kw_only=True):
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TEXT_LOGPROBS)] | None = None
+
+    @property
+    def told_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told; 0 tells the chosen one."""
+        return self.logprobs
 
     def refuse_unsupported(self) -> None:
         """Refuse what would change the answer and cannot be done."""

@@ -120,7 +120,7 @@ class Service:
         return Generation(
             request,
             self._handoff,
-            self._text.detokenizer(),
+            self._text,
             body.stops,
             self.metrics,
             caller.arrived_at,

@@ -6,7 +6,7 @@ from aiohttp import hdrs, web
 
 from ..scheduler.errors import SlowConsumerError
 from .failures import as_api_error
-from .generation import Generation
+from .generation import Generation, Piece
 from .openai_answers import Answer
 
 REQUEST_ID = "x-request-id"
@@ -71,7 +71,7 @@ class EventStream:
         async with asyncio.timeout(self._write_timeout):
             await self._response.write_eof()
 
-    async def _next(self, generation: Generation) -> str | None:
+    async def _next(self, generation: Generation) -> Piece | None:
         while True:
             try:
                 async with asyncio.timeout(self._keepalive):

@@ -121,7 +121,14 @@ CASES: dict[str, Send] = {
     "an empty stop sequence": chat(stop=[""]),
     "17 stop sequences": chat(stop=[str(i) for i in range(17)]),
     "n=2": chat(n=2),
-    "logprobs": chat(logprobs=True),
+    "logprobs as a number": chat(logprobs=3),
+    "top_logprobs without logprobs": chat(top_logprobs=3),
+    "top_logprobs with logprobs=false": chat(logprobs=False, top_logprobs=0),
+    "top_logprobs over 20": chat(logprobs=True, top_logprobs=21),
+    "top_logprobs below 0": chat(logprobs=True, top_logprobs=-1),
+    "logprobs as true in a text completion": text(logprobs=True),
+    "logprobs over 5 in a text completion": text(logprobs=6),
+    "logprobs below 0 in a text completion": text(logprobs=-1),
     "tools": chat(tools=[{"type": "function", "function": {"name": "f"}}]),
     "functions": chat(functions=[{"name": "f"}]),
     "a JSON response_format": chat(response_format={"type": "json_object"}),
@@ -171,6 +178,9 @@ def test_bad_fields_are_named(tiny_daemon: RunningDaemon) -> None:
         "logit_bias over 100": "logit_bias[...]",
         "an unknown model": "model",
         "tools": "tools",
+        "top_logprobs without logprobs": "top_logprobs",
+        "top_logprobs over 20": "top_logprobs",
+        "logprobs over 5 in a text completion": "logprobs",
     }.items():
         assert CASES[name](tiny_daemon).json()["error"]["param"] == param
 
@@ -179,8 +189,8 @@ def test_null_means_absent(tiny_daemon: RunningDaemon) -> None:
     """Clients send null for what they leave to the server."""
     names = (
         *("model", "stream", "temperature", "top_p", "top_k", "seed", "stop", "n", "logit_bias"),
-        *("logprobs", "stream_options", "tools", "tool_choice", "response_format"),
-        *("max_completion_tokens", "presence_penalty", "frequency_penalty"),
+        *("logprobs", "top_logprobs", "stream_options", "tools", "tool_choice"),
+        *("max_completion_tokens", "presence_penalty", "frequency_penalty", "response_format"),
     )
     assert tiny_daemon.post(GOOD | dict.fromkeys(names)).status == 200
 
@@ -202,6 +212,7 @@ def test_extreme_numbers_are_served(tiny_daemon: RunningDaemon) -> None:
         {"logit_bias": {str(i): -100 for i in range(384)}},
         {"repetition_penalty": 10, "presence_penalty": 2, "frequency_penalty": -2},
         {"min_p": 1},
+        {"logprobs": True, "top_logprobs": 20},
     ]
     for fields in extremes:
         reply = tiny_daemon.post(GOOD | fields)

@@ -104,7 +104,7 @@ def bytes_of(codec: TextCodec) -> dict[bytes, int]:
     """Map each single byte that the vocabulary can write to the token that writes it."""
     written = {}
     for token in range(codec.vocab_size):
-        data = codec._token_bytes.read(token, first=False)
+        data = codec.read_token(token, first=False).data
         if data is not None and len(data) == 1:
             written[data] = token
     if codec._token_bytes._byte_fallback:
@@ -168,7 +168,7 @@ def test_text_before_half_a_character_in_the_same_token_is_kept(
     mixed = [
         token
         for token in range(codec.vocab_size)
-        if (data := codec._token_bytes.read(token, first=False))
+        if (data := codec.read_token(token, first=False).data)
         and data.startswith(b" ")
         and len(data) in (3, 4)
         and data[1:].decode(errors="ignore") == ""
@@ -188,7 +188,7 @@ def test_any_tokens_at_all_are_decoded(
     tokens = data.draw(st.lists(st.integers(0, codec.vocab_size - 1), max_size=30))
     raw, first = b"", True
     for token in tokens:
-        written_bytes = codec._token_bytes.read(token, first=first)
+        written_bytes = codec.read_token(token, first=first).data
         if written_bytes is not None:
             raw, first = raw + written_bytes, False
     written = "".join(pieces_of(codec, tokens))
@@ -225,6 +225,17 @@ def test_only_the_first_space_of_an_answer_is_the_tokenizers(codecs: dict[str, T
     assert pieces_of(codec, [start, word, word]) == ["", "a", " a"]
     space = codec._fast.token_to_id("▁")
     assert pieces_of(codec, [space, word]) == ["", " a"]
+
+
+def test_a_single_token_can_be_read(codecs: dict[str, TextCodec]) -> None:
+    """A token is told by itself: its text and its exact bytes, as they come in an answer."""
+    codec = codecs["byte fallback"]
+    word, half = codec._fast.token_to_id("▁a"), codec._fast.token_to_id("<0xE4>")
+    assert codec.read_token(word, first=True) == ("a", b"a")
+    assert codec.read_token(word, first=False) == (" a", b" a")
+    assert codec.read_token(half, first=False) == (REPLACEMENT, b"\xe4")
+    assert codec.read_token(codec._fast.token_to_id("<s>"), first=True) == ("<s>", None)
+    assert codec.read_token(99999, first=False) == ("", None)
 
 
 def test_special_tokens_have_no_text(smollm2: LoadedModel) -> None:
