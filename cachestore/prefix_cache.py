@@ -74,11 +74,15 @@ class PrefixCache:
         layout: what the model's state consists of.
         budget: bytes that stored state may take; what is over it is evicted at close.
         checkpoints_kept: checkpoints that one request may leave behind.
+        grid: requests resume at multiples of this many tokens only.
     """
 
-    def __init__(self, layout: Layout, *, budget: int, checkpoints_kept: int = 4) -> None:
+    def __init__(
+        self, layout: Layout, *, budget: int, checkpoints_kept: int = 4, grid: int = 1
+    ) -> None:
         self.layout = layout
         self.budget = budget
+        self.grid = grid
         self._checkpoints_kept = checkpoints_kept
         self._tries: dict[Namespace, RadixTrie] = {}
         self._leases: dict[Lease, RadixTrie] = {}
@@ -95,7 +99,7 @@ class PrefixCache:
             raise CacheError("an empty prompt has nothing to match")
         trie = self._tries.setdefault(namespace, RadixTrie())
         node, matched = trie.match(prompt)
-        limit = min(matched, len(prompt) - 1)
+        limit = min(matched, len(prompt) - 1) // self.grid * self.grid
         holder = self._holder(node, limit)
         offset = 0 if holder is None else min(holder.end, limit)
         resume = self._cut(trie, node, offset if self.layout.checkpoints else limit)

@@ -73,6 +73,9 @@ def serve(
     max_stall_ms: Annotated[
         float | None, typer.Option(help="Longest wait of a stream for another's prefill chunk.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Same request, same tokens, whatever else runs.")
+    ] = False,
     max_waiting: Annotated[
         int | None, typer.Option(help="Most requests that may wait; then 429.")
     ] = None,
@@ -98,6 +101,7 @@ def serve(
         "checkpoints_kept": checkpoints_kept,
         "max_batch": max_batch,
         "max_stall_ms": max_stall_ms,
+        "exact": exact or None,
         "max_waiting": max_waiting,
         "request_timeout": request_timeout,
         "stop_grace": stop_grace,

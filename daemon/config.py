@@ -71,6 +71,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_stall_ms: Annotated[
         float, Meta(gt=0, description="Longest wait of a stream for another's prefill chunk.")
     ] = 200.0
+    exact: Annotated[
+        bool,
+        Meta(
+            description="The same request gives the same tokens, whatever else runs or is cached."
+        ),
+    ] = False
     max_waiting: Annotated[
         int, Meta(ge=1, le=1_000_000, description="Most requests that may wait; then 429.")
     ] = 1024

@@ -75,6 +75,7 @@ class _EngineCollector(Collector):
             ("umbel_prompt_tokens", "Prompt tokens of started requests.", now.prompt_tokens),
             ("umbel_prompt_tokens_cached", "Of these, restored.", now.prompt_tokens_cached),
             ("umbel_prefill_tokens", "Prompt tokens really computed.", now.prefill_tokens),
+            ("umbel_batch_shapes", "New shapes of batches.", now.batch_shapes),
             ("umbel_generation_tokens", "Tokens of answers.", now.generation_tokens),
             ("umbel_steps", "Steps of the engine.", now.steps),
             ("umbel_evictions", "States forgotten for room.", now.cache.evictions),

@@ -130,11 +130,13 @@ class Daemon:
 
     def _serve_model(self, loaded: LoadedModel) -> None:
         self._handoff = Handoff(self._queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
-        forward, stack = Forward(loaded), loaded.stack
+        exact = self._settings.exact
+        forward, stack = Forward(loaded, exact=exact), loaded.stack
         cache = PrefixCache(
             Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints),
             budget=self._settings.cache_budget,
             checkpoints_kept=self._settings.checkpoints_kept,
+            grid=self._settings.prefill_chunk if exact else 1,
         )
         reuse = PrefixReuse(
             forward,
@@ -151,6 +153,7 @@ class Daemon:
             prefill_chunk=self._settings.prefill_chunk,
             max_batch=self._settings.max_batch,
             max_stall=self._settings.max_stall_ms / 1000,
+            exact=exact,
         )
         self._thread.attach(engine.step)
         self._front.service = Service(
@@ -160,6 +163,7 @@ class Daemon:
             self._handoff,
             CacheDesk(self._thread, cache),
             batches=forward.batches,
+            exact=exact,
             request_timeout=self._settings.request_timeout,
         )
         log.info(

@@ -58,6 +58,7 @@ class Service:
         cache: CacheDesk,
         *,
         batches: bool,
+        exact: bool,
         request_timeout: float,
     ) -> None:
         self.model_name = loaded.name
@@ -65,6 +66,7 @@ class Service:
         self.fingerprint = loaded.fingerprint
         self.weight_bytes = loaded.weight_bytes
         self.batches = batches
+        self.exact = exact
         self.vocab_size = loaded.text.vocab_size
         self.engine = engine
         self.queue = queue

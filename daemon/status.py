@@ -21,6 +21,7 @@ class ModelStatus(msgspec.Struct):
 
     Attributes:
         batches: whether sequences decode as rows of one batch, or one by one.
+        exact: whether the same request gives the same tokens under all circumstances.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ModelStatus(msgspec.Struct):
     context_length: int
     weight_bytes: int
     batches: bool
+    exact: bool
 
 
 class MemoryStatus(msgspec.Struct):
@@ -78,6 +80,7 @@ def status(service: Service | None, *, stopping: bool) -> Status:
         service.context_length,
         service.weight_bytes,
         service.batches,
+        service.exact,
     )
     if not stopping:
         stalled = bool(engine.running) and picture.step_age > STALLED_AFTER

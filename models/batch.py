@@ -8,6 +8,7 @@ them, and all parts are merged (see `cascade`).
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -39,25 +40,14 @@ class Step:
 
 
 class BatchedLayer(ABC):
-    """One layer of several sequences.
+    """One layer of several sequences, for attention."""
 
-    Args:
-        step: shared by all layers.
-        dense: the rows' own keys and values.
-        first: the number of this layer's keys there; its values are next.
-    """
-
-    def __init__(self, step: Step, dense: DenseRows, first: int) -> None:
-        self._step = step
-        self._dense = dense
-        self._first = first
-        self._token: mx.array | None = None
-        self._held: tuple[mx.array, mx.array] | None = None
+    _token: mx.array | None = None
 
     @property
+    @abstractmethod
     def offset(self) -> mx.array:
         """`[rows]` positions of the rows' next tokens."""
-        return self._step.positions if self._held is None else self._step.positions + 1
 
     def make_mask(
         self, tokens: int, *, return_array: bool = False, window_size: int | None = None
@@ -66,15 +56,11 @@ class BatchedLayer(ABC):
         if tokens != 1 or return_array or not self._sees_all(window_size):
             raise NotBatchableError("rows of a batch decode one token, without a mask")
 
+    @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `[rows, kv_heads, 1, size]`, a token a row; `attend` reads them back."""
-        self._token = keys
-        self._held = (
-            self._dense.append(self._first, keys),
-            self._dense.append(self._first + 1, values),
-        )
-        return keys, values
 
+    @abstractmethod
     def attend(
         self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
     ) -> mx.array:
@@ -90,17 +76,55 @@ class BatchedLayer(ABC):
         Raises:
             NotBatchableError: `keys` is something else.
         """
-        if keys is not self._token or self._held is None:
-            raise NotBatchableError("the model changes its keys before attention")
-        return self._attend(queries, self._held, scale, sinks)
-
-    def end_step(self) -> None:
-        """Let go of what the step read, so that the next write is in place."""
-        self._token = self._held = None
 
     @abstractmethod
     def _sees_all(self, window_size: int | None) -> bool:
         """Whether a token may see all that its row holds, if the model says this window."""
+
+    def _check(self, keys: mx.array) -> None:
+        if keys is not self._token:
+            raise NotBatchableError("the model changes its keys before attention")
+
+
+class DenseLayer(BatchedLayer):
+    """A layer whose rows' own keys and values are dense.
+
+    Args:
+        step: shared by all layers.
+        dense: the rows' own keys and values.
+        first: the number of this layer's keys there; its values are next.
+    """
+
+    def __init__(self, step: Step, dense: DenseRows, first: int) -> None:
+        self._step = step
+        self._dense = dense
+        self._first = first
+        self._held: tuple[mx.array, mx.array] | None = None
+
+    @property
+    def offset(self) -> mx.array:
+        """`[rows]` positions of the rows' next tokens."""
+        return self._step.positions if self._held is None else self._step.positions + 1
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the step's column."""
+        self._token = keys
+        self._held = (
+            self._dense.append(self._first, keys),
+            self._dense.append(self._first + 1, values),
+        )
+        return keys, values
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """Compute every row's attention; see `BatchedLayer.attend`."""
+        self._check(keys)
+        return self._attend(queries, cast("tuple[mx.array, mx.array]", self._held), scale, sinks)
+
+    def end_step(self) -> None:
+        """Let go of what the step read, so that the next write is in place."""
+        self._token = self._held = None
 
     @abstractmethod
     def _attend(
@@ -113,7 +137,7 @@ class BatchedLayer(ABC):
         """Attend from `[rows, heads, 1, size]` to all that the rows hold."""
 
 
-class BatchedRings(BatchedLayer):
+class BatchedRings(DenseLayer):
     """Sliding-window rows: MLX's own attention over dense rings."""
 
     def __init__(self, step: Step, dense: DenseRows, first: int, window: int) -> None:
@@ -133,7 +157,7 @@ class BatchedRings(BatchedLayer):
         return attend(queries, *held, scale, self._dense.mask, sinks)
 
 
-class BatchedTrunks(BatchedLayer):
+class BatchedTrunks(DenseLayer):
     """Full-attention rows: what they share is read once, and merged with what is their own.
 
     Args:

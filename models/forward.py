@@ -19,8 +19,12 @@ from .params import Row
 from .rows import Rows
 from .runtime import launch
 from .sampling import Choice, choose
+from .separate import separate
 from .softmax import ON_CPU
 from .spans import PackedSpan, WholeCheckpoint
+
+EXACT_ROWS = 8
+"""Rows of every step of an exact forward: products of other shapes round differently."""
 
 _LONE_STEPS = 8
 """Steps after which a sequence that decodes alone is worth a copy of what it leases."""
@@ -61,13 +65,19 @@ class Fed:
 class Forward:
     """Runs one loaded model. All methods belong to the MLX thread.
 
+    Args:
+        loaded: the model.
+        exact: the same request gives the same tokens, whatever else runs and whatever is
+            cached: every step computes with `EXACT_ROWS` rows, and each attends by itself.
+
     Attributes:
         batches: whether sequences decode as rows of one batch. A model for which that would
             change answers decodes them one by one.
         shapes: shapes of batches that have been computed with.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, *, exact: bool = False) -> None:
+        self._exact = exact
         self._model = loaded.model
         self._stack = loaded.stack
         self._vocab_size = loaded.text.vocab_size
@@ -130,7 +140,7 @@ class Forward:
         logits = fed.logits
         if list(rows) != list(range(logits.shape[0])):
             logits = logits[mx.array(list(rows))]
-        return choose(logits, list(rows.values()), self._vocab_size)
+        return choose(logits, list(rows.values()), self._vocab_size, each=self._exact)
 
     def drawn(self, choice: Choice, index: int) -> Drawn:
         """Name a token that was chosen and may still be computed."""
@@ -142,7 +152,9 @@ class Forward:
         Returns:
             `[B, V]` logits of the next tokens. A lone sequence takes no batch's detour.
         """
-        if len(states) == 1:
+        if self._exact and self.batches:
+            logits = self._exactly(tokens, states)
+        elif len(states) == 1:
             logits = self._alone(tokens, states[0])
         else:
             logits = self._together(tokens, states)
@@ -183,6 +195,21 @@ class Forward:
             raise
         self._note(rows.shape)
         return logits
+
+    def _exactly(self, tokens: mx.array, states: Sequence[LiveStates]) -> mx.array:
+        parts = []
+        for start in range(0, len(states), EXACT_ROWS):
+            some = states[start : start + EXACT_ROWS]
+            for state in some:
+                state.join()
+            unused = EXACT_ROWS - len(some)
+            fed = mx.pad(tokens[start : start + EXACT_ROWS], (0, unused))
+            caches = separate([*[state.caches for state in some], *[None] * unused])
+            logits = self._model(fed[:, None], cache=caches)[: len(some), -1, :]
+            launch(logits, [state.arrays() for state in some])
+            parts.append(logits)
+        self._note((EXACT_ROWS,))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
 
     def _note(self, shape: tuple[int, ...]) -> None:
         if shape not in self.shapes:

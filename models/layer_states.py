@@ -70,6 +70,8 @@ class LiveStates:
         self._stack = stack
         self._offset = offset
         self._own: list[PackedSpan] = []
+        self.caches: list[Any] = []
+        self._with_trunks: list[Any] = []  # the same, also while they are in one piece
         self._set_caches(caches)
 
     @property
@@ -154,6 +156,8 @@ class LiveStates:
 
         The model is then called with mlx-lm's own caches, which hold all of it.
         """
+        if self.caches is not self._with_trunks:
+            return
         for leaf in self.addressable:
             leaf.join()
         self.caches = [_in_one_piece(cache) for cache in self._with_trunks]
@@ -182,7 +186,9 @@ class LiveStates:
     def _set_caches(self, caches: list[Any]) -> None:
         leaves = list(leaves_of(caches))
         self.caches = self._with_trunks = caches
-        self.addressable: list[TrunkState] = [leaf for leaf in leaves if isinstance(leaf, TrunkState)]
+        self.addressable: list[TrunkState] = [
+            leaf for leaf in leaves if isinstance(leaf, TrunkState)
+        ]
         self.wholes: list[Any] = [leaf for leaf in leaves if not isinstance(leaf, TrunkState)]
 
     def _start_tails(self) -> None:

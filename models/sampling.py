@@ -55,16 +55,34 @@ class Choice:
         return LogProbs(cast("float", chosen), list(zip(tokens, values, strict=True)))  # type: ignore[arg-type]
 
 
-def choose(logits: mx.array, rows: Sequence[Row], vocab_size: int) -> Choice:
+def choose(logits: mx.array, rows: Sequence[Row], vocab_size: int, *, each: bool = False) -> Choice:
     """Launch the choice of one token for each row; see `sample`.
 
     What one row's sampling raises is that row's own.
+
+    Args:
+        logits: as for `sample`.
+        rows: likewise.
+        vocab_size: likewise.
+        each: compute row by row, so that nothing depends on how many there are.
     """
+    if each:
+        return _choice(logits, rows, vocab_size, *_sample_each(logits, rows, vocab_size))
     errors: dict[int, BaseException] = {}
     try:
         tokens = sample(logits, rows, vocab_size)
     except BaseException:  # noqa: BLE001  (sampling row by row finds out whose it is)
         tokens, errors = _sample_each(logits, rows, vocab_size)
+    return _choice(logits, rows, vocab_size, tokens, errors)
+
+
+def _choice(
+    logits: mx.array,
+    rows: Sequence[Row],
+    vocab_size: int,
+    tokens: mx.array,
+    errors: dict[int, BaseException],
+) -> Choice:
     logprobs = {
         i: _logprobs(logits[i, :vocab_size], tokens[i], row.params.top_logprobs)
         for i, row in enumerate(rows)

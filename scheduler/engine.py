@@ -46,7 +46,13 @@ class Choice(Protocol):
 
 
 class Forward(Protocol):
-    """What the engine asks of a model; `models.forward.Forward` is the real one."""
+    """What the engine asks of a model; `models.forward.Forward` is the real one.
+
+    Attributes:
+        shapes: shapes of batches that were computed with.
+    """
+
+    shapes: set[tuple[int, ...]]
 
     def prefill(self, tokens: list[int], states: Any) -> None:
         """Advance `states` over `tokens`."""
@@ -88,6 +94,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
         prefill_tokens: prompt tokens really computed.
         last_step_at: the engine's clock at the end of the last step, or when work came to an
             idle engine, in seconds.
+        batch_shapes: shapes of batches that were computed with so far.
         cache: as of the end of the last sequence.
     """
 
@@ -98,6 +105,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_cached: int = 0
     prefill_tokens: int = 0
     generation_tokens: int = 0
+    batch_shapes: int = 0
     cache: CacheStatistics = CacheStatistics()
 
 
@@ -120,6 +128,7 @@ class Engine:
         max_batch: the most sequences that run at once.
         max_stall: the longest that a prefill chunk may keep others from their next token, in
             seconds.
+        exact: prefill chunks are never cut, so that they are the same whatever else runs.
         clock: seconds, monotonic; the one that deadlines are on.
     """
 
@@ -134,6 +143,7 @@ class Engine:
         prefill_chunk: int,
         max_batch: int = 1,
         max_stall: float = 0.2,
+        exact: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._forward = forward
@@ -144,6 +154,7 @@ class Engine:
         self._prefill_chunk = prefill_chunk
         self._max_batch = max_batch
         self._stall = StallBound(max_stall)
+        self._exact = exact
         self._clock = clock
         self._running: list[Sequence] = []
         self._drawn: tuple[Choice, list[Sequence]] | None = None  # launched, not read yet
@@ -180,6 +191,8 @@ class Engine:
         return plan(self._running, self._chunk())
 
     def _chunk(self) -> int:
+        if self._exact:
+            return self._prefill_chunk
         decoding = any(not sequence.num_left_to_prefill for sequence in self._running)
         return self._stall.chunk(self._prefill_chunk) if decoding else self._prefill_chunk
 
@@ -236,8 +249,7 @@ class Engine:
         self._stall.observe(end - start, self._clock() - began)
         self._count(prefill_tokens=end - start)
         self._reuse.advanced(sequence)
-        if not sequence.num_left_to_prefill:
-            self._reuse.prefilled(sequence)
+        self._reuse.prefilled(sequence)
 
     def _feed(self, sequences: tuple[Sequence, ...]) -> tuple[Fed | None, dict[int, BaseException]]:
         """Launch the model on the sequences' next tokens.
@@ -352,6 +364,7 @@ class Engine:
     def _publish_statistics(self) -> None:
         self._statistics = EngineStatistics(
             **self._totals,
+            batch_shapes=len(self._forward.shapes),
             cache=self._cache,
             running=tuple(_describe(sequence) for sequence in self._running),
             steps=self._steps,

@@ -54,6 +54,9 @@ class PrefixReuse:
         cache: of the model's state. With a budget of 0 nothing is captured or kept.
         fingerprint: of the model.
         interval: distance of the checkpoint grid in prompts, in tokens.
+
+    If the cache has a grid, only prefill's whole pieces of it are shared: what they hold does
+    not depend on where a prompt goes on, nor on what decoding adds.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class PrefixReuse:
         self._keeps = cache.budget > 0
         self._splits = cache.splits
         self._captures = self._keeps and cache.layout.checkpoints
+        self._grid = cache.grid
 
     def begin(self, sequence: Sequence) -> None:
         """Lease what is known of the prompt, restore it, and plan the checkpoints."""
@@ -75,13 +79,14 @@ class PrefixReuse:
         sequence.states = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
         sequence.num_computed_tokens = sequence.frontier = lease.cached
         if self._captures:
-            sequence.borders = prompt_offsets(
+            borders = prompt_offsets(
                 lease.total,
                 cached=lease.cached,
                 matched=lease.matched,
                 boundaries=request.boundaries,
                 interval=self._interval,
             )
+            sequence.borders = on_grid(borders, self._grid, after=lease.cached)
 
     def shall_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether another's prefill is about to bring much of this prompt into the cache.
@@ -98,6 +103,7 @@ class PrefixReuse:
             ),
             default=0,
         )
+        shared = shared // self._grid * self._grid
         if shared < _WORTH_WAITING:
             return False
         known = self._cache.known(self._namespace(sequence), sequence.tokens)
@@ -113,9 +119,18 @@ class PrefixReuse:
                 sequence.states.set_trunk(sequence.lease.spans())
 
     def prefilled(self, sequence: Sequence) -> None:
-        """Give the whole prompt's state to the cache, so that others share it from now on."""
+        """Give the prompt's state to the cache once it is complete, for others to share.
+
+        On a grid, complete is what ends on it: the rest is never shared.
+        """
         lease = sequence.lease
         if lease is None or not self._keeps or sequence.num_computed_tokens <= lease.held:
+            return
+        if self._grid > 1:
+            last = (sequence.num_prompt_tokens - 1) // self._grid * self._grid
+            if sequence.num_computed_tokens != last:
+                return
+        elif sequence.num_left_to_prefill:
             return
         lease.publish(as_tokens(sequence.computed), sequence.states.seal())
         sequence.states.drop_tail(lease.spans())
@@ -129,6 +144,7 @@ class PrefixReuse:
             self._capture(sequence, reason)
         elif (
             self._captures
+            and self._grid == 1
             and offset >= sequence.num_prompt_tokens
             and decode_due(offset - sequence.frontier)
         ):
@@ -147,6 +163,9 @@ class PrefixReuse:
             sequence.states.close()
 
     def _hand_over(self, sequence: Sequence, lease: Lease) -> None:
+        if self._grid > 1:
+            lease.close(as_tokens(sequence.computed[: lease.held]) if lease.held else None)
+            return
         offset = sequence.num_computed_tokens
         taken = any(item.checkpoint.offset == offset for item in lease.captured)
         if self._captures and offset - sequence.frontier >= FINAL_AFTER and not taken:
@@ -164,3 +183,12 @@ class PrefixReuse:
     def _capture(sequence: Sequence, reason: Reason) -> None:
         if sequence.lease is not None:
             sequence.lease.capture(sequence.states.capture(), reason)
+
+
+def on_grid(borders: dict[int, Reason], grid: int, *, after: int) -> dict[int, Reason]:
+    """Move borders back to multiples of `grid`; of those that meet, the first one's reason."""
+    moved: dict[int, Reason] = {}
+    for offset, reason in borders.items():
+        if offset // grid * grid > after:
+            moved.setdefault(offset // grid * grid, reason)
+    return moved

@@ -82,8 +82,8 @@ class Ask:
 class RecordingForward(Forward):
     """The real forward, which writes down the log-probabilities of every step."""
 
-    def __init__(self, loaded: "LoadedModel") -> None:
-        super().__init__(loaded)
+    def __init__(self, loaded: "LoadedModel", *, exact: bool = False) -> None:
+        super().__init__(loaded, exact=exact)
         self.rows: list[int] = []
         self._by_state: dict[int, list[LogProbs]] = {}
         self._opened: list[LiveStates] = []
@@ -112,7 +112,13 @@ class Bench:
     """One tiny model, its cache, and an engine that is stepped by hand."""
 
     def __init__(
-        self, name: str, *, budget: int = 1 << 30, kept: int = 4, max_batch: int = 16
+        self,
+        name: str,
+        *,
+        budget: int = 1 << 30,
+        kept: int = 4,
+        max_batch: int = 16,
+        exact: bool = False,
     ) -> None:
         model = zoo.make(name)
         stack = LayerStack(model)
@@ -123,11 +129,13 @@ class Bench:
             ),
         )
         self.model = model
-        self.forward = RecordingForward(loaded)
+        self.forward = RecordingForward(loaded, exact=exact)
         self.exact = stack.has_checkpoints
         self.spans = stack.has_spans
         layout = Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints)
-        self.cache = PrefixCache(layout, budget=budget, checkpoints_kept=kept)
+        self.cache = PrefixCache(
+            layout, budget=budget, checkpoints_kept=kept, grid=CHUNK if exact else 1
+        )
         self._queue = ConversationQueue(16)
         self._events: list[tuple[Sequence, Event]] = []
         reuse = PrefixReuse(self.forward, self.cache, fingerprint="f", interval=INTERVAL)
@@ -139,6 +147,7 @@ class Bench:
             eos_ids=frozenset(),
             prefill_chunk=CHUNK,
             max_batch=max_batch,
+            exact=exact,
             max_stall=float("inf"),  # chunks must not depend on this machine's speed
         )
         self._numbers = itertools.count()

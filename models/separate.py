@@ -1,0 +1,110 @@
+"""The layers of an exact batch: rows that share the model's products and nothing else.
+
+Each row attends on its own to keys in one piece, so that what it computes does not depend on
+who else is there, nor on how its state is cut into segments. Rows that are not used are there
+to keep the number of rows, and so every product's shape, the same.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, CacheList
+
+from .batch import BatchedLayer
+from .blocks import attend
+
+
+class SeparateRows(BatchedLayer):
+    """Attention of rows that each keep a cache of mlx-lm's, or None for a row not in use."""
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self._rows = rows
+        self._fetched: list[tuple[mx.array, mx.array]] = []
+        self._token: mx.array | None = None
+
+    @property
+    def offset(self) -> mx.array:
+        """`[rows]` positions of the rows' next tokens."""
+        return mx.array([0 if row is None else int(row.offset) for row in self._rows])
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append a token to each row."""
+        self._token = keys
+        self._fetched = [
+            (keys[i : i + 1], values[i : i + 1])
+            if row is None
+            else row.update_and_fetch(keys[i : i + 1], values[i : i + 1])
+            for i, row in enumerate(self._rows)
+        ]
+        return keys, values
+
+    def _sees_all(self, window_size: int | None) -> bool:
+        return all(
+            row is None or row.make_mask(1, return_array=False, window_size=window_size) is None
+            for row in self._rows
+        )
+
+    def attend(
+        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """Compute each row's attention by itself; see `BatchedLayer.attend`."""
+        self._check(keys)
+        outputs = [
+            attend(queries[i : i + 1], *held, scale, None, sinks)
+            for i, held in enumerate(self._fetched)
+        ]
+        self._fetched = []
+        return mx.concatenate(outputs, axis=0)
+
+
+class SeparateArrays:
+    """Recurrent states of rows that each keep an `ArraysCache`, or None."""
+
+    def __init__(self, rows: Sequence[ArraysCache | None]) -> None:
+        self._rows = rows
+        self.lengths = None
+        self.left_padding = None
+
+    def __getitem__(self, slot: int) -> mx.array | None:
+        arrays = [None if row is None else row[slot] for row in self._rows]
+        like = next((array for array in arrays if array is not None), None)
+        if like is None:
+            return None
+        return mx.concatenate([mx.zeros_like(like) if a is None else a for a in arrays], axis=0)
+
+    def __setitem__(self, slot: int, value: mx.array) -> None:
+        for number, row in enumerate(self._rows):
+            if row is not None:
+                row[slot] = value[number : number + 1]
+
+    def make_mask(self, tokens: int) -> None:
+        """Rows are whole, so none is masked."""
+        del tokens
+
+    def advance(self, tokens: int) -> None:
+        """Recurrent state does not count tokens."""
+
+    def empty(self) -> bool:
+        """Whether no row has seen a token."""
+        return all(row is None or row.empty() for row in self._rows)
+
+
+def separate(rows: Sequence[list[Any] | None]) -> list[Any]:
+    """View the caches of several sequences as those of one batch.
+
+    Args:
+        rows: for each row what the model would be called with, or None.
+    """
+    used = next(row for row in rows if row is not None)
+    return [
+        _layer([None if row is None else row[index] for row in rows]) for index in range(len(used))
+    ]
+
+
+def _layer(rows: list[Any]) -> Any:
+    used = next(row for row in rows if row is not None)
+    if type(used) is CacheList:
+        parts = range(len(used.caches))
+        return CacheList(*[_layer([row and row.caches[i] for row in rows]) for i in parts])
+    return SeparateArrays(rows) if type(used) is ArraysCache else SeparateRows(rows)
