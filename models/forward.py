@@ -6,16 +6,16 @@ model on tokens that may themselves still be computed; `choose` launches samplin
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import structlog
 
 from .attention import bind
-from .batch import NotBatchableError
-from .layer_states import LayerStack, LiveStates
+from .layer_states import LiveStates
 from .loader import LoadedModel
 from .params import Row
+from .probe import batches_exactly
 from .rows import Rows
 from .runtime import launch
 from .sampling import Choice, choose
@@ -238,45 +238,3 @@ def _tokens(entries: Sequence[Entry]) -> mx.array:
     if known:
         tokens = mx.concatenate([tokens, mx.array(known, tokens.dtype)])
     return tokens if source == list(range(len(tokens))) else tokens[mx.array(source)]
-
-
-def batches_exactly(model: Any, stack: LayerStack) -> bool:
-    """Try out whether the model gives rows of a batch what it gives lone sequences.
-
-    Models use what their caches return in many ways (MLA computes with the keys itself, some
-    layers read another layer's keys), so this is measured on the loaded model, with two short
-    sequences of different lengths over a shared trunk, and not looked up.
-    """
-    shared = stack.open()
-    _feed(model, shared, [1, 2, 3, 4, 5])
-    span = shared.seal()
-    spans = [] if span is None else [span]
-    checkpoint = shared.capture() if stack.has_checkpoints else None
-    pairs = [[stack.open(5, spans, checkpoint) for _ in range(2)] for _ in range(2)]
-    for states in pairs:
-        _feed(model, states[0], [6, 7, 8])
-        _feed(model, states[1], [9])
-    try:
-        rows = Rows(stack.open())
-        rows.join(pairs[0])
-        together = rows.feed(model, pairs[0], mx.array([3, 4]))
-    except (NotBatchableError, AttributeError, TypeError, ValueError) as error:
-        log.info("decoding one by one", reason=str(error))
-        return False
-    alone = [
-        model(mx.array([[token]]), cache=states.caches)[:, -1, :]
-        for token, states in zip((3, 4), pairs[1], strict=True)
-    ]
-    expected = mx.concatenate(alone, axis=0).astype(mx.float32)
-    # Rounding is far below this, and another row's keys far above it, in any number type.
-    bound = 0.05 * mx.sqrt(mx.var(expected, axis=-1)).max()
-    if bool(mx.abs(together.astype(mx.float32) - expected).mean() < bound):
-        return True
-    log.info("decoding one by one", reason="rows of a batch would change each other's answers")
-    return False
-
-
-def _feed(model: Any, states: LiveStates, tokens: list[int]) -> None:
-    model(mx.array([tokens]), cache=states.caches)
-    states.advanced(len(tokens))
-    mx.eval(states.arrays())

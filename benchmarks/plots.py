@@ -1,0 +1,88 @@
+# /// script
+# dependencies = ["matplotlib>=3.10"]
+# ///
+"""Draw the benchmarks' results as SVG.
+
+    uv run --script benchmarks/plots.py --side SIDE.json --sharing SHARING.json --out benchmarks
+
+`SIDE.json` is of `side_by_side.py --out`, `SHARING.json` of `decode_sharing.py --out`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+from matplotlib import pyplot as plt
+
+# The same input gives the same file.
+plt.rcParams |= {"svg.hashsalt": "umbel", "font.size": 9, "axes.spines.top": False}
+plt.rcParams |= {"axes.spines.right": False, "svg.fonttype": "none"}
+COLOURS = ("#2a9d8f", "#b0b0b0")
+
+
+def side(found: dict[str, Any], path: Path) -> None:
+    """Draw the agents' times to first token, by turn, and the wall times."""
+    figure, axes = plt.subplots(1, 3, figsize=(9, 2.8))
+    turns = len(next(iter(found.values()))["turns"][0])
+    for axis, turn in zip(axes, range(turns), strict=False):
+        for colour, (name, result) in zip(COLOURS, found.items(), strict=True):
+            times = sorted(agent[turn]["ttft"] for agent in result["turns"])
+            axis.step(times, range(1, len(times) + 1), color=colour, label=name, where="post")
+        axis.set(title=f"Agents with a first token, turn {turn + 1}", xlabel="seconds", ylim=0)
+        axis.legend(frameon=False, loc="lower right")
+    walls = [result["wall"] for result in found.values()]
+    bars = axes[-1].barh(list(found), walls, color=COLOURS)
+    axes[-1].bar_label(bars, fmt="%.1f s", padding=3)
+    axes[-1].set(title="Wall time", xlabel="seconds", xlim=(0, max(walls) * 1.25))
+    axes[-1].invert_yaxis()
+    _save(figure, path)
+
+
+def sharing(found: list[dict[str, Any]], path: Path) -> None:
+    """Draw step time and KV memory by rows and shared prefix."""
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    labels = [f"{row['rows']} × {row['shared']:,}" for row in found]
+    for axis, key, unit, scale in (
+        (axes[0], "step_ms", "ms a step", 1.0),
+        (axes[1], "kv_bytes", "GiB of keys and values", 2**30),
+    ):
+        for offset, colour, name in zip((-0.2, 0.2), COLOURS, ("umbel", "mlx-lm"), strict=True):
+            for index, row in enumerate(found):
+                if row[name] is None:
+                    axis.text(index + offset, 0, " out of memory", rotation=90, ha="center")
+                    continue
+                height = row[name][key] / scale
+                label = name if index == 0 else None
+                axis.bar(index + offset, height, 0.38, color=colour, label=label)
+        axis.set(ylabel=unit)
+        axis.set_xticks(range(len(labels)), labels, rotation=40, ha="right")
+        axis.legend(frameon=False)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    print(path)
+
+
+def main() -> None:
+    """Draw what was given."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--side", type=Path)
+    parser.add_argument("--sharing", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    options = parser.parse_args()
+    if options.side:
+        found = json.loads(options.side.read_text())
+        side(found, options.out / "side_by_side.svg")
+    if options.sharing:
+        sharing(json.loads(options.sharing.read_text()), options.out / "decode_sharing.svg")
+
+
+if __name__ == "__main__":
+    main()

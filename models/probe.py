@@ -1,0 +1,73 @@
+"""Whether a loaded model decodes in batches what it decodes alone."""
+
+from typing import Any
+
+import mlx.core as mx
+import structlog
+
+from .batch import NotBatchableError
+from .layer_states import LayerStack, LiveStates
+from .rows import Rows
+
+log = structlog.get_logger()
+
+_PROBED = ((3, 4, 5), (6, 7, 8))
+"""Tokens that are decoded, by step and row."""
+
+
+def batches_exactly(model: Any, stack: LayerStack) -> bool:
+    """Try out whether the model gives rows of a batch what it gives lone sequences.
+
+    Models use what their caches return in many ways (MLA computes with the keys itself, some
+    layers read another layer's keys), so this is measured on the loaded model, and not looked
+    up: two short sequences over a shared trunk and one without decode two tokens each. What a
+    GPU compiles for batches is compiled by then, too.
+    """
+    together, apart = _probes(model, stack), _probes(model, stack)
+    try:
+        rows = Rows(stack.open())
+        rows.join(together)
+        logits = []
+        for tokens in _PROBED:
+            logits.append(rows.feed(model, together, mx.array(tokens)))
+            for states in together:
+                states.advanced(1)
+    except (NotBatchableError, AttributeError, TypeError, ValueError) as error:
+        log.info("decoding one by one", reason=str(error))
+        return False
+    expected = [
+        mx.concatenate([_feed(model, s, [t])[:, -1] for t, s in zip(tokens, apart, strict=True)])
+        for tokens in _PROBED
+    ]
+    if all(_close(a, b) for a, b in zip(logits, expected, strict=True)):
+        return True
+    log.info("decoding one by one", reason="rows of a batch would change each other's answers")
+    return False
+
+
+def _probes(model: Any, stack: LayerStack) -> list[LiveStates]:
+    """Prefill three sequences of different lengths; two lease what is long enough to share."""
+    shared = stack.open()
+    _feed(model, shared, [1, 2, 3, 4] * 12)
+    span = shared.seal()
+    spans = [] if span is None else [span]
+    checkpoint = shared.capture() if stack.has_checkpoints else None
+    first, second = (stack.open(shared.offset, spans, checkpoint) for _ in range(2))
+    third = stack.open()
+    for states, tokens in ((first, [6, 7, 8]), (second, [9]), (third, [2, 9, 4, 1])):
+        _feed(model, states, tokens)
+    return [first, second, third]
+
+
+def _feed(model: Any, states: LiveStates, tokens: list[int]) -> mx.array:
+    logits: mx.array = model(mx.array([tokens]), cache=states.caches)
+    states.advanced(len(tokens))
+    mx.eval(logits, states.arrays())
+    return logits
+
+
+def _close(logits: mx.array, expected: mx.array) -> bool:
+    expected = expected.astype(mx.float32)
+    # Rounding is far below this, and another row's keys far above it, in any number type.
+    bound = 0.05 * mx.sqrt(mx.var(expected, axis=-1)).max()
+    return bool(mx.abs(logits.astype(mx.float32) - expected).mean() < bound)
