@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
 
 from .blocks import attend
 from .cascade import Part, Segment, merge, part_of, scores_of
@@ -236,67 +235,6 @@ class BatchedTrunks(DenseLayer):
         if numbers == list(range(rows)):
             return joined
         return _scattered(joined, mx.array(numbers), rows)
-
-
-class BatchedArrays:
-    """Recurrent rows: their states are the rows of one array, which the model replaces."""
-
-    def __init__(self, slots: int) -> None:
-        self._slots: list[mx.array | None] = [None] * slots
-        self.lengths = None
-        self.left_padding = None
-
-    def __getitem__(self, slot: int) -> mx.array | None:
-        return self._slots[slot]
-
-    def __setitem__(self, slot: int, value: mx.array) -> None:
-        self._slots[slot] = value
-
-    def make_mask(self, tokens: int) -> None:
-        """Rows are whole, so none is masked."""
-        del tokens
-
-    def advance(self, tokens: int) -> None:
-        """Recurrent state does not count tokens."""
-
-    def empty(self) -> bool:
-        """Whether the rows have seen no token."""
-        return self._slots[0] is None
-
-    def arrays(self) -> list[mx.array]:
-        """The states, to evaluate."""
-        return [array for array in self._slots if array is not None]
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._slots = [None] * len(self._slots)
-
-    def resize(self, rows: int) -> None:
-        """Have this many rows; those beyond are dropped."""
-        for slot, array in enumerate(self._slots):
-            if array is not None:
-                more = rows - array.shape[0]
-                widths = [(0, more)] + [(0, 0)] * (array.ndim - 1)
-                self._slots[slot] = mx.pad(array, widths) if more > 0 else array[:rows]
-
-    def put(self, row: int, rows: int, state: ArraysCache) -> None:
-        """Write a row. One that has seen no token starts, as in mlx-lm, from zeros."""
-        for slot, value in enumerate(state.cache):
-            held = self._slots[slot]
-            if held is None and value is None:
-                continue
-            if held is None:
-                held = mx.zeros((rows, *value.shape[1:]), value.dtype)
-            held[row : row + 1] = 0 if value is None else value
-            self._slots[slot] = held
-
-    def take(self, row: int) -> ArraysCache:
-        """Copy a row."""
-        state = ArraysCache(len(self._slots))
-        state.cache = [
-            None if array is None else mx.contiguous(array[row : row + 1]) for array in self._slots
-        ]
-        return state
 
 
 def _scattered(part: Part, members: mx.array, rows: int) -> Part:

@@ -25,7 +25,7 @@ def batches_exactly(model: Any, stack: LayerStack) -> bool:
     """
     together, apart = _probes(model, stack), _probes(model, stack)
     try:
-        rows = Rows(stack.open())
+        rows = Rows(stack.open(), own=2)  # so that rows read trunks of their own, too
         rows.join(together)
         logits = []
         for tokens in _PROBED:

@@ -8,32 +8,25 @@ smaller.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
-from .batch import (
-    BatchedArrays,
-    BatchedRings,
-    BatchedTrunks,
-    NotBatchableError,
-    Step,
-)
+from .batch import BatchedRings, BatchedTrunks, NotBatchableError, Step
 from .dense import DenseRows, bucket
 from .layer_states import LiveStates
+from .recurrent import BatchedArrays
+from .sharing import runs
 from .spans import PackedSpan
 from .trunk import Tensors, TrunkState
-from .whole import Ring, capture
+from .whole import make_ring, ring_in_order
 
-_OWN = 256
-"""Tokens of the trunk's end, at most, that a row copies so as to read them as its own: many
-short segments of single rows cost more to read one by one than the copy takes."""
+_OWN = 256  # see Rows
 
 _SHARED = 32
-"""The same for a segment that another row leases too: longer ones are better read once."""
+"""Tokens of a segment that is not copied, because another row leases it too."""
 
 _LIMIT = 512
 """Tokens of its own after which a row is sealed into a segment."""
@@ -72,12 +65,16 @@ class Rows:
 
     Args:
         like: the state of any sequence of the model, in caches of its own.
+        own: tokens of its trunk's end, at most, that a row copies so as to read them as its
+            own: many short segments of single rows cost more to read one by one than the
+            copy takes.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
 
-    def __init__(self, like: LiveStates) -> None:
+    def __init__(self, like: LiveStates, *, own: int = _OWN) -> None:
+        self._own = own
         self._step = Step()
         self._tails = DenseRows(_LIMIT)
         self._rings: dict[int, DenseRows] = {}
@@ -110,7 +107,7 @@ class Rows:
             self._seat(states, leased)
 
     def _seat(self, states: LiveStates, leased: Counter[int]) -> None:
-        if states.tail_length > _OWN:
+        if states.tail_length > self._own:
             states.seal_tail()
         number = next(n for n in range(len(self._seats) + 1) if n not in self._seats)
         self._resize(max(self._size, bucket(len(self._seats) + 1)))
@@ -196,7 +193,7 @@ class Rows:
         return [
             whole.take(row.number)
             if isinstance(whole, BatchedArrays)
-            else _ring(whole[0].limit, offset, held[whole[0].limit][whole[1] : whole[1] + 2])
+            else make_ring(whole[0].limit, offset, held[whole[0].limit][whole[1] : whole[1] + 2])
             for whole in self._wholes
         ]
 
@@ -271,7 +268,7 @@ class Rows:
         length = states.tail_length
         for span in reversed(states.trunk):
             length += span.length
-            if length > _OWN or (leased[id(span)] > 1 and span.length > _SHARED):
+            if length > self._own or (leased[id(span)] > 1 and span.length > _SHARED):
                 break
             absorbed.insert(0, span)
         tail = states.tail() if states.tail_length else []
@@ -289,7 +286,7 @@ class Rows:
             if isinstance(whole, BatchedArrays):
                 whole.put(number, self._size, leaf)
             elif not leaf.empty():
-                rings.setdefault(leaf.max_size, []).extend(_in_order(leaf, states.offset))
+                rings.setdefault(leaf.max_size, []).extend(ring_in_order(leaf))
         for window, tensors in rings.items():
             self._rings[window].put(number, tensors)
 
@@ -322,23 +319,11 @@ class Rows:
     def _plan(self) -> None:
         """Find the runs of spans that the same rows read."""
         trunks = {row.number: self._read_by(row) for row in self._seats.values()}
-        readers: dict[int, list[int]] = {}
-        for number, spans in trunks.items():
-            for span in spans:
-                readers.setdefault(id(span), []).append(number)
-        shared: dict[int, tuple[list[PackedSpan], list[int]]] = {}
-        self._step.private = {}
-        for number, spans in sorted(trunks.items()):
-            for members, run in groupby(spans, lambda span: tuple(sorted(readers[id(span)]))):
-                together = list(run)
-                if len(members) > 1:
-                    shared[id(together[0])] = together, list(members)
-                else:
-                    self._step.private[number] = together
+        shared, self._step.private = runs(trunks)
         everyone = len(self._seats)  # free rows may look too: nobody reads what they find
         self._step.shared = [
             (spans, None if len(members) == everyone else mx.array(members))
-            for spans, members in shared.values()
+            for spans, members in shared
         ]
         self._planned = True
 
@@ -354,18 +339,3 @@ class Rows:
             spans.append(span)
             left -= span.length
         return spans
-
-
-def _in_order(ring: Any, offset: int) -> list[mx.array]:
-    """A ring's tokens, as many as it needs to go on, oldest first."""
-    record, arrays = capture(ring, offset)
-    index = cast("Ring", record).index
-    return [mx.concatenate([a[..., index:, :], a[..., :index, :]], axis=2) for a in arrays]
-
-
-def _ring(window: int, offset: int, arrays: list[mx.array]) -> Any:
-    ring = RotatingKVCache(window)
-    ring.keys, ring.values = arrays
-    ring.offset = offset
-    ring._idx = arrays[0].shape[2]  # noqa: SLF001  (mlx-lm gives no other way to restore one)
-    return ring

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 
 from .batch import BatchedLayer
 from .blocks import attend
+from .recurrent import SeparateArrays
 
 
 class SeparateRows(BatchedLayer):
@@ -56,38 +57,6 @@ class SeparateRows(BatchedLayer):
         ]
         self._fetched = []
         return mx.concatenate(outputs, axis=0)
-
-
-class SeparateArrays:
-    """Recurrent states of rows that each keep an `ArraysCache`, or None."""
-
-    def __init__(self, rows: Sequence[ArraysCache | None]) -> None:
-        self._rows = rows
-        self.lengths = None
-        self.left_padding = None
-
-    def __getitem__(self, slot: int) -> mx.array | None:
-        arrays = [None if row is None else row[slot] for row in self._rows]
-        like = next((array for array in arrays if array is not None), None)
-        if like is None:
-            return None
-        return mx.concatenate([mx.zeros_like(like) if a is None else a for a in arrays], axis=0)
-
-    def __setitem__(self, slot: int, value: mx.array) -> None:
-        for number, row in enumerate(self._rows):
-            if row is not None:
-                row[slot] = value[number : number + 1]
-
-    def make_mask(self, tokens: int) -> None:
-        """Rows are whole, so none is masked."""
-        del tokens
-
-    def advance(self, tokens: int) -> None:
-        """Recurrent state does not count tokens."""
-
-    def empty(self) -> bool:
-        """Whether no row has seen a token."""
-        return all(row is None or row.empty() for row in self._rows)
 
 
 def separate(rows: Sequence[list[Any] | None]) -> list[Any]:

@@ -111,7 +111,7 @@ def capture(cache: Any, offset: int) -> Captured:
     raise TypeError(f"{type(cache).__name__} is not restored as a whole")
 
 
-def _capture_ring(ring: Any) -> Captured:
+def _capture_ring(ring: Any) -> tuple[Ring, list[mx.array]]:
     """Leave out what the ring itself would drop at its next write, and keep the rest's order.
 
     After a prefill chunk the buffer holds up to a chunk more than the window.
@@ -128,3 +128,16 @@ def _capture_ring(ring: Any) -> Captured:
     elif ring.offset < rows:
         arrays = [array[..., : ring.offset, :] for array in arrays]
     return Ring(ring.offset, ring.keep, ring.max_size, index), arrays
+
+
+def ring_in_order(ring: Any) -> list[mx.array]:
+    """A live ring's keys and values, as many as it needs to go on, oldest first."""
+    record, arrays = _capture_ring(ring)
+    index = record.index
+    return [mx.concatenate([a[..., index:, :], a[..., :index, :]], axis=2) for a in arrays]
+
+
+def make_ring(window: int, offset: int, arrays: list[mx.array]) -> Any:
+    """Make a live ring of its keys and values in order, oldest first."""
+    held = arrays[0].shape[-2]
+    return Ring(offset, 0, window, held).restore(arrays, offset)

@@ -1,0 +1,109 @@
+"""Recurrent layers of several sequences: what the model is called with in place of one cache."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+
+class RecurrentRows(ABC):
+    """One recurrent layer of several sequences; answers what mlx-lm asks of an `ArraysCache`."""
+
+    lengths = None
+    left_padding = None
+
+    @abstractmethod
+    def __getitem__(self, slot: int) -> mx.array | None:
+        """The rows' states of one slot, `[rows, ...]`; None before their first token."""
+
+    @abstractmethod
+    def __setitem__(self, slot: int, value: mx.array) -> None:
+        """Replace them."""
+
+    @abstractmethod
+    def empty(self) -> bool:
+        """Whether no row has seen a token."""
+
+    def make_mask(self, tokens: int) -> None:
+        """Rows are whole, so none is masked."""
+        del tokens
+
+    def advance(self, tokens: int) -> None:
+        """Recurrent state does not count tokens."""
+        del tokens
+
+
+class BatchedArrays(RecurrentRows):
+    """Rows whose states are the rows of one array, which the model replaces."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots: list[mx.array | None] = [None] * slots
+
+    def __getitem__(self, slot: int) -> mx.array | None:
+        return self._slots[slot]
+
+    def __setitem__(self, slot: int, value: mx.array) -> None:
+        self._slots[slot] = value
+
+    def empty(self) -> bool:
+        """Whether the rows have seen no token."""
+        return self._slots[0] is None
+
+    def arrays(self) -> list[mx.array]:
+        """The states, to evaluate."""
+        return [array for array in self._slots if array is not None]
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._slots = [None] * len(self._slots)
+
+    def resize(self, rows: int) -> None:
+        """Have this many rows; those beyond are dropped."""
+        for slot, array in enumerate(self._slots):
+            if array is not None:
+                more = rows - array.shape[0]
+                widths = [(0, more)] + [(0, 0)] * (array.ndim - 1)
+                self._slots[slot] = mx.pad(array, widths) if more > 0 else array[:rows]
+
+    def put(self, row: int, rows: int, state: ArraysCache) -> None:
+        """Write a row. One that has seen no token starts, as in mlx-lm, from zeros."""
+        for slot, value in enumerate(state.cache):
+            held = self._slots[slot]
+            if held is None and value is None:
+                continue
+            if held is None:
+                held = mx.zeros((rows, *value.shape[1:]), value.dtype)
+            held[row : row + 1] = 0 if value is None else value
+            self._slots[slot] = held
+
+    def take(self, row: int) -> ArraysCache:
+        """Copy a row."""
+        state = ArraysCache(len(self._slots))
+        state.cache = [
+            None if array is None else mx.contiguous(array[row : row + 1]) for array in self._slots
+        ]
+        return state
+
+
+class SeparateArrays(RecurrentRows):
+    """Rows that each keep an `ArraysCache`, or None for a row not in use."""
+
+    def __init__(self, rows: Sequence[ArraysCache | None]) -> None:
+        self._rows = rows
+
+    def __getitem__(self, slot: int) -> mx.array | None:
+        arrays = [None if row is None else row[slot] for row in self._rows]
+        like = next((array for array in arrays if array is not None), None)
+        if like is None:
+            return None
+        return mx.concatenate([mx.zeros_like(like) if a is None else a for a in arrays], axis=0)
+
+    def __setitem__(self, slot: int, value: mx.array) -> None:
+        for number, row in enumerate(self._rows):
+            if row is not None:
+                row[slot] = value[number : number + 1]
+
+    def empty(self) -> bool:
+        """Whether no row has seen a token."""
+        return all(row is None or row.empty() for row in self._rows)
