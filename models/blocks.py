@@ -52,6 +52,8 @@ def attend(
         scores = scores.reshape(batch, kv_heads, -1, end - start, seen)
         scores = _masked(scores, mask, start, end)
         outputs.append(_weighted(scores, values[:, :, :seen], sinks))
+        if count > _BLOCK:
+            mx.eval(outputs[-1])  # frees the block's scores before the next one's are made
     joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=3)
     return joined.reshape(batch, heads, count, -1)
 

@@ -95,6 +95,16 @@ class DenseRows:
         """Forget a row's tokens."""
         self.lengths[row] = 0
 
+    def wipe(self, row: int) -> None:
+        """Overwrite what a row held before.
+
+        What is masked weighs nothing, but nothing times a NaN is a NaN: one that somebody left
+        behind would be in all that the row's next tenant computes.
+        """
+        for tensor in self.tensors:
+            if tensor is not None:
+                tensor[row : row + 1] = 0
+
     def clear(self) -> None:
         """Forget all rows, and free their memory."""
         self.tensors = [None] * len(self.tensors)

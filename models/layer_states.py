@@ -46,6 +46,10 @@ class Seat(Protocol):
         """Hear that the leased spans were cut or joined elsewhere."""
         ...
 
+    def sealed(self) -> None:
+        """Hear that the newest tokens are part of the trunk now."""
+        ...
+
     def leave(self) -> None:
         """Give the row back."""
         ...
@@ -135,6 +139,8 @@ class LiveStates:
         while len(self._own) > 1 and self._own[-2].length <= 2 * self._own[-1].length:
             last = self._own.pop()
             self._own[-1] = self._own[-1].merge(last)
+        if self.seat is not None:
+            self.seat.sealed()
         self._start_tails()
 
     def seal(self) -> PackedSpan | None:

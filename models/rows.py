@@ -52,6 +52,10 @@ class Row:
         """Hear that the leased spans were cut or joined elsewhere."""
         self._rows.replan()
 
+    def sealed(self) -> None:
+        """Hear that the newest tokens are part of the trunk now."""
+        self._rows.empty(self.number)
+
     def leave(self) -> None:
         """Give the row back."""
         self._rows.leave(self)
@@ -74,7 +78,7 @@ class Rows:
     """
 
     def __init__(self, like: LiveStates, *, own: int = _OWN) -> None:
-        self._own = own
+        self._own = min(own, _LIMIT // 2)
         self._step = Step()
         self._tails = DenseRows(_LIMIT)
         self._rings: dict[int, DenseRows] = {}
@@ -111,6 +115,8 @@ class Rows:
             states.seal_tail()
         number = next(n for n in range(len(self._seats) + 1) if n not in self._seats)
         self._resize(max(self._size, bucket(len(self._seats) + 1)))
+        for dense in self._all_dense():
+            dense.wipe(number)
         self._write_tail(number, states, leased)
         self._write_wholes(number, states)
         row = self._seats[number] = Row(self, number, states)
@@ -119,8 +125,9 @@ class Rows:
 
     def leave(self, row: Row) -> None:
         """Free a row. Nothing is computed here: it may be a computation that failed."""
-        if self._seats.pop(row.number, None) is None:
-            return
+        if self._seats.get(row.number) is not row:
+            return  # the batch was cleared under it, and the number is another's by now
+        del self._seats[row.number]
         for dense in self._all_dense():
             dense.free(row.number)
         self.replan()
@@ -131,6 +138,7 @@ class Rows:
         """Forget all rows, and free their memory."""
         self._seats = {}
         self._size = 0
+        self.replan()
         for dense in self._all_dense():
             dense.clear()
         for whole in self._wholes:
@@ -197,8 +205,14 @@ class Rows:
             for whole in self._wholes
         ]
 
+    def empty(self, number: int) -> None:
+        """Forget what a row has of its own; it is read from the trunk from now on."""
+        self._tails.free(number)
+        self.replan()
+
     def replan(self) -> None:
         """Look anew at who shares what, before the next step."""
+        self._step.shared, self._step.private = [], {}  # they may be freed until then
         self._planned = False
 
     # -- layers ------------------------------------------------------------------------
@@ -294,7 +308,6 @@ class Rows:
         for row in self._seats.values():
             if self._tails.tensors and self._tails.lengths[row.number] >= _LIMIT:
                 row.states.seal_tail()
-                self._tails.free(row.number)
 
     # -- steps -------------------------------------------------------------------------
 

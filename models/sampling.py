@@ -83,11 +83,14 @@ def _choice(
     tokens: mx.array,
     errors: dict[int, BaseException],
 ) -> Choice:
-    logprobs = {
-        i: _logprobs(logits[i, :vocab_size], tokens[i], row.params.top_logprobs)
-        for i, row in enumerate(rows)
-        if row.params.top_logprobs is not None and i not in errors
-    }
+    logprobs: dict[int, tuple[mx.array, mx.array, mx.array]] = {}
+    for i, row in enumerate(rows):
+        if row.params.top_logprobs is None or i in errors:
+            continue
+        try:
+            logprobs[i] = _logprobs(logits[i, :vocab_size], tokens[i], row.params.top_logprobs)
+        except BaseException as error:  # noqa: BLE001  (this row's own)
+            errors[i] = error
     return Choice(tokens, errors, logprobs)
 
 
