@@ -1,0 +1,264 @@
+"""A bench whose requests can be cancelled at any moment, and what must be true afterwards."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self, cast
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import pytest
+
+from umbel.cachestore.check import problems
+from umbel.cachestore.checkpoints import Reason
+from umbel.models import rows
+from umbel.models.forward import Forward
+from umbel.models.layer_states import LiveStates
+from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
+from umbel.scheduler.sequence import Sequence, SequenceStatus
+
+from ..scenario import bench
+from ..scenario.bench import Ask, Bench, LogProbs, Outcome, words
+from ..scenario.test_exactness import TOLERANCE
+
+NAMES = ("llama", "qwen3_next", "gemma3_text", "deepseek_v3")
+"""Keys only; keys and recurrent arrays; keys and rings; and one that decodes one by one."""
+
+SYSTEM = words(150, "system")
+LEFT_OVER = 64 * 1024
+"""Bytes that may be held more than before the first request, when all is over."""
+
+MAX_BATCH = 6
+_PATIENCE = 2000  # steps in which whatever is waited for must have come about
+_AGAIN = words(5, "again")
+
+_cold: dict[tuple[str, tuple[int, ...]], Outcome] = {}
+
+
+class PatientForward(bench.RecordingForward):
+    """Notes logits without waiting for them, so that what is launched is really under way."""
+
+    def __init__(self, loaded: Any, *, exact: bool = False) -> None:
+        super().__init__(loaded, exact=exact)
+        self._noted: list[tuple[LiveStates, mx.array]] = []
+
+    def logits(self, tokens: mx.array, states: Any) -> mx.array:
+        """Feed a token to each and note what will come of it."""
+        logits = Forward.logits(self, tokens, states)
+        self.rows.append(len(states))
+        self._noted += [(state, logits[row]) for row, state in enumerate(states)]
+        return logits
+
+    def written_of(self, states: LiveStates) -> list[LogProbs]:
+        """What one state has led to; waits for what was noted."""
+        for noted, logits in self._noted:
+            super().written_of(noted).append(bench._log_softmax(logits))
+        self._noted = []
+        return super().written_of(states)
+
+    def forget(self) -> None:
+        """Drop all notes, and with them the states."""
+        self._noted = []
+        self.rows.clear()
+        self._by_state.clear()
+        self._opened.clear()
+
+
+class Drill(Bench):
+    """A bench that is driven step by step. Requests go by their ids, so that it owns them.
+
+    Attributes:
+        live: the requests that were sent since the last `close`.
+    """
+
+    _made: ClassVar[dict[tuple[str, int, int, bool], Self]] = {}
+
+    def __init__(self, name: str, budget: int, *, exact: bool) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bench, "RecordingForward", PatientForward)
+            super().__init__(name, max_batch=MAX_BATCH, budget=budget, exact=exact)
+        self.live: dict[str, Sequence] = {}
+        self._name = name
+        self._history: dict[str, list[Event]] = {}
+        self._states: dict[str, LiveStates] = {}
+        self._prefilled_before = 0
+        self._before = memory()
+
+    @classmethod
+    @contextmanager
+    def of(
+        cls, name: str, budget: int = 1 << 30, *, row: int = rows._LIMIT, exact: bool = False
+    ) -> Iterator[Self]:
+        """Lend a drill, the same one as before unless something went wrong with that.
+
+        Args:
+            name: of the model.
+            budget: bytes of cache.
+            row: tokens of its own after which a row of the batch is sealed.
+            exact: see `Engine`.
+        """
+        key = name, budget, row, exact
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rows, "_LIMIT", row)
+            drill = cls._made.pop(key, None) or cls(name, budget, exact=exact)
+            if drill.forward.batches and drill.forward._rows is None:
+                like = drill.forward._stack.open()
+                drill.forward._rows = rows.Rows(like, own=row // 2)
+            drill._before = mx.get_active_memory()  # of other drills too
+            gc.freeze()  # what is there already need not be looked through at the end
+            try:
+                yield drill
+                drill.close()
+            finally:
+                gc.unfreeze()
+        cls._made[key] = drill
+
+    # -- requests ----------------------------------------------------------------------
+
+    def send(self, prompt: list[int], tokens: int) -> str:
+        """Queue a request; returns its id."""
+        boundaries = [(len(SYSTEM), Reason.SYSTEM)] if prompt[: len(SYSTEM)] == SYSTEM else []
+        sequence = Sequence(self._request(Ask(prompt, tokens, boundaries=boundaries)))
+        self._queue.put(sequence)
+        self.live[sequence.request.id] = sequence
+        self._history[sequence.request.id] = []
+        return sequence.request.id
+
+    def crew(self, *tokens: int) -> list[str]:
+        """Queue agents of one system prompt, with answers of these lengths."""
+        users = [words(5 + 9 * i, f"user {i}") for i in range(len(tokens))]
+        return [self.send([*SYSTEM, *u], t) for u, t in zip(users, tokens, strict=True)]
+
+    def cancel(self, *names: str) -> None:
+        """Cancel as the hand-off does; after the next step nothing may be left of them."""
+        for name in names:
+            self.live[name].cancelled = True
+            self._queue.remove(name)
+        told = {name: len(self._history[name]) for name in names}
+        self.step()
+        for name in names:
+            sequence, said = self.live[name], self._history[name][told[name] :]
+            began = sequence.status is not SequenceStatus.WAITING
+            assert said == [Finished(FinishReason.CANCELLED)] * began, said
+            assert sequence.states is None
+            assert sequence.lease is None or not sequence.lease.open
+            assert (sequence.request.tenant, sequence.request.conversation) not in self._queue._busy
+
+    def running(self) -> list[str]:
+        """Who runs."""
+        return [sequence.request.id for sequence in self.engine._running]
+
+    def decoding(self, *names: str, tokens: int = 1) -> bool:
+        """Whether they run and have made as many tokens."""
+        return all(
+            self.live[name].status is SequenceStatus.DECODE
+            and len(self.live[name].output) >= tokens
+            for name in names
+        )
+
+    def prefilled(self) -> int:
+        """How many prompt tokens were computed since the last `close`."""
+        return self.engine.statistics().prefill_tokens - self._prefilled_before
+
+    def seats(self) -> dict[str, int]:
+        """Who sits in which row of the batch."""
+        by_state = {id(states): name for name, states in self._states.items()}
+        seated = {} if self.forward._rows is None else self.forward._rows._seats
+        return {by_state[id(row.states)]: number for number, row in seated.items()}
+
+    # -- steps -------------------------------------------------------------------------
+
+    def step(self, count: int = 1) -> None:
+        """Do steps; after each the cache is sound, and nobody holds anything who has ended."""
+        for _ in range(count):
+            self.engine.step()
+            for sequence, event in self._events:
+                self._history[sequence.request.id].append(event)
+                if isinstance(event, Started):  # in the order in which states were opened
+                    opened = self.forward._opened[len(self._states)]
+                    self._states[sequence.request.id] = opened
+            self._events.clear()
+            assert problems(self.cache) == []
+            assert set(self.seats()) <= set(self.running())
+            leases = {id(sequence.lease) for sequence in self.engine._running}
+            assert {id(lease) for lease in self.cache.leases()} == leases
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Do steps until something is so."""
+        for _ in range(_PATIENCE):
+            if condition():
+                return
+            self.step()
+        raise AssertionError("it never came about")
+
+    # -- the end -----------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Serve all to their ends: those that stayed, and again those that were cancelled.
+
+        Everybody's answer is a cold run's, also over what a cancelled request has left.
+        """
+        self.until(lambda: not self.running() and not len(self._queue))
+        left = [s.computed for s in self.live.values() if s.cancelled and s.num_computed_tokens]
+        self._check_answers()
+        again = {self.send([*computed, *_AGAIN], 4): len(computed) for computed in left}
+        self.until(lambda: not self.running() and not len(self._queue))
+        for name, known in again.items():
+            if not self.exact and self.cache.grid == 1 and self.cache.budget > 1 << 20:
+                assert self.live[name].num_cached_tokens >= known
+        self._check_answers()
+
+    def _check_answers(self) -> None:
+        for name, sequence in self.live.items():
+            outcome = self._outcome(name)
+            if outcome.tokens:
+                assert self.difference(outcome) < TOLERANCE, name
+            if not sequence.cancelled:
+                assert outcome.reason is FinishReason.LENGTH, outcome.error
+                assert len(outcome.tokens) == sequence.request.max_tokens
+
+    def _outcome(self, name: str) -> Outcome:
+        outcome = Outcome(self.live[name].request.prompt)
+        for event in self._history[name]:
+            if isinstance(event, TokenEvent):
+                outcome.tokens.append(event.token)
+            elif isinstance(event, Finished):
+                assert outcome.reason is None
+                outcome.reason, outcome.error = event.reason, event.error
+        if name in self._states:
+            written = self.forward.written_of(self._states[name])
+            outcome.logprobs = written[: len(outcome.tokens)]  # the last may be unread
+        return outcome
+
+    def cold(self, prompt: list[int], answer: list[int]) -> Outcome:
+        """Run mlx-lm's own caches; many requests are alike, so it is remembered."""
+        key, count = (self._name, tuple(prompt)), len(answer)
+        known = _cold.get(key)
+        if known is None or known.tokens[:count] != answer:
+            known = _cold[key] = super().cold(prompt, answer)
+        return Outcome(prompt, known.tokens[:count], known.logprobs[:count])
+
+    def close(self) -> None:
+        """Forget all requests and the cache: then the memory is what it was before them."""
+        assert self.running() == []
+        assert len(self._queue) == 0
+        assert self._queue._busy == set()
+        assert self.cache.statistics().leases == 0
+        gone = [weakref.ref(sequence) for sequence in self.live.values()]
+        for notes in (self.live, self._history, self._states):
+            cast("dict[str, Any]", notes).clear()
+        cast("PatientForward", self.forward).forget()
+        self._prefilled_before = self.engine.statistics().prefill_tokens
+        self.cache.clear()
+        assert self.cache.nbytes == 0
+        assert memory() - self._before <= LEFT_OVER, memory() - self._before
+        assert [ref for ref in gone if ref() is not None] == []
+
+
+def memory() -> int:
+    """Bytes that MLX holds, after all garbage is gone."""
+    gc.collect()
+    mx.synchronize()
+    return mx.get_active_memory()

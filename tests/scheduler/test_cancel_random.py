@@ -1,0 +1,79 @@
+"""Requests that come and are cancelled at random, over real models and caches of any size."""
+
+from dataclasses import dataclass
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ..scenario.bench import words
+from .drill import NAMES, SYSTEM, Drill
+
+BUDGETS = (0, 400_000, 1 << 30)
+"""Bytes of cache: none, room for about one prompt, and more than is needed."""
+
+ROWS = (8, 512)
+"""Tokens after which a row is sealed: more than once in an answer, and never."""
+
+PROMPTS = [
+    [*SYSTEM[:shared], *words(own, f"{shared} {own}")]
+    for shared in (0, 100, len(SYSTEM))
+    for own in (1, 40, 75)
+]
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client.
+
+    Attributes:
+        at: the step before which its request comes.
+        stays: steps after which it leaves; None if it waits for its answer.
+    """
+
+    prompt: int
+    tokens: int
+    at: int
+    stays: int | None
+
+
+CLIENTS = st.builds(
+    Client,
+    prompt=st.integers(0, len(PROMPTS) - 1),
+    tokens=st.integers(1, 16),
+    at=st.integers(0, 16),
+    stays=st.none() | st.integers(0, 16),
+)
+
+
+def play(drill: Drill, clients: list[Client]) -> None:
+    """Let clients come and go, and see to it that the others get their answers."""
+    names: dict[int, str] = {}
+    for step in range(33):
+        for number, client in enumerate(clients):
+            if client.at == step:
+                names[number] = drill.send(PROMPTS[client.prompt], client.tokens)
+        leaving = [
+            names[number]
+            for number, client in enumerate(clients)
+            if client.stays is not None and client.at + client.stays == step
+        ]
+        live = [*drill.running(), *drill._queue._waiting]
+        drill.cancel(*[name for name in leaving if name in live])
+    drill.finish()
+
+
+# Shrinking takes minutes, for each try is a model's work: take the phases out to have it.
+@settings(max_examples=40, deadline=None, phases=(Phase.reuse, Phase.generate))
+@given(
+    name=st.sampled_from(NAMES),
+    budget=st.sampled_from(BUDGETS),
+    row=st.sampled_from(ROWS),
+    exact=st.booleans(),
+    clients=st.lists(CLIENTS, min_size=1, max_size=9),
+)
+def test_any_schedule_of_joins_and_cancels(
+    name: str, budget: int, row: int, clients: list[Client], *, exact: bool
+) -> None:
+    """Whoever stays gets a cold run's answer; of those who leave nothing stays but the cache."""
+    with Drill.of(name, budget, row=row, exact=exact) as drill:
+        play(drill, clients)

@@ -1,0 +1,110 @@
+"""Clients that leave with their answers unread: the hand-off over an engine of real models."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from umbel.scheduler.errors import SlowConsumerError
+from umbel.scheduler.handoff import EventChannel, Handoff
+from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
+
+from ..fakes import PATIENCE
+from ..scenario.bench import Ask, words
+from .drill import NAMES, SYSTEM, Drill
+
+LIMIT = 12
+"""Events that may wait for a reader here."""
+
+
+class Crossing:
+    """A hand-off over a drill's engine, which is stepped by hand on the event loop's thread."""
+
+    def __init__(self, drill: Drill) -> None:
+        self.drill = drill
+        self.handoff = Handoff(drill._queue, lambda: None, channel_limit=LIMIT)
+        drill.engine._publish = self.handoff.publish
+
+    def submit(self, user: int, tokens: int) -> tuple[str, EventChannel]:
+        """Send a request; returns its id and where its events come."""
+        prompt = [*SYSTEM, *words(20 + 9 * user, user)]
+        request = self.drill._request(Ask(prompt, tokens))
+        return request.id, self.handoff.submit(request)
+
+    async def drain(self, *channels: EventChannel) -> list[list[Event]]:
+        """Step to the end; some read all the while."""
+        readers = [asyncio.create_task(read(channel)) for channel in channels]
+        while self.drill.engine.step():
+            for _ in range(3):  # the events arrive, and are read
+                await asyncio.sleep(0)
+        return [await reader for reader in readers]
+
+    def check_answer(self, user: int, events: list[Event]) -> None:
+        """See that tokens are those of a cold run."""
+        prompt = [*SYSTEM, *words(20 + 9 * user, user)]
+        tokens = [event.token for event in events if isinstance(event, TokenEvent)]
+        assert self.drill.cold(prompt, tokens).tokens == tokens
+
+
+async def read(channel: EventChannel) -> list[Event]:
+    """Read a channel to its end."""
+    events: list[Event] = []
+    async with asyncio.timeout(PATIENCE):
+        while not (events and isinstance(events[-1], Finished)):
+            events.append(await channel.get())
+    return events
+
+
+@pytest.fixture(params=NAMES)
+async def crossing(request: pytest.FixtureRequest) -> AsyncIterator[Crossing]:
+    """A hand-off; when the test is over it knows nobody, and nothing is held for anyone."""
+    with Drill.of(request.param) as drill:
+        publish = drill.engine._publish
+        made = Crossing(drill)
+        yield made
+        await asyncio.wait_for(made.handoff.wait_idle(), PATIENCE)
+        assert made.handoff._live == {}
+        drill.engine._publish = publish
+
+
+async def test_finished_and_unread(crossing: Crossing) -> None:
+    """It has ended and its answer lies in the channel: leaving changes nothing any more."""
+    name, channel = crossing.submit(0, 6)
+    _, other = crossing.submit(1, 9)
+    await crossing.drain()
+    assert len(channel._events) == 8
+    crossing.handoff.cancel(name)
+    for user, unread, tokens in ((0, channel, 6), (1, other, 9)):
+        events = await read(unread)
+        assert isinstance(events[0], Started)
+        assert events[-1] == Finished(FinishReason.LENGTH)
+        assert len(events) == tokens + 2
+        crossing.check_answer(user, events)
+
+
+async def test_finished_and_not_delivered(crossing: Crossing) -> None:
+    """It ends while its client leaves: the client's word is first, the rest is dropped."""
+    name, channel = crossing.submit(0, 6)
+    while crossing.drill.engine.step():
+        pass  # the event loop hears of nothing
+    crossing.handoff.cancel(name)
+    assert await read(channel) == [Finished(FinishReason.CANCELLED)]
+    await asyncio.sleep(0)
+    assert not channel._events
+
+
+async def test_cut_off_in_a_batch(crossing: Crossing) -> None:
+    """One reads nothing and is cut off at the bound; those who read get all of their answers."""
+    _, slow = crossing.submit(0, 40)
+    others = [crossing.submit(user, 20)[1] for user in (1, 2)]
+    answers = await crossing.drain(*others)
+    for user, events in enumerate(answers, 1):
+        assert events[-1] == Finished(FinishReason.LENGTH)
+        assert len(events) == 20 + 2
+        crossing.check_answer(user, events)
+    unread = await read(slow)
+    last = unread.pop()
+    assert isinstance(last, Finished)
+    assert isinstance(last.error, SlowConsumerError)
+    assert len(unread) == LIMIT
+    crossing.check_answer(0, unread)
