@@ -1,0 +1,191 @@
+"""Sequences as rows of a batch, on tiny real models, against mlx-lm's own caches."""
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from umbel.models import rows as module
+from umbel.models.rows import _OWN, _SHARED
+
+from .party import NAMES, Agent, Branch, Party
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def schedule(party: Party, steps: int) -> None:
+    """Let agents come, go, wait, run alone, be stored, cut and forked, at random."""
+    rng, branches = party.rng, [Branch()]
+    branches.append(party.branch(rng.randrange(1, 120)))
+
+    def come(_: Agent) -> None:
+        if len(party.agents) < 7:
+            party.come(rng.choice(branches), rng.choice([0, 1, 5, 33, 70]))
+
+    def seal(agent: Agent) -> None:
+        if agent.states.seat is None:
+            agent.states.seal_tail()
+
+    operations: list[Callable[[Agent], object]] = [
+        *(come, come, seal, party.leave),
+        lambda agent: branches.append(party.store(agent)),
+        lambda agent: agent.states.stand_up(),
+        lambda agent: agent.states.join(),
+        lambda agent: party.feed([agent], rng.randrange(1, 5)),
+        lambda _: party.cut(branches),
+    ]
+    for _ in range(steps):
+        agent = rng.choice(party.agents or [party.come(branches[1], 3)])
+        rng.choice(operations)(agent)
+        some = [agent for agent in party.agents if rng.random() < 0.9]
+        if some:
+            party.feed(some, rng.randrange(1, 6))
+    party.check()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", NAMES)
+def test_any_schedule(name: str, seed: int) -> None:
+    """Whatever happens to the others and to itself, a sequence gets the logits it gets alone."""
+    schedule(Party(name, seed), 20)
+
+
+@pytest.mark.parametrize(("own", "shared", "limit"), [(4, 2, 8), (0, 0, 3), (100, 100, 100)])
+@pytest.mark.parametrize("name", ["llama", "falcon_h1"])
+def test_any_bounds(
+    name: str, own: int, shared: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same wherever the bounds lie between what is a row's own and what is read elsewhere."""
+    monkeypatch.setattr(module, "_SHARED", shared)
+    monkeypatch.setattr(module, "_LIMIT", limit)
+    schedule(Party(name, 7, own=own), 15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_standing_up_and_sitting_down(name: str) -> None:
+    """A sequence may leave the batch and come back at any length, and the others do not notice."""
+    party = Party(name)
+    branch = party.branch(40)
+    party.come()  # starts from nothing at all
+    for prompt in (0, 3, 31, 90):
+        party.come(branch, prompt)
+    for turn in range(8):
+        standing = party.agents[turn % 5]
+        others = [agent for agent in party.agents if agent is not standing]
+        party.feed(steps=1 + turn % 3)
+        party.feed(others, 3)
+        assert standing.states.seat is None
+        assert all(agent.states.seat is not None for agent in others)
+        for _ in range(turn % 3):
+            party.feed([standing], 2)
+    party.feed(steps=2)
+    party.check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_is_read_in_its_seat(name: str) -> None:
+    """What is captured and sealed in a seat restores the sequence, and the seat goes on."""
+    party = Party(name)
+    branch = party.branch(50)
+    first, *_ = [party.come(branch, prompt) for prompt in (3, 40, 0)]
+    party.feed(steps=7)
+    checkpoint = first.states.capture() if party.stack.has_checkpoints else None
+    if party.stack.has_checkpoints:
+        party.feed(steps=5)  # a capture changes nothing
+        checkpoint = first.states.capture()
+    tokens, leased = list(first.tokens), list(first.states.spans)
+    span = first.states.seal()
+    assert (span is None) == (not party.stack.has_spans)
+    stored = Branch(tokens, leased + ([] if span is None else [span]), checkpoint)
+    first.states.close()
+    party.agents.remove(first)
+    party.check(first)
+    for _ in range(2):
+        party.come(stored, 1)
+    party.feed(steps=9)
+    party.check()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "gpt_oss"])
+def test_rows_are_sealed_at_the_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is full becomes part of its trunk, and starts again; answers stay."""
+    monkeypatch.setattr(module, "_LIMIT", 8)
+    party = Party(name, own=4)
+    branch = party.branch(40)
+    for prompt in (0, 3, 4, 5):
+        party.come(branch, prompt)
+    for step in range(30):
+        party.feed()
+        assert max(party.rows._tails.lengths) <= 8, step
+    for agent in party.agents:
+        own = sum(span.length for span in agent.states.trunk) - 40
+        assert own >= 16
+        assert own + agent.states.tail_length + 40 == len(agent.tokens)
+        assert len(agent.states.trunk) <= 4, "small neighbours are joined"
+    party.check()
+
+
+def shared(party: Party) -> list[tuple[int, set[int]]]:
+    """For each run that several rows read in one product, its length, and these agents."""
+    seats = party.rows._seats
+    by_state = {id(agent.states): number for number, agent in enumerate(party.agents)}
+    runs = []
+    for spans, members in party.rows._step.shared:
+        chosen = list(seats) if members is None else cast("list[int]", members.tolist())
+        agents = {by_state[id(seats[seat].states)] for seat in chosen}
+        runs.append((sum(span.length for span in spans), agents))
+    return sorted(runs, key=lambda run: -run[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "falcon_h1", "gpt_oss"])
+def test_nested_sharing(name: str) -> None:
+    """Each level of a nested prompt is read once by those who lease it, also when it is cut."""
+    party = Party(name)
+    system = party.branch(60)
+    projects = [party.branch(length, system) for length in (50, 45)]
+    for number in range(6):
+        party.come(projects[number % 2] if number < 5 else system, 2 + number)
+    party.feed(steps=4)
+    levels = [(60, set(range(6))), (50, {0, 2, 4}), (45, {1, 3})]
+    assert shared(party) == levels
+    for _ in range(4):
+        party.cut([system, *projects])
+        party.feed(steps=2)
+        assert shared(party) == levels
+    party.check()
+
+
+def own(party: Party) -> list[int]:
+    """How many tokens each agent's row holds."""
+    numbers = {id(row.states): row.number for row in party.rows._seats.values()}
+    return [party.rows._tails.lengths[numbers[id(agent.states)]] for agent in party.agents]
+
+
+def test_short_ends_are_copied() -> None:
+    """Of its trunk's end a row copies short segments, shared or not, and never a long one."""
+    party = Party("llama")
+    system = party.branch(60)
+    short, long = party.branch(_SHARED, system), party.branch(_SHARED + 1, system)
+    for branch in (short, short, long, long):
+        party.come(branch, 1)
+    party.feed()
+    assert own(party) == [_SHARED + 2] * 2 + [2] * 2
+    assert shared(party) == [(60, {0, 1, 2, 3}), (_SHARED + 1, {2, 3})]
+    for length in (_OWN - 1, _OWN):
+        party.come(party.branch(length, system), 1)
+    party.feed()
+    assert own(party)[4:] == [_OWN + 1, 2]
+    assert shared(party)[0] == (60, set(range(6)))
+    party.check()
+
+
+def test_sealing_in_a_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence whose tail is sealed while it sits reads each of its tokens once."""
+    monkeypatch.setattr(module, "_LIMIT", 8)
+    party = Party("llama", own=4)
+    for _ in range(2):
+        party.come(prompt=3)
+    party.feed(steps=12)
+    party.agents[0].states.seal_tail()
+    party.feed(steps=2)
+    party.check()
