@@ -88,6 +88,7 @@ class _Species:
         qk_norm: weight of the norms of queries and keys, where not that of the others; more
             makes attention choose where it would average.
         final_norm: (name, weight) of the last norm, where that sets the scale of tied logits.
+        draw: more of the seed, where the first draw of weights was of no use.
     """
 
     kind: str
@@ -99,6 +100,7 @@ class _Species:
     norm: float = 1.0
     qk_norm: float | None = None
     final_norm: tuple[str, float] | None = None
+    draw: tuple[int, ...] = ()
 
 
 _SPECIES: Mapping[str, _Species] = {
@@ -156,6 +158,9 @@ _SPECIES: Mapping[str, _Species] = {
                 "beta_slow": 1.0,
             },
         },
+        # In the first draw a router stood within 1e-6 of a tie in one scenario: there the last
+        # bit picks the expert, in any two ways of computing, and values cannot be compared.
+        draw=(1,),
     ),
     "mamba2": _Species(
         "recurrent",
@@ -270,7 +275,7 @@ def make(name: str, *, seed: int = 0, **overrides: Any) -> Any:
         config = {"model_type": name, "text_config": config}
     module = importlib.import_module(f"mlx_lm.models.{name}")
     model = module.Model(module.ModelArgs.from_dict(config))
-    rng = np.random.default_rng([seed, *name.encode()])
+    rng = np.random.default_rng([seed, *name.encode(), *species.draw])
     shapes = {path: like.shape for path, like in dict(tree_flatten(model.parameters())).items()}
     weights = [
         (path, mx.array(_weights(path, shapes[path], species, rng))) for path in sorted(shapes)
