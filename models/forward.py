@@ -74,6 +74,8 @@ class Forward:
         batches: whether sequences decode as rows of one batch. A model for which that would
             change answers decodes them one by one.
         shapes: shapes of batches that have been computed with.
+        overlaps: whether the device computes while the host goes on. On the CPU attention
+            waits for its scores, so that a step is complete when it has been launched.
     """
 
     def __init__(self, loaded: LoadedModel, *, exact: bool = False) -> None:
@@ -83,6 +85,7 @@ class Forward:
         self._vocab_size = loaded.text.vocab_size
         self._rows: Rows | None = None
         self.shapes: set[tuple[int, ...]] = set()
+        self.overlaps = not ON_CPU
         bind(loaded.model)
         self.batches = batches_exactly(loaded.model, loaded.stack)
 

@@ -50,9 +50,11 @@ class Forward(Protocol):
 
     Attributes:
         shapes: shapes of batches that were computed with.
+        overlaps: whether the device computes while the host goes on.
     """
 
     shapes: set[tuple[int, ...]]
+    overlaps: bool
 
     def prefill(self, tokens: list[int], states: Any) -> None:
         """Advance `states` over `tokens`."""
@@ -239,8 +241,8 @@ class Engine:
             self._collect()
             self._publish_events()
             self._guarded(batch.prefill, partial(self._prefill, end=batch.end))
-        elif not any(sequence.wants_more for sequence in self._running):
-            self._collect()  # nothing is left to launch before it
+        elif not self._forward.overlaps or not any(s.wants_more for s in self._running):
+            self._collect()  # nothing is gained by launching, or left to launch, before it
 
     def _prefill(self, sequence: Sequence, end: int) -> None:
         start, began = sequence.num_computed_tokens, self._clock()

@@ -82,6 +82,7 @@ class FakeForward:
     def __init__(self) -> None:
         self.fed: list[list[int]] = []
         self.shapes: set[tuple[int, ...]] = set()
+        self.overlaps = True
         self.chunks: list[tuple[int, int]] = []
         self.held = threading.Event()
         self._gate = threading.Event()

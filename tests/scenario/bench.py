@@ -84,6 +84,7 @@ class RecordingForward(Forward):
 
     def __init__(self, loaded: "LoadedModel", *, exact: bool = False) -> None:
         super().__init__(loaded, exact=exact)
+        self.overlaps = True  # as on a GPU: a step is launched before the last one is read
         self.rows: list[int] = []
         self._by_state: dict[int, list[LogProbs]] = {}
         self._opened: list[LiveStates] = []

@@ -144,6 +144,26 @@ class TestAnswers:
         bench.put("b", [2], max_tokens=1)
         assert [bench.engine.step() for _ in range(3)] == [True, True, False]
 
+    def test_tokens_wait_for_no_step_where_nothing_overlaps(self) -> None:
+        """A device that computes only while the host waits gives each step's token in it."""
+        bench = Bench()
+        bench.forward.overlaps = False
+        bench.put("a", [1], max_tokens=3)
+        for count in (1, 2, 3):
+            bench.engine.step()
+            assert len(bench.tokens("a")) == count
+        bench.check_idle()
+
+    def test_the_next_step_is_launched_before_the_last_one_is_read(self) -> None:
+        """Where device and host overlap, a token is read when the one after it is on its way."""
+        bench = Bench()
+        bench.put("a", [1], max_tokens=3)
+        seen = []
+        for _ in range(3):
+            bench.engine.step()
+            seen.append((len(bench.forward.fed[0]), len(bench.tokens("a"))))
+        assert seen == [(1, 0), (2, 1), (3, 3)]
+
     def test_prefill_runs_in_chunks_on_the_grid(self) -> None:
         """The prompt is computed in pieces of the chunk size, its last token by the decode."""
         bench = Bench(prefill_chunk=4)
