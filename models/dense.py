@@ -83,6 +83,7 @@ class DenseRows:
 
     def move(self, source: int, target: int) -> None:
         """Copy a row onto another one, and free it."""
+        self.wipe(target)
         if self.lengths[source]:
             held = self.take(source, self.lengths[source])
             # A slice that still waits to be computed would make each write a copy of all rows.
