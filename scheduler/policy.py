@@ -92,7 +92,9 @@ class StallBound:
         return chunk
 
     def _fits(self, chunk: int) -> bool:
-        expected = self.expected(chunk)
-        return (
-            chunk <= self._UNTRIED if expected is None else expected <= self._SURE * self._seconds
-        )
+        expected, least = self.expected(chunk), self.expected(self._LEAST)
+        if expected is None or least is None:
+            return chunk <= self._UNTRIED
+        bound = self._SURE * self._seconds
+        # Where no chunk fits, cutting saves the streams little and costs the prompt much.
+        return expected <= (bound if least <= bound else 2 * least)

@@ -106,6 +106,14 @@ def test_a_chunk_that_costs_the_same_whatever_its_size_is_not_halved() -> None:
     assert bound.chunk(512) == 512
 
 
+def test_chunks_are_not_cut_to_nothing_where_none_fits() -> None:
+    """A chunk's own time is over the bound: chunks take at most twice what the least takes."""
+    bound = StallBound(0.2)
+    for tokens in (512, 64, 16, 128):
+        bound.observe(tokens, 0.25 + 0.002 * tokens)
+    assert bound.chunk(512) == 128
+
+
 def test_before_any_measurement_chunks_are_short() -> None:
     """The first prompt beside an answer does not stall it by a chunk of unknown length."""
     assert StallBound(0.25).expected(1) is None
