@@ -7,7 +7,7 @@ import msgspec
 
 from .. import __version__
 from ..models.runtime import BLAS, backend, memory_statistics
-from ..scheduler.engine import EngineStatistics
+from ..scheduler.statistics import EngineStatistics
 from .service import Service
 
 State = Literal["loading", "ready", "stalled", "stopping"]

@@ -15,7 +15,7 @@ from mlx_lm.models import base
 from . import blocks
 from .batch import BatchedLayer, NotBatchableError
 from .cascade import merge, part_of, scores_of
-from .softmax import ON_CPU, softmaxes
+from .softmax import softmaxes
 from .trunk import Tensors, TrunkState
 
 _NAME = "scaled_dot_product_attention"
@@ -53,7 +53,7 @@ def attention(
         segments = cache.segments(keys)
         if segments is not None:
             return over_segments(queries, segments, scale, sinks)
-    if ON_CPU and isinstance(keys, mx.array) and queries.dtype == mx.float32:
+    if isinstance(keys, mx.array):
         return blocks.attend(queries, keys, values, scale, mask, sinks)
     result: mx.array = _fused(queries, keys, values, cache, scale, mask, sinks)
     return result

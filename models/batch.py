@@ -114,26 +114,14 @@ class DenseLayer(BatchedLayer):
         )
         return keys, values
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
-    ) -> mx.array:
-        """Compute every row's attention; see `BatchedLayer.attend`."""
-        self._check(keys)
-        return self._attend(queries, cast("tuple[mx.array, mx.array]", self._held), scale, sinks)
-
     def end_step(self) -> None:
         """Let go of what the step read, so that the next write is in place."""
         self._token = self._held = None
 
-    @abstractmethod
-    def _attend(
-        self,
-        queries: mx.array,
-        held: tuple[mx.array, mx.array],
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        """Attend from `[rows, heads, 1, size]` to all that the rows hold."""
+    def _read(self, keys: mx.array) -> tuple[mx.array, mx.array]:
+        """All keys and values of the rows, if `keys` is what was fetched last."""
+        self._check(keys)
+        return cast("tuple[mx.array, mx.array]", self._held)
 
 
 class BatchedRings(DenseLayer):
@@ -146,14 +134,11 @@ class BatchedRings(DenseLayer):
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None or window_size >= self._window
 
-    def _attend(
-        self,
-        queries: mx.array,
-        held: tuple[mx.array, mx.array],
-        scale: float,
-        sinks: mx.array | None,
+    def attend(
+        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
     ) -> mx.array:
-        return attend(queries, *held, scale, self._dense.mask, sinks)
+        """Compute every row's attention; see `BatchedLayer.attend`."""
+        return attend(queries, *self._read(keys), scale, self._dense.mask, sinks)
 
 
 class BatchedTrunks(DenseLayer):
@@ -170,13 +155,11 @@ class BatchedTrunks(DenseLayer):
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None
 
-    def _attend(
-        self,
-        queries: mx.array,
-        held: tuple[mx.array, mx.array],
-        scale: float,
-        sinks: mx.array | None,
+    def attend(
+        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
     ) -> mx.array:
+        """Compute every row's attention; see `BatchedLayer.attend`."""
+        held = self._read(keys)
         rows, heads, _, size = queries.shape
         kv_heads = held[0].shape[1]
         grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, size)

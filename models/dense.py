@@ -31,7 +31,6 @@ class DenseRows:
         limit: the most tokens that a row holds.
         columns: how many columns there are.
         mask: `[rows, 1, 1, columns]`, where a row may look in this step; None if everywhere.
-
     """
 
     def __init__(self, limit: int) -> None:
@@ -56,9 +55,7 @@ class DenseRows:
         """Have this many rows; those beyond are dropped, new ones are free."""
         more = rows - self.rows
         self.lengths = self.lengths[:rows] + [0] * max(0, more)
-        for index, tensor in enumerate(self.tensors):
-            if tensor is not None:
-                self.tensors[index] = _padded(tensor, 0, more) if more > 0 else tensor[:rows]
+        self.tensors = [None if t is None else resized(t, rows) for t in self.tensors]
 
     def put(self, row: int, tensors: Sequence[mx.array]) -> None:
         """Write a row: all its tokens, `[1, heads, tokens, size]` each, oldest first."""
@@ -130,10 +127,7 @@ class DenseRows:
 
     def append(self, index: int, tensor: mx.array) -> mx.array:
         """Write this step's column of one tensor, `[rows, heads, 1, size]`; return all of it."""
-        held = self.tensors[index]
-        if held is None:
-            rows, heads, _, size = tensor.shape
-            held = self.tensors[index] = mx.zeros((rows, heads, self.columns, size), tensor.dtype)
+        held = self._held(index, tensor)
         held[:, :, self._next : self._next + 1] = tensor
         return held
 
@@ -161,17 +155,26 @@ class DenseRows:
                 self.tensors[index] = _padded(ordered, 2, columns - self.columns)
         self._next, self.columns = self.columns, columns
 
-    def _write(self, index: int, row: int, tensor: mx.array) -> None:
-        _, heads, count, size = tensor.shape
+    def _held(self, index: int, like: mx.array) -> mx.array:
         held = self.tensors[index]
         if held is None:
-            shape = (self.rows, heads, self.columns, size)
-            held = self.tensors[index] = mx.zeros(shape, tensor.dtype)
-        start = self._next - count
+            shape = (self.rows, like.shape[1], self.columns, like.shape[3])
+            held = self.tensors[index] = mx.zeros(shape, like.dtype)
+        return held
+
+    def _write(self, index: int, row: int, tensor: mx.array) -> None:
+        held = self._held(index, tensor)
+        start = self._next - tensor.shape[2]
         if start < 0:
             held[row : row + 1, :, self.columns + start :] = tensor[:, :, :-start]
         if self._next:
             held[row : row + 1, :, max(start, 0) : self._next] = tensor[:, :, max(-start, 0) :]
+
+
+def resized(tensor: mx.array, rows: int) -> mx.array:
+    """Have this many rows of zeros or of what was there; those beyond are dropped."""
+    more = rows - tensor.shape[0]
+    return _padded(tensor, 0, more) if more > 0 else tensor[:rows]
 
 
 def _padded(tensor: mx.array, axis: int, more: int) -> mx.array:

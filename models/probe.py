@@ -1,5 +1,6 @@
 """Whether a loaded model decodes in batches what it decodes alone."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -23,7 +24,7 @@ def batches_exactly(model: Any, stack: LayerStack) -> bool:
     up: two short sequences over a shared trunk and one without decode two tokens each. What a
     GPU compiles for batches is compiled by then, too.
     """
-    together, apart = _probes(model, stack), _probes(model, stack)
+    together, apart = _probes(model, stack)
     try:
         rows = Rows(stack.open(), own=2)  # so that rows read trunks of their own, too
         rows.join(together)
@@ -45,18 +46,19 @@ def batches_exactly(model: Any, stack: LayerStack) -> bool:
     return False
 
 
-def _probes(model: Any, stack: LayerStack) -> list[LiveStates]:
-    """Prefill three sequences of different lengths; two lease what is long enough to share."""
+def _probes(model: Any, stack: LayerStack) -> Iterator[list[LiveStates]]:
+    """Prefill twice three sequences of different lengths; two lease what is long enough."""
     shared = stack.open()
     _feed(model, shared, [1, 2, 3, 4] * 12)
     span = shared.seal()
     spans = [] if span is None else [span]
     checkpoint = shared.capture() if stack.has_checkpoints else None
-    first, second = (stack.open(shared.offset, spans, checkpoint) for _ in range(2))
-    third = stack.open()
-    for states, tokens in ((first, [6, 7, 8]), (second, [9]), (third, [2, 9, 4, 1])):
-        _feed(model, states, tokens)
-    return [first, second, third]
+    for _ in range(2):
+        first, second = (stack.open(shared.offset, spans, checkpoint) for _ in range(2))
+        third = stack.open()
+        for states, tokens in ((first, [6, 7, 8]), (second, [9]), (third, [2, 9, 4, 1])):
+            _feed(model, states, tokens)
+        yield [first, second, third]
 
 
 def _feed(model: Any, states: LiveStates, tokens: list[int]) -> mx.array:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from .dense import resized
+
 
 class RecurrentRows(ABC):
     """One recurrent layer of several sequences; answers what mlx-lm asks of an `ArraysCache`."""
@@ -60,11 +62,7 @@ class BatchedArrays(RecurrentRows):
 
     def resize(self, rows: int) -> None:
         """Have this many rows; those beyond are dropped."""
-        for slot, array in enumerate(self._slots):
-            if array is not None:
-                more = rows - array.shape[0]
-                widths = [(0, more)] + [(0, 0)] * (array.ndim - 1)
-                self._slots[slot] = mx.pad(array, widths) if more > 0 else array[:rows]
+        self._slots = [None if array is None else resized(array, rows) for array in self._slots]
 
     def put(self, row: int, rows: int, state: ArraysCache) -> None:
         """Write a row. One that has seen no token starts, as in mlx-lm, from zeros."""

@@ -7,16 +7,16 @@ smaller.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
-from .batch import BatchedRings, BatchedTrunks, NotBatchableError, Step
+from .batch import BatchedRings, BatchedTrunks, DenseLayer, NotBatchableError, Step
 from .dense import DenseRows, bucket
-from .layer_states import LiveStates
+from .layer_states import LiveStates, leaves_of
 from .recurrent import BatchedArrays
 from .sharing import runs
 from .spans import PackedSpan
@@ -88,6 +88,9 @@ class Rows:
         self._size = 0
         self._planned = False
         self.layers = [self._layer(cache) for cache in like.caches]
+        leaves = list(leaves_of(self.layers))
+        self._attending = [leaf for leaf in leaves if isinstance(leaf, DenseLayer)]
+        self._recurrent = [leaf for leaf in leaves if isinstance(leaf, BatchedArrays)]
 
     def __len__(self) -> int:
         """How many sequences sit here."""
@@ -141,9 +144,8 @@ class Rows:
         self.replan()
         for dense in self._all_dense():
             dense.clear()
-        for whole in self._wholes:
-            if isinstance(whole, BatchedArrays):
-                whole.clear()
+        for recurrent in self._recurrent:
+            recurrent.clear()
 
     def feed(self, model: Any, states: Sequence[LiveStates], tokens: mx.array) -> mx.array:
         """Feed a token to every row.
@@ -167,7 +169,7 @@ class Rows:
         try:
             logits = model(self._spread(tokens, numbers)[:, None], cache=self.layers)[:, -1, :]
         finally:
-            for layer in self._leaf_layers(self.layers):
+            for layer in self._attending:
                 layer.end_step()
             for dense in self._all_dense():
                 dense.end_step(list(self._seats))
@@ -179,12 +181,7 @@ class Rows:
     def arrays(self) -> list[mx.array]:
         """Every array of the rows, to evaluate."""
         held = [t for dense in self._all_dense() for t in dense.tensors if t is not None]
-        return held + [
-            array
-            for whole in self._wholes
-            if isinstance(whole, BatchedArrays)
-            for array in whole.arrays()
-        ]
+        return held + [array for recurrent in self._recurrent for array in recurrent.arrays()]
 
     def tail(self, number: int, count: int) -> list[Tensors]:
         """Copy a row's newest tokens, for each token-addressable layer."""
@@ -235,13 +232,6 @@ class Rows:
             return arrays
         raise NotBatchableError(f"{type(cache).__name__} does not run in batches")
 
-    def _leaf_layers(self, layers: Iterable[Any]) -> Iterator[BatchedTrunks | BatchedRings]:
-        for layer in layers:
-            if type(layer) is CacheList:
-                yield from self._leaf_layers(layer.caches)
-            elif not isinstance(layer, BatchedArrays):
-                yield layer
-
     def _all_dense(self) -> list[DenseRows]:
         return [dense for dense in (self._tails, *self._rings.values()) if dense.tensors]
 
@@ -253,9 +243,8 @@ class Rows:
         self._size = size
         for dense in self._all_dense():
             dense.resize(size)
-        for whole in self._wholes:
-            if isinstance(whole, BatchedArrays):
-                whole.resize(size)
+        for recurrent in self._recurrent:
+            recurrent.resize(size)
 
     def _close_gaps(self) -> None:
         """Have fewer rows if they are enough by now."""
@@ -270,9 +259,8 @@ class Rows:
     def _move(self, source: int, target: int) -> None:
         for dense in self._all_dense():
             dense.move(source, target)
-        for whole in self._wholes:
-            if isinstance(whole, BatchedArrays):
-                whole.put(target, self._size, whole.take(source))
+        for recurrent in self._recurrent:
+            recurrent.put(target, self._size, recurrent.take(source))
         row = self._seats[target] = self._seats.pop(source)
         row.number = target
 

@@ -22,7 +22,6 @@ class SeparateRows(BatchedLayer):
     def __init__(self, rows: Sequence[Any]) -> None:
         self._rows = rows
         self._fetched: list[tuple[mx.array, mx.array]] = []
-        self._token: mx.array | None = None
 
     @property
     def offset(self) -> mx.array:

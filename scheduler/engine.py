@@ -4,111 +4,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
 
-import msgspec
 import structlog
 
 from ..cachestore.prefix_cache import CacheStatistics
-from ..models.params import Row, Token
+from ..models.params import Token
 from .errors import ComputationError, DeadlineExceededError, RequestError
+from .forward import Choice, Fed, Forward
 from .policy import Batch, StallBound, plan
 from .queue import ConversationQueue
 from .request import Event, Finished, FinishReason, Started, TokenEvent
 from .reuse import PrefixReuse
 from .sequence import Sequence, SequenceStatus
+from .statistics import EngineStatistics, describe
 
 log = structlog.get_logger()
-
-
-class Fed(Protocol):
-    """What came of feeding; `models.forward.Fed` is the real one.
-
-    Attributes:
-        errors: what was raised for single entries, by their number.
-    """
-
-    errors: dict[int, BaseException]
-
-
-class Choice(Protocol):
-    """Tokens that were chosen; `models.sampling.Choice` is the real one.
-
-    Attributes:
-        errors: what was raised for single rows, by their place.
-    """
-
-    errors: dict[int, BaseException]
-
-    def read(self) -> list[Token]:
-        """Wait for the tokens."""
-        ...
-
-
-class Forward(Protocol):
-    """What the engine asks of a model; `models.forward.Forward` is the real one.
-
-    Attributes:
-        shapes: shapes of batches that were computed with.
-        overlaps: whether the device computes while the host goes on.
-    """
-
-    shapes: set[tuple[int, ...]]
-    overlaps: bool
-
-    def prefill(self, tokens: list[int], states: Any) -> None:
-        """Advance `states` over `tokens`."""
-        ...
-
-    def feed(self, entries: list[tuple[Any, Any]]) -> Fed:
-        """Launch the model on a token of each state. A token is an id, or one still computed.
-
-        Raises whatever the model raises for all of them.
-        """
-        ...
-
-    def choose(self, fed: Any, rows: dict[int, Row]) -> Choice:
-        """Launch the choice of tokens for some of what was fed, by their numbers."""
-        ...
-
-    def drawn(self, choice: Any, index: int) -> Any:
-        """Name a token that was chosen and may still be computed."""
-        ...
-
-
-class SequenceStatistics(msgspec.Struct, frozen=True):
-    """One running sequence as `/status` shows it."""
-
-    request: str
-    tenant: str
-    conversation: str
-    status: SequenceStatus
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    output_tokens: int
-
-
-class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has done and is doing, as of its last step.
-
-    Attributes:
-        prefill_tokens: prompt tokens really computed.
-        last_step_at: the engine's clock at the end of the last step, or when work came to an
-            idle engine, in seconds.
-        batch_shapes: shapes of batches that were computed with so far.
-        cache: as of the end of the last sequence.
-    """
-
-    running: tuple[SequenceStatistics, ...] = ()
-    steps: int = 0
-    last_step_at: float = 0.0
-    prompt_tokens: int = 0
-    prompt_tokens_cached: int = 0
-    prefill_tokens: int = 0
-    generation_tokens: int = 0
-    batch_shapes: int = 0
-    cache: CacheStatistics = CacheStatistics()
 
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
@@ -211,10 +121,8 @@ class Engine:
     def _begin(self, sequence: Sequence) -> None:
         self._running.append(sequence)
         self._publish_statistics()
-        try:
-            self._reuse.begin(sequence)
-        except BaseException as error:  # noqa: BLE001  (this sequence's own fault, also a Rust panic)
-            self._fail(sequence, error)
+        self._guarded(sequence, self._reuse.begin)
+        if sequence.status is SequenceStatus.FINISHED:
             return
         sequence.status = SequenceStatus.PREFILL
         self._events.append(
@@ -368,7 +276,7 @@ class Engine:
             **self._totals,
             batch_shapes=len(self._forward.shapes),
             cache=self._cache,
-            running=tuple(_describe(sequence) for sequence in self._running),
+            running=tuple(describe(sequence) for sequence in self._running),
             steps=self._steps,
             last_step_at=self._last_step_at,
         )
@@ -388,16 +296,3 @@ class Engine:
 def _late(sequence: Sequence) -> DeadlineExceededError:
     state = "waited" if sequence.status is SequenceStatus.WAITING else "ran"
     return DeadlineExceededError(f"the request still {state} when its time was over")
-
-
-def _describe(sequence: Sequence) -> SequenceStatistics:
-    return SequenceStatistics(
-        request=sequence.request.id,
-        tenant=sequence.request.tenant,
-        conversation=sequence.request.conversation,
-        status=sequence.status,
-        prompt_tokens=sequence.num_prompt_tokens,
-        cached_tokens=sequence.num_cached_tokens,
-        computed_tokens=sequence.num_computed_tokens,
-        output_tokens=len(sequence.output),
-    )

@@ -1,5 +1,6 @@
 """Stand-ins that carry meaning: what they were fed can be read back and checked."""
 
+import asyncio
 import threading
 import weakref
 import zlib
@@ -9,7 +10,8 @@ from typing import cast
 
 from umbel.cachestore.prefix_cache import Layout, PrefixCache
 from umbel.models.params import Row, SamplingParams, Token
-from umbel.scheduler.request import FinishReason, Request
+from umbel.scheduler.handoff import EventChannel
+from umbel.scheduler.request import Event, Finished, FinishReason, Request
 from umbel.scheduler.reuse import PrefixReuse
 
 VOCABULARY = 1000
@@ -167,6 +169,15 @@ class FakeForward:
             if error is not None:
                 raise error
         states.tokens.extend(tokens)
+
+
+async def read(channel: EventChannel) -> list[Event]:
+    """Read a channel to its end."""
+    events: list[Event] = []
+    async with asyncio.timeout(PATIENCE):
+        while not (events and isinstance(events[-1], Finished)):
+            events.append(await channel.get())
+    return events
 
 
 def no_reuse(forward: FakeForward) -> PrefixReuse:

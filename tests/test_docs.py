@@ -22,11 +22,11 @@ from umbel.daemon.cli import app as cli
 from umbel.daemon.config import ENV_PREFIX, Settings
 from umbel.daemon.generation import Generation
 from umbel.daemon.metrics import Metrics
-from umbel.scheduler.engine import EngineStatistics
 from umbel.scheduler.errors import DeadlineExceededError
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import FinishReason
+from umbel.scheduler.statistics import EngineStatistics
 
 from .fakes import make_request
 

@@ -17,10 +17,10 @@ from umbel.daemon.openai_answers import Answer, Kind
 from umbel.models.loader import LoadedModel
 from umbel.models.params import LogProbs, SamplingParams
 from umbel.models.text import TextCodec
-from umbel.scheduler.engine import EngineStatistics
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Finished, FinishReason, TokenEvent
+from umbel.scheduler.statistics import EngineStatistics
 
 from ..fakes import make_request
 from ..models.test_text import byte_fallback_codec

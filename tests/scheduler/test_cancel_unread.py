@@ -9,7 +9,7 @@ from umbel.scheduler.errors import SlowConsumerError
 from umbel.scheduler.handoff import EventChannel, Handoff
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 
-from ..fakes import PATIENCE
+from ..fakes import PATIENCE, read
 from ..scenario.bench import Ask, words
 from .drill import NAMES, SYSTEM, Drill
 
@@ -44,15 +44,6 @@ class Crossing:
         prompt = [*SYSTEM, *words(20 + 9 * user, user)]
         tokens = [event.token for event in events if isinstance(event, TokenEvent)]
         assert self.drill.cold(prompt, tokens).tokens == tokens
-
-
-async def read(channel: EventChannel) -> list[Event]:
-    """Read a channel to its end."""
-    events: list[Event] = []
-    async with asyncio.timeout(PATIENCE):
-        while not (events and isinstance(events[-1], Finished)):
-            events.append(await channel.get())
-    return events
 
 
 @pytest.fixture(params=NAMES)

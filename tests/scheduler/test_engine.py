@@ -1,6 +1,7 @@
 """The engine loop: schedule, run, publish."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
-from umbel.scheduler.engine import Engine, EngineStatistics
+from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
@@ -29,6 +30,9 @@ from ..fakes import (
     no_reuse,
     reference,
 )
+
+if TYPE_CHECKING:
+    from umbel.scheduler.statistics import EngineStatistics
 
 
 class PanicError(BaseException):

@@ -13,7 +13,7 @@ from umbel.scheduler.request import Event, Finished, FinishReason, Started, Toke
 from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.thread import MLXThread
 
-from ..fakes import PATIENCE, FakeForward, make_request, no_reuse, reference
+from ..fakes import PATIENCE, FakeForward, make_request, no_reuse, read, reference
 
 CHANNEL_LIMIT = 16
 QUEUE_LIMIT = 200
@@ -69,15 +69,6 @@ async def single() -> AsyncIterator[Service]:
     running = Service(queue_limit=3, max_batch=1)
     yield running
     await running.close()
-
-
-async def read(channel: EventChannel) -> list[Event]:
-    """Read a channel to its end."""
-    events: list[Event] = []
-    async with asyncio.timeout(PATIENCE):
-        while not (events and isinstance(events[-1], Finished)):
-            events.append(await channel.get())
-    return events
 
 
 def answer(prompt: list[int], max_tokens: int = 4) -> list[Event]:
