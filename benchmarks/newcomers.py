@@ -21,10 +21,13 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from shapes import SHAPES, make, on_cpu, tokens
 
+from umbel.cachestore.governor import Governor
+from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import Layout, PrefixCache
 from umbel.models.forward import Forward
 from umbel.models.params import SamplingParams
 from umbel.scheduler.engine import Engine
+from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, Request, TokenEvent
 from umbel.scheduler.reuse import PrefixReuse
@@ -44,6 +47,7 @@ class Driver:
         self.engine = Engine(
             forward,
             PrefixReuse(forward, cache, fingerprint="f", interval=8192),
+            MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), forward, fixed_chunks=False),
             self._queue,
             self._publish,
             eos_ids=frozenset(),

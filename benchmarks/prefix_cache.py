@@ -33,7 +33,7 @@ VOCABULARY = 50_000
 class Weightless:
     """A span that holds nothing but its length, so that the trie's own cost is seen."""
 
-    nbytes = 0
+    nbytes = buffers = 0
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -41,6 +41,10 @@ class Weightless:
     def split(self, at: int) -> tuple["Weightless", "Weightless"]:
         """Cut in two."""
         return Weightless(at), Weightless(self.length - at)
+
+    def first(self, count: int) -> "Weightless":
+        """Keep the first tokens."""
+        return Weightless(count)
 
     def merge(self, other: "Weightless") -> "Weightless":
         """Join with the next."""

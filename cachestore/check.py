@@ -1,7 +1,9 @@
 """Asserts the invariants at the top of `trie.py`; `umbel cache verify` and the tests call it."""
 
+from collections import Counter
 from collections.abc import Iterator
 
+from .ledger import Kind
 from .prefix_cache import Layout, PrefixCache
 from .trie import RadixTrie, TrieNode
 
@@ -13,7 +15,9 @@ def problems(cache: PrefixCache) -> list[str]:
         for number, (_, trie) in enumerate(cache.tries())
         for problem in _trie_problems(trie, cache.layout)
     ]
-    return found + list(_pin_problems(cache)) + list(_lease_problems(cache))
+    for among in (_pin_problems, _lease_problems, _file_problems, _ledger_problems):
+        found += among(cache)
+    return found
 
 
 def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
@@ -25,6 +29,9 @@ def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
         yield from _node_problems(node, layout)
         spans += node.span.nbytes if node.span is not None else 0
         checkpoints += node.checkpoint.nbytes if node.checkpoint is not None else 0
+    for node in trie.unsaved:
+        if not any(node is other for other in trie.nodes()):
+            yield f"node [{node.start}, {node.end}) waits to be saved and is gone"
     if spans != trie.span_bytes:
         yield f"spans hold {spans} bytes and {trie.span_bytes} are counted"
     if checkpoints != trie.checkpoint_bytes:
@@ -40,8 +47,9 @@ def _node_problems(node: TrieNode, layout: Layout) -> Iterator[str]:
     for first, child in node.children.items():
         if child.tokens[:1].tolist() != [first] or child.parent is not node:
             yield f"{where} has a child under a wrong token or parent"
-    if layout.spans and node.span is None:
-        yield f"{where} has no span"
+    if layout.spans and node.span is None and not (node.stored and node.stored_to == node.end):
+        yield f"{where} has no span, here or on disk"
+    yield from _disk_problems(node, where)
     if node.span is not None and node.span.length != len(node.tokens):
         yield f"{where} has a span of {node.span.length} tokens"
     if node.bare:
@@ -50,6 +58,48 @@ def _node_problems(node: TrieNode, layout: Layout) -> Iterator[str]:
         yield f"{where} has a checkpoint of offset {node.checkpoint.offset}"
     if node.pins < sum(child.pins for child in node.children.values()):
         yield f"{where} is pinned less often than its children"
+
+
+def _disk_problems(node: TrieNode, where: str) -> Iterator[str]:
+    at = node.start
+    for piece in node.stored:
+        record = piece.record
+        if piece.start != at or piece.stop <= at or piece.stop > node.end:
+            yield f"{where} has a piece [{piece.start}, {piece.stop}) at {at}"
+        if not record.start <= piece.start < piece.stop <= record.end:
+            yield f"{where} has a piece that its file [{record.start}, {record.end}) lacks"
+        at = piece.stop
+    if node.stored_checkpoint is not None and node.stored_checkpoint.end != node.end:
+        yield f"{where} has a file of the state at {node.stored_checkpoint.end}"
+    parent = node.parent
+    if parent is None or parent.parent is None:
+        return
+    if node.span is not None and parent.span is None:
+        yield f"{where} is in memory and its parent is not"
+    if node.stored and parent.stored_to != parent.end:
+        yield f"{where} is on disk and its parent is not"
+
+
+def _file_problems(cache: PrefixCache) -> Iterator[str]:
+    """The counts of file uses are those of the nodes."""
+    uses: Counter[int] = Counter()
+    for _, trie in cache.tries():
+        for node in trie.nodes():
+            uses.update(piece.record.id for piece in node.stored)
+            if node.stored_checkpoint is not None:
+                uses[node.stored_checkpoint.id] += 1
+    if uses != cache.files.counts():
+        yield "files are used other than it is counted"
+
+
+def _ledger_problems(cache: PrefixCache) -> Iterator[str]:
+    kv, held = cache.ledger.held(Kind.KV), cache.ledger.held(Kind.CHECKPOINT)
+    captured = sum(c.checkpoint.nbytes for lease in cache.leases() for c in lease.captured)
+    tries = [trie for _, trie in cache.tries()]
+    if kv.nbytes != sum(trie.span_bytes for trie in tries):
+        yield f"the ledger has {kv.nbytes} bytes of spans, and the tries another sum"
+    if held.nbytes != captured + sum(trie.checkpoint_bytes for trie in tries):
+        yield f"the ledger has {held.nbytes} bytes of checkpoints, and their owners another sum"
 
 
 def _pin_problems(cache: PrefixCache) -> Iterator[str]:

@@ -7,3 +7,15 @@ class CacheError(Exception):
 
 class LeaseClosedError(CacheError):
     """A lease was used after it was closed."""
+
+
+class DiskTierError(CacheError):
+    """The disk tier cannot use its folder, or was closed. The message says what to do."""
+
+
+class FolderInUseError(DiskTierError):
+    """Another tier, of this process or another one, holds the folder."""
+
+
+class DamagedFileError(CacheError):
+    """A file is missing, cannot be read, or is not what was written."""

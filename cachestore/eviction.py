@@ -36,11 +36,15 @@ class Victim(NamedTuple):
     checkpoint: bool
 
 
-def victims(tries: Iterable[RadixTrie]) -> Iterator[Victim]:
+def victims(tries: Iterable[RadixTrie], *, saved: bool = False) -> Iterator[Victim]:
     """Yield what may be evicted, least valuable first, in one pass over the tries.
 
     The caller evicts a victim, a span wholly or in part, before it asks for the next one;
     nothing else may change the tries meanwhile.
+
+    Args:
+        tries: where.
+        saved: only what is on disk: losing it costs a read, and no prefill.
     """
     serial = count()
     heap: list[Victim] = []
@@ -49,17 +53,54 @@ def victims(tries: Iterable[RadixTrie]) -> Iterator[Victim]:
         heap += [
             Victim(used, -node.end, next(serial), trie, node, checkpoint=True)
             for node, used in _checkpoints(nodes)
+            if not saved or node.stored_checkpoint is not None
         ]
-        heap += [_span_of(node, trie, next(serial)) for node in nodes if _exposed(node)]
+        heap += [
+            _span_of(node, trie, next(serial)) for node in nodes if _exposed(node, saved=saved)
+        ]
     heapq.heapify(heap)
     while heap:
         victim = heapq.heappop(heap)
         yield victim
         node, trie = victim.node, victim.trie
         if node.span is None and node.parent is not None:
-            node = node.parent  # it has gone, and was perhaps the last child
-        if _exposed(node):
+            node = node.parent  # it has gone, and was perhaps the last child in memory
+        if _exposed(node, saved=saved):
             heapq.heappush(heap, _span_of(node, trie, next(serial)))
+
+
+def stored_victims(tries: Iterable[RadixTrie]) -> Iterator[tuple[RadixTrie, TrieNode]]:
+    """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
+
+    The caller drops a node's files before it asks for the next one.
+    """
+    serial = count()
+    heap = [
+        (_recency(node), -node.end, next(serial), trie, node)
+        for trie in tries
+        for node in trie.nodes()
+        if _last_on_disk(node)
+    ]
+    heapq.heapify(heap)
+    while heap:
+        *_, trie, node = heapq.heappop(heap)
+        parent = node.parent
+        yield trie, node
+        if parent is not None and parent.parent is not None and _last_on_disk(parent):
+            heapq.heappush(heap, (_recency(parent), -parent.end, next(serial), trie, parent))
+
+
+def _recency(node: TrieNode) -> int:
+    return max(node.last_used, node.checkpoint_used)
+
+
+def _last_on_disk(node: TrieNode) -> bool:
+    """Whether files end with a node: it has some, and nothing below it has."""
+    return _has_files(node) and not any(_has_files(child) for child in node.children.values())
+
+
+def _has_files(node: TrieNode) -> bool:
+    return bool(node.stored) or node.stored_checkpoint is not None
 
 
 def shortened(node: TrieNode, over: int) -> int:
@@ -74,9 +115,13 @@ def _span_of(node: TrieNode, trie: RadixTrie, serial: int) -> Victim:
     return Victim(node.last_used, -node.end, serial, trie, node, checkpoint=False)
 
 
-def _exposed(node: TrieNode) -> bool:
-    """Whether a span is the end of its path, so that it can be cut."""
-    return not (node.pins or node.children or node.span is None or node.checkpoint is not None)
+def _exposed(node: TrieNode, *, saved: bool) -> bool:
+    """Whether a span is the end of what is in memory of its path, so that it can be cut."""
+    if node.pins or node.busy or node.span is None or node.checkpoint is not None:
+        return False
+    if node.stored_to == node.end:
+        return all(child.span is None for child in node.children.values())
+    return not saved and not node.children
 
 
 def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
@@ -90,6 +135,6 @@ def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
         first = node.parent not in below_one
         if not first or node.checkpoint is not None:
             below_one.add(node)
-        if node.checkpoint is not None and not node.pins:
+        if node.checkpoint is not None and not (node.pins or node.busy):
             shared = first or len(node.children) > 1
             yield node, newest[node] if shared else node.checkpoint_used

@@ -6,6 +6,7 @@ from typing import Self
 
 from .checkpoints import Captured, Reason, keep
 from .errors import LeaseClosedError
+from .ledger import Account, Size
 from .state import Checkpoint, Span
 from .trie import Tokens, TrieNode
 
@@ -35,9 +36,11 @@ class Lease:
         resume: TrieNode,
         deepest: TrieNode,
         checkpoint: Checkpoint | None,
+        *,
         release: Release,
         store: Store,
         checkpoints_kept: int,
+        account: Account,
     ) -> None:
         self.total = len(prompt)
         self.matched = matched
@@ -49,6 +52,7 @@ class Lease:
         self._resume = resume
         self._release = release
         self._store = store
+        self._account = account
         self._open = True
 
     @property
@@ -99,6 +103,14 @@ class Lease:
         )
         for item in dropped:
             item.checkpoint.close()
+        self.count()
+
+    def count(self) -> None:
+        """Enter in the ledger what is captured now."""
+        held = Size()
+        for item in self.captured:
+            held += Size(item.checkpoint.nbytes, item.checkpoint.buffers)
+        self._account.set(held)
 
     def publish(self, tokens: Tokens, span: Span | None) -> None:
         """Store what was computed so far, for others to lease, and hold it from there on.
@@ -122,11 +134,13 @@ class Lease:
         self.held = resume.end
         self._checkpoint = None  # restored long since, and not pinned any more
         self._checkpoints_kept -= stored
+        self.count()
 
     def drop_captured(self) -> None:
         """Close what was captured and has not been stored."""
         while self.captured:
             self.captured.pop().checkpoint.close()
+        self._account.close()
 
     def close(self, tokens: Tokens | None = None, span: Span | None = None) -> None:
         """Give back the path, and hand over what was computed.

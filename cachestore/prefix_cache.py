@@ -6,6 +6,7 @@ Restore rules (all layers aligned to one offset, or none):
   edge splits it there;
 - a stack with sliding or recurrent layers resumes at the deepest checkpoint at or before the
   match, or at the match itself where a later checkpoint rewinds to it;
+- what is on disk only is not restored: the pager brings it back before a request begins;
 - at least one token of the prompt is always left to compute.
 
 The matched path, down to the checkpoint that is restored from, is pinned from match to close.
@@ -18,11 +19,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .checkpoints import Reason
+from .disk_index import Record
 from .errors import CacheError
-from .eviction import shortened, victims
+from .eviction import Victim, shortened, stored_victims, victims
 from .lease import Lease
+from .ledger import Kind, Ledger, Size
+from .pieces import FileUse
 from .state import Checkpoint, Span
-from .trie import RadixTrie, Tokens, TrieNode
+from .trie import RadixTrie, Tokens, TrieNode, has_checkpoint, mergeable, size_in_memory
 
 _SHARED = (Reason.JUNCTION, Reason.SYSTEM)  # checkpoints that other requests resume at
 _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint that rewinds
@@ -53,9 +57,47 @@ class Layout:
     checkpoints: bool
 
 
+class Missing(NamedTuple):
+    """State that is on disk only.
+
+    Attributes:
+        nodes: whose it is, parents first.
+        holder: of the checkpoint that would be restored; None where none would.
+    """
+
+    nodes: list[TrieNode]
+    holder: TrieNode | None
+
+    def records(self, node: TrieNode) -> list[Record]:
+        """The files that one of the nodes is read from."""
+        records = [piece.record for piece in node.stored] if node.span is None else []
+        if node is self.holder and node.checkpoint is None and node.stored_checkpoint is not None:
+            records.append(node.stored_checkpoint)
+        return records
+
+
+class Known(NamedTuple):
+    """How much of a prompt is in memory.
+
+    Attributes:
+        tokens: from the first one on.
+        idle: what of their state no lease holds yet.
+    """
+
+    tokens: int
+    idle: Size
+
+
 @dataclass(frozen=True)
 class CacheStatistics:
-    """The tries' shape, all namespaces together. Sizes in bytes."""
+    """The tries' shape, all namespaces together. Sizes in bytes.
+
+    Attributes:
+        tokens: that are recognised.
+        stored_tokens: of these, whose state is on disk (too).
+        evictions: states that were forgotten.
+        page_outs: states that were left to the disk.
+    """
 
     namespaces: int = 0
     nodes: int = 0
@@ -64,7 +106,9 @@ class CacheStatistics:
     leases: int = 0
     span_bytes: int = 0
     checkpoint_bytes: int = 0
+    stored_tokens: int = 0
     evictions: int = 0
+    page_outs: int = 0
 
 
 class PrefixCache:
@@ -75,19 +119,32 @@ class PrefixCache:
         budget: bytes that stored state may take; what is over it is evicted at close.
         checkpoints_kept: checkpoints that one request may leave behind.
         grid: requests resume at multiples of this many tokens only.
+        longest: tokens up to which neighbours are joined: what is joined is copied.
+        ledger: where all state is entered.
     """
 
     def __init__(
-        self, layout: Layout, *, budget: int, checkpoints_kept: int = 4, grid: int = 1
+        self,
+        layout: Layout,
+        *,
+        budget: int,
+        checkpoints_kept: int = 4,
+        grid: int = 1,
+        longest: int = 1 << 62,
+        ledger: Ledger | None = None,
     ) -> None:
         self.layout = layout
         self.budget = budget
         self.grid = grid
+        self.ledger = Ledger() if ledger is None else ledger
+        self.files = FileUse()
+        self.longest = longest
         self._checkpoints_kept = checkpoints_kept
         self._tries: dict[Namespace, RadixTrie] = {}
         self._leases: dict[Lease, RadixTrie] = {}
         self._tick = 0
         self._evictions = 0
+        self._page_outs = 0
 
     def begin(self, namespace: Namespace, prompt: Tokens) -> Lease:
         """Match a prompt, split where it resumes, and lease the path.
@@ -97,14 +154,16 @@ class PrefixCache:
         """
         if not len(prompt):
             raise CacheError("an empty prompt has nothing to match")
-        trie = self._tries.setdefault(namespace, RadixTrie())
+        trie = self.open_trie(namespace)
         node, matched = trie.match(prompt)
-        limit = min(matched, len(prompt) - 1) // self.grid * self.grid
+        limit = min(self._in_memory(node, matched), len(prompt) - 1) // self.grid * self.grid
         holder = self._holder(node, limit)
         offset = 0 if holder is None else min(holder.end, limit)
         resume = self._cut(trie, node, offset if self.layout.checkpoints else limit)
         # All of them lie on one path, so that the deepest pins the others too.
-        held = [resume, *([holder] if holder else []), *([node] if matched > resume.end else [])]
+        held = [resume, *([holder] if holder else [])]
+        if matched > resume.end:
+            held.append(self._deepest_in_memory(node))
         deepest = max(held, key=lambda candidate: candidate.end)
         checkpoint = None if holder is None else holder.checkpoint
         lease = Lease(
@@ -113,15 +172,22 @@ class PrefixCache:
             resume,
             deepest,
             checkpoint,
-            self._release,
-            self._publish,
-            self._checkpoints_kept,
+            release=self._release,
+            store=self._publish,
+            checkpoints_kept=self._checkpoints_kept,
+            account=self.ledger.account(Kind.CHECKPOINT),
         )
         self._leases[lease] = trie
         for pinned in deepest.path():
             pinned.pins += 1
         self._refresh(resume, holder)
         return lease
+
+    def open_trie(self, namespace: Namespace) -> RadixTrie:
+        """The trie of a namespace, made if there is none."""
+        if namespace not in self._tries:
+            self._tries[namespace] = RadixTrie(self.ledger, self.files)
+        return self._tries[namespace]
 
     def trie(self, namespace: Namespace) -> RadixTrie | None:
         """The trie of a namespace, to look at."""
@@ -140,15 +206,30 @@ class PrefixCache:
         """Changes when spans that a lease has given out may have been cut."""
         return sum(trie.splits for trie in self._tries.values())
 
-    def known(self, namespace: Namespace, tokens: Tokens) -> int:
-        """How many tokens of a prompt are recognised. Refreshes nothing."""
+    def known(self, namespace: Namespace, tokens: Tokens) -> Known:
+        """How much of a prompt is in memory. Refreshes nothing."""
         trie = self._tries.get(namespace)
-        return 0 if trie is None else trie.match(tokens).length
+        if trie is None:
+            return Known(0, Size())
+        node, matched = trie.match(tokens)
+        idle = Size()
+        for held in node.path():
+            if not held.pins:
+                idle += size_in_memory(held)
+        return Known(self._in_memory(node, matched), idle)
+
+    @property
+    def size(self) -> Size:
+        """What all tries hold in memory."""
+        held = Size()
+        for trie in self._tries.values():
+            held += trie.spans.size + trie.checkpoints.size
+        return held
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stored state."""
-        return sum(t.span_bytes + t.checkpoint_bytes for t in self._tries.values())
+        """Bytes of all that the tries hold in memory."""
+        return self.size.nbytes
 
     def statistics(self) -> CacheStatistics:
         """Describe the tries. Costs a walk over all nodes."""
@@ -161,7 +242,9 @@ class PrefixCache:
             leases=len(self._leases),
             span_bytes=sum(trie.span_bytes for trie in self._tries.values()),
             checkpoint_bytes=sum(trie.checkpoint_bytes for trie in self._tries.values()),
+            stored_tokens=sum(node.stored_to - node.start for node in nodes),
             evictions=self._evictions,
+            page_outs=self._page_outs,
         )
 
     def clear(self) -> None:
@@ -169,6 +252,38 @@ class PrefixCache:
         self.evict(0)
 
     # -- restoring ---------------------------------------------------------------------
+
+    def _in_memory(self, node: TrieNode, matched: int) -> int:
+        """How many of the matched tokens have their state in memory."""
+        if not self.layout.spans:
+            return matched
+        return min([matched, *(n.start for n in node.path() if n.span is None)])
+
+    def _deepest_in_memory(self, node: TrieNode) -> TrieNode:
+        while self.layout.spans and node.parent is not None and node.span is None:
+            node = node.parent
+        return node
+
+    def missing(self, trie: RadixTrie, prompt: Tokens) -> Missing:
+        """Say which state a prompt could be restored from if it were in memory."""
+        node, matched = trie.match(prompt)
+        limit = min(matched, len(prompt) - 1) // self.grid * self.grid
+        path, holder = node.path(), None
+        if self.layout.checkpoints:
+            holder = next((n for n in reversed(path) if n.end <= limit and has_checkpoint(n)), None)
+            path = path[: path.index(holder) + 1] if holder is not None else []
+        nodes = [n for n in path if n.paged_out and n.start < limit]
+        if holder is not None and holder.checkpoint is None and holder not in nodes:
+            nodes.append(holder)
+        return Missing(nodes, holder)
+
+    def refresh(self, node: TrieNode) -> None:
+        """Have a node count as just used."""
+        node.last_used = node.checkpoint_used = self._next_tick()
+
+    def remember_tick(self, tick: int) -> None:
+        """Count recency on from what was used before a restart."""
+        self._tick = max(self._tick, tick)
 
     def _holder(self, node: TrieNode, limit: int) -> TrieNode | None:
         """Find the checkpoint that restores the deepest offset at or before `limit`."""
@@ -255,15 +370,43 @@ class PrefixCache:
         """Add what the trie lacks of `tokens`; `span` is the state of `tokens[start:]`."""
         node, known = trie.match(tokens)
         if known == len(tokens):
-            if span is not None:
-                span.close()
+            if span is not None and known < node.end and node.span is None:
+                node = trie.split(node, known)
+            self._revive(trie, node, start, span)
             return
         if known < node.end:
             node = trie.split(node, known)
-        if span is not None and known > start:
-            had, span = span.split(known - start)
-            had.close()
+        span = self._revive(trie, node, start, span)
         trie.append(node, tokens[known:].copy(), span)
+
+    def _revive(
+        self, trie: RadixTrie, node: TrieNode, start: int, span: Span | None
+    ) -> Span | None:
+        """Give nodes that are on disk only what was computed again; return what is left.
+
+        Args:
+            trie: where.
+            node: the last one whose tokens `span` may have.
+            start: offset of the span's first token; a node starts there, or later.
+            span: its last tokens, after the node's, are left.
+        """
+        for had in node.path():
+            if span is None or had.end <= start:
+                continue
+            first, span = (
+                span.split(had.end - start)
+                if span.length > had.end - start
+                else (
+                    span,
+                    None,
+                )
+            )
+            start = had.end
+            if had.span is None:
+                trie.set_span(had, first)
+            else:
+                first.close()
+        return span
 
     def _attach(self, trie: RadixTrie, tokens: Tokens, checkpoint: Checkpoint, tick: int) -> None:
         """Put a checkpoint where it belongs, if the trie reaches that far."""
@@ -280,38 +423,99 @@ class PrefixCache:
         """Join small neighbours without siblings, so that paths stay short.
 
         A node joins its parent when that is at most twice its size: sizes then grow
-        geometrically and a token is copied O(log n) times, not once a turn.
+        geometrically and a token is copied O(log n) times, not once a turn. Both are in
+        memory then: the leaf was just used, and its parents are where it is.
         """
         parent = node.parent
         while (
             parent is not None
             and parent.parent is not None
             and len(parent.children) == 1
-            and parent.checkpoint is None
+            and mergeable(parent)
+            and (parent.span is None) == (node.span is None)
             and not parent.pins  # so neither is the node: a lease lies on all of its path
             and len(parent.tokens) <= 2 * len(node.tokens)
+            and len(parent.tokens) + len(node.tokens) <= self.longest
         ):
             node = trie.merge(parent)
             parent = node.parent
 
     # -- evicting ----------------------------------------------------------------------
 
-    def evict(self, budget: int) -> None:
-        """Forget what was used longest ago until at most `budget` bytes are stored.
+    def evict(self, budget: int, buffers: int = 1 << 62) -> None:
+        """Page out or forget what was used longest ago until little enough is in memory.
 
-        What is pinned stays, so the budget may stay exceeded while leases are open.
+        What is pinned stays, so that more may be left while leases are open.
+
+        Args:
+            budget: bytes that may stay.
+            buffers: allocations that may stay.
         """
-        candidates = victims(self._tries.values())
-        while (over := self.nbytes - budget) > 0 and (victim := next(candidates, None)):
-            self._evictions += 1
-            if victim.checkpoint:
-                victim.trie.drop_checkpoint(victim.node)
-                victim.trie.prune(victim.node)
-            else:
-                victim.trie.shorten(victim.node, shortened(victim.node, over))
-        self._drop_empty_tries()
+        limit = Size(budget, buffers)
+        for saved in (True, False) if len(self.files) else (False,):
+            if self.size.within(limit):
+                break
+            self._evict(limit, saved=saved)
+        self.drop_empty_tries()
 
-    def _drop_empty_tries(self) -> None:
+    def _evict(self, limit: Size, *, saved: bool) -> None:
+        """Evict to a limit; if `saved`, only what is on disk."""
+        candidates = victims(self._tries.values(), saved=saved)
+        while not (held := self.size).within(limit) and (victim := next(candidates, None)):
+            over = held - limit
+            if victim.checkpoint:
+                self._drop_checkpoint(victim)
+            elif victim.node.stored_to > victim.node.start:
+                victim.trie.page_out(victim.node)
+                self._page_outs += 1
+            else:
+                everything = over.buffers > 0
+                end = victim.node.start if everything else shortened(victim.node, over.nbytes)
+                victim.trie.shorten(victim.node, end)
+                self._evictions += 1
+
+    def _drop_checkpoint(self, victim: Victim) -> None:
+        if victim.node.stored_checkpoint is None:
+            self._evictions += 1
+        else:
+            self._page_outs += 1
+        victim.trie.drop_checkpoint(victim.node)
+        victim.trie.prune(victim.node)
+
+    def forget_stored(self, goal: int) -> int:
+        """Forget what was used longest ago on disk until files take at most `goal` bytes.
+
+        What is in memory too stays there.
+
+        Returns:
+            How many nodes lost their files.
+        """
+        forgotten = 0
+        for trie, node in stored_victims(self._tries.values()):
+            if self.files.nbytes <= goal:
+                break
+            in_memory = node.span is not None or node.checkpoint is not None or node.pins
+            if in_memory or (node.children and not self.layout.spans):
+                trie.drop_stored(node, node.start)
+                trie.drop_stored_checkpoint(node)
+                trie.unsaved.pop(node, None)
+                trie.prune(node)
+            else:
+                trie.forget(node)
+            forgotten += 1
+        self.drop_empty_tries()
+        return forgotten
+
+    def evictable(self) -> Size:
+        """What could be evicted: all that no lease holds. Costs a walk over all nodes."""
+        free = Size()
+        for trie in self._tries.values():
+            for node in trie.nodes():
+                if not node.pins:
+                    free += size_in_memory(node)
+        return free
+
+    def drop_empty_tries(self) -> None:
         """Forget namespaces that hold nothing and that nobody uses."""
         leased = {id(trie) for trie in self._leases.values()}
         for namespace, trie in list(self._tries.items()):

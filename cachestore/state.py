@@ -19,6 +19,7 @@ class Span(Protocol):
     Attributes:
         length: how many tokens.
         nbytes: what it takes in memory; its buffers are its own.
+        buffers: how many these are.
     """
 
     @property
@@ -27,8 +28,15 @@ class Span(Protocol):
     @property
     def nbytes(self) -> int: ...  # noqa: D102  (described above)
 
+    @property
+    def buffers(self) -> int: ...  # noqa: D102  (described above)
+
     def split(self, at: int) -> tuple[Self, Self]:
         """Cut into `[0, at)` and `[at, length)`. Takes ownership of itself."""
+        ...
+
+    def first(self, count: int) -> Self:
+        """Keep `[0, count)` only. Takes ownership of itself."""
         ...
 
     def merge(self, other: Self) -> Self:
@@ -46,6 +54,7 @@ class Checkpoint(Protocol):
     Attributes:
         offset: how many tokens it has seen.
         nbytes: what it takes in memory; its buffers are its own.
+        buffers: how many these are.
     """
 
     @property
@@ -53,6 +62,9 @@ class Checkpoint(Protocol):
 
     @property
     def nbytes(self) -> int: ...  # noqa: D102  (described above)
+
+    @property
+    def buffers(self) -> int: ...  # noqa: D102  (described above)
 
     def rewinds_to(self, offset: int) -> bool:
         """Whether it can restore an earlier offset exactly."""

@@ -6,11 +6,12 @@ Invariants, asserted by `check.problems` and by the tests after every operation:
    parent ends.
 2. Siblings never share a first token.
 3. A span is exactly as long as its node's edge. Where spans are kept at all, every node has
-   one: the state of a path has no holes.
-4. A checkpoint's offset is its node's end.
+   one or is wholly on disk: the state of a path has no holes. What is in memory has its
+   parent in memory, and what is on disk, even in part, has its parent wholly there.
+4. A checkpoint's offset is its node's end, in memory and on disk.
 5. A node is pinned as often as open leases lie on it, so its parent is pinned at least as
    often as all its children together.
-6. The byte counts are the sums over the nodes.
+6. The ledger's accounts are the sums over the nodes, and so are the counts of file uses.
 7. A leaf holds state or is pinned: tokens that lead to nothing are forgotten.
 
 Pure data: no clock (recency is a counter that the owner passes in), no MLX.
@@ -23,6 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .disk_index import Record
+from .ledger import Kind, Ledger, Size
+from .pieces import FileUse, Piece, cut
 from .state import Checkpoint, Span
 
 Tokens = NDArray[np.int32]
@@ -36,7 +40,10 @@ class TrieNode:
         tokens: of the edge that leads here.
         start: offset of the first of them.
         span: their token-addressable state, if the stack has such layers.
-        checkpoint: whole state at `end`, if one was taken there.
+        checkpoint: whole state at `end`, if one was taken there and is in memory.
+        stored: where the disk has the first of its tokens, without gaps.
+        stored_checkpoint: where the disk has the whole state at `end`.
+        busy: its state is being written to disk: giving it up would free nothing yet.
         pins: open leases on this node.
         last_used: recency of the span.
         checkpoint_used: recency of the checkpoint; the two age separately.
@@ -47,6 +54,9 @@ class TrieNode:
     parent: "TrieNode | None"
     span: Span | None = None
     checkpoint: Checkpoint | None = None
+    stored: list[Piece] = field(default_factory=list)
+    stored_checkpoint: Record | None = None
+    busy: bool = False
     pins: int = 0
     last_used: int = 0
     checkpoint_used: int = 0
@@ -58,10 +68,21 @@ class TrieNode:
         return self.start + len(self.tokens)
 
     @property
+    def stored_to(self) -> int:
+        """Offset up to which the disk has its tokens."""
+        return self.stored[-1].stop if self.stored else self.start
+
+    @property
+    def paged_out(self) -> bool:
+        """Whether its tokens' state is on disk only."""
+        return self.span is None and bool(self.stored)
+
+    @property
     def bare(self) -> bool:
         """Whether it holds nothing, leads to nothing, and nobody holds it."""
-        holds = self.span is not None or self.checkpoint is not None
-        return not (holds or self.children or self.pins)
+        in_memory = self.span is not None or self.checkpoint is not None
+        on_disk = bool(self.stored) or self.stored_checkpoint is not None
+        return not (in_memory or on_disk or self.children or self.pins)
 
     def path(self) -> "list[TrieNode]":
         """The nodes from below the root down to this one."""
@@ -90,16 +111,35 @@ class RadixTrie:
 
     Attributes:
         root: has no tokens, no state, and is never removed.
-        span_bytes: of all spans.
-        checkpoint_bytes: of all checkpoints.
+        spans: the account of all spans.
+        checkpoints: the account of all checkpoints.
+        files: who refers to which file.
+        unsaved: nodes with state that the disk may lack, oldest first.
         splits: how often an edge was cut; what reads spans must then ask for them anew.
+
+    Args:
+        ledger: where state is entered.
+        files: shared with the tries of other namespaces.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger | None = None, files: FileUse | None = None) -> None:
+        ledger = Ledger() if ledger is None else ledger
         self.root = TrieNode(np.empty(0, np.int32), 0, None)
-        self.span_bytes = 0
-        self.checkpoint_bytes = 0
+        self.spans = ledger.account(Kind.KV)
+        self.checkpoints = ledger.account(Kind.CHECKPOINT)
+        self.files = FileUse() if files is None else files
+        self.unsaved: dict[TrieNode, None] = {}
         self.splits = 0
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes of all spans."""
+        return self.spans.size.nbytes
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of all checkpoints."""
+        return self.checkpoints.size.nbytes
 
     def match(self, tokens: Tokens) -> Match:
         """Follow a prompt as far as it is known, also into the middle of an edge.
@@ -127,10 +167,18 @@ class RadixTrie:
         """
         if not len(tokens) or int(tokens[0]) in parent.children:
             raise ValueError("an edge must differ from its siblings in its first token")
-        node = TrieNode(tokens, parent.end, parent, span)
+        node = TrieNode(tokens, parent.end, parent)
         parent.children[int(tokens[0])] = node
-        self.span_bytes += _size(span)
+        if span is not None:
+            self.set_span(node, span)
         return node
+
+    def set_span(self, node: TrieNode, span: Span) -> None:
+        """Give a node without one its span. Takes ownership."""
+        node.span = span
+        self.spans.add(size_of(span))
+        if node.stored_to < node.end:
+            self.unsaved[node] = None
 
     def split(self, node: TrieNode, offset: int) -> TrieNode:
         """Cut an edge at an absolute offset inside it; return the new upper node.
@@ -149,9 +197,15 @@ class RadixTrie:
         upper = TrieNode(node.tokens[:at].copy(), node.start, parent, pins=node.pins)
         upper.last_used = node.last_used
         if node.span is not None:
-            before = node.span.nbytes
+            before = size_of(node.span)
             upper.span, node.span = node.span.split(at)
-            self.span_bytes += upper.span.nbytes + node.span.nbytes - before
+            self.spans.add(size_of(upper.span) + size_of(node.span) - before)
+        upper.stored, node.stored = cut(node.stored, offset)
+        if upper.stored and node.stored and upper.stored[-1].record is node.stored[0].record:
+            self.files.hold([node.stored[0].record])
+        if node in self.unsaved and upper.stored_to < upper.end:
+            del self.unsaved[node]  # what comes first is saved first
+            self.unsaved.update({upper: None, node: None})
         upper.children[int(node.tokens[at])] = node
         parent.children[int(node.tokens[0])] = upper
         node.tokens, node.start, node.parent = node.tokens[at:].copy(), offset, upper
@@ -162,15 +216,24 @@ class RadixTrie:
 
         Raises:
             ValueError: it is the root or has several children, or one of the two is pinned,
-                or it has a checkpoint, whose place would be lost.
+                or it has a checkpoint, whose place would be lost, or one of the two is in
+                memory and the other is not.
         """
         parent, (child,) = _parent(node), node.children.values()
-        if node.pins or child.pins or node.checkpoint is not None:
+        if (
+            node.pins
+            or child.pins
+            or not mergeable(node)
+            or not (node.span is None) == (child.span is None)
+        ):
             raise ValueError("what is pinned or has a checkpoint is not merged away")
         if node.span is not None and child.span is not None:
-            before = node.span.nbytes + child.span.nbytes
+            before = size_of(node.span) + size_of(child.span)
             child.span, node.span = node.span.merge(child.span), None
-            self.span_bytes += child.span.nbytes - before
+            self.spans.add(size_of(child.span) - before)
+        child.stored = node.stored + child.stored
+        if self.unsaved.pop(node, self) is not self:
+            self.unsaved[child] = None
         child.tokens = np.concatenate([node.tokens, child.tokens])
         child.start, child.parent = node.start, parent
         parent.children[int(child.tokens[0])] = child
@@ -189,19 +252,59 @@ class RadixTrie:
         if leaf.children or leaf.pins or not leaf.start <= end < leaf.end:
             raise ValueError("only a leaf that nobody holds is shortened, and only on its edge")
         self.drop_checkpoint(leaf)
+        self.drop_stored_checkpoint(leaf)
+        self.drop_stored(leaf, end)
         if end > leaf.start:
             if leaf.span is not None:
-                before = leaf.span.nbytes
-                leaf.span, rest = leaf.span.split(end - leaf.start)
-                rest.close()
-                self.span_bytes += leaf.span.nbytes - before
+                before = size_of(leaf.span)
+                leaf.span = leaf.span.first(end - leaf.start)
+                self.spans.add(size_of(leaf.span) - before)
             leaf.tokens = leaf.tokens[: end - leaf.start].copy()
             return
-        if leaf.span is not None:
-            self.span_bytes -= leaf.span.nbytes
-            leaf.span.close()
-            leaf.span = None
+        self._close_span(leaf)
+        self.unsaved.pop(leaf, None)
         del parent.children[int(leaf.tokens[0])]
+
+    def page_out(self, node: TrieNode) -> None:
+        """Leave the state of a node's tokens to the disk.
+
+        What of it the disk lacks is forgotten, with its tokens: then it must be a leaf.
+
+        Raises:
+            ValueError: it is pinned, or has no state in memory, or nothing of it is on disk,
+                or something goes on from what the disk lacks.
+        """
+        if node.pins or node.span is None or not node.stored:
+            raise ValueError("what is pinned, or on disk only, or not there, is not paged out")
+        if node.stored_to < node.end:
+            if node.children:
+                raise ValueError("what others go on from is not forgotten")
+            self.drop_checkpoint(node)
+            self.drop_stored_checkpoint(node)
+            node.tokens = node.tokens[: node.stored_to - node.start].copy()
+        self._close_span(node)
+        if node.checkpoint is None or node.stored_checkpoint is not None:
+            self.unsaved.pop(node, None)
+
+    def forget(self, node: TrieNode) -> None:
+        """Forget a node and all that goes on from it.
+
+        Raises:
+            ValueError: it is the root, or somebody holds it.
+        """
+        parent = _parent(node)
+        if node.pins:
+            raise ValueError("what somebody holds is not forgotten")
+        for child in list(node.children.values()):
+            self.forget(child)
+        self.shorten(node, node.start)
+        self.prune(parent)
+
+    def _close_span(self, node: TrieNode) -> None:
+        if node.span is not None:
+            self.spans.add(-size_of(node.span))
+            node.span.close()
+            node.span = None
 
     def prune(self, node: TrieNode) -> TrieNode:
         """Forget a node if it is bare, then what that bares above it; return what stays."""
@@ -216,14 +319,46 @@ class RadixTrie:
             checkpoint.close()
             return
         node.checkpoint = checkpoint
-        self.checkpoint_bytes += checkpoint.nbytes
+        self.checkpoints.add(size_of(checkpoint))
+        if node.stored_checkpoint is None:
+            self.unsaved[node] = None
 
     def drop_checkpoint(self, node: TrieNode) -> None:
-        """Close a node's checkpoint, if it has one."""
+        """Close a node's checkpoint in memory, if it has one."""
         if node.checkpoint is not None:
-            self.checkpoint_bytes -= node.checkpoint.nbytes
+            self.checkpoints.add(-size_of(node.checkpoint))
             node.checkpoint.close()
             node.checkpoint = None
+
+    def set_stored(self, node: TrieNode, piece: Piece) -> None:
+        """Note that the disk has more of a node's tokens.
+
+        Raises:
+            ValueError: it would leave a gap, or reaches beyond the edge.
+        """
+        if piece.start != node.stored_to or not piece.start < piece.stop <= node.end:
+            raise ValueError("the disk has a node's tokens from the first on, without gaps")
+        self.files.hold([piece.record])
+        node.stored.append(piece)
+
+    def drop_stored(self, node: TrieNode, offset: int) -> None:
+        """Note that the disk has none of a node's tokens from an offset on."""
+        kept, gone = cut(node.stored, offset)
+        across = bool(kept and gone and kept[-1].record is gone[0].record)
+        self.files.drop([piece.record for piece in gone[across:]])
+        node.stored = kept
+
+    def set_stored_checkpoint(self, node: TrieNode, record: Record) -> None:
+        """Note that the disk has the whole state at a node's end."""
+        self.drop_stored_checkpoint(node)
+        self.files.hold([record])
+        node.stored_checkpoint = record
+
+    def drop_stored_checkpoint(self, node: TrieNode) -> None:
+        """Note that the disk has not, or no more."""
+        if node.stored_checkpoint is not None:
+            self.files.drop([node.stored_checkpoint])
+            node.stored_checkpoint = None
 
     def nodes(self) -> Iterator[TrieNode]:
         """All nodes but the root, parents before children."""
@@ -254,5 +389,31 @@ def _parent(node: TrieNode) -> TrieNode:
     return node.parent
 
 
-def _size(span: Span | None) -> int:
-    return 0 if span is None else span.nbytes
+def path_tokens(node: TrieNode) -> Tokens:
+    """All tokens from the root to a node's end."""
+    return np.concatenate([part.tokens for part in node.path()])
+
+
+def has_checkpoint(node: TrieNode) -> bool:
+    """Whether the whole state at a node's end is in memory or on disk."""
+    return node.checkpoint is not None or node.stored_checkpoint is not None
+
+
+def mergeable(node: TrieNode) -> bool:
+    """Whether nothing stands at a node's end that needs it to be an end."""
+    return not has_checkpoint(node)
+
+
+def size_in_memory(node: TrieNode) -> Size:
+    """What a node's state takes in memory."""
+    held = Size()
+    if node.span is not None:
+        held += size_of(node.span)
+    if node.checkpoint is not None:
+        held += size_of(node.checkpoint)
+    return held
+
+
+def size_of(state: Span | Checkpoint) -> Size:
+    """What a piece of state takes."""
+    return Size(state.nbytes, state.buffers)

@@ -58,11 +58,18 @@ def serve(
         int | None, typer.Option(help="Most prompt tokens one step computes.")
     ] = None,
     cache_bytes: Annotated[
-        str | None, typer.Option(help="Bytes that cached state may take, such as 4GiB.")
+        str | None, typer.Option(help="Bytes that model state may take, such as 4GiB.")
     ] = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Keep no state between requests.")
     ] = False,
+    disk_dir: Annotated[
+        Path | None, typer.Option(help="Folder for state on disk; no other daemon may use it.")
+    ] = None,
+    disk_bytes: Annotated[
+        str | None, typer.Option(help="Bytes that state on disk may take, such as 50GiB.")
+    ] = None,
+    no_disk: Annotated[bool, typer.Option("--no-disk", help="Keep no state on disk.")] = False,
     checkpoint_interval: Annotated[
         int | None, typer.Option(help="Distance of checkpoints in long prompts, in tokens.")
     ] = None,
@@ -97,6 +104,9 @@ def serve(
         "prefill_chunk": prefill_chunk,
         "cache_bytes": cache_bytes,
         "no_cache": no_cache or None,
+        "disk_dir": None if disk_dir is None else str(disk_dir),
+        "disk_bytes": disk_bytes,
+        "no_disk": no_disk or None,
         "checkpoint_interval": checkpoint_interval,
         "checkpoints_kept": checkpoints_kept,
         "max_batch": max_batch,

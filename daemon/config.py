@@ -56,9 +56,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 512
     cache_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SIZE_PATTERN)] | None,
-        Meta(description="Bytes that cached state may take (4GiB); a quarter of memory if unset."),
+        Meta(description="Bytes that model state may take (4GiB); what the device has if unset."),
     ] = None
     no_cache: Annotated[bool, Meta(description="Keep no state between requests.")] = False
+    disk_dir: Annotated[
+        str | None, Meta(description="Folder for state on disk; no other daemon may use it.")
+    ] = None
+    disk_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SIZE_PATTERN)] | None,
+        Meta(description="Bytes that state on disk may take; a quarter of what is free if unset."),
+    ] = None
+    no_disk: Annotated[bool, Meta(description="Keep no state on disk.")] = False
     checkpoint_interval: Annotated[
         int, Meta(ge=1, description="Distance of checkpoints in long prompts, in tokens.")
     ] = 8192
@@ -105,13 +113,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return Path(self.socket).expanduser() if self.socket else default_socket()
 
     @property
-    def cache_budget(self) -> int:
-        """Bytes that cached state may take."""
-        if self.no_cache:
-            return 0
-        if self.cache_bytes is None:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-        return parse_size(self.cache_bytes)
+    def cache_budget(self) -> int | None:
+        """Bytes that model state may take; None for what the device has."""
+        return None if self.cache_bytes is None else parse_size(self.cache_bytes)
+
+    @property
+    def disk_folder(self) -> Path | None:
+        """Where state is kept on disk; None where it is not."""
+        if self.no_disk or self.no_cache or self.disk_budget == 0:
+            return None
+        if self.disk_dir:
+            return Path(self.disk_dir).expanduser()
+        return platformdirs.user_cache_path("umbel") / "state"
+
+    @property
+    def disk_budget(self) -> int | None:
+        """Bytes that state on disk may take; None for a part of what is free."""
+        return None if self.disk_bytes is None else parse_size(self.disk_bytes)
 
     @property
     def tcp(self) -> tuple[str, int] | None:

@@ -28,7 +28,7 @@ async def private_daemon(model: str) -> AsyncIterator[Client]:
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "umbel", "serve"),
-                *("--model", model, "--socket", str(socket), "--config", os.devnull),
+                *("--model", model, "--socket", str(socket), "--config", os.devnull, "--no-disk"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -9,17 +9,14 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from ..cachestore.prefix_cache import Layout, PrefixCache
 from ..models.errors import ModelError
-from ..models.forward import Forward
 from ..models.loader import LoadedModel, load
 from ..models.runtime import BLAS, backend, release_thread
-from ..scheduler.engine import Engine
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
-from ..scheduler.reuse import PrefixReuse
 from ..scheduler.thread import MLXThread
 from .app import Front
+from .assembly import Assembly, assemble
 from .cache_desk import CacheDesk
 from .config import Settings
 from .errors import SocketError, StartError
@@ -30,6 +27,7 @@ _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
 _THREAD_STOP = 60.0
 _LOAD_STOP = 10.0  # a load cannot be interrupted; a small one ends by itself in this time
 _CONNECTION_CLOSE = 5.0
+_SAVE_GRACE = 10.0  # state that is not written in this time is computed again
 _LINGER = 2.0  # a client still sending a refused body gets this long to read the answer
 
 log = structlog.get_logger()
@@ -62,6 +60,7 @@ class Daemon:
         )
         self._queue = ConversationQueue(settings.max_waiting)
         self._handoff: Handoff | None = None
+        self._assembly: Assembly | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -95,6 +94,8 @@ class Daemon:
             self._handoff.refuse_waiting()
             await self._drain(self._handoff)
         await self._runner.cleanup()
+        if self._assembly is not None:
+            await self._save_state(self._assembly)
         loading = self._front.service is None
         try:
             await asyncio.to_thread(self._thread.stop, _LOAD_STOP if loading else _THREAD_STOP)
@@ -104,6 +105,20 @@ class Daemon:
             # It is inside MLX, and the interpreter cannot end under it in order.
             os._exit(0 if loading else 1)
         log.info("stopped")
+
+    async def _save_state(self, assembly: Assembly) -> None:
+        """Write what is not on disk yet, within the grace, and close the disk tier."""
+        if assembly.pager is None or assembly.disk is None:
+            return
+        end = asyncio.get_running_loop().time() + _SAVE_GRACE
+        try:
+            while await asyncio.wrap_future(self._thread.submit(assembly.pager.save_all)):
+                left = end - asyncio.get_running_loop().time()
+                if left <= 0 or not await asyncio.to_thread(assembly.disk.flush, left):
+                    break
+        except Exception:
+            log.exception("state not saved")
+        await asyncio.to_thread(assembly.disk.close, _SAVE_GRACE)
 
     async def _listen_tcp(self, host: str, port: int) -> None:
         site = web.TCPSite(self._runner, host, port, backlog=BACKLOG)
@@ -124,50 +139,39 @@ class Daemon:
         if self._stop.is_set():
             return
         try:
-            self._serve_model(await loading)
+            await self._serve_model(await loading)
         except ModelError as error:
             raise StartError(str(error)) from error
 
-    def _serve_model(self, loaded: LoadedModel) -> None:
-        self._handoff = Handoff(self._queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
-        exact = self._settings.exact
-        forward, stack = Forward(loaded, exact=exact), loaded.stack
-        cache = PrefixCache(
-            Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints),
-            budget=self._settings.cache_budget,
-            checkpoints_kept=self._settings.checkpoints_kept,
-            grid=self._settings.prefill_chunk if exact else 1,
+    async def _serve_model(self, loaded: LoadedModel) -> None:
+        handoff = Handoff(self._queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
+        assembly = await asyncio.wrap_future(
+            self._thread.submit(
+                assemble,
+                loaded,
+                self._settings,
+                self._queue,
+                handoff.publish,
+                self._thread.wake,
+            )
         )
-        reuse = PrefixReuse(
-            forward,
-            cache,
-            fingerprint=loaded.fingerprint,
-            interval=self._settings.checkpoint_interval,
-        )
-        engine = Engine(
-            forward,
-            reuse,
-            self._queue,
-            self._handoff.publish,
-            eos_ids=loaded.text.eos_ids,
-            prefill_chunk=self._settings.prefill_chunk,
-            max_batch=self._settings.max_batch,
-            max_stall=self._settings.max_stall_ms / 1000,
-            exact=exact,
-        )
-        self._thread.attach(engine.step)
+        self._assembly = assembly
+        self._handoff = handoff
+        self._thread.attach(assembly.engine.step)
         self._front.service = Service(
             loaded,
-            engine,
+            assembly,
             self._queue,
-            self._handoff,
-            CacheDesk(self._thread, cache),
-            batches=forward.batches,
-            exact=exact,
+            handoff,
+            CacheDesk(self._thread, assembly.cache),
+            exact=self._settings.exact,
             request_timeout=self._settings.request_timeout,
         )
         log.info(
-            "ready", model=loaded.name, context=loaded.context_length, cache_bytes=cache.budget
+            "ready",
+            model=loaded.name,
+            context=assembly.context_length,
+            cache_bytes=assembly.governor.budget.nbytes,
         )
 
     async def _drain(self, handoff: Handoff) -> None:

@@ -10,11 +10,11 @@ from ..cachestore.checkpoints import Reason
 from ..models import boundaries
 from ..models.loader import LoadedModel
 from ..scheduler.admission import Admission
-from ..scheduler.engine import Engine
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import RETRY_AFTER, ConversationQueue, queue_full
 from ..scheduler.request import Request
+from .assembly import Assembly
 from .cache_desk import CacheDesk
 from .generation import Generation
 from .metrics import Metrics
@@ -52,30 +52,29 @@ class Service:
     def __init__(
         self,
         loaded: LoadedModel,
-        engine: Engine,
+        assembly: Assembly,
         queue: ConversationQueue,
         handoff: Handoff,
         cache: CacheDesk,
         *,
-        batches: bool,
         exact: bool,
         request_timeout: float,
     ) -> None:
         self.model_name = loaded.name
-        self.context_length = loaded.context_length
+        self.context_length = assembly.context_length
         self.fingerprint = loaded.fingerprint
         self.weight_bytes = loaded.weight_bytes
-        self.batches = batches
+        self.batches = assembly.forward.batches
         self.exact = exact
         self.vocab_size = loaded.text.vocab_size
-        self.engine = engine
+        self.engine = assembly.engine
         self.queue = queue
         self.cache = cache
-        self.metrics = Metrics(engine.statistics, lambda: len(queue))
+        self.metrics = Metrics(self.engine.statistics, lambda: len(queue))
         self._text = loaded.text
         self._stack = loaded.stack
         self._handoff = handoff
-        self._admission = Admission(loaded.context_length)
+        self._admission = Admission(assembly.context_length)
         self._request_timeout = request_timeout
         self._limiter = anyio.CapacityLimiter(_ENCODERS)
 

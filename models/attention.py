@@ -49,9 +49,9 @@ def attention(
         if mask is not None:
             raise NotBatchableError("rows of a batch attend without a mask")
         return cache.attend(queries, keys, scale, sinks)
-    if isinstance(cache, TrunkState) and cache.trunk and mask is None and queries.shape[2] == 1:
-        segments = cache.segments(keys)
-        if segments is not None:
+    if isinstance(cache, TrunkState):
+        segments = cache.segments(keys)  # in any case: what it fetched is let go by it
+        if segments is not None and cache.trunk and mask is None and queries.shape[2] == 1:
             return over_segments(queries, segments, scale, sinks)
     if isinstance(keys, mx.array):
         return blocks.attend(queries, keys, values, scale, mask, sinks)

@@ -9,7 +9,8 @@ import numpy as np
 
 from .softmax import ON_CPU, softmaxes
 
-_BLOCK = 128  # queries at a time: scores stay in the processor's cache, and little is masked
+BLOCK = 128
+"""Queries at a time: scores stay in the processor's cache, and little is masked."""
 
 
 def attend(
@@ -44,15 +45,15 @@ def attend(
     if sinks is not None:
         sinks = sinks.reshape(1, kv_heads, -1, 1, 1)
     outputs = []
-    for start in range(0, count, _BLOCK):
-        end = min(start + _BLOCK, count)
+    for start in range(0, count, BLOCK):
+        end = min(start + BLOCK, count)
         seen = held - count + end if isinstance(mask, str) else held
         block = grouped[:, :, :, start:end].reshape(batch, kv_heads, -1, size)
         scores = block @ keys[:, :, :seen].swapaxes(-1, -2)
         scores = scores.reshape(batch, kv_heads, -1, end - start, seen)
         scores = _masked(scores, mask, start, end)
         outputs.append(_weighted(scores, values[:, :, :seen], sinks))
-        if count > _BLOCK:
+        if count > BLOCK:
             mx.eval(outputs[-1])  # frees the block's scores before the next one's are made
     joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=3)
     return joined.reshape(batch, heads, count, -1)

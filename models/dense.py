@@ -22,6 +22,11 @@ def bucket(count: int) -> int:
     return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size  # noqa: PLR2004
 
 
+def columns_for(count: int) -> int:
+    """How many columns there are where the longest row has `count` tokens."""
+    return bucket(max(count, _LEAST_COLUMNS))
+
+
 class DenseRows:
     """Keys and values of rows, of all layers that keep equally many tokens.
 
@@ -148,7 +153,7 @@ class DenseRows:
 
     def _widen(self, count: int) -> None:
         """Have room for `count` tokens, the oldest first."""
-        columns = min(bucket(max(count, _LEAST_COLUMNS)), self.limit)
+        columns = min(columns_for(count), self.limit)
         for index, tensor in enumerate(self.tensors):
             if tensor is not None:
                 ordered = mx.roll(tensor, -self._next, 2)

@@ -17,5 +17,9 @@ class UnsupportedCacheError(ModelLoadError):
     """A layer keeps its state in a class that is not known here."""
 
 
+class StoredStateError(ValueError):
+    """A file does not hold the state that was saved in it."""
+
+
 class TemplateError(ValueError):
     """The model's chat template refuses these messages."""

@@ -5,19 +5,21 @@ model on tokens that may themselves still be computed; `choose` launches samplin
 `read` waits for the tokens. Between the second and the third comes the next step's `feed`.
 """
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
 import structlog
 
 from .attention import bind
-from .layer_states import LiveStates
+from .footprint import GROWTH, measure
+from .layer_states import Held, LiveStates
 from .loader import LoadedModel
 from .params import Row
 from .probe import batches_exactly
-from .rows import Rows
-from .runtime import launch
+from .rows import LIMIT, Rows
+from .runtime import launch, peak_of, resident_bytes
 from .sampling import Choice, choose
 from .separate import separate
 from .softmax import ON_CPU
@@ -28,6 +30,10 @@ EXACT_ROWS = 8
 
 _LONE_STEPS = 8
 """Steps after which a sequence that decodes alone is worth a copy of what it leases."""
+
+_LEAST_PIECE = 64
+_LEAST_ROW = 64  # tokens; below these, overhead is all there is
+_ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
 
 log = structlog.get_logger()
 
@@ -74,6 +80,8 @@ class Forward:
         batches: whether sequences decode as rows of one batch. A model for which that would
             change answers decodes them one by one.
         shapes: shapes of batches that have been computed with.
+        footprint: what sequences and steps take.
+        resident: bytes that were active when it was made: the weights.
         overlaps: whether the device computes while the host goes on. On the CPU attention
             waits for its scores, so that a step is complete when it has been launched.
     """
@@ -86,8 +94,13 @@ class Forward:
         self._rows: Rows | None = None
         self.shapes: set[tuple[int, ...]] = set()
         self.overlaps = not ON_CPU
+        self._row_limit = LIMIT
+        self._may_join: Callable[[int], bool] = lambda _: True
+        self.resident = resident_bytes()
         bind(loaded.model)
         self.batches = batches_exactly(loaded.model, loaded.stack)
+        self.footprint = measure(loaded.stack, self._prefill, loaded.text.vocab_size, joins=exact)
+        gc.collect()  # rows and the states in them refer to each other
 
     def open(
         self,
@@ -103,9 +116,81 @@ class Forward:
 
         The logits are never asked for, so the output layer does not run.
         """
+        offset = states.offset
+        _, peak = peak_of(lambda: self._prefill(tokens, states))
+        self.footprint.observe(len(tokens), offset, peak)
+
+    def _prefill(self, tokens: Sequence[int], states: LiveStates) -> None:
         self._model(mx.array([tokens]), cache=states.caches)
         states.advanced(len(tokens))
         mx.eval(states.arrays())
+
+    # -- memory ------------------------------------------------------------------------
+
+    def live_within(
+        self, budget: int, *, piece: int, max_batch: int, may_join: Callable[[int], bool]
+    ) -> None:
+        """Have running sequences keep to a budget.
+
+        Args:
+            budget: bytes of all state.
+            piece: bytes that a copy of state may have.
+            max_batch: sequences that run at once.
+            may_join: whether so many bytes may be taken for a lone sequence's keys in one piece.
+        """
+        token = max(1, self.footprint.sizes.token)
+        self._stack.longest = max(_LEAST_PIECE, piece // token)
+        self._may_join = may_join
+        while self._row_limit > _LEAST_ROW and (
+            self._row_limit * token * max_batch * _ROWS_SHARE > budget
+        ):
+            self._row_limit //= 2
+
+    @property
+    def longest_segment(self) -> int:
+        """Tokens that are packed or copied at a time."""
+        return self._stack.longest
+
+    def held_by(self, states: Iterable[LiveStates]) -> Held:
+        """What running sequences have of their own."""
+        parts = [state.held() for state in states]
+        if self._rows is not None:
+            parts.append(self._rows.held())
+        return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))
+
+    def kept_bytes(self, tokens: int) -> int:
+        """What tokens that were computed take once they are stored, in bytes."""
+        return self.footprint.sizes.token * tokens
+
+    def start_need(self, tokens: int, context: int) -> Held:
+        """What a sequence takes that has `tokens` of its `context` left to compute."""
+        return self.footprint.start(tokens, context)
+
+    def chunk_need(self, tokens: int, states: LiveStates) -> Held:
+        """What prefilling so many more tokens takes at its peak."""
+        return self.footprint.chunk(tokens, states)
+
+    def step_need(self, states: Sequence[LiveStates]) -> Held:
+        """What a decode step of these sequences takes at its peak."""
+        sizes = self.footprint.sizes
+        offset = max(state.offset for state in states)
+        rows = len(states)
+        grown = 0
+        if self.batches and rows > 1 and not self._exact:
+            growth = self._open_rows().growth(states)
+            rows = growth.rows
+            if growth.resized:
+                grown = rows * (sizes.token * growth.columns + sizes.whole(offset))
+            grown += growth.sealed * sizes.token * self._row_limit
+            grown += rows * sizes.fixed
+        else:
+            grown = sum(sizes.token * GROWTH for state in states if state.full)
+            grown += len(states) * sizes.whole(offset)
+        # Where the device computes on while the host goes on, two steps are under way.
+        compute = self.footprint.compute(rows, offset) * (2 if self.overlaps else 1)
+        return Held(grown + compute, 2 * sizes.arrays)
+
+    # -- decoding ----------------------------------------------------------------------
 
     def feed(self, entries: Sequence[Entry]) -> Fed:
         """Launch the model on a token of each sequence, and advance their states.
@@ -180,13 +265,12 @@ class Forward:
         asks for all keys in one piece are spared a copy each step.
         """
         states.steps_alone += 1
-        if states.steps_alone == _LONE_STEPS or not self.batches:
+        due = states.steps_alone == _LONE_STEPS or not self.batches
+        if due and not states.joined and self._may_join(self.footprint.sizes.tail(states.offset)):
             states.join()
 
     def _together(self, tokens: mx.array, states: Sequence[LiveStates]) -> mx.array:
-        if self._rows is None:
-            self._rows = Rows(self._stack.open())
-        rows = self._rows
+        rows = self._open_rows()
         try:
             for other in rows.others(states):
                 other.stand_up()
@@ -198,6 +282,11 @@ class Forward:
             raise
         self._note(rows.shape)
         return logits
+
+    def _open_rows(self) -> Rows:
+        if self._rows is None:
+            self._rows = Rows(self._stack.open(), limit=self._row_limit)
+        return self._rows
 
     def _exactly(self, tokens: mx.array, states: Sequence[LiveStates]) -> mx.array:
         parts = []

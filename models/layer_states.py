@@ -10,8 +10,9 @@ row of a batch (see `rows`). It changes over without copying what it leases.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -29,6 +30,18 @@ from .whole import capture
 
 _ADDRESSABLE = (KVCache, QuantizedKVCache)
 _WHOLE = (RotatingKVCache, ArraysCache, ChunkedKVCache)
+
+
+class Held(NamedTuple):
+    """What something takes in memory.
+
+    Attributes:
+        nbytes: its bytes.
+        buffers: its allocations.
+    """
+
+    nbytes: int
+    buffers: int
 
 
 class Seat(Protocol):
@@ -98,10 +111,28 @@ class LiveStates:
     def advanced(self, tokens: int) -> None:
         """Count tokens that the model was just called with."""
         self._offset += tokens
+        for leaf in self.addressable:
+            leaf.let_go()  # where attention is the model's own, nobody else did
 
     def arrays(self) -> list[Any]:
         """Every array of its own caches, to evaluate."""
         return [cache.state for cache in self.caches]
+
+    @property
+    def full(self) -> bool:
+        """Whether its own caches grow with the next token."""
+        return any(
+            leaf.tail.keys is None or leaf.tail.offset >= _rows_of(leaf.tail.keys)
+            for leaf in self.addressable[:1]
+        )
+
+    def held(self) -> Held:
+        """What it has of its own, outside of its seat."""
+        arrays = flat_arrays(self.arrays())
+        return Held(
+            sum(array.nbytes for array in arrays) + sum(span.nbytes for span in self._own),
+            len(arrays) + sum(span.buffers for span in self._own),
+        )
 
     def set_trunk(self, spans: Sequence[PackedSpan]) -> None:
         """Lease other spans: the same tokens, cut or joined elsewhere."""
@@ -136,12 +167,16 @@ class LiveStates:
         if not self.tail_length:
             return
         self._own.append(pack_tail(self.tail()))
-        while len(self._own) > 1 and self._own[-2].length <= 2 * self._own[-1].length:
+        while len(self._own) > 1 and self._worth_joining(*self._own[-2:]):
             last = self._own.pop()
             self._own[-1] = self._own[-1].merge(last)
         if self.seat is not None:
             self.seat.sealed()
         self._start_tails()
+
+    def _worth_joining(self, before: PackedSpan, last: PackedSpan) -> bool:
+        grows = before.length <= 2 * last.length
+        return grows and before.length + last.length <= self._stack.longest
 
     def seal(self) -> PackedSpan | None:
         """Pack all that it does not lease; None where there is nothing.
@@ -157,12 +192,17 @@ class LiveStates:
             whole = whole.merge(part)
         return whole
 
+    @property
+    def joined(self) -> bool:
+        """Whether its keys lie in one piece, in a copy of its own."""
+        return self.caches is not self._with_trunks
+
     def join(self) -> None:
         """Copy the trunk, so that a step reads keys that lie in one piece.
 
         The model is then called with mlx-lm's own caches, which hold all of it.
         """
-        if self.caches is not self._with_trunks:
+        if self.joined:
             return
         for leaf in self.addressable:
             leaf.join()
@@ -214,6 +254,10 @@ class LiveStates:
 class LayerStack:
     """What a model's layers keep, and how to make it live.
 
+    Attributes:
+        longest: tokens up to which a sequence's own segments are joined: what is joined is
+            copied.
+
     Args:
         model: mlx-lm's model.
 
@@ -223,6 +267,7 @@ class LayerStack:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.longest = 1 << 62
         leaves = list(leaves_of(make_prompt_cache(model)))
         unknown = [leaf for leaf in leaves if type(leaf) not in _ADDRESSABLE + _WHOLE]
         if unknown:
@@ -271,10 +316,24 @@ class LayerStack:
         return [revive(cache) for cache in make_prompt_cache(self._model)]
 
 
+def _rows_of(keys: Any) -> int:
+    array = keys if isinstance(keys, mx.array) else keys[0]  # a quantised layer has three
+    return int(array.shape[-2])
+
+
 def _in_one_piece(cache: Any) -> Any:
     if type(cache) is CacheList:
         return CacheList(*[_in_one_piece(part) for part in cache.caches])
     return cache.tail if isinstance(cache, TrunkState) else cache
+
+
+def flat_arrays(nested: Any) -> list[mx.array]:
+    """The arrays of a nested structure; what is no array is left out."""
+    if isinstance(nested, mx.array):
+        return [nested]
+    if isinstance(nested, (list, tuple)):
+        return [array for part in nested for array in flat_arrays(part)]
+    return []
 
 
 def leaves_of(caches: Iterable[Any]) -> Iterator[Any]:

@@ -8,28 +8,45 @@ smaller.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
 from .batch import BatchedRings, BatchedTrunks, DenseLayer, NotBatchableError, Step
-from .dense import DenseRows, bucket
-from .layer_states import LiveStates, leaves_of
+from .dense import DenseRows, bucket, columns_for
+from .layer_states import Held, LiveStates, leaves_of
 from .recurrent import BatchedArrays
 from .sharing import runs
 from .spans import PackedSpan
 from .trunk import Tensors, TrunkState
 from .whole import make_ring, ring_in_order
 
-_OWN = 256  # see Rows
+OWN = 256
+"""See `Rows`."""
 
 _SHARED = 32
 """Tokens of a segment that is not copied, because another row leases it too."""
 
-_LIMIT = 512
+LIMIT = 512
 """Tokens of its own after which a row is sealed into a segment."""
+
+
+class Growth(NamedTuple):
+    """What a step makes of the rows, at most.
+
+    Attributes:
+        rows: there will be.
+        columns: of them.
+        sealed: rows whose tokens become a segment.
+        resized: whether all rows may be copied for it.
+    """
+
+    rows: int
+    columns: int
+    sealed: int
+    resized: bool
 
 
 class Row:
@@ -72,15 +89,17 @@ class Rows:
         own: tokens of its trunk's end, at most, that a row copies so as to read them as its
             own: many short segments of single rows cost more to read one by one than the
             copy takes.
+        limit: tokens of its own after which a row is sealed into a segment.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
 
-    def __init__(self, like: LiveStates, *, own: int = _OWN) -> None:
-        self._own = min(own, _LIMIT // 2)
+    def __init__(self, like: LiveStates, *, own: int = OWN, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._own = min(own, limit // 2)
         self._step = Step()
-        self._tails = DenseRows(_LIMIT)
+        self._tails = DenseRows(limit)
         self._rings: dict[int, DenseRows] = {}
         self._trunks: list[BatchedTrunks] = []
         self._wholes: list[tuple[DenseRows, int] | BatchedArrays] = []
@@ -177,6 +196,23 @@ class Rows:
         if numbers != list(range(self._size)):
             gathered = logits[mx.array(numbers)]
         return gathered
+
+    def held(self) -> Held:
+        """What the rows take in memory."""
+        arrays = self.arrays()
+        return Held(sum(array.nbytes for array in arrays), len(arrays))
+
+    def growth(self, states: Sequence[LiveStates]) -> Growth:
+        """Foretell what a step with these sequences makes of the rows, at most."""
+        newcomers = sum(state.seat is None for state in states)
+        tails = self._tails.lengths if self._tails.tensors else []
+        lengths = [tails[row.number] for row in self._seats.values() if tails]
+        longest = max([*lengths, self._own if newcomers else 0])
+        rows = max(bucket(len(self._seats) + newcomers), self._size)
+        columns = max(min(columns_for(longest + 1), self._limit), self._tails.columns)
+        resized = (rows, columns) != (self._size, self._tails.columns)
+        sealed = sum(length >= self._limit for length in lengths)
+        return Growth(rows, columns, sealed, resized=resized or newcomers > 0)
 
     def arrays(self) -> list[mx.array]:
         """Every array of the rows, to evaluate."""
@@ -294,7 +330,7 @@ class Rows:
 
     def _seal_full_rows(self) -> None:
         for row in self._seats.values():
-            if self._tails.tensors and self._tails.lengths[row.number] >= _LIMIT:
+            if self._tails.tensors and self._tails.lengths[row.number] >= self._limit:
                 row.states.seal_tail()
 
     # -- steps -------------------------------------------------------------------------

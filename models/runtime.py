@@ -1,13 +1,23 @@
 """The mlx runtime of this process: device, memory, and the end of its thread."""
 
+import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from . import BLAS  # the first import of mlx.core must come after the BLAS is chosen
 
 import mlx.core as mx  # isort: skip
+
+T = TypeVar("T")
+
+_NO_LIMIT = 1 << 62
+# Control groups, second version and first; a path is there if the group is limited.
+_GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,59 @@ class MemoryStatistics:
     peak: int
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What the device has for weights and state, in bytes.
+
+    Attributes:
+        name: of the memory.
+        total: all of it.
+        recommended: what one process should use at most.
+        headroom: of that, what is left for activations of other programs and the allocator.
+        buffers: allocations that a process may have.
+    """
+
+    name: str
+    total: int
+    recommended: int
+    headroom: int
+    buffers: int
+
+
+def device_memory() -> DeviceMemory:
+    """Ask the device, or the operating system where MLX computes on the CPU."""
+    info: dict[str, Any] = dict(mx.device_info())
+    buffers = int(info.get("resource_limit") or _NO_LIMIT)
+    if backend() == "cpu":
+        total = _host_memory()
+        # Other programs live here too.
+        return DeviceMemory("host memory", total, total, total // 4, _NO_LIMIT)
+    total = int(info.get("memory_size") or info.get("total_memory") or _host_memory())
+    recommended = int(info.get("max_recommended_working_set_size") or total)
+    headroom = max(1 << 29, recommended // 16)
+    # What a step computes has buffers too: a part is left for them.
+    return DeviceMemory(f"{backend()} memory", total, recommended, headroom, buffers * 3 // 4)
+
+
+def _host_memory() -> int:
+    """Bytes of physical memory, or of this process's control group if that has fewer."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in _GROUP_LIMITS:
+        with suppress(OSError, ValueError):
+            total = min(total, int(Path(limit).read_text()))
+    return total
+
+
+def keep_freed_memory(limit: int) -> None:
+    """Bound the freed buffers that MLX keeps for the next arrays, in bytes."""
+    mx.set_cache_limit(limit)
+
+
+def give_freed_memory_back() -> None:
+    """Return the freed buffers that MLX keeps to the system."""
+    mx.clear_cache()
+
+
 def memory_statistics() -> MemoryStatistics:
     """Read the allocator's counters; cheap, and safe from any thread."""
     return MemoryStatistics(
@@ -32,6 +95,25 @@ def memory_statistics() -> MemoryStatistics:
         cached=mx.get_cache_memory(),
         peak=mx.get_peak_memory(),
     )
+
+
+def peak_of(work: Callable[[], T]) -> tuple[T, int]:
+    """Do something; return what it returned, and the bytes it took for the while.
+
+    These are the most that was active during it, over what was active before or after it.
+    """
+    mx.synchronize()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    result = work()
+    mx.synchronize()
+    return result, mx.get_peak_memory() - max(before, mx.get_active_memory())
+
+
+def resident_bytes() -> int:
+    """Bytes that are active while nothing is computed."""
+    mx.synchronize()
+    return mx.get_active_memory()
 
 
 def backend() -> str:
@@ -71,10 +153,16 @@ def matmul_gflops(size: int = 1024) -> float:
 
 __all__ = [
     "BLAS",
+    "DeviceMemory",
     "MemoryStatistics",
     "backend",
+    "device_memory",
+    "give_freed_memory_back",
+    "keep_freed_memory",
     "launch",
     "matmul_gflops",
     "memory_statistics",
+    "peak_of",
     "release_thread",
+    "resident_bytes",
 ]

@@ -34,9 +34,24 @@ class PackedSpan:
         self.length = int(arrays[0].shape[-2])
 
     @property
+    def arrays(self) -> list[mx.array]:
+        """The packed arrays, `[rows, heads, tokens, size]` each."""
+        return self._arrays
+
+    @property
+    def places(self) -> Places:
+        """Where each layer's tensors are."""
+        return self._places
+
+    @property
     def nbytes(self) -> int:
         """What it takes in memory."""
         return sum(array.nbytes for array in self._arrays)
+
+    @property
+    def buffers(self) -> int:
+        """In how many allocations."""
+        return len(self._arrays)
 
     def layer(self, index: int) -> Tensors:
         """One layer's tensors, `[1, heads, tokens, size]` each, as views.
@@ -46,6 +61,19 @@ class PackedSpan:
         if index not in self._layers:
             self._layers[index] = _views(self._arrays, self._places[index])
         return self._layers[index]
+
+    def first(self, count: int) -> Self:
+        """Keep the first tokens only, in buffers of their own."""
+        kept = [mx.contiguous(array[..., :count, :]) for array in self._arrays]
+        mx.eval(kept)
+        self.close()
+        return type(self)(kept, self._places)
+
+    def copy(self, start: int, stop: int) -> Self:
+        """Copy some of its tokens."""
+        copied = [mx.contiguous(array[..., start:stop, :]) for array in self._arrays]
+        mx.eval(copied)
+        return type(self)(copied, self._places)
 
     def split(self, at: int) -> tuple[Self, Self]:
         """Cut into `[0, at)` and `[at, length)`, each with buffers of its own."""
@@ -97,6 +125,26 @@ class WholeCheckpoint:
     def nbytes(self) -> int:
         """What it takes in memory."""
         return sum(array.nbytes for array in self._arrays)
+
+    @property
+    def buffers(self) -> int:
+        """In how many allocations."""
+        return len(self._arrays)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The packed arrays."""
+        return self._arrays
+
+    @property
+    def places(self) -> Places:
+        """Where each leaf's arrays are."""
+        return self._places
+
+    @property
+    def records(self) -> list[Record]:
+        """What each leaf is besides its arrays."""
+        return self._records
 
     def rewinds_to(self, offset: int) -> bool:
         """Whether every leaf can restore this earlier offset exactly."""

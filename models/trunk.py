@@ -110,12 +110,18 @@ class TrunkState:
     def segments(self, keys: Any) -> list[Tensors] | None:
         """Trunk and tail one by one, if `keys` is what was fetched last; else None.
 
-        Lets go of what was fetched, so that the next write is in place.
+        Lets go of what was fetched: the join would stay in memory, for all layers at once, and
+        the next write would not be in place.
         """
-        fetched, self._fetched = self._fetched, None
+        fetched = self.let_go()
         if fetched is None or fetched[0] is not keys:
             return None
         return [*self.trunk, self._held()]
+
+    def let_go(self) -> Any:
+        """Forget what was fetched last, and return it."""
+        fetched, self._fetched = self._fetched, None
+        return fetched
 
     def empty(self) -> bool:
         """Whether it holds no token."""
@@ -156,6 +162,7 @@ class QuantizedTrunkState(TrunkState):
     def segments(self, keys: Any) -> None:
         """Nothing: quantised segments are read in one piece."""
         del keys
+        self.let_go()
 
 
 def trunk_state(like: Any, trunk: Sequence[Tensors]) -> TrunkState:

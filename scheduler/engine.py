@@ -9,14 +9,17 @@ import structlog
 
 from ..cachestore.prefix_cache import CacheStatistics
 from ..models.params import Token
-from .errors import ComputationError, DeadlineExceededError, RequestError
+from .errors import ComputationError, DeadlineExceededError, RequestError, UnavailableError
 from .forward import Choice, Fed, Forward
-from .policy import Batch, StallBound, plan
-from .queue import ConversationQueue
+from .memory import MemoryPlanner
+from .policy import Batch, StallBound
+from .queue import RETRY_AFTER, ConversationQueue
 from .request import Event, Finished, FinishReason, Started, TokenEvent
 from .reuse import PrefixReuse
+from .roster import Roster
 from .sequence import Sequence, SequenceStatus
 from .statistics import EngineStatistics, describe
+from .thread import Pace
 
 log = structlog.get_logger()
 
@@ -33,6 +36,7 @@ class Engine:
     Args:
         forward: the model.
         reuse: the cache of its state.
+        memory: says what fits.
         queue: where sequences wait.
         publish: takes each step's events; must not block.
         eos_ids: tokens that end an answer.
@@ -48,6 +52,7 @@ class Engine:
         self,
         forward: Forward,
         reuse: PrefixReuse,
+        memory: MemoryPlanner,
         queue: ConversationQueue,
         publish: Publish,
         *,
@@ -60,15 +65,16 @@ class Engine:
     ) -> None:
         self._forward = forward
         self._reuse = reuse
+        self._memory = memory
         self._queue = queue
+        self._roster = Roster(queue, reuse, memory, max_batch)
         self._publish = publish
         self._eos_ids = eos_ids
         self._prefill_chunk = prefill_chunk
-        self._max_batch = max_batch
         self._stall = StallBound(max_stall)
         self._exact = exact
         self._clock = clock
-        self._running: list[Sequence] = []
+        self._running = self._roster.running
         self._drawn: tuple[Choice, list[Sequence]] | None = None  # launched, not read yet
         self._events: list[tuple[Sequence, Event]] = []
         self._totals = Counter[str]()
@@ -77,30 +83,73 @@ class Engine:
         self._last_step_at = clock()
         self._publish_statistics()
 
-    def step(self) -> bool:
-        """Do one step's work. False when there was none."""
+    def step(self) -> Pace:
+        """Do one step's work, and say when the next one is due."""
         if not self._running:
             self._last_step_at = self._clock()  # it was idle until now, not stalled
-        batch = self._schedule()
+        reading = self._reuse.page()
+        self._admit()
+        batch = self._afford()
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
-        self._run(batch)
-        self._publish_step()
-        if not self._running:
+        if batch is not None:
+            self._run(batch)
+        self._memory.enter(self._running)
+        if self._drawn is None or not self._running:
             self._drawn = None  # whom it was for has left
-        return bool(self._running) or len(self._queue) > 0
+            self._memory.settle()
+        self._publish_step()
+        if self._running or self._roster.paused or reading:
+            return Pace.BUSY
+        if not len(self._queue):
+            return Pace.IDLE
+        return Pace.WAITING if self._roster.paging else Pace.BUSY
 
     def statistics(self) -> EngineStatistics:
         """Read the last published statistics. Safe to call from any thread."""
         return self._statistics
 
-    def _schedule(self) -> Batch:
+    def _admit(self) -> None:
         self._drop_ended()
-        while len(self._running) < self._max_batch and (
-            sequence := self._queue.take(lambda s: not self._reuse.shall_wait(s, self._running))
-        ):
-            self._begin(sequence)
-        self._reuse.refresh(self._running)
-        return plan(self._running, self._chunk())
+        while True:
+            while sequence := self._roster.start_next():
+                self._begin(sequence)
+            stuck = self._roster.stuck()
+            if stuck is None:
+                return
+            self._finish(stuck, FinishReason.ERROR, self._no_room(stuck))
+
+    def _afford(self) -> Batch | None:
+        """Plan what fits, and pause who must make room for it, the youngest first."""
+        while self._running:
+            self._reuse.refresh(self._running)
+            batch = self._memory.afford(self._running, self._chunk())
+            if batch is not None:
+                return batch
+            youngest = self._roster.youngest()
+            if youngest is None:
+                alone = self._running[0]
+                self._finish(alone, FinishReason.ERROR, self._no_room(alone))
+            else:
+                self._pause(youngest)
+        return None
+
+    def _pause(self, sequence: Sequence) -> None:
+        """Leave a sequence's state to the cache until there is room for it again."""
+        self._collect()
+        if sequence not in self._running:
+            return  # it was complete with the token that was on its way
+        self._roster.pause(sequence)
+        self._keep(sequence, trusted=True)
+        sequence.pause(replay=self._exact)
+        self._memory.enter(self._running)
+        self._count(preemptions=1)
+
+    def _no_room(self, sequence: Sequence) -> UnavailableError:
+        return UnavailableError(
+            f"memory is short: the request needs {self._memory.needed(sequence)} bytes of "
+            f"{self._memory.budget} that may be used at present; try again later",
+            retry_after=RETRY_AFTER,
+        )
 
     def _chunk(self) -> int:
         if self._exact:
@@ -112,29 +161,25 @@ class Engine:
         now = self._clock()
         for sequence in self._queue.expired(now):
             self._finish(sequence, FinishReason.ERROR, _late(sequence))
-        for sequence in tuple(self._running):
+        for sequence in (*self._running, *self._roster.paused):
             if sequence.cancelled:
                 self._finish(sequence, FinishReason.CANCELLED)
             elif sequence.request.deadline <= now and sequence.wants_more:
                 self._finish(sequence, FinishReason.ERROR, _late(sequence))
 
     def _begin(self, sequence: Sequence) -> None:
-        self._running.append(sequence)
         self._publish_statistics()
+        resumes = sequence.status is SequenceStatus.PAUSED
         self._guarded(sequence, self._reuse.begin)
         if sequence.status is SequenceStatus.FINISHED:
             return
         sequence.status = SequenceStatus.PREFILL
-        self._events.append(
-            (
-                sequence,
-                Started(sequence.num_matched_tokens, sequence.num_cached_tokens, self._clock()),
-            )
-        )
-        self._count(
-            prompt_tokens=sequence.num_prompt_tokens,
-            prompt_tokens_cached=sequence.num_cached_tokens,
-        )
+        self._memory.enter(self._running)
+        if resumes:
+            return
+        started = Started(sequence.matched, sequence.cached, self._clock())
+        self._events.append((sequence, started))
+        self._count(prompt_tokens=sequence.num_prompt_tokens, prompt_tokens_cached=sequence.cached)
 
     def _run(self, batch: Batch) -> None:
         """Launch this step's decode, then see to what the last one brought."""
@@ -154,7 +199,7 @@ class Engine:
 
     def _prefill(self, sequence: Sequence, end: int) -> None:
         start, began = sequence.num_computed_tokens, self._clock()
-        self._forward.prefill(sequence.request.prompt[start:end], sequence.states)
+        self._forward.prefill(sequence.tokens[start:end].tolist(), sequence.states)
         sequence.num_computed_tokens = end
         self._stall.observe(end - start, self._clock() - began)
         self._count(prefill_tokens=end - start)
@@ -188,7 +233,9 @@ class Engine:
         going = {n: s for n, s in enumerate(sequences) if s.status is SequenceStatus.DECODE}
         for sequence in going.values():
             self._guarded(sequence, self._reuse.advanced)
-        going = {n: s for n, s in going.items() if s.status is SequenceStatus.DECODE}
+        going = {
+            n: s for n, s in going.items() if s.status is SequenceStatus.DECODE and not s.replays
+        }
         if not going:
             return
         choice = self._forward.choose(fed, {n: s.row for n, s in going.items()})
@@ -249,9 +296,8 @@ class Engine:
         self, sequence: Sequence, reason: FinishReason, error: RequestError | None = None
     ) -> None:
         """End a sequence: free what it holds, let its conversation go on, say so."""
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self._queue.release(sequence)
+        if sequence in self._roster:
+            self._roster.remove(sequence)
             self._keep(sequence, trusted=not isinstance(error, ComputationError))
         sequence.status = SequenceStatus.FINISHED
         sequence.states = None
@@ -275,8 +321,10 @@ class Engine:
         self._statistics = EngineStatistics(
             **self._totals,
             batch_shapes=len(self._forward.shapes),
+            page_ins=self._reuse.page_ins,
             cache=self._cache,
-            running=tuple(describe(sequence) for sequence in self._running),
+            memory=self._memory.use(),
+            running=tuple(map(describe, (*self._running, *self._roster.paused))),
             steps=self._steps,
             last_step_at=self._last_step_at,
         )

@@ -1,5 +1,6 @@
 """What the engine asks of a model."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ..models.params import Row, Token
@@ -39,6 +40,26 @@ class Forward(Protocol):
 
     shapes: set[tuple[int, ...]]
     overlaps: bool
+
+    def held_by(self, states: Iterable[Any]) -> tuple[int, int]:
+        """What running sequences have of their own: bytes, and allocations."""
+        ...
+
+    def kept_bytes(self, tokens: int) -> int:
+        """What tokens that were computed take once they are stored, in bytes."""
+        ...
+
+    def start_need(self, tokens: int, context: int) -> tuple[int, int]:
+        """What a sequence takes that has `tokens` of its `context` left to compute."""
+        ...
+
+    def chunk_need(self, tokens: int, states: Any) -> tuple[int, int]:
+        """What prefilling so many tokens takes at its peak."""
+        ...
+
+    def step_need(self, states: list[Any]) -> tuple[int, int]:
+        """What a decode step takes at its peak."""
+        ...
 
     def prefill(self, tokens: list[int], states: Any) -> None:
         """Advance `states` over `tokens`."""

@@ -40,7 +40,7 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
     start = prefill.num_computed_tokens
     grid = (start // prefill_chunk + 1) * prefill_chunk
     border = next((offset for offset in prefill.borders if offset > start), grid)
-    return Batch(prefill, min(grid, border, prefill.num_prompt_tokens - 1), decode)
+    return Batch(prefill, min(grid, border, len(prefill.tokens) - 1), decode)
 
 
 class StallBound:

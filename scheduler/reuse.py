@@ -4,18 +4,29 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
+from ..cachestore.fetcher import Fetching
 from ..cachestore.lease import Lease
-from ..cachestore.prefix_cache import CacheStatistics, Namespace, PrefixCache
+from ..cachestore.pager import Pager
+from ..cachestore.prefix_cache import CacheStatistics, Known, Namespace, PrefixCache
 from ..cachestore.state import Checkpoint, Span
 from ..cachestore.trie import as_tokens, common_length
-from .sequence import Sequence
+from .sequence import Sequence, SequenceStatus
+
+_PAGE_INS = 3
+"""Attempts to read a request's state from disk, after which it starts with what there is."""
 
 _WORTH_WAITING = 32
 """Tokens of common prompt for which a request waits for another's prefill."""
 
 
 class LiveStates(Protocol):
-    """A running sequence's state; `models.layer_states.LiveStates` is the real one."""
+    """A running sequence's state; `models.layer_states.LiveStates` is the real one.
+
+    Attributes:
+        tail_length: tokens whose state it has of its own.
+    """
+
+    tail_length: int
 
     def set_trunk(self, spans: Any) -> None:
         """Read the leased tokens from other spans."""
@@ -51,22 +62,36 @@ class PrefixReuse:
 
     Args:
         opener: the model.
-        cache: of the model's state. With a budget of 0 nothing is captured or kept.
+        cache: of the model's state.
         fingerprint: of the model.
         interval: distance of the checkpoint grid in prompts, in tokens.
+        keeps: without it nothing is captured or kept.
+        piece: tokens of a prompt's state that become a piece of the cache before the prompt
+            is complete: what is packed is copied, and copies must be short.
+        pager: of the cache, if there is a disk tier.
 
     If the cache has a grid, only prefill's whole pieces of it are shared: what they hold does
     not depend on where a prompt goes on, nor on what decoding adds.
     """
 
     def __init__(
-        self, opener: Opener, cache: PrefixCache, *, fingerprint: str, interval: int
+        self,
+        opener: Opener,
+        cache: PrefixCache,
+        *,
+        fingerprint: str,
+        interval: int,
+        keeps: bool = True,
+        piece: int = 1 << 62,
+        pager: Pager | None = None,
     ) -> None:
         self._opener = opener
         self._cache = cache
         self._fingerprint = fingerprint
         self._interval = interval
-        self._keeps = cache.budget > 0
+        self._keeps = keeps
+        self._piece = piece
+        self._pager = pager
         self._splits = cache.splits
         self._captures = self._keeps and cache.layout.checkpoints
         self._grid = cache.grid
@@ -78,6 +103,8 @@ class PrefixReuse:
         sequence.lease = lease
         sequence.states = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
         sequence.num_computed_tokens = sequence.frontier = lease.cached
+        if sequence.status is SequenceStatus.WAITING:
+            sequence.matched, sequence.cached = lease.matched, lease.cached
         if self._captures:
             borders = prompt_offsets(
                 lease.total,
@@ -106,8 +133,30 @@ class PrefixReuse:
         shared = shared // self._grid * self._grid
         if shared < _WORTH_WAITING:
             return False
-        known = self._cache.known(self._namespace(sequence), sequence.tokens)
-        return shared - known >= _WORTH_WAITING
+        return shared - self.known(sequence).tokens >= _WORTH_WAITING
+
+    def page_in(self, sequence: Sequence) -> bool:
+        """Have what is on disk of a sequence's tokens read; whether to wait for it.
+
+        It may be paged out again before the sequence starts, so this is not tried for ever.
+        """
+        if self._pager is None or sequence.page_ins > _PAGE_INS:
+            return False
+        fetching = self._pager.want(self._namespace(sequence), sequence.tokens)
+        sequence.page_ins += fetching is Fetching.BEGUN
+        return fetching is not Fetching.NOTHING and sequence.page_ins <= _PAGE_INS
+
+    def page(self) -> bool:
+        """Move state to and from the disk; whether there is more to do at once."""
+        if self._pager is None:
+            return False
+        self._pager.step()
+        return self._pager.ready
+
+    @property
+    def page_ins(self) -> int:
+        """States that were read back from disk."""
+        return 0 if self._pager is None else self._pager.page_ins
 
     def refresh(self, running: Iterable[Sequence]) -> None:
         """Have sequences read spans that were cut under them where they lie now."""
@@ -119,18 +168,18 @@ class PrefixReuse:
                 sequence.states.set_trunk(sequence.lease.spans())
 
     def prefilled(self, sequence: Sequence) -> None:
-        """Give the prompt's state to the cache once it is complete, for others to share.
+        """Give the prompt's state to the cache, for others to share.
 
-        On a grid, complete is what ends on it: the rest is never shared.
+        It goes piece by piece, and what is left when it is complete. On a grid, complete is
+        what ends on it: the rest is never shared.
         """
         lease = sequence.lease
         if lease is None or not self._keeps or sequence.num_computed_tokens <= lease.held:
             return
-        if self._grid > 1:
-            last = (sequence.num_prompt_tokens - 1) // self._grid * self._grid
-            if sequence.num_computed_tokens != last:
-                return
-        elif sequence.num_left_to_prefill:
+        offset, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
+        ends = offset == last // self._grid * self._grid
+        full = sequence.states.tail_length >= self._piece and not offset % self._grid
+        if not (ends or full):
             return
         lease.publish(as_tokens(sequence.computed), sequence.states.seal())
         sequence.states.drop_tail(lease.spans())
@@ -171,6 +220,10 @@ class PrefixReuse:
         if self._captures and offset - sequence.frontier >= FINAL_AFTER and not taken:
             self._capture(sequence, Reason.FINAL)
         lease.close(as_tokens(sequence.computed), sequence.states.seal())
+
+    def known(self, sequence: Sequence) -> Known:
+        """How much of a sequence is in the cache. Refreshes nothing."""
+        return self._cache.known(self._namespace(sequence), sequence.tokens)
 
     def statistics(self) -> CacheStatistics:
         """Describe the cache. Costs a walk over its nodes."""

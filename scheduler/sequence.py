@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(enum.StrEnum):
-    """Where a sequence stands; it only ever moves down this list."""
+    """Where a sequence stands. It moves down this list; a paused one starts again."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
+    PAUSED = "paused"
     FINISHED = "finished"
 
 
@@ -28,7 +29,10 @@ class Sequence:
     next step.
 
     Attributes:
-        tokens: the prompt as the cache wants it.
+        tokens: what is prefilled, as the cache wants it: the prompt, and what was answered
+            before a pause.
+        matched: prompt tokens that the trie recognised when it first started.
+        cached: prompt tokens whose state was restored then.
         output: token ids of the answer so far.
         drawn: the token after these, while it is chosen and not read yet.
         end_token: the token that ended the answer; it is no part of it.
@@ -47,7 +51,9 @@ class Sequence:
         self.output: list[int] = []
         self.drawn: Any = None
         self.end_token: int | None = None
+        self.matched = self.cached = 0
         self.num_computed_tokens = 0
+        self.page_ins = 0
         self.lease: Lease | None = None
         self.borders: dict[int, Reason] = {}
         self.frontier = 0
@@ -59,16 +65,6 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def num_matched_tokens(self) -> int:
-        """Prompt tokens the trie recognised."""
-        return 0 if self.lease is None else self.lease.matched
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens whose state was restored."""
-        return 0 if self.lease is None else self.lease.cached
-
-    @property
     def computed(self) -> list[int]:
         """The tokens whose state `states` holds."""
         end = [] if self.end_token is None else [self.end_token]
@@ -76,15 +72,35 @@ class Sequence:
 
     @property
     def num_left_to_prefill(self) -> int:
-        """Prompt tokens before the last; the last one is decoded, for its logits."""
-        return max(0, self.num_prompt_tokens - 1 - self.num_computed_tokens)
+        """Tokens to prefill before the last; the last one is decoded, for its logits."""
+        return max(0, len(self.tokens) - 1 - self.num_computed_tokens)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the token after those that were fed is known, from before a pause."""
+        return self.num_computed_tokens < self.num_prompt_tokens + len(self.output)
+
+    def pause(self, *, replay: bool) -> None:
+        """Give up all state, and be ready to start again.
+
+        Args:
+            replay: what was answered is decoded again, not prefilled, so that each token is
+                computed as it was the first time.
+        """
+        self.status = SequenceStatus.PAUSED
+        answered = [] if replay else self.output
+        self.tokens = as_tokens([*self.request.prompt, *answered])
+        self.num_computed_tokens = 0
+        self.drawn = self.states = self.lease = None
+        self.borders = {}
 
     @property
     def next_token(self) -> Any:
         """The token that the next decode step feeds: an id, or one that is still computed."""
         if self.drawn is not None:
             return self.drawn
-        return self.output[-1] if self.output else self.request.prompt[-1]
+        place = self.num_computed_tokens - self.num_prompt_tokens
+        return self.output[place] if place >= 0 else self.request.prompt[-1]
 
     @property
     def wants_more(self) -> bool:

@@ -19,6 +19,28 @@ class SequenceStatistics(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
+class MemoryUse(msgspec.Struct, frozen=True):
+    """The ledger, in bytes; `buffers` counts allocations.
+
+    Attributes:
+        budget: what all of it may take at present; less than was configured while the
+            system is short of memory.
+        kv: of stored and leased tokens.
+        checkpoint: of whole states, stored or captured.
+        tail: what running sequences have of their own.
+        paging: on its way to disk, and nowhere else.
+        transient: set aside for the step that runs.
+    """
+
+    budget: int = 0
+    kv: int = 0
+    checkpoint: int = 0
+    tail: int = 0
+    paging: int = 0
+    transient: int = 0
+    buffers: int = 0
+
+
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has done and is doing, as of its last step.
 
@@ -27,6 +49,9 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
         last_step_at: the engine's clock at the end of the last step, or when work came to an
             idle engine, in seconds.
         batch_shapes: shapes of batches that were computed with so far.
+        preemptions: pauses of running sequences for lack of memory.
+        page_ins: states that were read back from disk.
+        memory: what model state takes.
         cache: as of the end of the last sequence.
     """
 
@@ -38,6 +63,9 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int = 0
     generation_tokens: int = 0
     batch_shapes: int = 0
+    preemptions: int = 0
+    page_ins: int = 0
+    memory: MemoryUse = MemoryUse()
     cache: CacheStatistics = CacheStatistics()
 
 
@@ -49,7 +77,7 @@ def describe(sequence: Sequence) -> SequenceStatistics:
         conversation=sequence.request.conversation,
         status=sequence.status,
         prompt_tokens=sequence.num_prompt_tokens,
-        cached_tokens=sequence.num_cached_tokens,
+        cached_tokens=sequence.cached,
         computed_tokens=sequence.num_computed_tokens,
         output_tokens=len(sequence.output),
     )

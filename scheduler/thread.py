@@ -4,6 +4,7 @@ MLX's streams belong to the thread that made them: a lazy array can be evaluated
 other. So load, prefill, decode and every read of an array happen here.
 """
 
+import enum
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +16,20 @@ import structlog
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_SOON = 0.5  # seconds
+
 log = structlog.get_logger()
+
+
+class Pace(enum.IntEnum):
+    """When a worker's next step is due. True where it has something to do."""
+
+    IDLE = 0
+    """When it is woken."""
+    BUSY = 1
+    """At once."""
+    WAITING = 2
+    """When it is woken, and soon in any case: what it waits for may never come."""
 
 
 class ThreadStoppedError(RuntimeError):
@@ -35,7 +49,7 @@ class MLXThread:
 
     def __init__(self, on_exit: Callable[[], None]) -> None:
         self._on_exit = on_exit
-        self._work: Callable[[], bool] | None = None
+        self._work: Callable[[], int] | None = None
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._condition = threading.Condition()
         self._woken = False
@@ -46,11 +60,8 @@ class MLXThread:
         """Start the thread; once."""
         self._thread.start()
 
-    def attach(self, work: Callable[[], bool]) -> None:
-        """Run `work` whenever no call waits, for as long as it returns True.
-
-        After it returned False it is run again when `wake` is called.
-        """
+    def attach(self, work: Callable[[], int]) -> None:
+        """Run `work` whenever no call waits, at the pace that it returns."""
         with self._condition:
             self._work = work
         self.wake()
@@ -123,17 +134,21 @@ class MLXThread:
 
     def _run(self) -> None:
         try:
-            busy = False
-            while self._wait(busy=busy):
-                busy = self._run_next_job() or self._step()
+            pace = Pace.IDLE
+            while self._wait(pace):
+                pace = Pace.BUSY if self._run_next_job() else Pace(self._step())
         finally:
             self._work = None
             self._on_exit()
 
-    def _wait(self, *, busy: bool) -> bool:
+    def _wait(self, pace: Pace) -> bool:
         """Sleep until there is something to do; False when the thread shall end."""
         with self._condition:
-            self._condition.wait_for(lambda: busy or self._stopping or self._woken or self._jobs)
+            if pace is not Pace.BUSY:
+                self._condition.wait_for(
+                    lambda: self._stopping or self._woken or self._jobs,
+                    _SOON if pace is Pace.WAITING else None,
+                )
             self._woken = False
             return not self._stopping
 
@@ -153,10 +168,10 @@ class MLXThread:
         del future, fn
         return True
 
-    def _step(self) -> bool:
+    def _step(self) -> int:
         work = self._work
         if work is None:
-            return False
+            return Pace.IDLE
         try:
             return work()
         except BaseException:
@@ -164,4 +179,4 @@ class MLXThread:
             # extension is no Exception) must not end the thread, nor be repeated at once
             # for ever.
             log.exception("step failed")
-            return False
+            return Pace.IDLE

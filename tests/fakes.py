@@ -4,13 +4,16 @@ import asyncio
 import threading
 import weakref
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NamedTuple, cast
 
+from umbel.cachestore.governor import Governor
+from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import Layout, PrefixCache
 from umbel.models.params import Row, SamplingParams, Token
 from umbel.scheduler.handoff import EventChannel
+from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.request import Event, Finished, FinishReason, Request
 from umbel.scheduler.reuse import PrefixReuse
 
@@ -129,6 +132,28 @@ class FakeForward:
         self.fed.append(state.tokens)
         return state
 
+    def held_by(self, states: Iterable[FakeState]) -> tuple[int, int]:
+        """Fakes take a byte a token."""
+        return sum(len(state.tokens) for state in states), 0
+
+    def kept_bytes(self, tokens: int) -> int:
+        """A byte a token."""
+        return tokens
+
+    def start_need(self, tokens: int, context: int) -> tuple[int, int]:
+        """What is left to compute."""
+        del context
+        return tokens, 0
+
+    def chunk_need(self, tokens: int, states: FakeState) -> tuple[int, int]:
+        """What is computed."""
+        del states
+        return tokens, 0
+
+    def step_need(self, states: list[FakeState]) -> tuple[int, int]:
+        """A token each."""
+        return len(states), 0
+
     def prefill(self, tokens: list[int], states: FakeState) -> None:
         """Advance `states` over `tokens`."""
         start = len(states.tokens)
@@ -180,10 +205,19 @@ async def read(channel: EventChannel) -> list[Event]:
     return events
 
 
-def no_reuse(forward: FakeForward) -> PrefixReuse:
+class Unkept(NamedTuple):
+    """What an engine asks of the cache's side."""
+
+    reuse: PrefixReuse
+    memory: MemoryPlanner
+
+
+def no_reuse(forward: FakeForward, budget: int = 1 << 40) -> Unkept:
     """A cache that keeps nothing, for tests of what stands around it."""
-    cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=0)
-    return PrefixReuse(forward, cache, fingerprint="fake", interval=8192)
+    cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
+    reuse = PrefixReuse(forward, cache, fingerprint="fake", interval=8192, keeps=False)
+    governor = Governor(cache, Size(budget, 1 << 40))
+    return Unkept(reuse, MemoryPlanner(governor, forward, fixed_chunks=False))
 
 
 class FakeClock:

@@ -102,6 +102,17 @@ class FakeSpan:
         """What it would take in memory."""
         return self._each * len(self.tokens)
 
+    @property
+    def buffers(self) -> int:
+        """In how many allocations."""
+        return 2
+
+    def first(self, count: int) -> Self:
+        """Keep the first tokens; there must be some, and some that go."""
+        assert 0 < count < self.length, f"keep {count} of {self.length}"
+        self.close()
+        return self._new(self._tokens[:count])
+
     def split(self, at: int) -> tuple[Self, Self]:
         """Cut in two; both must hold something."""
         assert 0 < at < self.length, f"cut at {at} of {self.length}"
@@ -158,6 +169,11 @@ class FakeCheckpoint:
         """What it would take in memory."""
         self._check()
         return self._nbytes
+
+    @property
+    def buffers(self) -> int:
+        """In how many allocations."""
+        return 3
 
     def rewinds_to(self, offset: int) -> bool:
         """Whether nothing was overwritten yet that `offset` needs."""

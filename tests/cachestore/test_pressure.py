@@ -92,13 +92,13 @@ def test_no_wrong_state_under_pressure(stack: Stack, share: float) -> None:
 class Unpinned(PrefixCache):
     """A cache that evicts what is leased, as if the pin did not exist."""
 
-    def evict(self, budget: int) -> None:
+    def evict(self, budget: int, buffers: int = 1 << 62) -> None:
         """Evict as if nobody held anything."""
         nodes = [node for _, trie in self.tries() for node in trie.nodes()]
         pins = [node.pins for node in nodes]
         for node in nodes:
             node.pins = 0
-        super().evict(budget)
+        super().evict(budget, buffers)
         for node, held in zip(nodes, pins, strict=True):
             node.pins = held
 

@@ -124,13 +124,14 @@ def test_no_cache(short_path: Path, long_tiny_dir: Path) -> None:
 
 
 def test_small_budget_is_kept(short_path: Path, long_tiny_dir: Path) -> None:
-    """Stored state stays within --cache-bytes; answers stay the same."""
-    with running(short_path, long_tiny_dir, "--cache-bytes", "80KiB") as daemon:
-        answers = [ask(daemon, f"question {i % 5}")["choices"] for i in range(15)]
+    """All state stays within --cache-bytes; answers stay the same."""
+    with running(short_path, long_tiny_dir, "--cache-bytes", "3MiB", "--no-disk") as daemon:
+        questions = [f"{i % 5} " + "question " * 200 for i in range(15)]
+        answers = [ask(daemon, question)["choices"] for question in questions]
         assert answers[:5] == answers[5:10] == answers[10:]
-        shape = daemon.status()["engine"]["cache"]
-        assert 0 < shape["span_bytes"] <= 80 * 1024
-        assert shape["evictions"] > 0
+        engine = daemon.status()["engine"]
+        assert 0 < engine["cache"]["span_bytes"] <= engine["memory"]["budget"] == 3 * 2**20
+        assert engine["cache"]["evictions"] > 0
 
 
 def test_interrupted_requests_leave_no_lease(daemon: RunningDaemon) -> None:

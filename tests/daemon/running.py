@@ -125,7 +125,11 @@ def spawn(
     """Start a daemon without waiting for it to be ready."""
     path, log = folder / "run" / "u.sock", folder / "log"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UMBEL_")}
-    environment |= {"XDG_CONFIG_HOME": str(folder / "config"), **(env or {})}
+    environment |= {
+        "XDG_CONFIG_HOME": str(folder / "config"),
+        "UMBEL_DISK_DIR": str(folder / "disk"),  # each its own
+        **(env or {}),
+    }
     command = [sys.executable, "-m", "umbel", "serve", "--model", str(model)]
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from umbel.models.forward import Forward
 from umbel.models.layer_states import LayerStack, LiveStates
-from umbel.models.rows import Rows
+from umbel.models.rows import LIMIT, Rows
 from umbel.models.spans import PackedSpan, WholeCheckpoint
 
 from .. import zoo
@@ -58,7 +58,13 @@ class Party:
     """
 
     def __init__(
-        self, name: str, seed: int = 0, *, own: int | None = None, **overrides: Any
+        self,
+        name: str,
+        seed: int = 0,
+        *,
+        own: int | None = None,
+        limit: int = LIMIT,
+        **overrides: Any,
     ) -> None:
         self.model = zoo.make(name, **overrides)
         self.stack = LayerStack(self.model)
@@ -67,7 +73,7 @@ class Party:
         self.forward = Forward(cast("Any", loaded))
         assert self.forward.batches
         if own is not None:
-            self.forward._rows = Rows(self.stack.open(), own=own)
+            self.forward._rows = Rows(self.stack.open(), own=own, limit=limit)
         self.rng = random.Random(seed)  # noqa: S311  (not a secret)
         self.agents: list[Agent] = []
 

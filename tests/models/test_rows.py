@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from umbel.models import rows as module
-from umbel.models.rows import _OWN, _SHARED
+from umbel.models.rows import _SHARED, OWN
 
 from .party import NAMES, Agent, Branch, Party
 
@@ -57,8 +57,7 @@ def test_any_bounds(
 ) -> None:
     """The same wherever the bounds lie between what is a row's own and what is read elsewhere."""
     monkeypatch.setattr(module, "_SHARED", shared)
-    monkeypatch.setattr(module, "_LIMIT", limit)
-    schedule(Party(name, 7, own=own), 15)
+    schedule(Party(name, 7, own=own, limit=limit), 15)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,10 +106,9 @@ def test_a_state_is_read_in_its_seat(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "gpt_oss"])
-def test_rows_are_sealed_at_the_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_sealed_at_the_limit(name: str) -> None:
     """A row that is full becomes part of its trunk, and starts again; answers stay."""
-    monkeypatch.setattr(module, "_LIMIT", 8)
-    party = Party(name, own=4)
+    party = Party(name, own=4, limit=8)
     branch = party.branch(40)
     for prompt in (0, 3, 4, 5):
         party.come(branch, prompt)
@@ -171,18 +169,17 @@ def test_short_ends_are_copied() -> None:
     party.feed()
     assert own(party) == [_SHARED + 2] * 2 + [2] * 2
     assert shared(party) == [(60, {0, 1, 2, 3}), (_SHARED + 1, {2, 3})]
-    for length in (_OWN - 1, _OWN):
+    for length in (OWN - 1, OWN):
         party.come(party.branch(length, system), 1)
     party.feed()
-    assert own(party)[4:] == [_OWN + 1, 2]
+    assert own(party)[4:] == [OWN + 1, 2]
     assert shared(party)[0] == (60, set(range(6)))
     party.check()
 
 
-def test_sealing_in_a_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealing_in_a_seat() -> None:
     """A sequence whose tail is sealed while it sits reads each of its tokens once."""
-    monkeypatch.setattr(module, "_LIMIT", 8)
-    party = Party("llama", own=4)
+    party = Party("llama", own=4, limit=8)
     for _ in range(2):
         party.come(prompt=3)
     party.feed(steps=12)

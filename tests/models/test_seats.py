@@ -10,7 +10,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.recurrent import BatchedArrays
-from umbel.models.rows import _OWN
+from umbel.models.rows import OWN
 from umbel.models.spans import PackedSpan
 
 from .party import NAMES, Agent, Branch, Party
@@ -88,7 +88,7 @@ def test_after_everybody_left(name: str) -> None:
     for _ in range(2):
         party.come(branch, 5)
     for _ in range(2):
-        party.come(party.branch(_OWN, branch), 5)
+        party.come(party.branch(OWN, branch), 5)
     party.feed(steps=3)
     refs = [weakref.ref(span) for agent in party.agents for span in agent.states.trunk]
     for agent in list(party.agents):

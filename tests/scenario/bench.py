@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
+from umbel.cachestore.governor import Governor
+from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import Layout, PrefixCache
 from umbel.models.forward import Forward
 from umbel.models.layer_states import LayerStack, LiveStates
 from umbel.models.params import SamplingParams
 from umbel.scheduler.engine import Engine
+from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, TokenEvent
 from umbel.scheduler.reuse import PrefixReuse
@@ -120,6 +123,7 @@ class Bench:
         kept: int = 4,
         max_batch: int = 16,
         exact: bool = False,
+        memory: int = 1 << 40,
     ) -> None:
         model = zoo.make(name)
         stack = LayerStack(model)
@@ -140,9 +144,11 @@ class Bench:
         self._queue = ConversationQueue(16)
         self._events: list[tuple[Sequence, Event]] = []
         reuse = PrefixReuse(self.forward, self.cache, fingerprint="f", interval=INTERVAL)
+        self.governor = Governor(self.cache, Size(memory, 1 << 40))
         self.engine = Engine(
             self.forward,
             reuse,
+            MemoryPlanner(self.governor, self.forward, fixed_chunks=exact),
             self._queue,
             self._events.extend,
             eos_ids=frozenset(),

@@ -89,7 +89,7 @@ class Drill(Bench):
     @classmethod
     @contextmanager
     def of(
-        cls, name: str, budget: int = 1 << 30, *, row: int = rows._LIMIT, exact: bool = False
+        cls, name: str, budget: int = 1 << 30, *, row: int = rows.LIMIT, exact: bool = False
     ) -> Iterator[Self]:
         """Lend a drill, the same one as before unless something went wrong with that.
 
@@ -100,19 +100,17 @@ class Drill(Bench):
             exact: see `Engine`.
         """
         key = name, budget, row, exact
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rows, "_LIMIT", row)
-            drill = cls._made.pop(key, None) or cls(name, budget, exact=exact)
-            if drill.forward.batches and drill.forward._rows is None:
-                like = drill.forward._stack.open()
-                drill.forward._rows = rows.Rows(like, own=row // 2)
-            drill._before = mx.get_active_memory()  # of other drills too
-            gc.freeze()  # what is there already need not be looked through at the end
-            try:
-                yield drill
-                drill.close()
-            finally:
-                gc.unfreeze()
+        drill = cls._made.pop(key, None) or cls(name, budget, exact=exact)
+        if drill.forward.batches and drill.forward._rows is None:
+            like = drill.forward._stack.open()
+            drill.forward._rows = rows.Rows(like, own=row // 2, limit=row)
+        drill._before = mx.get_active_memory()  # of other drills too
+        gc.freeze()  # what is there already need not be looked through at the end
+        try:
+            yield drill
+            drill.close()
+        finally:
+            gc.unfreeze()
         cls._made[key] = drill
 
     # -- requests ----------------------------------------------------------------------
@@ -207,7 +205,7 @@ class Drill(Bench):
         self.until(lambda: not self.running() and not len(self._queue))
         for name, known in again.items():
             if not self.exact and self.cache.grid == 1 and self.cache.budget > 1 << 20:
-                assert self.live[name].num_cached_tokens >= known
+                assert self.live[name].cached >= known
         self._check_answers()
 
     def _check_answers(self) -> None:

@@ -20,6 +20,7 @@ from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
+from umbel.scheduler.thread import Pace
 
 from ..fakes import (
     FakeClock,
@@ -52,7 +53,7 @@ class Bench:
         self.order: list[tuple[str, Event]] = []
         self.engine = Engine(
             self.forward,
-            no_reuse(self.forward),
+            *no_reuse(self.forward),
             self.queue,
             self._publish,
             eos_ids=frozenset(eos_ids),
@@ -142,11 +143,11 @@ class TestAnswers:
         assert bench.order == []
 
     def test_the_engine_asks_for_another_step_while_it_has_work(self) -> None:
-        """False comes with the end of the last sequence, not a step later."""
+        """It is idle with the end of the last sequence, not a step later."""
         bench = Bench()
         bench.put("a", [1], max_tokens=2)
         bench.put("b", [2], max_tokens=1)
-        assert [bench.engine.step() for _ in range(3)] == [True, True, False]
+        assert [bench.engine.step() for _ in range(3)] == [Pace.BUSY, Pace.BUSY, Pace.IDLE]
 
     def test_tokens_wait_for_no_step_where_nothing_overlaps(self) -> None:
         """A device that computes only while the host waits gives each step's token in it."""

@@ -29,7 +29,7 @@ class Service:
         self.handoff = Handoff(self.queue, self.thread.wake, channel_limit=CHANNEL_LIMIT)
         self.engine = Engine(
             self.forward,
-            no_reuse(self.forward),
+            *no_reuse(self.forward),
             self.queue,
             self.handoff.publish,
             eos_ids=frozenset(),

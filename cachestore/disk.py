@@ -1,0 +1,172 @@
+"""The disk tier: state that outlives memory and restarts, in files that an index describes.
+
+The owner, one thread, decides what is written and what is deleted; the tier does it behind its
+back and reports. One thread writes, one verifies what is about to be read: neither holds up
+the owner, and nothing that goes wrong on a disk reaches it as an exception. What was reported
+as written survives the death of the process at any moment: a record is inserted after its file
+is complete, and removed before it.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import structlog
+
+from .disk_files import HostTensor, Payload
+from .disk_index import Pin, Record, RecordKind
+from .disk_queue import DiskStatistics, WriteJob, WriteQueue, Written
+from .disk_reader import DiskReader
+from .disk_start import Collected, open_folder
+from .disk_writer import DiskWriter
+from .errors import DiskTierError
+
+__all__ = [
+    "Collected",
+    "DiskStatistics",
+    "DiskTier",
+    "HostTensor",
+    "Payload",
+    "Pin",
+    "Record",
+    "RecordKind",
+    "WriteJob",
+    "Written",
+]
+
+_GRACE = 2.0  # seconds that the threads get to notice that they shall give up
+
+log = structlog.get_logger()
+
+
+def _nothing() -> None:
+    """Wake nobody."""
+
+
+class DiskTier:
+    """An open folder. Its methods are the owner's, but for `statistics`, which is anyone's.
+
+    Only `flush` and `close` wait for a disk.
+
+    Args:
+        folder: where; it is made if need be, private to the user.
+        fingerprint: of the loaded model. Records of others are collected at the start.
+        queue_bytes: what may wait to be written; a larger job is taken when nothing waits.
+        wake: called on the tier's threads when `completed` or a future has something new.
+        retry_after: seconds until a write is tried again after one failed.
+
+    Attributes:
+        folder: where, absolute.
+        records: what was found at the start, ascending by start.
+        collected: what was removed at the start.
+
+    Raises:
+        FolderInUseError: another tier holds the folder.
+        DiskTierError: the folder cannot be used. The message says why, and what to do.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fingerprint: str,
+        queue_bytes: int,
+        wake: Callable[[], None] = _nothing,
+        retry_after: float = 60.0,
+    ) -> None:
+        self.folder = folder.absolute()
+        opened = open_folder(self.folder, fingerprint)
+        self.records: list[Record] = opened.records
+        self.collected: Collected = opened.collected
+        self._pins = opened.pins
+        self._queue = WriteQueue(queue_bytes, retry_after, opened.records)
+        self._writer = DiskWriter(opened, self._queue, fingerprint, wake)
+        self._reader = DiskReader(self.folder, wake, self._writer.folder_is_there)
+        self._threads = (self._writer.thread, self._reader.thread)
+        for thread in self._threads:
+            thread.start()
+
+    def write(self, job: WriteJob) -> bool:
+        """Queue a write.
+
+        Returns:
+            False when it is not taken: too much waits, or nothing is written at present.
+            True promises one `Written` for it. The payload is let go of on the writer's
+            thread.
+        """
+        return self._queue.write(job)
+
+    def completed(self) -> list[Written]:
+        """Take the results since the last call, in the order of the jobs."""
+        return self._queue.completed()
+
+    def verify(self, records: Sequence[Record]) -> Future[list[Record]]:
+        """Read files, and compare them with what was written.
+
+        Returns:
+            Will have those of the records whose files are damaged or missing. Ends with a
+            DiskTierError if the tier is closed first.
+        """
+        return self._reader.verify(records)
+
+    def path(self, record: Record) -> Path:
+        """Where a record's file is."""
+        return self.folder / record.name
+
+    def delete(self, records: Iterable[Record]) -> None:
+        """Remove records and their files, after what was queued before."""
+        self._writer.delete(records)
+
+    def touch(self, ids: Iterable[int], used: int) -> None:
+        """Set the recency counters of records; several calls may share a transaction."""
+        self._queue.touch(ids, used)
+
+    def pin(self, name: str, tenant: str, tokens: bytes) -> None:
+        """Have the index remember a path, in place of the tenant's older one of that name."""
+        self._writer.pin(Pin(name, tenant, tokens))
+
+    def unpin(self, name: str, tenant: str) -> None:
+        """Have the index forget a path."""
+        self._writer.unpin(name, tenant)
+
+    def pins(self) -> list[Pin]:
+        """The model's pins as they were at the start."""
+        return list(self._pins)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all that was queued is done; False when that takes over `timeout` s."""
+        deadline = time.monotonic() + timeout
+        if not self._queue.flush(timeout):
+            return False
+        try:
+            self._reader.verify([]).result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return False
+        except DiskTierError:  # closed: nothing waits there
+            pass
+        return True
+
+    def close(self, timeout: float) -> None:
+        """Finish what is queued, but give up after `timeout` s. Idempotent.
+
+        Returns at most two seconds later than that. The folder is given up when the writer
+        has ended: if a disk never answers, that is when the process does.
+        """
+        self._queue.close()
+        self._reader.close()
+        self._join(timeout)
+        self._queue.abandon()
+        self._reader.abandon()
+        self._join(_GRACE)
+        if any(thread.is_alive() for thread in self._threads):
+            log.warning("the disk cache's threads are left behind: the disk does not answer")
+
+    def statistics(self) -> DiskStatistics:
+        """Describe the tier."""
+        return self._queue.statistics()
+
+    def _join(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))

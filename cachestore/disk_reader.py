@@ -1,0 +1,107 @@
+"""The thread of the disk tier that verifies files before the owner reads them."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import structlog
+
+from .disk_files import verify_file
+from .disk_index import Record
+from .errors import DamagedFileError, DiskTierError
+
+log = structlog.get_logger()
+
+_CLOSED = "the disk cache was closed"
+
+
+class DiskReader:
+    """Verifies files in the order they were asked for.
+
+    Args:
+        folder: where they are.
+        wake: called when a future has its result.
+        on_damage: called when a file was damaged or missing.
+    """
+
+    def __init__(
+        self, folder: Path, wake: Callable[[], None], on_damage: Callable[[], object]
+    ) -> None:
+        self._folder = folder
+        self._wake = wake
+        self._on_damage = on_damage
+        self._changed = threading.Condition()  # guards all that follows
+        self._waiting: deque[tuple[Future[list[Record]], list[Record]]] = deque()
+        self._closed = self._abandoned = False
+        self.thread = threading.Thread(target=self._run, name="umbel-disk-reader", daemon=True)
+
+    def verify(self, records: Sequence[Record]) -> Future[list[Record]]:
+        """Have files verified; the result is those that are damaged."""
+        future: Future[list[Record]] = Future()
+        with self._changed:
+            if not self._closed:
+                self._waiting.append((future, list(records)))
+                self._changed.notify_all()
+                return future
+        future.set_exception(DiskTierError(_CLOSED))
+        return future
+
+    def close(self) -> None:
+        """Take nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """Give up what waits and what is being read; the futures end with an error."""
+        with self._changed:
+            self._closed = self._abandoned = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for future, _ in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(DiskTierError(_CLOSED))
+
+    # -- on the thread -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Answer one future; False when there is none and will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                return False
+            future, records = self._waiting.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result([record for record in records if self._is_damaged(record)])
+            except Exception as error:  # noqa: BLE001  (it belongs to whoever waits for it)
+                future.set_exception(error)
+            self._call_wake()
+        return True
+
+    def _is_damaged(self, record: Record) -> bool:
+        try:
+            verify_file(
+                self._folder / record.name,
+                record.nbytes,
+                record.checksum,
+                lambda: self._abandoned,
+            )
+        except DamagedFileError as error:
+            log.warning("a file of the disk cache is damaged", reason=str(error))
+            self._on_damage()
+            return True
+        return False
+
+    def _call_wake(self) -> None:
+        try:
+            self._wake()
+        except Exception:
+            log.exception("the disk cache's owner cannot be woken")

@@ -1,0 +1,160 @@
+"""The start of the disk tier: the folder is locked, the index read, what is of no use removed."""
+
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from .disk_files import INDEX_FILES, claim, is_temporary, own_files
+from .disk_index import DiskIndex, OutdatedIndexError, Pin, Record, UnusableIndexError
+from .errors import DiskTierError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was removed at the start.
+
+    Attributes:
+        temporaries: files that were never finished.
+        orphans: files without a row; a kill between rename and insertion leaves one, a
+            damaged index leaves all.
+        missing: rows without a file.
+        wrong_size: rows whose file has another size, with the file.
+        other_model: rows of another fingerprint, with their files.
+        other_format: files of an index of an older format.
+        nbytes: bytes of all removed files.
+    """
+
+    temporaries: int = 0
+    orphans: int = 0
+    missing: int = 0
+    wrong_size: int = 0
+    other_model: int = 0
+    other_format: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A folder ready for use. `lock_fd` holds its lock; whoever has this closes both."""
+
+    folder: Path
+    index: DiskIndex
+    lock_fd: int
+    records: list[Record]
+    pins: list[Pin]
+    collected: Collected
+
+
+def open_folder(folder: Path, fingerprint: str) -> Opened:
+    """Lock a folder, open its index, and remove what is of no use to this model.
+
+    Raises:
+        FolderInUseError: another tier holds it.
+        DiskTierError: it cannot be used.
+    """
+    try:
+        lock_fd = claim(folder)
+        try:
+            return _open_locked(folder, fingerprint, lock_fd)
+        except BaseException:
+            os.close(lock_fd)
+            raise
+    except (OSError, sqlite3.Error, UnusableIndexError) as error:
+        raise DiskTierError(
+            f"the cache folder {folder} cannot be used: {reason_of(error)}; make it writable "
+            "for this user, free space on its disk, or choose another one"
+        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says, without the numbers."""
+    if isinstance(error, OSError):
+        said = error.strerror or str(error)
+        return f"{said} ({error.filename})" if error.filename else said
+    return str(error)
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """An index all of whose rows could be read: those of this model, those of others."""
+
+    index: DiskIndex
+    own: list[Record]
+    others: list[Record]
+    pins: list[Pin]
+
+
+def _open_locked(folder: Path, fingerprint: str, lock_fd: int) -> Opened:
+    contents, outdated = _open_index(folder, fingerprint)
+    try:
+        records, collected = _collect(contents, folder, outdated=outdated)
+    except BaseException:
+        contents.index.close()
+        raise
+    return Opened(folder, contents.index, lock_fd, records, contents.pins, collected)
+
+
+def _open_index(folder: Path, fingerprint: str) -> tuple[_Contents, bool]:
+    """Open the index; one of no use is removed with a warning, and started anew.
+
+    Returns:
+        The index, and whether it took the place of one of an older format.
+    """
+    try:
+        return _read_index(folder, fingerprint), False
+    except UnusableIndexError as error:
+        outdated = isinstance(error, OutdatedIndexError)
+        log.warning("the disk cache is started anew", folder=str(folder), reason=str(error))
+    for name in INDEX_FILES:
+        (folder / name).unlink(missing_ok=True)
+    return _read_index(folder, fingerprint), outdated
+
+
+def _read_index(folder: Path, fingerprint: str) -> _Contents:
+    index = DiskIndex(folder)
+    try:
+        own, others = index.records(fingerprint), index.records(fingerprint, others=True)
+        return _Contents(index, own, others, index.pins(fingerprint))
+    except BaseException:
+        index.close()
+        raise
+
+
+def _collect(
+    contents: _Contents, folder: Path, *, outdated: bool
+) -> tuple[list[Record], Collected]:
+    """Remove what is of no use; return what is left, ascending by start, and the count."""
+    files = dict(own_files(folder))
+    kept, dropped = [], list(contents.others)
+    counts = Counter(other_model=len(dropped))
+    for record in contents.own:
+        size = files.get(record.name)
+        if size == record.nbytes:
+            kept.append(record)
+            continue
+        dropped.append(record)
+        counts["missing" if size is None else "wrong_size"] += 1
+    rowless = files.keys() - {record.name for record in (*kept, *dropped)}
+    without_row = "other_format" if outdated else "orphans"
+    counts.update("temporaries" if is_temporary(name) else without_row for name in rowless)
+    # Those without a row first: that may free what the transaction needs on a full disk.
+    counts["nbytes"] += _remove(folder, rowless, files)
+    if dropped:
+        contents.index.remove(record.id for record in dropped)
+    counts["nbytes"] += _remove(folder, (record.name for record in dropped), files)
+    return kept, Collected(**counts)
+
+
+def _remove(folder: Path, names: Iterable[str], files: dict[str, int]) -> int:
+    """Remove those of the names that are files; return their bytes."""
+    found = [name for name in names if name in files]
+    for name in found:
+        (folder / name).unlink(missing_ok=True)
+    return sum(files[name] for name in found)

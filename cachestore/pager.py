@@ -1,0 +1,88 @@
+"""Moves state between the tries and the disk tier, behind the engine's back."""
+
+from collections.abc import Callable
+
+import structlog
+
+from .codec import Codec
+from .disk import DiskStatistics, DiskTier
+from .fetcher import Fetcher, Fetching
+from .ledger import Size
+from .prefix_cache import Namespace, PrefixCache
+from .recall import recall
+from .saver import Saver
+from .trie import Tokens
+
+_ROOM_LEFT = 0.95  # of the disk's budget, once it was exceeded: so that it is not at each step
+
+log = structlog.get_logger()
+
+
+class Pager:
+    """Pages one cache out and in, within the disk's budget. Belongs to the MLX thread.
+
+    At start it puts what the disk has into the cache's tries.
+
+    Args:
+        cache: whose tries.
+        tier: the disk.
+        codec: knows what state is made of.
+        budget: bytes that files may take.
+        fingerprint: of the model.
+        make_room: makes room in memory for what is read; says whether there is.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        tier: DiskTier,
+        codec: Codec,
+        *,
+        budget: int,
+        fingerprint: str,
+        make_room: Callable[[Size], bool],
+    ) -> None:
+        self.budget = budget
+        self._cache = cache
+        self._tier = tier
+        self._saver = Saver(cache, tier, codec)
+        self._fetcher = Fetcher(cache, tier, codec, make_room)
+        orphans = recall(cache, tier.records, fingerprint)
+        self._tier.delete(orphans)
+        log.info("disk tier", folder=str(tier.folder), records=len(tier.records) - len(orphans))
+
+    @property
+    def page_ins(self) -> int:
+        """States that were read back."""
+        return self._fetcher.page_ins
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is something to do at once."""
+        return self._fetcher.ready
+
+    def step(self) -> None:
+        """Take in what was written and read, and hand out what is to be written next."""
+        self._saver.step()
+        self._fetcher.step()
+        if self._cache.files.nbytes > self.budget:
+            forgotten = self._cache.forget_stored(int(self.budget * _ROOM_LEFT))
+            log.debug("disk budget was exceeded", forgotten=forgotten, budget=self.budget)
+        if unused := self._cache.files.unused():
+            self._tier.delete(unused)
+
+    def want(self, namespace: Namespace, tokens: Tokens) -> Fetching:
+        """Have what is on disk of a prompt read back."""
+        return self._fetcher.want(namespace, tokens)
+
+    def save_all(self) -> bool:
+        """Go on with writing all that is not on disk; False when nothing is left.
+
+        Called again and again, with pauses in which the tier writes.
+        """
+        self.step()
+        return self._saver.busy or self._saver.unsaved
+
+    def statistics(self) -> DiskStatistics:
+        """Describe the disk tier. Safe to call from any thread."""
+        return self._tier.statistics()

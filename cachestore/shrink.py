@@ -1,0 +1,82 @@
+"""How far the byte budget shrinks while the operating system is short of memory. Pure.
+
+Down fast and up slowly: what is kept too long makes everything on the machine slow, and what
+is evicted too soon only costs a prefill; but each turn from up to down evicts anew.
+"""
+
+import enum
+
+
+class Pressure(enum.IntEnum):
+    """How short of memory the system is."""
+
+    NORMAL = 0
+    WARNING = 1
+    CRITICAL = 2
+
+
+class Shrink:
+    """The share of the configured budget that may be used, from the pressure over time.
+
+    An observation moves the share by one step at most, the first critical one aside, however
+    long ago the last one was.
+    """
+
+    # All in per cent of the full budget: tenths do not add up in binary floating point.
+    _STEP = 10  # small enough to stop soon after enough was freed
+    _WARNED = 50  # a warning asks for what is not needed right now: half is still a cache
+    _LEAST = 25  # below it running conversations evict each other: prefills, on a slow machine
+    # All in seconds.
+    _WARNING_EVERY = 5.0  # until evicted memory was returned and the system's level has settled
+    _CRITICAL_EVERY = 2.0  # what comes next is swap or the OOM killer
+    _CALM = 30.0  # longer than a burst of another program, as a build's steps or a page's load
+    _GROW_EVERY = 10.0  # twice the warning's: time to see what a step up has done
+    _LONGEST_GAP = 5.0  # what happened in a longer one, nobody saw; it counts as calm only so far
+
+    def __init__(self) -> None:
+        self._percent = 100
+        self._seen_at: float | None = None
+        self._shrunk_at = float("-inf")
+        self._calm = 0.0  # seconds, less those that were spent on growing
+
+    @property
+    def share(self) -> float:
+        """What may be used, as a part of the configured budget: 0.25 to 1."""
+        return self._percent / 100
+
+    def observe(self, level: Pressure, now: float) -> float:
+        """Learn the level, about once a second, and return the share.
+
+        Args:
+            level: the pressure at this time.
+            now: monotonic time in seconds.
+        """
+        gap = 0.0 if self._seen_at is None else now - self._seen_at
+        self._seen_at = now
+        if level == Pressure.NORMAL:
+            self._grow(min(max(gap, 0.0), self._LONGEST_GAP))
+        else:
+            self._calm = 0.0
+            self._shrink(now, critical=level == Pressure.CRITICAL)
+        return self.share
+
+    def _shrink(self, now: float, *, critical: bool) -> None:
+        """Take a step down if one is due: a signal that flaps is no worse than one that lasts."""
+        floor = self._LEAST if critical else self._WARNED
+        every = self._CRITICAL_EVERY if critical else self._WARNING_EVERY
+        if critical and self._percent > self._WARNED:
+            smaller = self._WARNED
+        elif now - self._shrunk_at >= every:
+            smaller = max(self._percent - self._STEP, floor)
+        else:
+            return
+        if smaller < self._percent:
+            self._percent = smaller
+            self._shrunk_at = now
+
+    def _grow(self, gap: float) -> None:
+        """Take a step up if it was calm for long enough."""
+        self._calm += gap
+        if self._calm >= self._CALM and self._percent < 100:  # noqa: PLR2004  (per cent)
+            self._percent = min(self._percent + self._STEP, 100)
+            self._calm = self._CALM - self._GROW_EVERY

@@ -1,0 +1,186 @@
+"""Puts a loaded model, its cache and the engine together, within a budget of bytes."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from ..cachestore.disk import DiskTier
+from ..cachestore.errors import DiskTierError, FolderInUseError
+from ..cachestore.governor import Governor, piece
+from ..cachestore.ledger import Size
+from ..cachestore.pager import Pager
+from ..cachestore.prefix_cache import Layout, PrefixCache
+from ..models import stored
+from ..models.forward import Forward
+from ..models.loader import LoadedModel
+from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
+from ..scheduler.engine import Engine, Publish
+from ..scheduler.memory import MemoryPlanner
+from ..scheduler.queue import ConversationQueue
+from ..scheduler.reuse import PrefixReuse
+from .config import Settings
+from .errors import StartError
+
+_LEAST_CONTEXT = 32  # tokens; a budget that cannot hold these is a mistake
+_FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
+_MOST_FREED = 1 << 30
+_DISK_SHARE = 4  # of what is free on disk, one part in this many
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What serves requests.
+
+    Attributes:
+        context_length: tokens of prompt and answer together: the model's, or fewer where the
+            budget holds no more.
+        disk: where state outlives memory, if there is one.
+        pager: moves it there and back.
+    """
+
+    engine: Engine
+    forward: Forward
+    cache: PrefixCache
+    governor: Governor
+    context_length: int
+    disk: DiskTier | None
+    pager: Pager | None
+
+
+def assemble(
+    loaded: LoadedModel,
+    settings: Settings,
+    queue: ConversationQueue,
+    publish: Publish,
+    wake: Callable[[], None],
+) -> Assembly:
+    """Measure the model, size its budget, and build what runs it. Belongs to the MLX thread.
+
+    Args:
+        loaded: the model.
+        settings: of the daemon.
+        queue: where sequences wait.
+        publish: takes each step's events.
+        wake: tells this thread, from any other, that the disk is done with something.
+
+    Raises:
+        StartError: the budget, or the device, holds no request of this model; or another
+            daemon uses the folder of the disk tier.
+    """
+    stack, exact = loaded.stack, settings.exact
+    forward = Forward(loaded, exact=exact)
+    device = device_memory()
+    budget = Size(_budget(settings, device, forward.resident), device.buffers)
+    keep_freed_memory(min(budget.nbytes // _FREED_SHARE, _MOST_FREED))
+    context = _context(loaded, forward, budget.nbytes)
+    forward.live_within(
+        budget.nbytes,
+        piece=piece(budget.nbytes),
+        max_batch=settings.max_batch,
+        may_join=lambda nbytes: governor.make_room(Size(nbytes)),
+    )
+    cache = PrefixCache(
+        Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints),
+        budget=budget.nbytes,
+        checkpoints_kept=settings.checkpoints_kept,
+        grid=settings.prefill_chunk if exact else 1,
+        longest=forward.longest_segment,
+    )
+    governor = Governor(cache, budget)
+    disk = _open_disk(settings, loaded.fingerprint, piece(budget.nbytes), wake)
+    pager = None
+    if disk is not None:
+        pager = Pager(
+            cache,
+            disk,
+            stored,
+            budget=_disk_budget(settings, disk),
+            fingerprint=loaded.fingerprint,
+            make_room=governor.make_room,
+        )
+    engine = Engine(
+        forward,
+        PrefixReuse(
+            forward,
+            cache,
+            fingerprint=loaded.fingerprint,
+            interval=settings.checkpoint_interval,
+            keeps=not settings.no_cache,
+            piece=forward.longest_segment,
+            pager=pager,
+        ),
+        MemoryPlanner(governor, forward, fixed_chunks=exact),
+        queue,
+        publish,
+        eos_ids=loaded.text.eos_ids,
+        prefill_chunk=settings.prefill_chunk,
+        max_batch=settings.max_batch,
+        max_stall=settings.max_stall_ms / 1000,
+        exact=exact,
+    )
+    return Assembly(engine, forward, cache, governor, context, disk, pager)
+
+
+def default_budget(device: DeviceMemory, resident: int) -> int:
+    """Bytes that state may take by default: what the device recommends, less what is there.
+
+    Args:
+        device: its memory.
+        resident: bytes of the weights.
+    """
+    return device.recommended - device.headroom - resident
+
+
+def _budget(settings: Settings, device: DeviceMemory, resident: int) -> int:
+    if settings.cache_budget is not None:
+        return settings.cache_budget
+    budget = default_budget(device, resident)
+    if budget <= 0:
+        raise StartError(
+            f"the model's weights take {resident} bytes, and of the {device.total} bytes of "
+            f"{device.name} {device.recommended - device.headroom} may be used: "
+            "serve a smaller model, or set cache_bytes to try all the same"
+        )
+    return budget
+
+
+def _open_disk(
+    settings: Settings, fingerprint: str, queue_bytes: int, wake: Callable[[], None]
+) -> DiskTier | None:
+    """Open the disk tier. A disk that cannot be used is a pity, another daemon's an error."""
+    folder = settings.disk_folder
+    if folder is None:
+        return None
+    try:
+        return DiskTier(folder, fingerprint=fingerprint, queue_bytes=queue_bytes, wake=wake)
+    except FolderInUseError as error:
+        raise StartError(f"{error}; choose another folder with --disk-dir, or --no-disk") from error
+    except DiskTierError as error:
+        log.warning("no state on disk", reason=str(error))
+        return None
+
+
+def _disk_budget(settings: Settings, disk: DiskTier) -> int:
+    if settings.disk_budget is not None:
+        return settings.disk_budget
+    free = shutil.disk_usage(disk.folder).free + disk.statistics().nbytes
+    return free // _DISK_SHARE
+
+
+def _context(loaded: LoadedModel, forward: Forward, budget: int) -> int:
+    fits = forward.footprint.longest_context(budget - piece(budget))
+    least = min(_LEAST_CONTEXT, loaded.context_length)
+    if fits < least:
+        needed = forward.footprint.start(least, least).nbytes
+        needed += piece(needed) * 2
+        raise StartError(
+            f"setting cache_bytes: {budget} bytes hold no request of this model; "
+            f"it takes {needed} to serve {least} tokens"
+        )
+    if fits < loaded.context_length:
+        log.warning("context cut to what fits", tokens=fits, model=loaded.context_length)
+    return min(fits, loaded.context_length)

@@ -1,0 +1,218 @@
+"""What a model's state takes in memory, and what computing takes besides. Measured at load."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from .blocks import BLOCK
+from .layer_states import Held, LayerStack, LiveStates, flat_arrays
+from .runtime import peak_of
+from .softmax import ON_CPU
+from .spans import PackedSpan
+
+GROWTH = 256
+"""Tokens by which mlx-lm's caches grow."""
+
+_FEW, _MORE, _CONTEXT = 32, 128, 1024  # tokens of the probe's chunks, and before them
+_LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
+_UNFORESEEN = 1.25  # what is set aside over what was measured
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """Bytes of one sequence's state.
+
+    Attributes:
+        token: of each token, in all token-addressable layers together.
+        rings: for each sliding layer the bytes of a token, and its window in tokens.
+        fixed: of recurrent layers, however many tokens they have seen.
+        arrays: how many arrays a running sequence has of its own.
+    """
+
+    token: int
+    rings: tuple[tuple[int, int], ...]
+    fixed: int
+    arrays: int
+
+    def whole(self, tokens: int, chunk: int = 1) -> int:
+        """Bytes of sliding and recurrent layers after `tokens`; `chunk` were the last ones.
+
+        A ring holds a chunk more than its window while one is computed.
+        """
+        kept = sum(each * min(tokens, window + chunk) for each, window in self.rings)
+        return kept + self.fixed
+
+    def tail(self, tokens: int) -> int:
+        """Bytes of the token-addressable layers' tails of this many tokens, spare room included."""
+        return self.token * (tokens + GROWTH)
+
+
+@dataclass
+class Transients:
+    """Bytes that computing takes besides the state, and gives back.
+
+    Fitted to four chunks at load, and raised when more was seen.
+
+    Attributes:
+        base: of any chunk.
+        token: of each token more.
+        context: of each token before them.
+        pair: of each token and each token before it: scores that are not fused away.
+    """
+
+    base: float
+    token: float
+    context: float
+    pair: float
+    margin: float = _UNFORESEEN
+
+    def expected(self, tokens: int, context: int) -> int:
+        """Foretell a chunk's peak, in bytes, over what was there before or stays after it."""
+        return int(self.margin * self._fitted(tokens, context))
+
+    def observe(self, tokens: int, context: int, measured: int) -> None:
+        """Learn from a chunk's peak."""
+        fitted = self._fitted(tokens, context)
+        if fitted > 0:
+            self.margin = max(self.margin, min(_UNFORESEEN * measured / fitted, 8.0))
+
+    def _fitted(self, tokens: int, context: int) -> float:
+        at_once = min(tokens, BLOCK) if ON_CPU else tokens
+        return (
+            self.base + self.token * tokens + (self.context + self.pair * at_once) * context + 2**16
+        )
+
+
+class Footprint:
+    """What a model needs to run. All methods foretell; nothing is allocated.
+
+    Attributes:
+        sizes: of one sequence's state.
+
+    Args:
+        sizes: measured.
+        transients: measured; learns on.
+        vocab_size: logits of a row.
+        joins: sequences read all of their keys in one piece, a copy of what they lease.
+    """
+
+    def __init__(
+        self, sizes: StateSizes, transients: Transients, vocab_size: int, *, joins: bool
+    ) -> None:
+        self.sizes = sizes
+        self._transients = transients
+        self._logits = _LOGIT_COPIES * 4 * vocab_size
+        self._joins = joins
+
+    def chunk(self, tokens: int, states: LiveStates) -> Held:
+        """What prefilling so many more tokens takes at its peak."""
+        offset, tail = states.offset, states.tail_length
+        layers = max(1, self.sizes.arrays // 2)
+        grown = self.sizes.tail(tokens) + self.sizes.token * tail // layers
+        whole = self.sizes.whole(offset + tokens, tokens)  # the old one goes when this is there
+        return Held(
+            grown + whole + self._transients.expected(tokens, offset), 2 * self.sizes.arrays
+        )
+
+    def observe(self, tokens: int, offset: int, peak: int) -> None:
+        """Learn from a chunk's peak."""
+        self._transients.observe(tokens, offset, peak)
+
+    def compute(self, rows: int, offset: int) -> int:
+        """Bytes that a decode step computes with, besides all state.
+
+        Args:
+            rows: of the step.
+            offset: the most tokens that one of them looks at.
+        """
+        return self._transients.expected(rows, offset) + rows * self._logits
+
+    def start(self, tokens: int, context: int) -> Held:
+        """What a sequence takes until its first answer tokens are there, a short step included.
+
+        Args:
+            tokens: that it has to compute.
+            context: tokens of its prompt, the restored ones included.
+        """
+        copy = self.sizes.tail(context) if self._joins else 0
+        own = self.sizes.tail(tokens + GROWTH) + self.sizes.whole(context, _FEW)
+        return Held(own + copy + self.compute(_FEW, context), 2 * self.sizes.arrays)
+
+    def longest_context(self, budget: int) -> int:
+        """The most tokens of prompt and answer that a budget can hold, alone; 0 for none."""
+        low, high = 0, 1 << 40
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.start(middle, middle).nbytes <= budget
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+
+def measure(stack: LayerStack, feed: Any, vocab_size: int, *, joins: bool) -> Footprint:
+    """Measure a loaded model; see `measure_sizes` and `measure_transients`."""
+    sizes = measure_sizes(stack, feed)
+    return Footprint(sizes, measure_transients(stack, feed), vocab_size, joins=joins)
+
+
+def measure_sizes(stack: LayerStack, feed: Any) -> StateSizes:
+    """Compute a few tokens and look at what their state takes.
+
+    Args:
+        stack: the model's.
+        feed: called with token ids and live states, advances the states over them.
+    """
+    states = stack.open()
+    feed([1, 2, 3, 4], states)
+    token = sum(_per_token((leaf.keys, leaf.values)) for leaf in states.addressable)
+    rings, fixed = [], 0
+    for leaf in states.wholes:
+        held = flat_arrays(leaf.state)
+        if isinstance(leaf, ArraysCache):
+            fixed += sum(array.nbytes for array in held)
+        else:
+            window = getattr(leaf, "max_size", None) or leaf.chunk_size
+            rings.append((_per_token((leaf.keys, leaf.values)), window))
+    return StateSizes(token, tuple(rings), fixed, states.held().buffers)
+
+
+def measure_transients(stack: LayerStack, feed: Any) -> Transients:
+    """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
+    peaks = {
+        (tokens, context): _peak(stack, feed, tokens, context)
+        for context in (0, _CONTEXT)
+        for tokens in (_FEW, _MORE)
+    }
+    more = _MORE - _FEW
+    token = max(0.0, (peaks[_MORE, 0] - peaks[_FEW, 0]) / more)
+    base = max(0.0, peaks[_FEW, 0] - token * _FEW)
+    few = max(0.0, (peaks[_FEW, _CONTEXT] - peaks[_FEW, 0]) / _CONTEXT)
+    many = max(0.0, (peaks[_MORE, _CONTEXT] - peaks[_MORE, 0]) / _CONTEXT)
+    pair = max(0.0, (many - few) / more)
+    return Transients(base, token, max(0.0, few - pair * _FEW), pair)
+
+
+def _peak(stack: LayerStack, feed: Any, tokens: int, context: int) -> int:
+    states = _after(stack, feed, context)
+    _, peak = peak_of(lambda: feed([1] * tokens, states))
+    return peak
+
+
+def _after(stack: LayerStack, feed: Any, context: int) -> LiveStates:
+    """Make states that have a context to look at, which nobody needs to compute."""
+    first = stack.open()
+    if not context:
+        return first
+    feed([1, 2], first)
+    span = first.seal()
+    if span is None:
+        return first
+    arrays = [mx.zeros((*a.shape[:2], context, a.shape[3]), a.dtype) for a in span.arrays]
+    mx.eval(arrays)
+    return stack.open(context, [PackedSpan(arrays, span.places)])
+
+
+def _per_token(pair: Iterable[Any]) -> int:
+    return sum(array.nbytes // array.shape[-2] for array in flat_arrays(tuple(pair)))

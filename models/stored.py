@@ -1,0 +1,158 @@
+"""Stored state as host memory, to be written to a file, and back from one.
+
+Bytes go out and come in as they are, so that what is restored is what was saved.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .runtime import backend
+
+import mlx.core as mx  # isort: skip  (after runtime, which chooses the BLAS first)
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import StoredStateError
+from .spans import PackedSpan, Places, WholeCheckpoint
+from .whole import Chunk, Record, Recurrent, Ring
+
+_NAMES = {
+    mx.float32: "F32",
+    mx.float16: "F16",
+    mx.bfloat16: "BF16",
+    mx.uint32: "U32",
+    mx.int32: "I32",
+    mx.uint8: "U8",
+    mx.bool_: "BOOL",
+}
+_RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Ring, Recurrent, Chunk)}
+
+
+class HostArray(NamedTuple):
+    """One array, readable on any thread.
+
+    Attributes:
+        dtype: its type as safetensors names it.
+        data: its elements, as unsigned integers where NumPy lacks the type. It keeps MLX's
+            buffer alive, and is a copy only where host and device have memory of their own.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[Any]
+
+
+class Exported(NamedTuple):
+    """State in host memory: its arrays by name, and what they are."""
+
+    tensors: dict[str, HostArray]
+    metadata: dict[str, str]
+
+
+def export_span(span: PackedSpan, start: int, stop: int) -> Exported:
+    """Make the tokens `[start, stop)` of a span readable for the thread that writes files.
+
+    A copy, unless it is the whole span.
+    """
+    whole = start == 0 and stop == span.length
+    part = span if whole else span.copy(start, stop)
+    return Exported(_hosted(part.arrays), {"places": json.dumps(span.places)})
+
+
+def export_checkpoint(checkpoint: WholeCheckpoint) -> Exported:
+    """Make a checkpoint readable for the thread that writes files."""
+    records = [{"kind": type(r).__name__, **asdict(r)} for r in checkpoint.records]
+    metadata = {
+        "places": json.dumps(checkpoint.places),
+        "records": json.dumps(records),
+        "offset": str(checkpoint.offset),
+    }
+    return Exported(_hosted(checkpoint.arrays), metadata)
+
+
+def load_span(parts: Sequence[tuple[Path, int, int]]) -> PackedSpan:
+    """Read consecutive tokens back from the files that hold them.
+
+    Args:
+        parts: for each file, which of its tokens: `[start, stop)`.
+
+    Raises:
+        StoredStateError: a file is not what was saved.
+    """
+    loaded = [_read(path) for path, _, _ in parts]
+    places = _places(loaded[0][1])
+    if any(_places(metadata) != places for _, metadata in loaded):
+        raise StoredStateError("the files hold states of different layouts")
+    pieces = [
+        [array[..., start:stop, :] for array in arrays]
+        for (_, start, stop), (arrays, _) in zip(parts, loaded, strict=True)
+    ]
+    joined = [
+        mx.contiguous(same[0] if len(same) == 1 else mx.concatenate(list(same), axis=-2))
+        for same in zip(*pieces, strict=True)
+    ]
+    _evaluate(joined)
+    return PackedSpan(joined, places)
+
+
+def load_checkpoint(path: Path) -> WholeCheckpoint:
+    """Read a checkpoint back from its file.
+
+    Raises:
+        StoredStateError: the file is not what was saved.
+    """
+    arrays, metadata = _read(path)
+    try:
+        offset = int(metadata["offset"])
+        records = [_record(entry) for entry in json.loads(metadata["records"])]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoredStateError(f"the file's records make no sense: {error}") from error
+    _evaluate(arrays)
+    return WholeCheckpoint(offset, records, arrays, _places(metadata))
+
+
+def _hosted(arrays: Sequence[mx.array]) -> dict[str, HostArray]:
+    return {str(number): _host(array) for number, array in enumerate(arrays)}
+
+
+def _host(array: mx.array) -> HostArray:
+    if backend() == "cuda":
+        array = mx.array(array)  # reading moves a buffer to the host for good: a copy's, then
+    bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    mx.eval(bits)
+    return HostArray(_NAMES[array.dtype], tuple(array.shape), np.asarray(bits))
+
+
+def _read(path: Path) -> tuple[list[mx.array], dict[str, str]]:
+    try:
+        loaded: Any = mx.load(str(path), return_metadata=True)
+        arrays, metadata = loaded
+        return [arrays[str(number)] for number in range(len(arrays))], metadata
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise StoredStateError(f"the file cannot be read: {error}") from error
+
+
+def _evaluate(arrays: list[mx.array]) -> None:
+    """Read now: what a lazy array reads later may be another file by then."""
+    try:
+        mx.eval(arrays)
+    except RuntimeError as error:
+        raise StoredStateError(f"the file cannot be read: {error}") from error
+
+
+def _places(metadata: dict[str, str]) -> Places:
+    try:
+        stored = json.loads(metadata["places"])
+        return tuple(tuple((int(n), int(row)) for n, row in place) for place in stored)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoredStateError(f"the file's layout makes no sense: {error}") from error
+
+
+def _record(entry: dict[str, Any]) -> Record:
+    kind = _RECORDS[entry.pop("kind")]
+    if "present" in entry:
+        entry["present"] = tuple(entry["present"])
+    return kind(**entry)

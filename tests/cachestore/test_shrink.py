@@ -1,0 +1,226 @@
+"""How far the budget shrinks, over a time that only the tests know."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.cachestore.shrink import Pressure, Shrink
+
+NORMAL, WARNING, CRITICAL = Pressure
+
+LEVELS = st.sampled_from(Pressure)
+# Polls as they come, and ones that were late by far; some find the clock where it was.
+GAPS = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 5.0, 10.0, 30.0]), st.floats(0, 1000))
+HISTORIES = st.lists(st.tuples(GAPS, LEVELS), max_size=200)
+# Sums of seconds are off by little, and so are the times at which something is due.
+EPSILON = 1e-6
+
+
+class Seen(NamedTuple):
+    """An observation and the share that came of it."""
+
+    now: float
+    level: Pressure
+    share: float
+
+
+class Machine:
+    """A budget's share on a machine whose pressure is told second by second."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.shrink = Shrink()
+
+    def live(self, history: Iterable[tuple[float, Pressure]]) -> list[Seen]:
+        """Observe each level so many seconds after the last one."""
+        seen = []
+        for gap, level in history:
+            self.now += gap
+            seen.append(Seen(self.now, level, self.shrink.observe(level, self.now)))
+        return seen
+
+    def hold(self, level: Pressure, seconds: int) -> list[float]:
+        """Observe one level each second and return the shares."""
+        return [seen.share for seen in self.live([(1.0, level)] * seconds)]
+
+
+def test_all_may_be_used_without_pressure() -> None:
+    """Nothing shrinks a budget that nobody objects to."""
+    machine = Machine()
+    assert machine.shrink.share == 1
+    assert machine.hold(NORMAL, 100) == [1.0] * 100
+
+
+def test_a_warning_takes_a_tenth_at_once_and_every_five_seconds() -> None:
+    """Half is left in the end, however long it lasts."""
+    shares = Machine().hold(WARNING, 60)
+    assert shares[:11] == [0.9] * 5 + [0.8] * 5 + [0.7]
+    assert shares[20:] == [0.5] * 40
+
+
+def test_critical_takes_half_at_once_and_a_tenth_every_two_seconds() -> None:
+    """A quarter is left in the end, however long it lasts."""
+    shares = Machine().hold(CRITICAL, 30)
+    assert shares[:6] == [0.5, 0.5, 0.4, 0.4, 0.3, 0.3]
+    assert shares[6:] == [0.25] * 24
+
+
+def test_critical_does_not_wait_for_the_warnings_next_step() -> None:
+    """A second after a warning it is at half; after half it goes on from there."""
+    machine = Machine()
+    assert machine.hold(WARNING, 1) == [0.9]
+    assert machine.hold(CRITICAL, 1) == [0.5]
+    machine = Machine()
+    machine.hold(WARNING, 60)
+    assert machine.hold(CRITICAL, 5) == [0.4, 0.4, 0.3, 0.3, 0.25]
+
+
+def test_a_warning_gives_nothing_back() -> None:
+    """What was critical and is better now is no reason to grow, nor to shrink further."""
+    machine = Machine()
+    machine.hold(CRITICAL, 4)
+    assert machine.hold(WARNING, 100) == [0.4] * 100
+
+
+def test_it_grows_after_thirty_seconds_and_then_every_ten() -> None:
+    """The last step is what is left to the whole."""
+    machine = Machine()
+    machine.hold(CRITICAL, 30)
+    shares = machine.hold(NORMAL, 110)
+    assert shares[:29] == [0.25] * 29
+    assert shares[29:50] == [0.35] * 10 + [0.45] * 10 + [0.55]
+    assert shares[98:] == [0.95] + [1.0] * 11
+
+
+def test_pressure_in_between_starts_the_wait_anew() -> None:
+    """Also one that takes nothing, and also between two steps up."""
+    machine = Machine()
+    machine.hold(CRITICAL, 30)
+    machine.hold(NORMAL, 29)
+    assert machine.hold(WARNING, 1) == [0.25]
+    assert machine.hold(NORMAL, 30) == [0.25] * 29 + [0.35]
+    machine.hold(NORMAL, 9)
+    assert machine.hold(WARNING, 1) == [0.35]
+    assert machine.hold(NORMAL, 30) == [0.35] * 29 + [0.45]
+
+
+def test_a_signal_that_flaps_only_shrinks_and_no_faster_than_one_that_lasts() -> None:
+    """Every other second a warning: a step each five seconds or six, and none back."""
+    machine = Machine()
+    shares = [seen.share for seen in machine.live([(1.0, WARNING), (1.0, NORMAL)] * 60)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[:12] == [0.9] * 6 + [0.8] * 6
+    assert shares[-1] == 0.5
+
+
+def test_a_warning_after_a_step_up_takes_it_back_at_once() -> None:
+    """Growing was too much, so the next step down does not wait."""
+    machine = Machine()
+    machine.hold(WARNING, 60)
+    assert machine.hold(NORMAL, 30)[-1] == 0.6
+    assert machine.hold(WARNING, 1) == [0.5]
+
+
+@pytest.mark.parametrize("level", [WARNING, CRITICAL])
+def test_a_long_gap_is_one_step_down(level: Pressure) -> None:
+    """What should have been taken meanwhile is not taken at once."""
+    machine = Machine()
+    machine.hold(level, 1)
+    before = machine.shrink.share
+    (seen,) = machine.live([(3600.0, level)])
+    assert before - seen.share == pytest.approx(0.1)
+
+
+def test_a_long_gap_is_no_calm() -> None:
+    """Nobody looked while the machine slept: five seconds of it count, and no more."""
+    machine = Machine()
+    machine.hold(CRITICAL, 30)
+    machine.live([(3600.0, NORMAL)])
+    assert machine.hold(NORMAL, 25) == [0.25] * 24 + [0.35]
+    machine.live([(3600.0, NORMAL)])
+    assert machine.hold(NORMAL, 5) == [0.35] * 4 + [0.45]
+
+
+def test_a_clock_that_went_back_is_no_calm_either() -> None:
+    """It delays what is due; it takes nothing from the calm there was."""
+    machine = Machine()
+    machine.hold(WARNING, 1)
+    machine.hold(NORMAL, 29)
+    machine.live([(-500.0, NORMAL)])
+    assert machine.hold(NORMAL, 1) == [1.0]
+
+
+@given(HISTORIES)
+def test_the_share_stays_within_its_bounds(history: list[tuple[float, Pressure]]) -> None:
+    """A quarter to the whole; a warning alone never takes more than half; no step is longer."""
+    machine = Machine()
+    seen = [Seen(machine.now, NORMAL, 1.0), *machine.live(history)]
+    assert machine.shrink.share == seen[-1].share
+    for before, after in pairwise(seen):
+        step = after.share - before.share
+        assert 0.25 <= after.share <= 1
+        assert step <= 0.1 + EPSILON
+        if after.level == NORMAL:
+            assert step >= 0
+        else:
+            assert step <= 0
+        if after.level == CRITICAL:
+            assert after.share <= 0.5
+            assert step >= -0.1 - EPSILON or after.share == 0.5
+        if after.level == WARNING:
+            assert step >= -0.1 - EPSILON
+            assert after.share >= min(before.share, 0.5)
+
+
+@given(HISTORIES)
+def test_it_never_grows_within_the_wait(history: list[tuple[float, Pressure]]) -> None:
+    """Thirty seconds after pressure, ten after a step up; gaps count five at most."""
+    machine = Machine()
+    seen = [Seen(machine.now, NORMAL, 1.0), *machine.live(history)]
+    calm = since_step = float("inf")
+    for before, after in pairwise(seen):
+        watched = min(after.now - before.now, 5.0)
+        calm, since_step = calm + watched, since_step + watched
+        if after.level != NORMAL:
+            calm = 0.0
+        if after.share > before.share:
+            assert calm >= 30 - EPSILON
+            assert since_step >= 10 - EPSILON
+            since_step = 0.0
+
+
+@given(HISTORIES)
+def test_it_shrinks_no_faster_than_told(history: list[tuple[float, Pressure]]) -> None:
+    """Two seconds between steps, five if it only warns, but for the first critical one."""
+    machine = Machine()
+    seen = [Seen(machine.now, NORMAL, 1.0), *machine.live(history)]
+    shrunk_at = float("-inf")
+    for before, after in pairwise(seen):
+        if after.share < before.share:
+            every = 2.0 if after.level == CRITICAL else 5.0
+            jump = after.level == CRITICAL and before.share > 0.5
+            assert jump or after.now - shrunk_at >= every - EPSILON
+            shrunk_at = after.now
+
+
+@given(HISTORIES)
+def test_recovery_is_monotone_and_whole(history: list[tuple[float, Pressure]]) -> None:
+    """Whatever was before, after calm of 30 s and seven more steps all may be used again."""
+    machine = Machine()
+    machine.live(history)
+    shares = [machine.shrink.share, *machine.hold(NORMAL, 30 + 7 * 10)]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
+@given(HISTORIES)
+def test_lasting_pressure_gets_what_it_asks_for(history: list[tuple[float, Pressure]]) -> None:
+    """Whatever was before: half of the budget within 25 s, three quarters in six more."""
+    machine = Machine()
+    machine.live(history)
+    assert machine.hold(WARNING, 26)[-1] <= 0.5
+    assert machine.hold(CRITICAL, 7)[-1] == 0.25
