@@ -133,9 +133,10 @@ def stall(
     streams = [driver.ask(tokens(500, vocab_size, seed=i), 100_000) for i in range(4)]
     while len(driver.gaps) < len(streams):
         driver.step()
+    prompt = tokens(long, vocab_size, seed=99)  # no stream shall wait for this
     steady = statistics.median(driver.step() for _ in range(30))
     driver.gaps.clear()
-    guest = driver.ask(tokens(long, vocab_size, seed=99), 1)
+    guest = driver.ask(prompt, 1)
     start = time.perf_counter()
     while guest.request.id not in driver.ended:
         driver.step()

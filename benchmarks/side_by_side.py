@@ -189,6 +189,8 @@ def run_umbel(
     path = folder / "u.sock"
     command = [sys.executable, "-m", "umbel", "serve", "--model", str(model)]
     command += ["--exact"] if exact else []
+    # A folder of its own: what an earlier run left on disk would be found again.
+    command += ["--disk-dir", str(Path(tempfile.mkdtemp(dir=folder)))]
     with server([*command, "--socket", str(path)], folder / "umbel.log") as process:
 
         async def work() -> Result:

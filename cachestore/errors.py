@@ -9,6 +9,10 @@ class LeaseClosedError(CacheError):
     """A lease was used after it was closed."""
 
 
+class PinError(CacheError):
+    """A path cannot be pinned. The message says why."""
+
+
 class DiskTierError(CacheError):
     """The disk tier cannot use its folder, or was closed. The message says what to do."""
 

@@ -95,8 +95,12 @@ def _recency(node: TrieNode) -> int:
 
 
 def _last_on_disk(node: TrieNode) -> bool:
-    """Whether files end with a node: it has some, and nothing below it has."""
-    return _has_files(node) and not any(_has_files(child) for child in node.children.values())
+    """Whether files end with a node: it has some, nothing below it has, and nobody holds it."""
+    return (
+        not node.pins
+        and _has_files(node)
+        and not any(_has_files(child) for child in node.children.values())
+    )
 
 
 def _has_files(node: TrieNode) -> bool:

@@ -17,6 +17,7 @@ from .disk import DiskTier, Record
 from .ledger import Size
 from .pieces import Piece
 from .prefix_cache import Missing, Namespace, PrefixCache
+from .state import Checkpoint, Span
 from .trie import RadixTrie, Tokens, TrieNode
 
 if TYPE_CHECKING:
@@ -38,10 +39,15 @@ class Fetching(enum.Enum):
 
 @dataclass(eq=False)
 class _Fetch:
-    """What is being read: nodes, parents first, and which of their files are damaged."""
+    """What is being read: nodes, parents first, and which of their files are damaged.
+
+    Attributes:
+        verified: the ids of the files that were asked for; others may have come since.
+    """
 
     trie: RadixTrie
     missing: Missing
+    verified: set[int]
     damaged: "Future[list[Record]]"
 
 
@@ -68,6 +74,8 @@ class Fetcher:
         self._codec = codec
         self._make_room = make_room
         self._fetches: list[_Fetch] = []
+        # Of what was read last; all of a model's states are packed alike.
+        self._span_buffers = self._checkpoint_buffers = 1
 
     @property
     def ready(self) -> bool:
@@ -85,7 +93,8 @@ class Fetcher:
         if any(node in fetch.missing.nodes for fetch in self._fetches for node in missing.nodes):
             return Fetching.UNDER_WAY
         records = {r.id: r for node in missing.nodes for r in missing.records(node)}
-        self._fetches.append(_Fetch(trie, missing, self._tier.verify(list(records.values()))))
+        damaged = self._tier.verify(list(records.values()))
+        self._fetches.append(_Fetch(trie, missing, set(records), damaged))
         return Fetching.BEGUN
 
     def step(self) -> None:
@@ -101,52 +110,90 @@ class Fetcher:
         node = fetch.missing.nodes.pop(0)
         if not _attached(fetch.trie, node):
             return False
+        if any(record.id not in fetch.verified for record in fetch.missing.records(node)):
+            return False  # it was paged out, or cut, meanwhile
         damaged = {record.id for record in fetch.damaged.result()}
-        try:
-            if any(record.id in damaged for record in fetch.missing.records(node)):
-                raise ValueError("the file is damaged")  # noqa: TRY301  (handled as its reading)
-            whole = node is fetch.missing.holder
-            read = self._read_span(fetch.trie, node) and (
-                not whole or self._read_checkpoint(fetch.trie, node)
-            )
-        except (OSError, ValueError) as error:
-            log.warning("state on disk is lost", tokens=node.end, error=str(error))
-            self._forget(fetch.trie, node)
-            return False
-        self._cache.refresh(node)
+        read = self._read_span(fetch.trie, node, damaged)
+        if read and node is fetch.missing.holder:
+            read = self._read_checkpoint(fetch.trie, node, damaged)
+        if read:
+            self._cache.refresh(node)
         return read and bool(fetch.missing.nodes)
 
-    def _read_span(self, trie: RadixTrie, node: TrieNode) -> bool:
+    def _read_span(self, trie: RadixTrie, node: TrieNode, damaged: set[int]) -> bool:
+        """Have a node's span in memory; whether it is."""
         if node.span is not None or not node.stored:
             return True
+        nbytes = sum(map(_nbytes, node.stored))
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.span is None:
             return False  # it was paged out again meanwhile
-        if not self._make_room(Size(sum(map(_nbytes, node.stored)), len(node.stored))):
+        if not self._room_below(parent, Size(nbytes, self._span_buffers)):
             return False
+        try:
+            _check(damaged, [piece.record for piece in node.stored])
+            span = self._load(node)
+        except (OSError, ValueError) as error:
+            trie.forget(node)
+            self._missed(node, error)
+            return False
+        trie.set_span(node, span)
+        self._span_buffers = span.buffers
+        self.page_ins += 1
+        return True
+
+    def _load(self, node: TrieNode) -> Span:
         files = [(p, p.start - p.record.start, p.stop - p.record.start) for p in node.stored]
         parts = [(self._tier.path(piece.record), start, stop) for piece, start, stop in files]
-        trie.set_span(node, self._codec.load_span(parts))
-        self.page_ins += 1
-        return True
+        span: Span = self._codec.load_span(parts)
+        if span.length != len(node.tokens):
+            span.close()
+            raise ValueError("the files hold fewer tokens than the index says")
+        return span
 
-    def _read_checkpoint(self, trie: RadixTrie, node: TrieNode) -> bool:
+    def _read_checkpoint(self, trie: RadixTrie, node: TrieNode, damaged: set[int]) -> bool:
+        """Have a node's checkpoint in memory; whether it is."""
         record = node.stored_checkpoint
         if node.checkpoint is not None or record is None:
-            return True
-        if not self._make_room(Size(record.nbytes, 1)):
+            return node.checkpoint is not None
+        if not self._room_below(node, Size(record.nbytes, self._checkpoint_buffers)):
             return False
-        trie.set_checkpoint(node, self._codec.load_checkpoint(self._tier.path(record)))
+        try:
+            _check(damaged, [record])
+            checkpoint: Checkpoint = self._codec.load_checkpoint(self._tier.path(record))
+            if checkpoint.offset != node.end:
+                checkpoint.close()
+                raise ValueError("the file holds another offset's state")  # noqa: TRY301
+        except (OSError, ValueError) as error:
+            trie.drop_stored_checkpoint(node)
+            trie.prune(node)
+            self._missed(node, error)
+            return False
+        trie.set_checkpoint(node, checkpoint)
+        self._checkpoint_buffers = checkpoint.buffers
         self.page_ins += 1
         return True
 
-    def _forget(self, trie: RadixTrie, node: TrieNode) -> None:
+    def _room_below(self, node: TrieNode | None, need: Size) -> bool:
+        """Make room, but not at the cost of what is gone on from."""
+        path = [] if node is None else node.path()
+        for held in path:
+            held.pins += 1
+        try:
+            return self._make_room(need)
+        finally:
+            for held in path:
+                held.pins -= 1
+
+    def _missed(self, node: TrieNode, error: Exception) -> None:
         self.misses += 1
-        if node.span is None and self._cache.layout.spans:
-            trie.forget(node)
-        else:
-            trie.drop_stored_checkpoint(node)
-            trie.prune(node)
+        self._cache.drop_empty_tries()
+        log.warning("state on disk is lost", tokens=node.end, error=str(error))
+
+
+def _check(damaged: set[int], records: list[Record]) -> None:
+    if any(record.id in damaged for record in records):
+        raise ValueError("the file is damaged")
 
 
 def _attached(trie: RadixTrie, node: TrieNode) -> bool:

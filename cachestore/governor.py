@@ -9,6 +9,7 @@ for what does not fit: on Metal it would end the process.
 from .ledger import Kind, Ledger, Size
 from .prefix_cache import PrefixCache
 
+_LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
 _RESERVE = 16  # a part of the budget is kept for copies: one in this many
 
 
@@ -31,18 +32,25 @@ class Governor:
         self.ledger: Ledger = cache.ledger
         self._cache = cache
         self._budget = budget
+        self._base = budget.nbytes
         self._share = 1.0
         self._transient = self.ledger.account(Kind.TRANSIENT)
 
     @property
     def budget(self) -> Size:
         """What all state may take at present."""
-        return Size(int(self._budget.nbytes * self._share), self._budget.buffers)
+        return Size(self._bytes(), self._budget.buffers)
+
+    def _bytes(self) -> int:
+        if self._share == 1.0:
+            return self._budget.nbytes
+        least = self._budget.nbytes // _LEAST_SHARE
+        return max(int(self._base * self._share), least)
 
     @property
     def limit(self) -> Size:
         """What may be held, so that there is room for a copy still."""
-        return self.budget - Size(piece(self.budget.nbytes))
+        return self.budget - Size(piece(self._budget.nbytes))
 
     @property
     def room(self) -> Size:
@@ -52,11 +60,15 @@ class Governor:
     def shrink(self, share: float) -> None:
         """Use only a share of the budget, because the system is short of memory.
 
-        It is a share of what is held, if that is less than the budget: else a cache that is
-        half full would give nothing back.
+        Where less was held than the budget when that began, it is a share of what was: else a
+        cache that is half full would give nothing back.
         """
+        if self._share == 1.0:
+            self._base = min(self._budget.nbytes, self.ledger.total.nbytes)
         self._share = share
-        self.make_room(Size())
+        over = self.ledger.total - self.limit
+        held = self._cache.size - Size(max(0, over.nbytes), max(0, over.buffers))
+        self._cache.evict(held.nbytes, held.buffers)
 
     def fits(self, need: Size) -> bool:
         """Whether there is room, or could be made."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import structlog
 
 from .codec import Codec
-from .disk import DiskStatistics, DiskTier
+from .disk import DiskStatistics, DiskTier, Record
 from .fetcher import Fetcher, Fetching
 from .ledger import Size
 from .prefix_cache import Namespace, PrefixCache
@@ -29,7 +29,7 @@ class Pager:
         codec: knows what state is made of.
         budget: bytes that files may take.
         fingerprint: of the model.
-        make_room: makes room in memory for what is read; says whether there is.
+        make_room: makes room in memory for what is read or copied; says whether there is.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Pager:
         self.budget = budget
         self._cache = cache
         self._tier = tier
-        self._saver = Saver(cache, tier, codec)
+        self._saver = Saver(cache, tier, codec, make_room)
         self._fetcher = Fetcher(cache, tier, codec, make_room)
         orphans = recall(cache, tier.records, fingerprint)
         self._tier.delete(orphans)
@@ -76,12 +76,33 @@ class Pager:
         return self._fetcher.want(namespace, tokens)
 
     def save_all(self) -> bool:
-        """Go on with writing all that is not on disk; False when nothing is left.
+        """Go on with writing all that is not on disk; False when no more can be written.
 
         Called again and again, with pauses in which the tier writes.
         """
         self.step()
-        return self._saver.busy or self._saver.unsaved
+        if self._saver.pending:
+            return True
+        self._touch()
+        return False
+
+    def _touch(self) -> None:
+        """Have the index know when files were last used: they were written before that."""
+        newest: dict[Record, int] = {}
+        for _, trie in self._cache.tries():
+            for node in trie.nodes():
+                used = [(piece.record, node.last_used) for piece in node.stored]
+                if node.stored_checkpoint is not None:
+                    used.append((node.stored_checkpoint, node.checkpoint_used))
+                for record, tick in used:
+                    newest[record] = max(tick, newest.get(record, record.used))
+        for record, tick in newest.items():
+            if tick > record.used:
+                self._tier.touch([record.id], tick)
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Bytes of files, by what is in them. Safe to call from any thread."""
+        return dict(self._cache.files.by_kind)
 
     def statistics(self) -> DiskStatistics:
         """Describe the disk tier. Safe to call from any thread."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .disk_index import Record
+from .disk_index import Record, RecordKind
 
 
 class Piece(NamedTuple):
@@ -23,10 +23,12 @@ class FileUse:
 
     Attributes:
         nbytes: of the files that are referred to.
+        by_kind: the same, by what is in them.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.by_kind = {"kv": 0, "checkpoint": 0}
         self._counts: Counter[int] = Counter()
         self._unused: dict[int, Record] = {}
 
@@ -34,7 +36,7 @@ class FileUse:
         """Refer to files once more."""
         for record in records:
             if not self._counts[record.id]:
-                self.nbytes += record.nbytes
+                self._count(record, record.nbytes)
                 self._unused.pop(record.id, None)
             self._counts[record.id] += 1
 
@@ -44,8 +46,12 @@ class FileUse:
             self._counts[record.id] -= 1
             if not self._counts[record.id]:
                 del self._counts[record.id]
-                self.nbytes -= record.nbytes
+                self._count(record, -record.nbytes)
                 self._unused[record.id] = record
+
+    def _count(self, record: Record, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self.by_kind["kv" if record.kind is RecordKind.SPAN else "checkpoint"] += nbytes
 
     def unused(self) -> list[Record]:
         """Take the files that nobody refers to any more."""
@@ -66,3 +72,15 @@ def cut(pieces: Iterable[Piece], offset: int) -> tuple[list[Piece], list[Piece]]
     before = [p._replace(stop=min(p.stop, offset)) for p in pieces if p.start < offset]
     after = [p._replace(start=max(p.start, offset)) for p in pieces if p.stop > offset]
     return before, after
+
+
+def join(before: list[Piece], after: list[Piece]) -> tuple[list[Piece], list[Record]]:
+    """Join the pieces of neighbours, the reverse of `cut`.
+
+    Returns:
+        The pieces, and a record that was in both parts and is referred to once less now.
+    """
+    if not (before and after and before[-1].record is after[0].record):
+        return before + after, []
+    across = before[-1]._replace(stop=after[0].stop)
+    return [*before[:-1], across, *after[1:]], [across.record]

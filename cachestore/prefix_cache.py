@@ -9,9 +9,8 @@ Restore rules (all layers aligned to one offset, or none):
 - what is on disk only is not restored: the pager brings it back before a request begins;
 - at least one token of the prompt is always left to compute.
 
-The matched path, down to the checkpoint that is restored from, is pinned from match to close.
-Without that pin a node could be evicted between a match and the capture that belongs to it, and
-state be attached to a wrong place.
+What is restored from is pinned from match to close. What matches beyond it is not: a request that
+computes these tokens again has them itself, and must not keep a second copy from being evicted.
 """
 
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from .lease import Lease
 from .ledger import Kind, Ledger, Size
 from .pieces import FileUse
 from .state import Checkpoint, Span
-from .trie import RadixTrie, Tokens, TrieNode, has_checkpoint, mergeable, size_in_memory
+from .trie import RadixTrie, Tokens, TrieNode, has_checkpoint, mergeable, size_in_memory, size_of
 
 _SHARED = (Reason.JUNCTION, Reason.SYSTEM)  # checkpoints that other requests resume at
 _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint that rewinds
@@ -81,10 +80,12 @@ class Known(NamedTuple):
 
     Attributes:
         tokens: from the first one on.
-        idle: what of their state no lease holds yet.
+        cached: of these, what a request would restore.
+        idle: what a lease on it would hold, and none does yet.
     """
 
     tokens: int
+    cached: int
     idle: Size
 
 
@@ -160,11 +161,8 @@ class PrefixCache:
         holder = self._holder(node, limit)
         offset = 0 if holder is None else min(holder.end, limit)
         resume = self._cut(trie, node, offset if self.layout.checkpoints else limit)
-        # All of them lie on one path, so that the deepest pins the others too.
-        held = [resume, *([holder] if holder else [])]
-        if matched > resume.end:
-            held.append(self._deepest_in_memory(node))
-        deepest = max(held, key=lambda candidate: candidate.end)
+        # Both lie on one path, so that the deeper one pins the other too.
+        deepest = holder if holder is not None and holder.end > resume.end else resume
         checkpoint = None if holder is None else holder.checkpoint
         lease = Lease(
             prompt,
@@ -210,13 +208,15 @@ class PrefixCache:
         """How much of a prompt is in memory. Refreshes nothing."""
         trie = self._tries.get(namespace)
         if trie is None:
-            return Known(0, Size())
+            return Known(0, 0, Size())
         node, matched = trie.match(tokens)
-        idle = Size()
-        for held in node.path():
-            if not held.pins:
-                idle += size_in_memory(held)
-        return Known(self._in_memory(node, matched), idle)
+        in_memory = self._in_memory(node, matched)
+        limit = max(0, min(in_memory, len(tokens) - 1)) // self.grid * self.grid
+        cached, holder = limit, None
+        if self.layout.checkpoints:
+            holder = self._holder(node, limit)
+            cached = 0 if holder is None else min(holder.end, limit)
+        return Known(in_memory, cached, _idle(node, cached, holder))
 
     @property
     def size(self) -> Size:
@@ -247,9 +247,24 @@ class PrefixCache:
             page_outs=self._page_outs,
         )
 
-    def clear(self) -> None:
-        """Forget everything that no open lease holds."""
-        self.evict(0)
+    def clear(self, namespace: Namespace | None = None) -> int:
+        """Forget all that nobody holds, on disk too.
+
+        Args:
+            namespace: whose; of all, if it is None.
+
+        Returns:
+            How many tokens were forgotten.
+        """
+        forgotten = 0
+        for trie in [t for n, t in self._tries.items() if namespace in (None, n)]:
+            for node in reversed(list(trie.nodes())):
+                if not (node.pins or node.children):
+                    forgotten += len(node.tokens)
+                    self._evictions += 1
+                    trie.shorten(node, node.start)
+        self.drop_empty_tries()
+        return forgotten
 
     # -- restoring ---------------------------------------------------------------------
 
@@ -258,11 +273,6 @@ class PrefixCache:
         if not self.layout.spans:
             return matched
         return min([matched, *(n.start for n in node.path() if n.span is None)])
-
-    def _deepest_in_memory(self, node: TrieNode) -> TrieNode:
-        while self.layout.spans and node.parent is not None and node.span is None:
-            node = node.parent
-        return node
 
     def missing(self, trie: RadixTrie, prompt: Tokens) -> Missing:
         """Say which state a prompt could be restored from if it were in memory."""
@@ -331,7 +341,11 @@ class PrefixCache:
         trie = self._leases[lease]
         self._check_handover(trie, lease, tokens, span)
         self._insert(trie, tokens, lease.held, span)
-        shared = [item for item in lease.captured if item.reason in _SHARED]
+        shared = [
+            item
+            for item in lease.captured
+            if item.reason in _SHARED and item.checkpoint.offset <= len(tokens)
+        ]
         tick = self._next_tick()
         for item in shared:
             lease.captured.remove(item)
@@ -507,13 +521,28 @@ class PrefixCache:
         return forgotten
 
     def evictable(self) -> Size:
-        """What could be evicted: all that no lease holds. Costs a walk over all nodes."""
+        """What could be evicted: all but what a lease holds or is being written.
+
+        Costs a walk over all nodes.
+        """
         free = Size()
         for trie in self._tries.values():
-            for node in trie.nodes():
-                if not node.pins:
+            below: set[TrieNode | None] = set()  # something stays below them, so their span does
+            for node in reversed(list(trie.nodes())):
+                if node.pins or node.busy or node in below:
+                    below.add(node.parent)
+                if node.pins or node.busy:
+                    continue
+                if node not in below:
                     free += size_in_memory(node)
+                elif node.checkpoint is not None:
+                    free += size_of(node.checkpoint)
         return free
+
+    @property
+    def writing(self) -> bool:
+        """Whether some state is being written to disk, and stays until it is."""
+        return any(node.busy for trie in self._tries.values() for node in trie.nodes())
 
     def drop_empty_tries(self) -> None:
         """Forget namespaces that hold nothing and that nobody uses."""
@@ -525,6 +554,21 @@ class PrefixCache:
     def _next_tick(self) -> int:
         self._tick += 1
         return self._tick
+
+
+def _idle(node: TrieNode, offset: int, holder: TrieNode | None) -> Size:
+    """What a lease that resumes at an offset would hold, and none does yet."""
+    idle = Size()
+    end = offset if holder is None else max(offset, holder.end)
+    deepest = node if holder is None or node.end > holder.end else holder
+    for held in deepest.path():
+        if held.pins or held.start >= end:
+            continue
+        size = size_in_memory(held)
+        if held.end > end:  # it is cut there
+            size = Size(size.nbytes * (end - held.start) // len(held.tokens), size.buffers)
+        idle += size
+    return idle
 
 
 def _rewindable(node: TrieNode, limit: int) -> TrieNode | None:

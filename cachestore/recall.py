@@ -1,22 +1,26 @@
 """Builds the tries anew from what the disk's index knows, after a restart."""
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from hashlib import blake2b
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .disk_index import Record, RecordKind
 from .pieces import Piece
 from .prefix_cache import Namespace, PrefixCache
-from .trie import RadixTrie, Tokens
+from .trie import RadixTrie, Tokens, TrieNode, path_tokens
 
+_DIGEST = 16  # bytes of a digest
+_SIZE = 4  # bytes of a token
 _Place = tuple[str, int, bytes]  # tenant, offset, digest of the tokens before it
 
 
 def digest(tokens: Tokens) -> bytes:
-    """Name a path of tokens, in 16 bytes."""
-    return blake2b(tokens.tobytes(), digest_size=16).digest()
+    """Name a path of tokens."""
+    return blake2b(tokens.tobytes(), digest_size=_DIGEST).digest()
 
 
 def recall(cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> list[Record]:
@@ -38,52 +42,92 @@ def recall(cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> l
     orphans = []
     for record in records:
         before = places.find(record)
-        if before is None:
+        tokens = _tokens(record)
+        if before is None or tokens is None:
             orphans.append(record)
             continue
-        path = np.concatenate([before, np.frombuffer(record.tokens, np.int32)])
+        path = np.concatenate([before.tokens, tokens])
         trie = cache.open_trie(Namespace(record.tenant, fingerprint))
-        if not (len(path) == record.end and _place(cache, trie, path, record)):
+        node = _place(cache, trie, path, record)
+        if node is None:
             orphans.append(record)
             continue
-        places.reach(record, path)
+        places.reach(record, before, node)
     cache.drop_empty_tries()
     return orphans
 
 
+def _tokens(record: Record) -> Tokens | None:
+    """A record's own tokens; None if they are not as many as it says."""
+    if not record.end or len(record.tokens) != _SIZE * (record.end - record.start):
+        return None
+    return np.frombuffer(record.tokens, np.int32)
+
+
+class _Before(NamedTuple):
+    """What comes before an offset.
+
+    Attributes:
+        node: one that ends there or later, when it was noted; the root at offset 0.
+        offset: how many tokens.
+        hashed: has them all.
+    """
+
+    node: TrieNode | None
+    offset: int
+    hashed: Any
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens. Not kept: those of thousands of long paths are gigabytes."""
+        if self.node is None:
+            return np.empty(0, np.int32)
+        return path_tokens(self.node)[: self.offset]
+
+
 class _Places:
-    """Where records start, and the tokens that lead there as far as they are known."""
+    """Where records start, and what leads there as far as it is known."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self._starts: dict[str, set[int]] = defaultdict(set)
+        starts: dict[str, set[int]] = defaultdict(set)
         for record in records:
-            self._starts[record.tenant].add(record.start)
-        self._known: dict[_Place, Tokens] = {}
+            starts[record.tenant].add(record.start)
+        self._starts = {tenant: sorted(own) for tenant, own in starts.items()}
+        self._wanted = {(record.tenant, record.start, record.prefix) for record in records}
+        self._known: dict[_Place, _Before] = {}
 
-    def find(self, record: Record) -> Tokens | None:
-        """The tokens before a record; None if nobody has them."""
+    def find(self, record: Record) -> _Before | None:
+        """What comes before a record; None if nobody has it."""
         if not record.start:
-            return np.empty(0, np.int32)
+            return _Before(None, 0, blake2b(digest_size=_DIGEST))
         return self._known.get((record.tenant, record.start, record.prefix))
 
-    def reach(self, record: Record, path: Tokens) -> None:
-        """Note that a path is there, for the records that go on from it."""
-        for start in self._starts[record.tenant]:
-            if record.start < start <= record.end:
-                self._known[record.tenant, start, digest(path[:start])] = path[:start]
+    def reach(self, record: Record, before: _Before, node: TrieNode) -> None:
+        """Note that a record's tokens, to the end of `node`, are there to go on from."""
+        starts, hashed, done = self._starts[record.tenant], before.hashed.copy(), 0
+        first, last = bisect_right(starts, record.start), bisect_right(starts, record.end)
+        for start in starts[first:last]:
+            at = _SIZE * (start - record.start)
+            hashed.update(record.tokens[done:at])
+            done = at
+            place = (record.tenant, start, hashed.digest())
+            if place in self._wanted:
+                self._known.setdefault(place, _Before(node, start, hashed.copy()))
 
 
-def _place(cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record) -> bool:
-    """Put one record into a trie; False if another has the same."""
+def _place(cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record) -> TrieNode | None:
+    """Put one record into a trie; return the last node, or None if another has the same."""
     if record.kind is RecordKind.SPAN:
         return _place_span(cache, trie, path, record)
     return _place_checkpoint(cache, trie, path, record)
 
 
-def _place_span(cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record) -> bool:
+def _place_span(
+    cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record
+) -> TrieNode | None:
     node, known = trie.match(path)
     if known == len(path) or known < record.start:
-        return False
+        return None
     if known < node.end:
         node = trie.split(node, known)
     while known < len(path):  # a node is read in one go, and copied when it is cut
@@ -93,20 +137,22 @@ def _place_span(cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Recor
         node.last_used = record.used
         known = stop
     cache.remember_tick(record.used)
-    return True
+    return node
 
 
-def _place_checkpoint(cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record) -> bool:
+def _place_checkpoint(
+    cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record
+) -> TrieNode | None:
     node, known = trie.match(path)
     if known < len(path) and cache.layout.spans:
-        return False
+        return None
     if known < node.end:
         node = trie.split(node, known)
     if known < len(path):
         node = trie.append(node, path[known:].copy(), None)
     if node.stored_checkpoint is not None:
-        return False
+        return None
     trie.set_stored_checkpoint(node, record)
     node.checkpoint_used = record.used
     cache.remember_tick(record.used)
-    return True
+    return node

@@ -4,11 +4,13 @@ So its memory can be given up at once when there is need, and a restart finds it
 new is written: a node that grew is written from where the disk's copy of it ends.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .codec import Codec, Exported
 from .disk import DiskTier, HostTensor, Payload, Record, RecordKind, WriteJob, Written
-from .ledger import Kind, Size
+from .ledger import Account, Kind, Size
 from .pieces import Piece
 from .prefix_cache import Namespace, PrefixCache
 from .recall import digest
@@ -16,6 +18,9 @@ from .state import Checkpoint, Span
 from .trie import RadixTrie, Tokens, TrieNode, path_tokens, size_of
 
 _AT_ONCE = 4  # nodes handed over between two steps: exporting takes the engine's time
+_REST = 5.0  # seconds that nothing is exported after the disk took nothing, or a write failed
+
+_clock = time.monotonic
 
 
 @dataclass(eq=False)
@@ -23,15 +28,21 @@ class _Job:
     """What is being written: whose state, and which tokens lead to its end.
 
     Attributes:
-        copied: what is written is a copy, in memory for the writer only.
+        paging: what of it is in memory for the writer only.
+        size: what it takes there once the trie has given it up.
     """
 
     namespace: Namespace
     path: Tokens
     node: TrieNode
     state: Span | Checkpoint
+    paging: Account
     size: Size
-    copied: bool
+
+    def left(self, state: Span | Checkpoint) -> None:
+        """The trie gives up some state: what is written without a copy is only here then."""
+        if state is self.state:
+            self.paging.set(self.size)
 
 
 class Saver:
@@ -41,68 +52,93 @@ class Saver:
         cache: whose tries.
         tier: the disk.
         codec: knows what state is made of.
+        make_room: makes room in memory for copies; says whether there is.
 
     Attributes:
         failures: states that the disk did not take.
     """
 
-    def __init__(self, cache: PrefixCache, tier: DiskTier, codec: Codec) -> None:
+    def __init__(
+        self, cache: PrefixCache, tier: DiskTier, codec: Codec, make_room: Callable[[Size], bool]
+    ) -> None:
         self.failures = 0
         self._cache = cache
         self._tier = tier
         self._codec = codec
-        self._paging = cache.ledger.account(Kind.PAGING)
+        self._make_room = make_room
         self._jobs: dict[_Job, None] = {}
+        self._full = False  # until what was taken is written
+        self._rests_until = 0.0
 
     @property
-    def busy(self) -> bool:
-        """Whether something is being written."""
-        return bool(self._jobs)
+    def pending(self) -> bool:
+        """Whether something is being written, or could be at present."""
+        unsaved = any(trie.unsaved for _, trie in self._cache.tries())
+        return bool(self._jobs) or (unsaved and not self._rests)
 
     @property
-    def unsaved(self) -> bool:
-        """Whether there is something that could be written."""
-        return any(trie.unsaved for _, trie in self._cache.tries())
+    def _rests(self) -> bool:
+        return _clock() < self._rests_until
 
     def step(self) -> None:
         """Take in what was written, and hand over what is next."""
         for written in self._tier.completed():
             self._take(written)
-        self._hand_over()
-        self._paging.set(self._only_here())
+        self._full = self._full and bool(self._jobs)
+        if not (self._full or self._rests):
+            self._hand_over()
 
     def _hand_over(self) -> None:
         left = _AT_ONCE
         for namespace, trie in self._cache.tries():
             for node in [node for node in trie.unsaved if not node.busy]:
-                if not left or not self._save(namespace, trie, node):
+                if node not in trie.unsaved:
+                    continue  # it was forgotten: another one's copy needed room
+                if not left:
                     return
-                left -= 1
+                taken = self._save(namespace, trie, node)
+                if taken is False:
+                    self._full = bool(self._jobs)
+                    self._rests_until = 0.0 if self._full else _clock() + _REST
+                    return
+                left -= taken is True
 
-    def _save(self, namespace: Namespace, trie: RadixTrie, node: TrieNode) -> bool:
-        """Hand over a node's state; False when no more is taken at present."""
+    def _save(self, namespace: Namespace, trie: RadixTrie, node: TrieNode) -> bool | None:
+        """Hand over a node's state; False when no more is taken at present, None without any."""
         if not _reachable(node):
-            del trie.unsaved[node]
+            if node.parent not in trie.unsaved:
+                del trie.unsaved[node]
         elif node.span is not None and node.stored_to < node.end:
             return self._save_span(namespace, node, node.span)
         elif node.checkpoint is not None and node.stored_checkpoint is None:
             return self._save_checkpoint(namespace, node, node.checkpoint)
         else:
             del trie.unsaved[node]
-        return True
+        return None
 
     def _save_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
-        first = node.stored_to - node.start
-        exported = self._codec.export_span(span, first, len(node.tokens))
-        job = _Job(namespace, path_tokens(node), node, span, size_of(span), copied=first > 0)
-        return self._write(job, RecordKind.SPAN, node.stored_to, exported)
+        start, size = node.stored_to, size_of(span)
+        paging = self._cache.ledger.account(Kind.PAGING)
+        job = _Job(namespace, path_tokens(node), node, span, paging, size)
+        node.writers[job] = node.end  # so that making room does not take it away
+        if start > node.start:  # what is not the whole span is copied
+            nbytes = size.nbytes * (node.end - start) // len(node.tokens)
+            job.size = Size(nbytes, size.buffers)
+            if not self._make_room(job.size):
+                del node.writers[job]
+                return False
+            paging.set(job.size)
+        exported = self._codec.export_span(span, start - node.start, len(node.tokens))
+        return self._write(job, RecordKind.SPAN, start, exported)
 
     def _save_checkpoint(
         self, namespace: Namespace, node: TrieNode, checkpoint: Checkpoint
     ) -> bool:
         exported = self._codec.export_checkpoint(checkpoint)
+        paging = self._cache.ledger.account(Kind.PAGING)
         size = size_of(checkpoint)
-        job = _Job(namespace, path_tokens(node), node, checkpoint, size, copied=False)
+        job = _Job(namespace, path_tokens(node), node, checkpoint, paging, size)
+        node.writers[job] = node.start
         # Where no spans are kept, nothing else on disk tells which tokens lead there.
         start = node.end if self._cache.layout.spans else 0
         return self._write(job, RecordKind.CHECKPOINT, start, exported)
@@ -124,19 +160,22 @@ class Saver:
         )
         if taken:
             self._jobs[job] = None
-            job.node.busy = True
+        else:
+            del job.node.writers[job]
+            job.paging.close()
         return taken
 
     def _take(self, written: Written) -> None:
         job = written.token
         assert isinstance(job, _Job)  # noqa: S101  (the tier returns what it was given)
         del self._jobs[job]
-        job.node.busy = False
+        job.paging.close()
         trie, record = self._cache.trie(job.namespace), written.record
+        parts = [] if trie is None else trie.match(job.path).node.path()
+        for node in (*parts, job.node):
+            node.writers.pop(job, None)
         if record is None:
-            self.failures += 1
-            if trie is not None:
-                trie.unsaved.pop(job.node, None)
+            self._failed(job, parts, trie)
             return
         self._cache.files.hold([record])  # until it is known who uses it
         if trie is not None:
@@ -144,13 +183,14 @@ class Saver:
             attach(trie, job.path, record)
         self._cache.files.drop([record])
 
-    def _only_here(self) -> Size:
-        """What is in memory for the writer only: evicting it from a trie frees nothing."""
-        held = Size()
-        for job in self._jobs:
-            if job.copied or not job.state.buffers:
-                held += job.size
-        return held
+    def _failed(self, job: _Job, parts: list[TrieNode], trie: RadixTrie | None) -> None:
+        """Try again later, after all others: a write that always fails must hold up none."""
+        self.failures += 1
+        self._rests_until = _clock() + _REST
+        for node in parts:
+            if trie is not None and node.end > job.node.start and node in trie.unsaved:
+                del trie.unsaved[node]
+                trie.unsaved[node] = None
 
 
 def _reachable(node: TrieNode) -> bool:
@@ -158,16 +198,17 @@ def _reachable(node: TrieNode) -> bool:
     parent = node.parent
     if parent is None or parent.parent is None or (parent.span is None and not parent.stored):
         return True
-    return parent.busy or parent.stored_to == parent.end
+    return parent.stored_soon
 
 
 def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
     """Note in the nodes that a file has their tokens; they may have been cut or joined."""
-    for node in trie.match(path).node.path():
+    deepest, known = trie.match(path)
+    for node in deepest.path():
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.stored_to < parent.end:
             return
-        start, stop = node.stored_to, min(node.end, record.end)
+        start, stop = node.stored_to, min(node.end, known)
         if record.start <= start < stop:
             trie.set_stored(node, Piece(record, start, stop))
 

@@ -19,17 +19,25 @@ Pure data: no clock (recency is a counter that the owner passes in), no MLX.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .disk_index import Record
 from .ledger import Kind, Ledger, Size
-from .pieces import FileUse, Piece, cut
+from .pieces import FileUse, Piece, cut, join
 from .state import Checkpoint, Span
 
 Tokens = NDArray[np.int32]
+
+
+class Writer(Protocol):
+    """Who writes a node's state to disk."""
+
+    def left(self, state: Span | Checkpoint) -> None:
+        """The trie gives up some state; if it is what is written, only the writer has it now."""
+        ...
 
 
 @dataclass(eq=False)
@@ -43,7 +51,8 @@ class TrieNode:
         checkpoint: whole state at `end`, if one was taken there and is in memory.
         stored: where the disk has the first of its tokens, without gaps.
         stored_checkpoint: where the disk has the whole state at `end`.
-        busy: its state is being written to disk: giving it up would free nothing yet.
+        writers: who writes its state to disk, and up to which offset the disk has its tokens
+            when that is done. What is cut has them in both parts, what is joined those of both.
         pins: open leases on this node.
         last_used: recency of the span.
         checkpoint_used: recency of the checkpoint; the two age separately.
@@ -56,7 +65,7 @@ class TrieNode:
     checkpoint: Checkpoint | None = None
     stored: list[Piece] = field(default_factory=list)
     stored_checkpoint: Record | None = None
-    busy: bool = False
+    writers: dict[Writer, int] = field(default_factory=dict)
     pins: int = 0
     last_used: int = 0
     checkpoint_used: int = 0
@@ -71,6 +80,16 @@ class TrieNode:
     def stored_to(self) -> int:
         """Offset up to which the disk has its tokens."""
         return self.stored[-1].stop if self.stored else self.start
+
+    @property
+    def busy(self) -> bool:
+        """Whether its state is being written: giving it up would free nothing yet."""
+        return bool(self.writers)
+
+    @property
+    def stored_soon(self) -> bool:
+        """Whether the disk has all of its tokens, or will when what is under way is done."""
+        return max([self.stored_to, *self.writers.values()]) >= self.end
 
     @property
     def paged_out(self) -> bool:
@@ -196,8 +215,10 @@ class RadixTrie:
         parent = _parent(node)
         upper = TrieNode(node.tokens[:at].copy(), node.start, parent, pins=node.pins)
         upper.last_used = node.last_used
+        upper.writers = dict(node.writers)
         if node.span is not None:
             before = size_of(node.span)
+            self._give_up(node, node.span)
             upper.span, node.span = node.span.split(at)
             self.spans.add(size_of(upper.span) + size_of(node.span) - before)
         upper.stored, node.stored = cut(node.stored, offset)
@@ -229,9 +250,13 @@ class RadixTrie:
             raise ValueError("what is pinned or has a checkpoint is not merged away")
         if node.span is not None and child.span is not None:
             before = size_of(node.span) + size_of(child.span)
+            self._give_up(node, node.span)
+            self._give_up(child, child.span)
             child.span, node.span = node.span.merge(child.span), None
             self.spans.add(size_of(child.span) - before)
-        child.stored = node.stored + child.stored
+        child.stored, twice = join(node.stored, child.stored)
+        self.files.drop(twice)
+        child.writers |= node.writers
         if self.unsaved.pop(node, self) is not self:
             self.unsaved[child] = None
         child.tokens = np.concatenate([node.tokens, child.tokens])
@@ -257,6 +282,7 @@ class RadixTrie:
         if end > leaf.start:
             if leaf.span is not None:
                 before = size_of(leaf.span)
+                self._give_up(leaf, leaf.span)
                 leaf.span = leaf.span.first(end - leaf.start)
                 self.spans.add(size_of(leaf.span) - before)
             leaf.tokens = leaf.tokens[: end - leaf.start].copy()
@@ -295,13 +321,22 @@ class RadixTrie:
         parent = _parent(node)
         if node.pins:
             raise ValueError("what somebody holds is not forgotten")
-        for child in list(node.children.values()):
-            self.forget(child)
-        self.shorten(node, node.start)
+        below, pending = [], [node]
+        while pending:  # paths may be deeper than Python's stack
+            below.append(pending.pop())
+            pending.extend(below[-1].children.values())
+        for gone in reversed(below):
+            self.shorten(gone, gone.start)
         self.prune(parent)
+
+    @staticmethod
+    def _give_up(node: TrieNode, state: Span | Checkpoint) -> None:
+        for writer in node.writers:
+            writer.left(state)
 
     def _close_span(self, node: TrieNode) -> None:
         if node.span is not None:
+            self._give_up(node, node.span)
             self.spans.add(-size_of(node.span))
             node.span.close()
             node.span = None
@@ -326,6 +361,7 @@ class RadixTrie:
     def drop_checkpoint(self, node: TrieNode) -> None:
         """Close a node's checkpoint in memory, if it has one."""
         if node.checkpoint is not None:
+            self._give_up(node, node.checkpoint)
             self.checkpoints.add(-size_of(node.checkpoint))
             node.checkpoint.close()
             node.checkpoint = None

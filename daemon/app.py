@@ -17,6 +17,7 @@ from .failures import APIError, as_api_error
 from .generation import Generation
 from .openai_answers import Answer, Kind
 from .openai_requests import ChatRequest, CompletionRequest, GenerationFields, decode
+from .pin_requests import PinRequest
 from .service import Caller, Service, still_loading
 from .status import Status, status
 from .streaming import REQUEST_ID, EventStream
@@ -57,6 +58,10 @@ class Front:
                 web.get("/cache", self.cache_stats),
                 web.get("/cache/nodes", self.cache_nodes),
                 web.get("/cache/verify", self.cache_verify),
+                web.post("/cache/clear", self.cache_clear),
+                web.get("/cache/pins", self.cache_pins),
+                web.post("/cache/pins", self.cache_pin),
+                web.delete("/cache/pins/{name:.+}", self.cache_unpin),
                 web.get("/", self.root),
             ]
         )
@@ -134,6 +139,29 @@ class Front:
         """`GET /cache/verify`: whether the cache's invariants hold."""
         self._caller(request)
         return _json({"problems": await self._service().cache.verify()})
+
+    async def cache_clear(self, request: web.Request) -> web.Response:
+        """`POST /cache/clear`: forget what the caller has, in memory and on disk."""
+        tenant = self._caller(request).tenant
+        return _json({"cleared_tokens": await self._service().cache.clear(tenant)})
+
+    async def cache_pins(self, request: web.Request) -> web.Response:
+        """`GET /cache/pins`: the caller's pins."""
+        tenant = self._caller(request).tenant
+        return _json({"pins": [p._asdict() for p in await self._service().cache.pins(tenant)]})
+
+    async def cache_pin(self, request: web.Request) -> web.Response:
+        """`POST /cache/pins`: keep a system prompt, or a conversation."""
+        caller, service = self._caller(request), self._service()
+        body = decode(await self._read(request), PinRequest)
+        return _json((await service.pin(body, caller))._asdict())
+
+    async def cache_unpin(self, request: web.Request) -> web.Response:
+        """`DELETE /cache/pins/{name}`: let it age like anything else."""
+        name, tenant = request.match_info["name"], self._caller(request).tenant
+        if not await self._service().cache.unpin(tenant, name):
+            raise APIError(404, f"there is no pin {name!r}", code="pin_not_found")
+        return _json({"unpinned": name})
 
     async def root(self, request: web.Request) -> web.Response:
         """`GET /`: who this is."""

@@ -11,6 +11,7 @@ from ..cachestore.errors import DiskTierError, FolderInUseError
 from ..cachestore.governor import Governor, piece
 from ..cachestore.ledger import Size
 from ..cachestore.pager import Pager
+from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import Layout, PrefixCache
 from ..models import stored
 from ..models.forward import Forward
@@ -18,6 +19,7 @@ from ..models.loader import LoadedModel
 from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
 from ..scheduler.engine import Engine, Publish
 from ..scheduler.memory import MemoryPlanner
+from ..scheduler.paging import Paging
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.reuse import PrefixReuse
 from .config import Settings
@@ -40,6 +42,7 @@ class Assembly:
             budget holds no more.
         disk: where state outlives memory, if there is one.
         pager: moves it there and back.
+        pins: what users want kept.
     """
 
     engine: Engine
@@ -49,6 +52,7 @@ class Assembly:
     context_length: int
     disk: DiskTier | None
     pager: Pager | None
+    pins: Pins
 
 
 def assemble(
@@ -76,6 +80,8 @@ def assemble(
     device = device_memory()
     budget = Size(_budget(settings, device, forward.resident), device.buffers)
     keep_freed_memory(min(budget.nbytes // _FREED_SHARE, _MOST_FREED))
+    if exact:
+        forward.footprint.least_chunk = settings.prefill_chunk
     context = _context(loaded, forward, budget.nbytes)
     forward.live_within(
         budget.nbytes,
@@ -102,6 +108,7 @@ def assemble(
             fingerprint=loaded.fingerprint,
             make_room=governor.make_room,
         )
+    pins = Pins(cache, loaded.fingerprint, disk)
     engine = Engine(
         forward,
         PrefixReuse(
@@ -111,7 +118,8 @@ def assemble(
             interval=settings.checkpoint_interval,
             keeps=not settings.no_cache,
             piece=forward.longest_segment,
-            pager=pager,
+            paging=Paging(pager, pins),
+            pins=pins,
         ),
         MemoryPlanner(governor, forward, fixed_chunks=exact),
         queue,
@@ -122,7 +130,7 @@ def assemble(
         max_stall=settings.max_stall_ms / 1000,
         exact=exact,
     )
-    return Assembly(engine, forward, cache, governor, context, disk, pager)
+    return Assembly(engine, forward, cache, governor, context, disk, pager, pins)
 
 
 def default_budget(device: DeviceMemory, resident: int) -> int:
@@ -175,7 +183,7 @@ def _context(loaded: LoadedModel, forward: Forward, budget: int) -> int:
     fits = forward.footprint.longest_context(budget - piece(budget))
     least = min(_LEAST_CONTEXT, loaded.context_length)
     if fits < least:
-        needed = forward.footprint.start(least, least).nbytes
+        needed = forward.footprint.promise(least).nbytes
         needed += piece(needed) * 2
         raise StartError(
             f"setting cache_bytes: {budget} bytes hold no request of this model; "

@@ -2,12 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
 from ..cachestore.check import problems
-from ..cachestore.prefix_cache import CacheStatistics, PrefixCache
+from ..cachestore.errors import PinError
+from ..cachestore.pins import PinDescription, Pins
+from ..cachestore.prefix_cache import CacheStatistics, Namespace, PrefixCache
+from ..cachestore.trie import as_tokens
 from ..scheduler.errors import UnavailableError
 from ..scheduler.queue import RETRY_AFTER
 from ..scheduler.thread import MLXThread
@@ -44,13 +48,16 @@ class NodeDescription(msgspec.Struct):
 class CacheDesk:
     """Asks the MLX thread between two steps, and waits for no longer than it must."""
 
-    def __init__(self, thread: MLXThread, cache: PrefixCache) -> None:
+    def __init__(self, thread: MLXThread, cache: PrefixCache, pins: Pins, fingerprint: str) -> None:
         self._thread = thread
         self._cache = cache
+        self._pins = pins
+        self._fingerprint = fingerprint
 
     async def statistics(self) -> CacheStatistics:
-        """Describe the cache's shape."""
-        return await self._ask(self._cache.statistics)
+        """Describe the cache's shape. Pins are no leases here."""
+        found = await self._ask(self._cache.statistics)
+        return replace(found, leases=found.leases - self._pins.leases)
 
     async def nodes(self, tenant: str) -> list[NodeDescription]:
         """Describe the nodes of one tenant."""
@@ -59,6 +66,41 @@ class CacheDesk:
     async def verify(self) -> list[str]:
         """Check the invariants; describe what is broken."""
         return await self._ask(lambda: problems(self._cache))
+
+    async def clear(self, tenant: str) -> int:
+        """Forget what a tenant has, but for what runs or is pinned; returns the tokens."""
+        namespace = Namespace(tenant, self._fingerprint)
+        return await self._ask(lambda: self._cache.clear(namespace))
+
+    async def pins(self, tenant: str) -> list[PinDescription]:
+        """List a tenant's pins."""
+        return await self._ask(lambda: self._pins.listed(tenant))
+
+    async def pin(self, tenant: str, name: str, prompt: list[int]) -> PinDescription:
+        """Keep a prompt's state.
+
+        Raises:
+            PinError: it is not in memory, or too much.
+        """
+        return await self._ask(lambda: self._pins.pin(tenant, name, as_tokens(prompt)))
+
+    async def pin_conversation(self, tenant: str, name: str) -> PinDescription:
+        """Keep a conversation's state.
+
+        Raises:
+            PinError: it is not known, not in memory, or too much.
+        """
+        return await self._ask(lambda: self._pin_conversation(tenant, name))
+
+    async def unpin(self, tenant: str, name: str) -> bool:
+        """Let go of a pin; False if there is none of that name."""
+        return await self._ask(lambda: self._pins.unpin(tenant, name))
+
+    def _pin_conversation(self, tenant: str, name: str) -> PinDescription:
+        tokens = self._pins.conversation(tenant, name)
+        if tokens is None:
+            raise PinError(f"no conversation {name!r} of yours has been here lately")
+        return self._pins.pin(tenant, name, tokens)
 
     async def _ask(self, fn: Callable[[], T]) -> T:
         try:

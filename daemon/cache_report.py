@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 
@@ -22,7 +23,22 @@ async def stats(socket: Path, console: Console) -> None:
     console.print(
         f"{shape['checkpoint_bytes'] / _MIB:.1f} MiB in {shape['checkpoints']} checkpoints"
     )
-    console.print(f"{shape['leases']} open leases, {shape['evictions']} evictions")
+    console.print(
+        f"{shape['leases']} open leases, {shape['evictions']} evictions, "
+        f"{shape['page_outs']} left to the disk for room"
+    )
+    status = await _get(socket, "/status")
+    memory = status["engine"]["memory"]
+    held = sum(memory[kind] for kind in ("kv", "checkpoint", "tail", "paging", "transient"))
+    console.print(f"{held / _MIB:.1f} of {memory['budget'] / _MIB:.1f} MiB of memory in use")
+    if (disk := status["disk"]) is not None:
+        console.print(
+            f"{disk['nbytes'] / _MIB:.1f} MiB in {disk['records']} files on disk "
+            f"({disk['state']}{': ' if disk['reason'] else ''}{disk['reason']})",
+            markup=False,
+        )
+    for pinned in (await _get(socket, "/cache/pins"))["pins"]:
+        console.print(f"pinned: {pinned['name']}, {pinned['tokens']} tokens", markup=False)
 
 
 async def nodes(socket: Path, console: Console) -> None:
@@ -54,6 +70,41 @@ async def verify(socket: Path, console: Console) -> bool:
         console.print(problem, markup=False)
     console.print("the cache is sound" if not problems else f"{len(problems)} problems")
     return not problems
+
+
+async def clear(socket: Path, console: Console) -> None:
+    """Have the daemon forget what the caller has, and print how much that was.
+
+    Raises:
+        ClientError: no daemon answers.
+    """
+    async with Client(socket) as client:
+        cleared = (await client.post("/cache/clear"))["cleared_tokens"]
+    console.print(f"{cleared} tokens forgotten")
+
+
+async def pin(socket: Path, console: Console, body: dict[str, str]) -> None:
+    """Pin a system prompt or a conversation, and print what is held of it.
+
+    Raises:
+        ClientError: no daemon answers, or it cannot be pinned.
+    """
+    async with Client(socket) as client:
+        pinned = await client.post("/cache/pins", body)
+    console.print(
+        f"{pinned['name']}: {pinned['held']} of {pinned['tokens']} tokens stay", markup=False
+    )
+
+
+async def unpin(socket: Path, console: Console, name: str) -> None:
+    """Let go of a pin.
+
+    Raises:
+        ClientError: no daemon answers, or there is no such pin.
+    """
+    async with Client(socket) as client:
+        await client.delete(f"/cache/pins/{quote(name, safe='')}")
+    console.print(f"{name}: not pinned any more", markup=False)
 
 
 async def _get(socket: Path, route: str) -> dict[str, Any]:

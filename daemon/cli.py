@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from .. import __version__
 from .config import Settings, load
-from .errors import StartError
+from .errors import ConfigError, StartError
 
 T = TypeVar("T")
 
@@ -215,6 +215,52 @@ def cache_verify(*, socket: Socket = None, config: Config = None) -> None:
 
     if not _report(verify, socket, config):
         raise typer.Exit(1)
+
+
+@cache.command("clear")
+def cache_clear(*, socket: Socket = None, config: Config = None) -> None:
+    """Forget what you have there, in memory and on disk; what runs or is pinned stays."""
+    from .cache_report import clear  # noqa: PLC0415  (keeps --help quick)
+
+    _report(clear, socket, config)
+
+
+@cache.command("pin")
+def cache_pin(
+    prompt: Annotated[
+        Path | None, typer.Argument(help="File with a system prompt, or - for stdin.")
+    ] = None,
+    *,
+    conversation: Annotated[str | None, typer.Option(help="Pin this conversation instead.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the pin; else the file's name.")] = None,
+    socket: Socket = None,
+    config: Config = None,
+) -> None:
+    """Keep a system prompt, or a conversation, whatever else wants room."""
+    from .cache_report import pin  # noqa: PLC0415  (keeps --help quick)
+
+    if (prompt is None) == (conversation is None):
+        _fail(ConfigError("name a file with a system prompt, or a --conversation"))
+    if prompt is not None:
+        body = {"name": name or prompt.name, "system": _text_of(prompt)}
+    else:
+        body = {"conversation": conversation or ""}
+    _report(lambda path, console: pin(path, console, body), socket, config)
+
+
+@cache.command("unpin")
+def cache_unpin(name: str, *, socket: Socket = None, config: Config = None) -> None:
+    """Let a pinned prompt or conversation age like anything else."""
+    from .cache_report import unpin  # noqa: PLC0415  (keeps --help quick)
+
+    _report(lambda path, console: unpin(path, console, name), socket, config)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(ConfigError(f"cannot read {path}: {error}"))
 
 
 def _report(

@@ -56,14 +56,35 @@ class Client:
         Raises:
             ClientError: no daemon answers, or it answers with an error.
         """
+        return await self._ask("GET", route)
+
+    async def post(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Post a JSON document, and read the answer.
+
+        Raises:
+            ClientError: as from `get`.
+        """
+        return await self._ask("POST", route, body)
+
+    async def delete(self, route: str) -> dict[str, Any]:
+        """Delete something, and read the answer.
+
+        Raises:
+            ClientError: as from `get`.
+        """
+        return await self._ask("DELETE", route)
+
+    async def _ask(
+        self, method: str, route: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         try:
-            async with self._connected.get(route) as response:
-                body = await response.read()
+            async with self._connected.request(method, route, json=body) as response:
+                answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClientError(f"no daemon answers on {self.path} ({error})") from error
-        data: dict[str, Any] = msgspec.json.decode(body)
+        data: dict[str, Any] = msgspec.json.decode(answer)
         if "error" in data:
-            raise ClientError(_message(body))
+            raise ClientError(_message(answer))
         return data
 
     async def chat(

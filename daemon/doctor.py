@@ -12,7 +12,7 @@ from ..models import BLAS
 from ..models.embedded import NAME as EMBEDDED
 from ..models.embedded import find as find_embedded
 from ..models.errors import ModelError
-from ..models.runtime import backend, matmul_gflops
+from ..models.runtime import backend, device_memory, matmul_gflops
 from .client import Client, ClientError
 from .config import Settings
 from .sockets import MAX_PATH
@@ -65,9 +65,13 @@ def _blas() -> Finding:
 
 
 def _memory() -> Finding:
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    text = f"{size / 2**30:.1f} GiB"
-    if size < _SMALL_MEMORY:
+    device = device_memory()
+    usable = device.recommended - device.headroom
+    text = (
+        f"{device.name}: {device.total / 2**30:.1f} GiB, of which weights and state may take "
+        f"{usable / 2**30:.1f} GiB by default"
+    )
+    if usable < _SMALL_MEMORY:
         return Finding("warning", "memory", text, "serve small models only")
     return Finding("ok", "memory", text)
 

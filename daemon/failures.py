@@ -5,6 +5,7 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import web
 
+from ..cachestore.errors import PinError
 from ..models.errors import TemplateError
 from ..scheduler.errors import (
     ContextLengthExceededError,
@@ -84,6 +85,7 @@ _TABLE = (
     _Row(QueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
     _Row(UnavailableError, 503, "server_error", "service_unavailable"),
     _Row(DeadlineExceededError, 504, "server_error", "timeout"),
+    _Row(PinError, 409, "invalid_request_error", "cannot_pin"),
     _Row(RequestError, 500, "server_error", "internal_error"),
 )
 

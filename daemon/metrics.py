@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from ..cachestore.pager import Pager
 from ..scheduler.statistics import EngineStatistics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
@@ -29,9 +30,15 @@ class Metrics:
     Args:
         engine: returns the engine's last published statistics.
         waiting: returns how many requests wait.
+        disk: the disk tier, if there is one.
     """
 
-    def __init__(self, engine: Callable[[], EngineStatistics], waiting: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: Callable[[], EngineStatistics],
+        waiting: Callable[[], int],
+        disk: Pager | None,
+    ) -> None:
         self._measured = CollectorRegistry()
         self.requests = Counter(
             "umbel_requests",
@@ -49,6 +56,7 @@ class Metrics:
             "umbel_request_queue_seconds", "From arrival to the start of the work."
         )
         self._measured.register(_EngineCollector(engine, waiting))
+        self._measured.register(_MemoryCollector(engine, disk))
         self._exported = CollectorRegistry()
         self._exported.register(_WithAliases(self._measured))
 
@@ -79,15 +87,38 @@ class _EngineCollector(Collector):
             ("umbel_generation_tokens", "Tokens of answers.", now.generation_tokens),
             ("umbel_steps", "Steps of the engine.", now.steps),
             ("umbel_evictions", "States forgotten for room.", now.cache.evictions),
+            ("umbel_page_outs", "States left to the disk for room.", now.cache.page_outs),
+            ("umbel_page_ins", "States read back from disk.", now.page_ins),
+            ("umbel_preemptions", "Running requests paused for room.", now.preemptions),
         ):
             family = CounterMetricFamily(name, text)
             family.add_metric([], value)
             yield family
-        yield _by_kind(
-            "umbel_cache_bytes",
-            "State kept between requests.",
-            {"kv": now.cache.span_bytes, "checkpoint": now.cache.checkpoint_bytes},
+
+
+class _MemoryCollector(Collector):
+    """Reads the ledger as the engine last published it, and the disk tier's counters."""
+
+    def __init__(self, engine: Callable[[], EngineStatistics], disk: Pager | None) -> None:
+        self._engine = engine
+        self._disk = disk
+
+    def collect(self) -> Iterator[Metric]:
+        memory = self._engine().memory
+        held = GaugeMetricFamily(
+            "umbel_cache_bytes", "Model state, by where it is.", labels=["tier", "kind"]
         )
+        for kind in ("kv", "checkpoint", "tail", "paging", "transient"):
+            held.add_metric(["memory", kind], getattr(memory, kind))
+        budget = GaugeMetricFamily("umbel_cache_budget_bytes", "What it may take.", labels=["tier"])
+        budget.add_metric(["memory"], memory.budget)
+        if self._disk is not None:
+            for kind, nbytes in self._disk.bytes_by_kind().items():
+                held.add_metric(["disk", kind], nbytes)
+            budget.add_metric(["disk"], self._disk.budget)
+        yield held
+        yield budget
+        yield _gauge("umbel_cache_buffers", "Allocations of model state.", memory.buffers)
 
 
 class _WithAliases(Collector):
@@ -110,13 +141,6 @@ def _renamed(family: Metric, name: str) -> Metric:
         for s in family.samples
     ]
     return copy
-
-
-def _by_kind(name: str, text: str, values: dict[str, int]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=["tier", "kind"])
-    for kind, value in values.items():
-        family.add_metric(["memory", kind], value)
-    return family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -1,7 +1,7 @@
 """OpenAI's request bodies: decoded, checked, and turned into what the service takes."""
 
 import secrets
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -209,7 +209,15 @@ class CompletionRequest(GenerationFields, kw_only=True):
         return [_token(item, vocab_size) for item in items]
 
 
-Body = TypeVar("Body", bound=GenerationFields)
+class Checked(Protocol):
+    """A body that knows what it must not hold."""
+
+    def refuse_unsupported(self) -> None:
+        """Raise an APIError for what cannot be done."""
+        ...
+
+
+Body = TypeVar("Body", bound=Checked)
 
 
 def decode(raw: bytes, kind: type[Body]) -> Body:

@@ -9,9 +9,10 @@ import structlog
 import uvloop
 from aiohttp import web
 
+from ..cachestore.governor import Governor
 from ..models.errors import ModelError
 from ..models.loader import LoadedModel, load
-from ..models.runtime import BLAS, backend, release_thread
+from ..models.runtime import BLAS, backend, give_freed_memory_back, release_thread
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
@@ -20,6 +21,7 @@ from .assembly import Assembly, assemble
 from .cache_desk import CacheDesk
 from .config import Settings
 from .errors import SocketError, StartError
+from .pressure import PressureWatch, find_source
 from .service import Service
 from .sockets import BACKLOG, UnixListener
 
@@ -61,6 +63,7 @@ class Daemon:
         self._queue = ConversationQueue(settings.max_waiting)
         self._handoff: Handoff | None = None
         self._assembly: Assembly | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -90,6 +93,8 @@ class Daemon:
         """Answer what waits, let what runs finish within the grace, then end it."""
         log.info("stopping")
         self._front.stopping = True
+        if self._watch is not None:
+            self._watch.cancel()
         if self._handoff is not None:
             self._handoff.refuse_waiting()
             await self._drain(self._handoff)
@@ -110,12 +115,12 @@ class Daemon:
         """Write what is not on disk yet, within the grace, and close the disk tier."""
         if assembly.pager is None or assembly.disk is None:
             return
-        end = asyncio.get_running_loop().time() + _SAVE_GRACE
         try:
-            while await asyncio.wrap_future(self._thread.submit(assembly.pager.save_all)):
-                left = end - asyncio.get_running_loop().time()
-                if left <= 0 or not await asyncio.to_thread(assembly.disk.flush, left):
-                    break
+            async with asyncio.timeout(_SAVE_GRACE):
+                while await asyncio.wrap_future(self._thread.submit(assembly.pager.save_all)):
+                    await asyncio.to_thread(assembly.disk.flush, _SAVE_GRACE)
+        except TimeoutError:
+            log.warning("state not saved in time", seconds=_SAVE_GRACE)
         except Exception:
             log.exception("state not saved")
         await asyncio.to_thread(assembly.disk.close, _SAVE_GRACE)
@@ -156,6 +161,8 @@ class Daemon:
             )
         )
         self._assembly = assembly
+        self._pressure = PressureWatch(find_source(), self._on_share)
+        self._watch = asyncio.create_task(self._pressure.run())
         self._handoff = handoff
         self._thread.attach(assembly.engine.step)
         self._front.service = Service(
@@ -163,7 +170,8 @@ class Daemon:
             assembly,
             self._queue,
             handoff,
-            CacheDesk(self._thread, assembly.cache),
+            CacheDesk(self._thread, assembly.cache, assembly.pins, loaded.fingerprint),
+            self._pressure,
             exact=self._settings.exact,
             request_timeout=self._settings.request_timeout,
         )
@@ -186,6 +194,13 @@ class Daemon:
         idle.cancel()
         handoff.end_running()
 
+    def _on_share(self, share: float) -> None:
+        """Shrink the budget, or let it grow again, as the system's memory allows."""
+        assembly = self._assembly
+        if assembly is not None and not self._front.stopping:
+            self._thread.submit(_shrink, assembly.governor, share)
+            self._thread.wake()
+
     def _on_signal(self) -> None:
         """Stop; a second signal cuts the grace short."""
         if self._stop.is_set():
@@ -195,3 +210,8 @@ class Daemon:
     def _warn_of_slow_blas(self) -> None:
         if backend() == "cpu" and not BLAS.fast:
             log.warning("matrix products are slow", blas=BLAS.name, advice=BLAS.advice)
+
+
+def _shrink(governor: Governor, share: float) -> None:
+    governor.shrink(share)
+    give_freed_memory_back()

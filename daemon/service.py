@@ -7,6 +7,7 @@ import anyio
 import anyio.to_thread
 
 from ..cachestore.checkpoints import Reason
+from ..cachestore.pins import PinDescription
 from ..models import boundaries
 from ..models.loader import LoadedModel
 from ..scheduler.admission import Admission
@@ -19,6 +20,8 @@ from .cache_desk import CacheDesk
 from .generation import Generation
 from .metrics import Metrics
 from .openai_requests import ChatRequest, CompletionRequest, GenerationFields
+from .pin_requests import PinRequest
+from .pressure import PressureWatch
 
 _ENCODERS = 2  # threads that tokenise; the tokenizer is Rust and leaves the GIL
 
@@ -56,6 +59,7 @@ class Service:
         queue: ConversationQueue,
         handoff: Handoff,
         cache: CacheDesk,
+        pressure: PressureWatch,
         *,
         exact: bool,
         request_timeout: float,
@@ -70,7 +74,9 @@ class Service:
         self.engine = assembly.engine
         self.queue = queue
         self.cache = cache
-        self.metrics = Metrics(self.engine.statistics, lambda: len(queue))
+        self.pressure = pressure
+        self.disk = assembly.pager
+        self.metrics = Metrics(self.engine.statistics, lambda: len(queue), assembly.pager)
         self._text = loaded.text
         self._stack = loaded.stack
         self._handoff = handoff
@@ -102,6 +108,33 @@ class Service:
             caller,
             lambda: Rendered(self._encoded(prompt) if isinstance(prompt, str) else prompt, []),
         )
+
+    async def pin(self, body: PinRequest, caller: Caller) -> PinDescription:
+        """Keep a system prompt, computed now if need be, or a conversation.
+
+        Raises:
+            PinError: it cannot be kept.
+            RequestError: the prompt could not be computed.
+        """
+        if body.conversation is not None:
+            return await self.cache.pin_conversation(caller.tenant, body.conversation)
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": body.system},
+            {"role": "user", "content": "1"},
+        ]
+        rendered = await self._encode(lambda: self._render_system(messages))
+        warm_up = CompletionRequest(prompt="", max_tokens=1)
+        generation = await self._admit(warm_up, caller, lambda: rendered)
+        async with generation:
+            await generation.whole()
+        end = next((at for at, why in rendered.boundaries if why is Reason.SYSTEM), None)
+        prompt = rendered.prompt[:end]
+        return await self.cache.pin(caller.tenant, body.name or "", prompt)
+
+    def _render_system(self, messages: list[dict[str, Any]]) -> Rendered:
+        prompt = self._encoded(self._text.render_chat(messages), special_tokens=False)
+        system = boundaries.find(self._text, messages, prompt).system
+        return Rendered(prompt, [] if system is None else [(system, Reason.SYSTEM)])
 
     async def _admit(
         self, body: GenerationFields, caller: Caller, encode: Callable[[], Rendered]

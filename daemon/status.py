@@ -6,8 +6,10 @@ from typing import Literal
 import msgspec
 
 from .. import __version__
+from ..cachestore.disk import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
 from ..scheduler.statistics import EngineStatistics
+from .pressure import PressureStatus
 from .service import Service
 
 State = Literal["loading", "ready", "stalled", "stopping"]
@@ -46,6 +48,8 @@ class Status(msgspec.Struct, kw_only=True):
     Attributes:
         waiting: requests in the queue.
         step_age: seconds since the engine last finished a step.
+        disk: the disk tier; None without one.
+        pressure: what the system says of its memory.
     """
 
     version: str = __version__
@@ -57,6 +61,8 @@ class Status(msgspec.Struct, kw_only=True):
     waiting: int = 0
     step_age: float | None = None
     engine: EngineStatistics | None = None
+    disk: DiskStatistics | None = None
+    pressure: PressureStatus | None = None
 
 
 def status(service: Service | None, *, stopping: bool) -> Status:
@@ -73,6 +79,8 @@ def status(service: Service | None, *, stopping: bool) -> Status:
     engine = service.engine.statistics()
     picture.engine = engine
     picture.waiting = len(service.queue)
+    picture.disk = None if service.disk is None else service.disk.statistics()
+    picture.pressure = service.pressure.status
     picture.step_age = round(time.monotonic() - engine.last_step_at, 3)
     picture.model = ModelStatus(
         service.model_name,

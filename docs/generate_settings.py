@@ -50,8 +50,14 @@ _NOTES = """
 `host` needs `port`. A `host` that can be reached from outside needs `api_key`.
 
 `cache_bytes` is a whole number, or one with a unit: `KiB`, `MiB`, `GiB` and `TiB` are powers of
-1024, `KB`, `MB`, `GB` and `TB` powers of 1000. In the file a number with a unit is a string. 0 is
-the same as `no_cache`. [cache.md](cache.md#tuning) says when to change it.
+1024, `KB`, `MB`, `GB` and `TB` powers of 1000. In the file a number with a unit is a string. It
+covers all state, that of running requests too; a budget that holds no request, 0 above all, keeps
+the daemon from starting. [memory.md](memory.md#the-budget) has the default,
+[cache.md](cache.md#tuning) says when to change it.
+
+`disk_dir` unset means `state` in the user's cache folder: `~/.cache/umbel/` on Linux,
+`~/Library/Caches/umbel/` on macOS. `disk_bytes` is written as `cache_bytes` is. With `no_cache`,
+or a `disk_bytes` of 0, there is no state on disk either.
 """
 
 _BOUNDS = (

@@ -179,7 +179,8 @@ class DenseRows:
 def resized(tensor: mx.array, rows: int) -> mx.array:
     """Have this many rows of zeros or of what was there; those beyond are dropped."""
     more = rows - tensor.shape[0]
-    return _padded(tensor, 0, more) if more > 0 else tensor[:rows]
+    # A copy: a slice would keep what was dropped in memory.
+    return _padded(tensor, 0, more) if more > 0 else mx.contiguous(tensor[:rows])
 
 
 def _padded(tensor: mx.array, axis: int, more: int) -> mx.array:

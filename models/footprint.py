@@ -73,6 +73,10 @@ class Transients:
         """Foretell a chunk's peak, in bytes, over what was there before or stays after it."""
         return int(self.margin * self._fitted(tokens, context))
 
+    def promised(self, tokens: int, context: int) -> int:
+        """Foretell it as if nothing had been learned since the model was loaded."""
+        return int(_UNFORESEEN * self._fitted(tokens, context))
+
     def observe(self, tokens: int, context: int, measured: int) -> None:
         """Learn from a chunk's peak."""
         fitted = self._fitted(tokens, context)
@@ -91,6 +95,7 @@ class Footprint:
 
     Attributes:
         sizes: of one sequence's state.
+        least_chunk: tokens of a prompt that are computed at once, however short memory is.
 
     Args:
         sizes: measured.
@@ -103,6 +108,7 @@ class Footprint:
         self, sizes: StateSizes, transients: Transients, vocab_size: int, *, joins: bool
     ) -> None:
         self.sizes = sizes
+        self.least_chunk = _FEW
         self._transients = transients
         self._logits = _LOGIT_COPIES * 4 * vocab_size
         self._joins = joins
@@ -137,16 +143,29 @@ class Footprint:
             tokens: that it has to compute.
             context: tokens of its prompt, the restored ones included.
         """
+        few = self.least_chunk
+        return self._started(tokens, context, self._transients.expected(few, context))
+
+    def promise(self, context: int) -> Held:
+        """The same for a sequence of which nothing is known: the figure that does not change.
+
+        What was admitted by it is served, whatever has been learned of transients since.
+        """
+        few = self.least_chunk
+        return self._started(context, context, self._transients.promised(few, context))
+
+    def _started(self, tokens: int, context: int, computing: int) -> Held:
+        few = self.least_chunk
         copy = self.sizes.tail(context) if self._joins else 0
-        own = self.sizes.tail(tokens + GROWTH) + self.sizes.whole(context, _FEW)
-        return Held(own + copy + self.compute(_FEW, context), 2 * self.sizes.arrays)
+        own = self.sizes.tail(tokens + GROWTH) + self.sizes.whole(context, few)
+        return Held(own + copy + computing + _FEW * self._logits, 2 * self.sizes.arrays)
 
     def longest_context(self, budget: int) -> int:
         """The most tokens of prompt and answer that a budget can hold, alone; 0 for none."""
         low, high = 0, 1 << 40
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.start(middle, middle).nbytes <= budget
+            fits = self.promise(middle).nbytes <= budget
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 

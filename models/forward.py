@@ -123,6 +123,7 @@ class Forward:
     def _prefill(self, tokens: Sequence[int], states: LiveStates) -> None:
         self._model(mx.array([tokens]), cache=states.caches)
         states.advanced(len(tokens))
+        states.detach()
         mx.eval(states.arrays())
 
     # -- memory ------------------------------------------------------------------------
@@ -165,6 +166,10 @@ class Forward:
     def start_need(self, tokens: int, context: int) -> Held:
         """What a sequence takes that has `tokens` of its `context` left to compute."""
         return self.footprint.start(tokens, context)
+
+    def promise(self, context: int) -> Held:
+        """What a sequence of this length may take, alone; see `Footprint.promise`."""
+        return self.footprint.promise(context)
 
     def chunk_need(self, tokens: int, states: LiveStates) -> Held:
         """What prefilling so many more tokens takes at its peak."""
@@ -252,6 +257,7 @@ class Forward:
 
     def _alone(self, tokens: mx.array, states: LiveStates) -> mx.array:
         states.stand_up()
+        states.keep_tail_short()
         if not ON_CPU or not self.batches:
             self._join_later(states)
         logits: mx.array = self._model(tokens[None], cache=states.caches)[:, -1, :]
@@ -265,7 +271,7 @@ class Forward:
         asks for all keys in one piece are spared a copy each step.
         """
         states.steps_alone += 1
-        due = states.steps_alone == _LONE_STEPS or not self.batches
+        due = states.steps_alone % _LONE_STEPS == 0 or not self.batches
         if due and not states.joined and self._may_join(self.footprint.sizes.tail(states.offset)):
             states.join()
 

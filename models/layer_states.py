@@ -10,6 +10,7 @@ row of a batch (see `rows`). It changes over without copying what it leases.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -114,6 +115,15 @@ class LiveStates:
         for leaf in self.addressable:
             leaf.let_go()  # where attention is the model's own, nobody else did
 
+    def detach(self) -> None:
+        """Have recurrent layers keep their state only.
+
+        It is the end of what they were computed on, and a slice keeps the whole chunk.
+        """
+        for leaf in self.wholes:
+            if isinstance(leaf, ArraysCache):
+                leaf.cache = [None if a is None else mx.contiguous(a) for a in leaf.cache]
+
     def arrays(self) -> list[Any]:
         """Every array of its own caches, to evaluate."""
         return [cache.state for cache in self.caches]
@@ -178,13 +188,23 @@ class LiveStates:
         grows = before.length <= 2 * last.length
         return grows and before.length + last.length <= self._stack.longest
 
-    def seal(self) -> PackedSpan | None:
-        """Pack all that it does not lease; None where there is nothing.
+    def keep_tail_short(self) -> None:
+        """Seal the tail once it is as long as a copy may be: packing it must fit at any time."""
+        if self.tail_length >= self._stack.longest:
+            self.seal_tail()
+
+    def seal_parts(self) -> list[PackedSpan]:
+        """Pack all that it does not lease, in order; none where there is nothing.
 
         Sealed spans of its own change hands: follow it with `drop_tail`, or use it no more.
         """
         parts = [*self._own, pack_tail(self.tail())] if self.tail_length else self._own
         self._own = []
+        return parts
+
+    def seal(self) -> PackedSpan | None:
+        """The same in one piece, which copies all of it."""
+        parts = self.seal_parts()
         if not parts:
             return None
         whole = parts[0]
@@ -301,19 +321,21 @@ class LayerStack:
             trunk: what the token-addressable layers read.
             wholes: the other layers' caches in order; None starts them from nothing.
         """
-        addressable = whole = 0
+        # No closure that calls itself: that is a cycle, and would keep what is restored.
+        spans, rest = count(), None if wholes is None else iter(wholes)
+        return [_revived(cache, trunk, spans, rest) for cache in make_prompt_cache(self._model)]
 
-        def revive(cache: Any) -> Any:
-            nonlocal addressable, whole
-            if type(cache) is CacheList:
-                return CacheList(*[revive(part) for part in cache.caches])
-            if type(cache) in _ADDRESSABLE:
-                addressable += 1
-                return trunk_state(cache, [span.layer(addressable - 1) for span in trunk])
-            whole += 1
-            return cache if wholes is None else wholes[whole - 1]
 
-        return [revive(cache) for cache in make_prompt_cache(self._model)]
+def _revived(
+    cache: Any, trunk: Sequence[PackedSpan], numbers: Iterator[int], wholes: Iterator[Any] | None
+) -> Any:
+    """Put what is restored in the place of one of mlx-lm's caches."""
+    if type(cache) is CacheList:
+        return CacheList(*[_revived(part, trunk, numbers, wholes) for part in cache.caches])
+    if type(cache) in _ADDRESSABLE:
+        number = next(numbers)
+        return trunk_state(cache, [span.layer(number) for span in trunk])
+    return cache if wholes is None else next(wholes)
 
 
 def _rows_of(keys: Any) -> int:

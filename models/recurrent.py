@@ -100,7 +100,8 @@ class SeparateArrays(RecurrentRows):
     def __setitem__(self, slot: int, value: mx.array) -> None:
         for number, row in enumerate(self._rows):
             if row is not None:
-                row[slot] = value[number : number + 1]
+                # A copy: a slice would keep all rows in memory, also those not in use.
+                row[slot] = mx.contiguous(value[number : number + 1])
 
     def empty(self) -> bool:
         """Whether no row has seen a token."""

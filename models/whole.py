@@ -104,10 +104,11 @@ def capture(cache: Any, offset: int) -> Captured:
         present = tuple(slot is not None for slot in slots)
         return Recurrent(offset, present), [slot for slot in slots if slot is not None]
     if type(cache) is ChunkedKVCache:
-        cache.maybe_trim_front()  # as the model's next forward would
-        held = cache.offset - cache.start_position
-        arrays = [array[..., :held, :] for array in (cache.keys, cache.values)]
-        return Chunk(cache.offset, cache.chunk_size, cache.start_position), arrays
+        # What the model's next forward would drop is left out, of the checkpoint only.
+        stop = cache.offset - cache.start_position
+        start = max(0, stop - cache.chunk_size)
+        arrays = [array[..., start:stop, :] for array in (cache.keys, cache.values)]
+        return Chunk(cache.offset, cache.chunk_size, cache.start_position + start), arrays
     raise TypeError(f"{type(cache).__name__} is not restored as a whole")
 
 

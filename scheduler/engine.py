@@ -21,6 +21,9 @@ from .sequence import Sequence, SequenceStatus
 from .statistics import EngineStatistics, describe
 from .thread import Pace
 
+_DISK_PATIENCE = 10.0
+"""Seconds for which a request waits for memory that holds what is being written to disk."""
+
 log = structlog.get_logger()
 
 
@@ -76,6 +79,8 @@ class Engine:
         self._clock = clock
         self._running = self._roster.running
         self._drawn: tuple[Choice, list[Sequence]] | None = None  # launched, not read yet
+        self._stalled = False  # the last step had a prefill chunk
+        self._waits_since: float | None = None  # for memory that the disk tier holds
         self._events: list[tuple[Sequence, Event]] = []
         self._totals = Counter[str]()
         self._cache = CacheStatistics()
@@ -98,11 +103,11 @@ class Engine:
             self._drawn = None  # whom it was for has left
             self._memory.settle()
         self._publish_step()
-        if self._running or self._roster.paused or reading:
+        if batch is not None or reading:
             return Pace.BUSY
-        if not len(self._queue):
+        if not (self._running or self._roster.paused or len(self._queue)):
             return Pace.IDLE
-        return Pace.WAITING if self._roster.paging else Pace.BUSY
+        return Pace.WAITING if self._roster.paging or self._waits_since is not None else Pace.BUSY
 
     def statistics(self) -> EngineStatistics:
         """Read the last published statistics. Safe to call from any thread."""
@@ -114,7 +119,7 @@ class Engine:
             while sequence := self._roster.start_next():
                 self._begin(sequence)
             stuck = self._roster.stuck()
-            if stuck is None:
+            if stuck is None or self._waits_for_disk():
                 return
             self._finish(stuck, FinishReason.ERROR, self._no_room(stuck))
 
@@ -124,14 +129,28 @@ class Engine:
             self._reuse.refresh(self._running)
             batch = self._memory.afford(self._running, self._chunk())
             if batch is not None:
+                self._waits_since = None
                 return batch
             youngest = self._roster.youngest()
+            if youngest is None and self._waits_for_disk():
+                return None
             if youngest is None:
                 alone = self._running[0]
                 self._finish(alone, FinishReason.ERROR, self._no_room(alone))
             else:
                 self._pause(youngest)
         return None
+
+    def _waits_for_disk(self) -> bool:
+        """Whether what lacks is about to be given up by the disk tier, which writes it.
+
+        A disk that does not answer is not waited for.
+        """
+        if not self._reuse.writing:
+            return False
+        if self._waits_since is None:
+            self._waits_since = self._clock()
+        return self._clock() - self._waits_since < _DISK_PATIENCE
 
     def _pause(self, sequence: Sequence) -> None:
         """Leave a sequence's state to the cache until there is room for it again."""
@@ -147,7 +166,7 @@ class Engine:
     def _no_room(self, sequence: Sequence) -> UnavailableError:
         return UnavailableError(
             f"memory is short: the request needs {self._memory.needed(sequence)} bytes of "
-            f"{self._memory.budget} that may be used at present; try again later",
+            f"{self._memory.usable} that may be used at present; try again later",
             retry_after=RETRY_AFTER,
         )
 
@@ -189,13 +208,16 @@ class Engine:
             self._fail(batch.decode[number], error)
         if fed is not None:
             self._choose(fed, batch.decode)
+        stalled, self._stalled = self._stalled, batch.prefill is not None
         if batch.prefill is not None:
             # A chunk shall not keep tokens back, nor its time be taken for the decode's.
             self._collect()
             self._publish_events()
             self._guarded(batch.prefill, partial(self._prefill, end=batch.end))
-        elif not self._forward.overlaps or not any(s.wants_more for s in self._running):
-            self._collect()  # nothing is gained by launching, or left to launch, before it
+        elif stalled or not self._forward.overlaps or not any(s.wants_more for s in self._running):
+            # After a chunk the streams have waited long enough to do without the overlap once;
+            # else nothing is gained by launching, or left to launch, before it.
+            self._collect()
 
     def _prefill(self, sequence: Sequence, end: int) -> None:
         start, began = sequence.num_computed_tokens, self._clock()

@@ -53,6 +53,10 @@ class Forward(Protocol):
         """What a sequence takes that has `tokens` of its `context` left to compute."""
         ...
 
+    def promise(self, context: int) -> tuple[int, int]:
+        """What a sequence of this length was promised to be served with, alone."""
+        ...
+
     def chunk_need(self, tokens: int, states: Any) -> tuple[int, int]:
         """What prefilling so many tokens takes at its peak."""
         ...

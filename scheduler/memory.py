@@ -38,6 +38,11 @@ class MemoryPlanner:
         """Bytes that state may take at present."""
         return self._governor.budget.nbytes
 
+    @property
+    def usable(self) -> int:
+        """Bytes of it that may be held: some is kept for copies."""
+        return self._governor.limit.nbytes
+
     def use(self) -> MemoryUse:
         """Describe the ledger."""
         ledger = self._governor.ledger
@@ -52,21 +57,25 @@ class MemoryPlanner:
     def admits(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> bool:
         """Whether a sequence can start beside those that run.
 
-        They all must be able to go on until this one's first tokens are there.
+        They all must be able to go on until this one's first tokens are there. Where nobody
+        runs, one that was promised to be served is, even if what is known of it must go first:
+        holding a lease on that can take more than it spares.
 
         Args:
             sequence: the newcomer.
             known: what of it is in memory already, and cannot be evicted under it.
             running: the others.
         """
-        need = self._start(sequence, known.tokens) + known.idle
+        need = self._start(sequence, known.cached) + known.idle
         for other in running:
             need += self._growth(other)
-        return self._governor.fits(need)
+        if self._governor.fits(need):
+            return True
+        return not running and self._governor.make_room(self._promise(sequence))
 
     def needed(self, sequence: Sequence) -> int:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""
-        return self._start(sequence, 0).nbytes
+        return self._promise(sequence).nbytes
 
     def afford(self, running: Items[Sequence], chunk: int) -> Batch | None:
         """Plan a step that fits, and set aside what it takes.
@@ -105,6 +114,9 @@ class MemoryPlanner:
     def _start(self, sequence: Sequence, known: int) -> Size:
         total = len(sequence.tokens)
         return _size(self._forward.start_need(total - known, total))
+
+    def _promise(self, sequence: Sequence) -> Size:
+        return _size(self._forward.promise(len(sequence.tokens)))
 
     def _growth(self, sequence: Sequence) -> Size:
         return Size(self._forward.kept_bytes(sequence.num_left_to_prefill + _GROWTH))

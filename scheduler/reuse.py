@@ -1,19 +1,16 @@
 """Where cache and model meet: a sequence's state from the cache, and back into it."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
-from ..cachestore.fetcher import Fetching
 from ..cachestore.lease import Lease
-from ..cachestore.pager import Pager
+from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import CacheStatistics, Known, Namespace, PrefixCache
 from ..cachestore.state import Checkpoint, Span
-from ..cachestore.trie import as_tokens, common_length
+from ..cachestore.trie import Tokens, as_tokens, common_length
+from .paging import Paging
 from .sequence import Sequence, SequenceStatus
-
-_PAGE_INS = 3
-"""Attempts to read a request's state from disk, after which it starts with what there is."""
 
 _WORTH_WAITING = 32
 """Tokens of common prompt for which a request waits for another's prefill."""
@@ -40,8 +37,8 @@ class LiveStates(Protocol):
         """Copy the whole-state layers at the present offset."""
         ...
 
-    def seal(self) -> Span | None:
-        """Pack the token-addressable state computed since the start; None without any."""
+    def seal_parts(self) -> list[Any]:
+        """Pack the token-addressable state computed since the start, piece by piece."""
         ...
 
     def close(self) -> None:
@@ -68,7 +65,8 @@ class PrefixReuse:
         keeps: without it nothing is captured or kept.
         piece: tokens of a prompt's state that become a piece of the cache before the prompt
             is complete: what is packed is copied, and copies must be short.
-        pager: of the cache, if there is a disk tier.
+        paging: to and from the disk.
+        pins: told which tokens conversations have come to.
 
     If the cache has a grid, only prefill's whole pieces of it are shared: what they hold does
     not depend on where a prompt goes on, nor on what decoding adds.
@@ -83,7 +81,8 @@ class PrefixReuse:
         interval: int,
         keeps: bool = True,
         piece: int = 1 << 62,
-        pager: Pager | None = None,
+        paging: Paging | None = None,
+        pins: Pins | None = None,
     ) -> None:
         self._opener = opener
         self._cache = cache
@@ -91,7 +90,8 @@ class PrefixReuse:
         self._interval = interval
         self._keeps = keeps
         self._piece = piece
-        self._pager = pager
+        self._paging = paging
+        self._pins = pins
         self._splits = cache.splits
         self._captures = self._keeps and cache.layout.checkpoints
         self._grid = cache.grid
@@ -136,27 +136,24 @@ class PrefixReuse:
         return shared - self.known(sequence).tokens >= _WORTH_WAITING
 
     def page_in(self, sequence: Sequence) -> bool:
-        """Have what is on disk of a sequence's tokens read; whether to wait for it.
-
-        It may be paged out again before the sequence starts, so this is not tried for ever.
-        """
-        if self._pager is None or sequence.page_ins > _PAGE_INS:
-            return False
-        fetching = self._pager.want(self._namespace(sequence), sequence.tokens)
-        sequence.page_ins += fetching is Fetching.BEGUN
-        return fetching is not Fetching.NOTHING and sequence.page_ins <= _PAGE_INS
+        """Whether to wait until what is on disk of a sequence's tokens is read."""
+        return self._paging is not None and self._paging.wait_for(
+            sequence, self._namespace(sequence)
+        )
 
     def page(self) -> bool:
         """Move state to and from the disk; whether there is more to do at once."""
-        if self._pager is None:
-            return False
-        self._pager.step()
-        return self._pager.ready
+        return self._paging is not None and self._paging.step()
+
+    @property
+    def writing(self) -> bool:
+        """Whether state is being written to disk, and can therefore not be evicted yet."""
+        return self._cache.writing
 
     @property
     def page_ins(self) -> int:
         """States that were read back from disk."""
-        return 0 if self._pager is None else self._pager.page_ins
+        return 0 if self._paging is None else self._paging.page_ins
 
     def refresh(self, running: Iterable[Sequence]) -> None:
         """Have sequences read spans that were cut under them where they lie now."""
@@ -181,7 +178,8 @@ class PrefixReuse:
         full = sequence.states.tail_length >= self._piece and not offset % self._grid
         if not (ends or full):
             return
-        lease.publish(as_tokens(sequence.computed), sequence.states.seal())
+        tokens = as_tokens(sequence.computed)
+        lease.publish(tokens, _publish_but_last(lease, tokens, sequence.states))
         sequence.states.drop_tail(lease.spans())
 
     def advanced(self, sequence: Sequence) -> None:
@@ -206,6 +204,11 @@ class PrefixReuse:
             return
         if keep and self._keeps:
             self._hand_over(sequence, lease)
+            if self._pins is not None:
+                request = sequence.request
+                self._pins.remember(
+                    request.tenant, request.conversation, as_tokens(sequence.computed)
+                )
         else:
             lease.close()
         if sequence.states is not None:
@@ -219,7 +222,8 @@ class PrefixReuse:
         taken = any(item.checkpoint.offset == offset for item in lease.captured)
         if self._captures and offset - sequence.frontier >= FINAL_AFTER and not taken:
             self._capture(sequence, Reason.FINAL)
-        lease.close(as_tokens(sequence.computed), sequence.states.seal())
+        tokens = as_tokens(sequence.computed)
+        lease.close(tokens, _publish_but_last(lease, tokens, sequence.states))
 
     def known(self, sequence: Sequence) -> Known:
         """How much of a sequence is in the cache. Refreshes nothing."""
@@ -236,6 +240,17 @@ class PrefixReuse:
     def _capture(sequence: Sequence, reason: Reason) -> None:
         if sequence.lease is not None:
             sequence.lease.capture(sequence.states.capture(), reason)
+
+
+def _publish_but_last(lease: Lease, tokens: Tokens, states: LiveStates) -> Span | None:
+    """Give all pieces of a state to the cache but the last one, and return that.
+
+    They are not joined: that would take as much memory again, when there may be none.
+    """
+    *parts, last = states.seal_parts() or [None]
+    for part in parts:
+        lease.publish(tokens[: lease.held + part.length], part)
+    return cast("Span | None", last)
 
 
 def on_grid(borders: dict[int, Reason], grid: int, *, after: int) -> dict[int, Reason]:

@@ -8,10 +8,20 @@ import pytest
 
 from umbel.models.loader import LoadedModel, load
 
+from . import zoo
 from .tiny import tiny_model_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.hookimpl(tryfirst=True)  # before the markers are read
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what is tested with a twin of another architecture."""
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        if parameters is not None and parameters.params.get("name") in zoo.TWINS:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

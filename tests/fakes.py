@@ -145,6 +145,10 @@ class FakeForward:
         del context
         return tokens, 0
 
+    def promise(self, context: int) -> tuple[int, int]:
+        """All of it."""
+        return context, 0
+
     def chunk_need(self, tokens: int, states: FakeState) -> tuple[int, int]:
         """What is computed."""
         del states

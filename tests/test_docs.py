@@ -139,7 +139,7 @@ def test_http_page_has_every_field() -> None:
 
 def test_operations_page_has_every_metric() -> None:
     """Each metric that is exported is in the table, by its exported name."""
-    metrics = Metrics(EngineStatistics, lambda: 0)
+    metrics = Metrics(EngineStatistics, lambda: 0, None)
     metrics.requests.labels("stop").inc()
     families = re.findall(r"^# TYPE (\S+) ", metrics.render().decode(), re.MULTILINE)
     names = [name for name in families if not name.endswith("_created")]
@@ -151,7 +151,7 @@ def test_operations_page_has_every_metric() -> None:
 async def test_operations_page_has_every_key_of_the_request_line() -> None:
     """Each key that a request's log line can have is explained."""
     handoff = Handoff(ConversationQueue(1), lambda: None, channel_limit=1)
-    metrics = Metrics(EngineStatistics, lambda: 0)
+    metrics = Metrics(EngineStatistics, lambda: 0, None)
     generation = Generation(make_request("req-1"), handoff, MagicMock(), [], metrics, 0.0)
     with structlog.testing.capture_logs() as lines:
         async with generation:

@@ -252,6 +252,15 @@ _SPECIES: Mapping[str, _Species] = {
 }
 
 NAMES: tuple[str, ...] = tuple(_SPECIES)
+
+TWINS = frozenset(
+    {
+        *("qwen3", "deepseek_v32", "glm4_moe_lite", "gemma3n", "gemma4_text"),
+        *("falcon_h1", "lfm2", "qwen3_5", "llama4"),
+    }
+)
+"""Architectures whose kinds of state the others have, too: what is tested with each of `NAMES`
+is slow for these."""
 """The models, by the name of their module in mlx_lm.models."""
 
 KINDS: Mapping[str, str] = MappingProxyType({n: s.kind for n, s in _SPECIES.items()})

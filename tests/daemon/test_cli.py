@@ -115,6 +115,7 @@ def test_demo(short_path: Path) -> None:
     assert "tokens/s in all" in done.stdout
 
 
+@pytest.mark.slow
 def test_demo_leaves_nothing_behind(short_path: Path) -> None:
     """The private daemon and its folder are gone afterwards."""
     done = subprocess.run(

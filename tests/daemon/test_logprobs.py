@@ -25,7 +25,7 @@ from umbel.scheduler.statistics import EngineStatistics
 from ..fakes import make_request
 from ..models.test_text import byte_fallback_codec
 
-METRICS = Metrics(EngineStatistics, lambda: 0)
+METRICS = Metrics(EngineStatistics, lambda: 0, None)
 PLAIN = 60  # a token of the tiny vocabulary, whatever it writes
 TEXTS = st.text(st.sampled_from("the a\n👩👨世é\ufffd"), max_size=12)
 TOKENS = st.lists(st.integers(0, 383), max_size=12)

@@ -73,6 +73,7 @@ def test_it_knows_the_capital_of_france(smollm2: LoadedModel) -> None:
     assert "<|im_end|>" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[16], [7, 1]])
 def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) -> None:
     """A prompt computed in pieces gives the same logits and the same answer."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ def play(drill: Drill, clients: list[Client]) -> None:
 
 
 # Shrinking takes minutes, for each try is a model's work: take the phases out to have it.
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, phases=(Phase.reuse, Phase.generate))
 @given(
     name=st.sampled_from(NAMES),

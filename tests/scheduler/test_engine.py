@@ -293,7 +293,11 @@ class TestOrder:
         bench.engine.step()
         (running,) = bench.engine.statistics().running
         assert running.status is SequenceStatus.DECODE
-        assert (running.computed_tokens, running.output_tokens) == (6, 0)  # launched, not read
+        # Read at once: it is the first token after a chunk.
+        assert (running.computed_tokens, running.output_tokens) == (6, 1)
+        bench.engine.step()
+        (running,) = bench.engine.statistics().running
+        assert (running.computed_tokens, running.output_tokens) == (7, 1)  # launched, not read
 
 
 class TestStatistics:

@@ -511,6 +511,7 @@ def run_mlx(threads: int) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_twenty_processes_with_an_mlx_thread_exit_well() -> None:
     """A process that used MLX on the thread ends with status 0, every time."""
     with ThreadPoolExecutor(2) as pool:

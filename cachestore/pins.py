@@ -1,0 +1,162 @@
+"""Paths that a user wants kept, whatever else wants room."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from .disk import DiskTier, Pin
+from .errors import PinError
+from .fetcher import Fetching
+from .lease import Lease
+from .pager import Pager
+from .prefix_cache import Namespace, PrefixCache
+from .trie import Tokens, TrieNode, size_in_memory
+
+_REMEMBERED = 1024  # conversations whose last path is known
+_SHARE = 2  # of the budget, pins may take one part in this many
+_ATTEMPTS = 3  # to read a pin's state after a restart
+_TOKEN_BYTES = 4
+_NO_TOKEN = np.array([-1], np.int32)
+
+log = structlog.get_logger()
+
+
+class PinDescription(NamedTuple):
+    """A pin. `held` of its `tokens` have their state in memory."""
+
+    name: str
+    tokens: int
+    held: int
+
+
+class Pins:
+    """Leases that nobody closes but the user. Belongs to the MLX thread.
+
+    With a disk tier pins outlive restarts: their state is read back at the start.
+
+    Args:
+        cache: whose paths.
+        fingerprint: of the model.
+        tier: where pins are remembered, if there is one.
+    """
+
+    def __init__(self, cache: PrefixCache, fingerprint: str, tier: DiskTier | None) -> None:
+        self._cache = cache
+        self._fingerprint = fingerprint
+        self._tier = tier
+        self._pinned: dict[tuple[str, str], tuple[Tokens, Lease]] = {}
+        self._pending = [] if tier is None else tier.pins()
+        self._attempts = 0  # to read the first of them
+        self._last: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
+
+    def remember(self, tenant: str, conversation: str, tokens: Tokens) -> None:
+        """Note a conversation's newest tokens, so that it can be pinned by its name."""
+        self._last[tenant, conversation] = tokens
+        self._last.move_to_end((tenant, conversation))
+        if len(self._last) > _REMEMBERED:
+            self._last.popitem(last=False)
+
+    def conversation(self, tenant: str, name: str) -> Tokens | None:
+        """The newest tokens of a conversation; None if it is not known (any more)."""
+        return self._last.get((tenant, name))
+
+    def pin(self, tenant: str, name: str, tokens: Tokens) -> PinDescription:
+        """Keep the state of a path, as far as it is in memory; replaces a pin of that name.
+
+        Raises:
+            PinError: nothing of it is in memory, or pins would take too much.
+        """
+        lease = self._lease(tenant, tokens)
+        try:
+            self._check(name, lease)
+        except PinError:
+            lease.close()
+            raise
+        self.unpin(tenant, name)
+        self._pinned[tenant, name] = tokens, lease
+        if self._tier is not None:
+            self._tier.pin(name, tenant, tokens.tobytes())
+        return PinDescription(name, len(tokens), lease.cached)
+
+    def unpin(self, tenant: str, name: str) -> bool:
+        """Let a path age like any other; False if there is no such pin."""
+        waiting = [p for p in self._pending if (p.tenant, p.name) == (tenant, name)]
+        pinned = self._pinned.pop((tenant, name), None)
+        if pinned is None and not waiting:
+            return False
+        self._pending = [pin for pin in self._pending if pin not in waiting]
+        if pinned is not None:
+            pinned[1].close()
+        if self._tier is not None:
+            self._tier.unpin(name, tenant)
+        return True
+
+    def listed(self, tenant: str) -> list[PinDescription]:
+        """A tenant's pins; those of before a restart hold nothing until they are read."""
+        held = [
+            PinDescription(name, len(tokens), lease.cached)
+            for (whose, name), (tokens, lease) in self._pinned.items()
+            if whose == tenant
+        ]
+        return held + [
+            PinDescription(pin.name, len(pin.tokens) // _TOKEN_BYTES, 0)
+            for pin in self._pending
+            if pin.tenant == tenant
+        ]
+
+    @property
+    def leases(self) -> int:
+        """How many leases pins hold."""
+        return len(self._pinned)
+
+    def restore(self, pager: Pager) -> None:
+        """Take up pins of before a restart, one after another, once their state was read.
+
+        One that does not fit is not tried for ever; the index has it for the next start.
+        """
+        if not self._pending:
+            return
+        pin = self._pending[0]
+        tokens = np.frombuffer(pin.tokens, np.int32)
+        if self._attempts <= _ATTEMPTS:
+            namespace = Namespace(pin.tenant, self._fingerprint)
+            fetching = pager.want(namespace, np.append(tokens, _NO_TOKEN))
+            self._attempts += fetching is Fetching.BEGUN
+            if fetching is not Fetching.NOTHING and self._attempts <= _ATTEMPTS:
+                return
+        self._pending, self._attempts = self._pending[1:], 0
+        self._take_up(pin, tokens)
+
+    def _take_up(self, pin: Pin, tokens: Tokens) -> None:
+        lease = self._lease(pin.tenant, tokens)
+        try:
+            self._check(pin.name, lease)
+        except PinError as error:
+            lease.close()
+            log.warning("pin not restored", pin=pin.name, reason=str(error))
+            return
+        self._pinned[pin.tenant, pin.name] = tokens, lease
+
+    def _lease(self, tenant: str, tokens: Tokens) -> Lease:
+        # A lease leaves a token to compute, which would be the path's last one.
+        path = np.append(tokens, _NO_TOKEN)
+        return self._cache.begin(Namespace(tenant, self._fingerprint), path)
+
+    def _check(self, name: str, lease: Lease) -> None:
+        if not lease.cached:
+            raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
+        nodes = {id(node): node for node in self._nodes(lease)}
+        taken = sum(size_in_memory(node).nbytes for node in nodes.values())
+        limit = self._cache.budget // _SHARE
+        if taken > limit:
+            raise PinError(
+                f"with {name!r} pins would take {taken} bytes, and they may take {limit}; "
+                "unpin something, or raise cache_bytes"
+            )
+
+    def _nodes(self, newest: Lease) -> Iterator[TrieNode]:
+        for lease in (newest, *(lease for _, lease in self._pinned.values())):
+            yield from lease.deepest.path()

@@ -1,0 +1,66 @@
+"""The disk as the engine uses it: in the background, and never in the way."""
+
+import structlog
+
+from ..cachestore.fetcher import Fetching
+from ..cachestore.pager import Pager
+from ..cachestore.pins import Pins
+from ..cachestore.prefix_cache import Namespace
+from .sequence import Sequence
+
+_ATTEMPTS = 3
+"""To read a request's state from disk; then it starts with what there is."""
+
+log = structlog.get_logger()
+
+
+class Paging:
+    """Has state moved to and from the disk. What goes wrong there ends it, and no request.
+
+    Args:
+        pager: of the cache, if there is a disk tier.
+        pins: whose state is read back at the start.
+    """
+
+    def __init__(self, pager: Pager | None, pins: Pins) -> None:
+        self._pager = pager
+        self._pins = pins
+        self._page_ins = 0
+
+    @property
+    def page_ins(self) -> int:
+        """States that were read back from disk."""
+        if self._pager is not None:
+            self._page_ins = self._pager.page_ins
+        return self._page_ins
+
+    def step(self) -> bool:
+        """Go on with what is on the way; whether there is more to do at once."""
+        if self._pager is None:
+            return False
+        try:
+            self._pager.step()
+            self._pins.restore(self._pager)
+        except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
+            self._give_up(error)
+            return False
+        return self._pager.ready
+
+    def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
+        """Have what is on disk of a sequence's tokens read; whether to wait for it.
+
+        It may be paged out again before the sequence starts, so this is not tried for ever.
+        """
+        if self._pager is None or sequence.page_ins > _ATTEMPTS:
+            return False
+        try:
+            fetching = self._pager.want(namespace, sequence.tokens)
+        except BaseException as error:  # noqa: BLE001  (as above)
+            self._give_up(error)
+            return False
+        sequence.page_ins += fetching is Fetching.BEGUN
+        return fetching is not Fetching.NOTHING and sequence.page_ins <= _ATTEMPTS
+
+    def _give_up(self, error: BaseException) -> None:
+        log.error("the disk tier failed and is not used any more", exc_info=error)
+        self._pager = None

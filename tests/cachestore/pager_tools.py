@@ -1,0 +1,412 @@
+"""A world with a disk below it: real files, whose content must be the tokens that lead there."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.cachestore import check
+from umbel.cachestore.checkpoints import Reason
+from umbel.cachestore.disk import DiskTier, Payload, Record, RecordKind, WriteJob, Written
+from umbel.cachestore.disk_files import write_file
+from umbel.cachestore.errors import DiskTierError
+from umbel.cachestore.fetcher import Fetching
+from umbel.cachestore.governor import Governor
+from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.pager import Pager
+from umbel.cachestore.prefix_cache import Namespace, PrefixCache
+from umbel.cachestore.recall import recall
+from umbel.cachestore.state import Span
+from umbel.cachestore.trie import as_tokens, path_tokens
+
+from .disk_tools import PATIENCE
+from .fakes import (
+    NAMESPACE,
+    PLENTY,
+    FakeCheckpoint,
+    FakeSequence,
+    FakeSpan,
+    Registry,
+    Stack,
+    TokenIds,
+    World,
+)
+
+POISON = "poison"  # in a file's metadata: it cannot be written
+TRIES = 3  # as the engine's
+ENOUGH = 500  # rounds after which what is to come to an end never will
+
+
+class Exported(NamedTuple):
+    """State in host memory."""
+
+    tensors: dict[str, Any]
+    metadata: dict[str, str]
+
+
+class FakeCodec:
+    """Writes the tokens that fake state consists of, and reads them back.
+
+    Attributes:
+        exports: how often state was made readable.
+        exported: tokens that were.
+        loads: files that were read.
+        poisoned: how many exports to come cannot be written.
+    """
+
+    def __init__(self, registry: Registry, stack: Stack, each: int) -> None:
+        self.exports = self.exported = self.loads = self.poisoned = 0
+        self._registry = registry
+        self._window = 0 if stack.recurrent else stack.window
+        self._each = each
+
+    def export_span(self, span: FakeSpan, start: int, stop: int) -> Exported:
+        """Make some tokens of a span readable."""
+        assert 0 <= start < stop <= span.length
+        return self._export(span.tokens[start:stop], {})
+
+    def export_checkpoint(self, checkpoint: FakeCheckpoint) -> Exported:
+        """Make a checkpoint readable."""
+        tokens = checkpoint.restore(checkpoint.offset)
+        return self._export(tokens, {"nbytes": str(checkpoint.nbytes)})
+
+    def _export(self, tokens: TokenIds, metadata: dict[str, str]) -> Exported:
+        self.exports += 1
+        self.exported += len(tokens)
+        broken = self.poisoned > 0
+        self.poisoned -= broken
+        marks = {POISON: "1"} if broken else {}
+        tensors = {"0": ("I32", (len(tokens),), np.array(tokens, "<i4"))}
+        return Exported(tensors, metadata | marks)
+
+    def load_span(self, parts: Sequence[tuple[Path, int, int]]) -> FakeSpan:
+        """Read consecutive tokens."""
+        read: list[int] = []
+        for path, start, stop in parts:
+            tokens, _ = self._read(path)
+            if not 0 <= start < stop <= len(tokens):
+                raise ValueError("the file has no such tokens")
+            read += tokens[start:stop].tolist()
+        return FakeSpan(self._registry, read, self._each)
+
+    def load_checkpoint(self, path: Path) -> FakeCheckpoint:
+        """Read a checkpoint."""
+        tokens, metadata = self._read(path)
+        nbytes = int(metadata["nbytes"])
+        return FakeCheckpoint(self._registry, tokens.tolist(), self._window, nbytes)
+
+    def _read(self, path: Path) -> tuple[NDArray[np.int32], dict[str, str]]:
+        self.loads += 1
+        return read_file(path)
+
+
+def write_unless_poisoned(
+    folder: Path, name: str, payload: Payload, stopped: Callable[[], bool]
+) -> tuple[int, bytes]:
+    """Write a file, but for those that cannot be; others that wait are not refused with it."""
+    if POISON in payload.metadata:
+        raise DiskTierError("poisoned")
+    return write_file(folder, name, payload, stopped)
+
+
+def read_file(path: Path) -> tuple[NDArray[np.int32], dict[str, str]]:
+    """Read the tokens and the metadata of a file."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    return np.frombuffer(data[8 + size :], "<i4"), header.get("__metadata__", {})
+
+
+class Watched(DiskTier):
+    """A tier that knows what is on its disk.
+
+    Attributes:
+        alive: records that were acknowledged and not deleted, by id.
+        jobs: what was handed over to be written, in order, if it was taken.
+        slow: nothing that was written is known to be.
+    """
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self.alive = {record.id: record for record in self.records}
+        self.jobs: list[WriteJob] = []
+        self.slow = False
+
+    def write(self, job: WriteJob) -> bool:
+        """Queue a write."""
+        taken = super().write(job)
+        if taken:
+            self.jobs.append(job)
+        return taken
+
+    def completed(self) -> list[Written]:
+        """Take the results."""
+        if self.slow:
+            return []
+        results = super().completed()
+        self.alive |= {w.record.id: w.record for w in results if w.record is not None}
+        return results
+
+    def delete(self, records: Iterable[Record]) -> None:
+        """Remove records."""
+        records = list(records)
+        for record in records:
+            del self.alive[record.id]
+        super().delete(records)
+
+    def path_of(self, name: str) -> Path:
+        """Where a file is."""
+        return self.folder / name
+
+    def files(self) -> set[str]:
+        """Names of the files that are there."""
+        return {path.name for path in self.folder.glob("*.safetensors")}
+
+
+class PagedSequence(FakeSequence):
+    """A request that also publishes what it has computed so far."""
+
+    def verify(self) -> None:
+        """Assert that what the lease holds is the request's own beginning."""
+        lease = self.lease
+        if lease.held == lease.cached:
+            super().verify()
+        elif self.world.stack.kv:
+            assert content(lease.spans()) == tuple(self.state[: lease.held])
+
+    def publish(self) -> Self:
+        """Give the cache what was computed so far, and go on."""
+        held = self.lease.held
+        if len(self.state) > held:
+            self.lease.publish(as_tokens(self.state), self.world.span(self.state[held:]))
+        return self
+
+    def close(self) -> None:
+        """Hand over what was computed."""
+        held = self.lease.held
+        span = self.world.span(self.state[held:]) if len(self.state) > held else None
+        self.world.sequences.remove(self)
+        self.lease.close(as_tokens(self.state), span)
+        self.world.closed.append((self.namespace, tuple(self.state)))
+
+
+class PagedWorld(World):
+    """A world whose cache is paged to real files.
+
+    Args:
+        folder: of the disk tier.
+        memory: budget of the governor.
+        disk: bytes that files may take.
+        queue: bytes that may wait to be written.
+        longest: tokens that are joined at most.
+    """
+
+    def __init__(
+        self,
+        stack: Stack,
+        folder: Path,
+        *,
+        memory: Size = Size(PLENTY, PLENTY),  # noqa: B008  (frozen)
+        disk: int = PLENTY,
+        queue: int = PLENTY,
+        longest: int = 1 << 62,
+        retry_after: float = 0.0,
+        **options: int,
+    ) -> None:
+        super().__init__(stack, **options)
+        self.cache.longest = longest
+        self.folder = folder
+        self.memory = memory
+        self.disk = disk
+        self._tier_options = {"queue_bytes": queue, "retry_after": retry_after}
+        self.open()
+
+    def open(self) -> None:
+        """Open the tier, and what is above it."""
+        fingerprint = NAMESPACE.fingerprint
+        self.governor = Governor(self.cache, self.memory)
+        self.tier = Watched(self.folder, fingerprint=fingerprint, **self._tier_options)
+        self.codec = FakeCodec(self.registry, self.stack, self.each)
+        self.pager = Pager(
+            self.cache,
+            self.tier,
+            self.codec,
+            budget=self.disk,
+            fingerprint=fingerprint,
+            make_room=self.governor.make_room,
+        )
+
+    def begin(
+        self,
+        prompt: Iterable[int],
+        *boundaries: tuple[int, Reason],
+        namespace: Namespace = NAMESPACE,
+    ) -> PagedSequence:
+        """Start a request."""
+        return PagedSequence(self, namespace, tuple(prompt), boundaries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_tier()
+
+    def step(self) -> None:
+        """Let the disk do what it was told, and take in what came of it."""
+        assert self.tier.flush(PATIENCE)
+        self.pager.step()
+        self.check_disk()
+
+    def settle(self) -> None:
+        """Write all that can be written."""
+        for _ in range(ENOUGH):
+            if not self.pager.save_all():
+                break
+            self.check_disk()
+            assert self.tier.flush(PATIENCE)
+        else:
+            raise AssertionError("it is written for ever")
+        self.check()
+
+    def fetch(self, prompt: Iterable[int], namespace: Namespace = NAMESPACE) -> int:
+        """Have what is on disk of a prompt read; return how often that had to be asked for."""
+        tokens, begun = as_tokens(list(prompt)), 0
+        for _ in range(ENOUGH):
+            wanted = self.pager.want(namespace, tokens)
+            if wanted is Fetching.NOTHING:
+                return begun
+            begun += wanted is Fetching.BEGUN
+            if begun > TRIES and self.memory.nbytes < PLENTY:
+                return begun  # there is no room for it
+            self.step()
+            self.check()
+        raise AssertionError("it is read for ever")
+
+    def page_out(self) -> None:
+        """Leave all that can be to the disk, once all of it is there."""
+        self.settle()
+        self.cache.evict(0)
+        self.check()
+
+    def close_tier(self) -> None:
+        """Close the tier, however the test ends."""
+        self.tier.close(PATIENCE)
+
+    def restart(self) -> None:
+        """Start anew on the same folder, with nothing in memory."""
+        assert not self.sequences
+        self.close_tier()
+        self.cache.clear()
+        assert not self.registry.nbytes
+        longest = self.cache.longest
+        self.cache = PrefixCache(
+            self.stack.layout, budget=self.cache.budget, checkpoints_kept=4, longest=longest
+        )
+        self.open()
+        self.check()
+
+    def check(self) -> None:
+        """Assert what holds without a disk, and that files are what they are taken for."""
+        found = check.problems(self.cache)
+        if found:
+            raise AssertionError(found)
+        super().check()
+        ledger = self.cache.ledger
+        stored = ledger.held(Kind.KV) + ledger.held(Kind.CHECKPOINT)
+        assert stored.nbytes == self.registry.nbytes
+        for _, trie in self.cache.tries():
+            for node in trie.nodes():
+                path = path_tokens(node)
+                for piece in node.stored:
+                    own = np.frombuffer(piece.record.tokens, "<i4")
+                    at = piece.record.start
+                    part = own[piece.start - at : piece.stop - at]
+                    assert part.tolist() == path[piece.start : piece.stop].tolist()
+                if node.stored_checkpoint is not None:
+                    record = node.stored_checkpoint
+                    assert record.end == node.end
+                    assert path[record.start :].tobytes() == record.tokens
+
+    def check_disk(self) -> None:
+        """Assert that the disk has what the cache refers to, and nothing else that stays."""
+        assert set(self.cache.files.counts()) == set(self.tier.alive)
+        records = sorted(self.tier.alive.values(), key=lambda record: record.start)
+        anew = PrefixCache(self.stack.layout, budget=PLENTY)
+        assert recall(anew, records, NAMESPACE.fingerprint) == [], "a child without its parents"
+        assert self.cache.files.nbytes == sum(record.nbytes for record in records)
+
+    def finish(self) -> None:
+        """Assert that everything can be given back, the disk's files too."""
+        self.step()
+        self.check_disk()
+        self.cache.clear()
+        self.check()
+        self.cache.forget_stored(0)
+        self.step()
+        self.step()
+        super().finish()
+        assert self.tier.flush(PATIENCE)
+        assert self.tier.files() == set()
+        assert self.cache.ledger.total == Size()
+        self.close_tier()
+
+
+def written(world: PagedWorld, kind: RecordKind = RecordKind.SPAN) -> list[tuple[int, int]]:
+    """From where to where each file of a kind goes, in the order they were handed over."""
+    return [(job.start, job.end) for job in world.tier.jobs if job.kind is kind]
+
+
+class OnDisk(NamedTuple):
+    """A path that the disk has the state of, and whether it has the whole state at its end."""
+
+    namespace: Namespace
+    tokens: TokenIds
+    whole: bool
+
+
+def on_disk(cache: PrefixCache) -> set[OnDisk]:
+    """Describe what a cache knows to be on disk."""
+    found = set()
+    for namespace, trie in cache.tries():
+        for node in trie.nodes():
+            path = tuple(path_tokens(node).tolist())
+            if node.stored:
+                found.add(OnDisk(namespace, path[: node.stored_to], whole=False))
+            if node.stored_checkpoint is not None:
+                found.add(OnDisk(namespace, path, whole=True))
+    return found
+
+
+def has_on_disk(cache: PrefixCache, wanted: OnDisk) -> bool:
+    """Whether a cache knows something to be on disk."""
+    trie = cache.trie(wanted.namespace)
+    if trie is None:
+        return False
+    node, known = trie.match(as_tokens(wanted.tokens))
+    if wanted.whole:
+        return known == len(wanted.tokens) == node.end and node.stored_checkpoint is not None
+    return known == len(wanted.tokens) <= node.stored_to
+
+
+def damage(path: Path, how: str) -> None:
+    """Flip a byte of a file, cut it short or remove it."""
+    if how == "remove":
+        path.unlink()
+    elif how == "truncate":
+        path.write_bytes(path.read_bytes()[:-3])
+    else:
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+
+def content(spans: Iterable[Span]) -> TokenIds:
+    """Read what spans hold."""
+    read: TokenIds = ()
+    for span in spans:
+        assert isinstance(span, FakeSpan)
+        read += span.tokens
+    return read

@@ -1,0 +1,285 @@
+"""The budget is kept at every moment, and no more is evicted for it than must be."""
+
+from pathlib import Path
+from typing import Self
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from umbel.cachestore.governor import Governor, piece
+from umbel.cachestore.ledger import Kind, Ledger, Size
+from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.trie import as_tokens
+
+from .conftest import MakeWorld
+from .fakes import (
+    KV,
+    NAMESPACE,
+    PLENTY,
+    RECURRENT,
+    STACKS,
+    FakeSpan,
+    Registry,
+    Stack,
+    World,
+    conversation,
+)
+from .pager_tools import PagedWorld
+
+BUDGET = Size(1600, 1000)
+
+
+def governed(world: World, nbytes: int = 1600, buffers: int = 1000) -> Governor:
+    """Put a governor over a world's cache."""
+    return Governor(world.cache, Size(nbytes, buffers))
+
+
+def test_room_for_a_copy_is_kept(make_world: MakeWorld) -> None:
+    """What is taken at most leaves the longest piece free."""
+    governor = governed(make_world(KV))
+    assert governor.limit.nbytes + piece(1600) == 1600
+    assert not governor.set_aside(Size(1501))
+    assert governor.set_aside(Size(1500))
+    assert governor.ledger.total == Size(1500)
+    assert governor.set_aside(Size(1400)), "what the last step set aside is given back first"
+    assert governor.ledger.total == Size(1400)
+    governor.settle()
+    assert governor.ledger.total == Size()
+
+
+@pytest.mark.parametrize("need", [1, 7, 399, 400, 401, 900])
+def test_little_more_is_evicted_than_is_needed(make_world: MakeWorld, need: int) -> None:
+    """It goes by tokens, and not by conversations."""
+    world = make_world(KV)
+    governor = governed(world)
+    for number in range(3):
+        world.serve(conversation(number, 124))
+    before = world.cache.nbytes
+    assert governor.room.nbytes == 1500 - before == 12
+    assert governor.make_room(Size(12)), "there is room already"
+    assert world.cache.nbytes == before
+    assert governor.make_room(Size(12 + need))
+    assert need <= before - world.cache.nbytes < need + 4, "a token is the least"
+    world.check()
+
+
+def test_nothing_is_evicted_in_vain(make_world: MakeWorld) -> None:
+    """Where a lease holds too much, all of the rest stays."""
+    world = make_world(KV)
+    governor = governed(world)
+    world.serve(conversation(0, 100))
+    world.serve(conversation(1, 200))
+    lease = world.begin(conversation(1, 201))
+    before = world.cache.nbytes
+    assert not governor.make_room(Size(1500 - 800 + 1))
+    assert not governor.set_aside(Size(1500 - 800 + 1))
+    assert not governor.fits(Size(1500 - 800 + 1))
+    assert world.cache.nbytes == before
+    assert governor.make_room(Size(1500 - 800))
+    assert lease.cached == 200
+    assert world.cache.nbytes == 800
+    lease.fail()
+
+
+def test_buffers_count_as_bytes_do(make_world: MakeWorld) -> None:
+    """Where allocations are short, whole spans go, and no more than must."""
+    world = make_world(KV)
+    governor = governed(world, PLENTY, 10)
+    for number in range(5):
+        world.serve(conversation(number, 50))
+    assert governor.room.buffers == 0
+    assert governor.make_room(Size(0, 3))
+    assert world.cache.size.buffers == 6
+    assert not governor.make_room(Size(0, 11))
+    assert world.cache.size.buffers == 6
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["serve", "begin", "end", "aside", "tail"]), st.integers(0, 900)),
+        max_size=25,
+    )
+)
+def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
+    """Whoever asks first never takes more than the limit, and is never refused in vain."""
+    world = World(stack)
+    governor = governed(world)
+    tails = governor.ledger.account(Kind.TAIL)
+    for what, size in steps:
+        if what == "serve" and governor.make_room(Size(4 * (size % 60) + 400, 20)):
+            world.serve(conversation(size % 7, 1 + size % 60))
+        elif what == "begin":
+            world.begin(conversation(size % 7, 1 + size % 60))
+        elif what == "end" and world.sequences:
+            world.sequences[0].fail()
+        elif what == "tail":
+            tails.close()
+            if governor.make_room(Size(size, 1)):
+                tails.set(Size(size, 1))
+        elif what == "aside":
+            could = governor.fits(Size(size, 2))
+            before = world.cache.nbytes
+            governor.settle()
+            could = governor.fits(Size(size, 2))
+            assert governor.set_aside(Size(size, 2)) == could
+            assert could or world.cache.nbytes == before
+        assert governor.ledger.total.within(governor.limit)
+    tails.close()
+    governor.settle()
+    for sequence in list(world.sequences):
+        sequence.fail()
+    world.finish()
+
+
+def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
+    """It is not promised, and nothing else goes for it in vain."""
+    world = PagedWorld(KV, folder, memory=BUDGET)
+    world.serve(conversation(0, 100))
+    world.tier.slow = True
+    world.pager.step()
+    assert world.node(100).busy
+    world.serve(conversation(1, 100))
+    assert world.cache.nbytes == 800
+    assert not world.governor.make_room(Size(1101))
+    assert world.cache.nbytes == 800, "evicted in vain"
+    assert world.governor.make_room(Size(1100))
+    assert world.cache.nbytes == 400
+    world.tier.slow = False
+    world.settle()
+    assert world.governor.make_room(Size(1500))
+    world.finish()
+
+
+def test_what_is_above_a_node_being_written_stays(folder: Path) -> None:
+    """So it is not promised either."""
+    world = PagedWorld(KV, folder, memory=BUDGET)
+    world.serve(range(40))
+    world.settle()
+    world.probe([*range(8), 77])
+    world.serve([*range(20), *range(500, 580)])
+    world.tier.slow = True
+    world.pager.step()
+    assert [node.busy for node in world.trie.nodes()].count(True) == 1
+    held = 4 * (20 + 80)
+    assert world.cache.nbytes == held + 4 * 20
+    assert not world.governor.fits(Size(1500 - held + 1))
+    assert world.governor.make_room(Size(1500 - held))
+    world.tier.slow = False
+    world.finish()
+
+
+def test_checkpoints_make_room(make_world: MakeWorld) -> None:
+    """Stacks without spans have nothing else."""
+    world = make_world(RECURRENT)
+    governor = governed(world, 160)
+    for number in range(3):
+        world.serve(conversation(number, 10))
+    assert world.cache.nbytes == 120
+    assert governor.make_room(Size(150 - 40))
+    assert world.cache.nbytes == 40
+
+
+def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
+    """A share is of what was held when it began; recovery gives all back."""
+    world = make_world(KV)
+    governor = governed(world, 16_000)
+    for number in range(4):
+        world.serve(conversation(number, 500))
+    held = world.cache.nbytes
+    assert held == 8000
+    sizes = []
+    for share in (0.9, 0.8, 0.5, 0.25):
+        governor.shrink(share)
+        assert governor.budget.nbytes == int(held * share)
+        assert governor.ledger.total.within(governor.limit)
+        sizes.append(world.cache.nbytes)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] > 0
+    governor.shrink(1.0)
+    assert governor.budget.nbytes == 16_000
+    assert world.cache.nbytes == sizes[-1]
+
+
+def test_an_empty_cache_shrinks_to_something(make_world: MakeWorld) -> None:
+    """However little was held, a part of the budget can be used."""
+    governor = governed(make_world(KV), 16_000)
+    governor.shrink(0.25)
+    assert governor.budget.nbytes == 2000
+    assert governor.room.nbytes == 1000
+    assert governor.make_room(Size(1000))
+
+
+def test_what_is_held_survives_a_shrinking(make_world: MakeWorld) -> None:
+    """Pinned state stays, even if that is more than the budget; room is negative then."""
+    world = make_world(KV)
+    governor = governed(world)
+    world.serve(conversation(0, 301))
+    sequence = world.begin(conversation(0, 301))
+    governor.shrink(0.25)
+    assert world.cache.nbytes == 1200
+    assert governor.room.nbytes < 0
+    assert not governor.make_room(Size())
+    sequence.fail()
+    assert governor.make_room(Size())
+    assert governor.ledger.total.within(governor.limit)
+
+
+class CopiedSpan(FakeSpan):
+    """A span whose copies are seen while both exist. The ledger's total is known to it."""
+
+    ledger: Ledger
+    peak = 0
+
+    def observe(self, more: int) -> None:
+        """Note what is held while a copy exists."""
+        CopiedSpan.peak = max(CopiedSpan.peak, self.ledger.total.nbytes + more)
+
+    def first(self, count: int) -> Self:
+        """Keep the first tokens, in a copy."""
+        self.observe(4 * count)
+        return super().first(count)
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """Cut in two copies."""
+        self.observe(self.nbytes)
+        return super().split(at)
+
+    def merge(self, other: Self) -> Self:
+        """Join in a copy."""
+        self.observe(self.nbytes + other.nbytes)
+        return super().merge(other)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(1, 25), st.integers(0, 1500)),
+        max_size=25,
+    )
+)
+def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int]]) -> None:
+    """With pieces no longer than the reserve, budget and copies are never exceeded together."""
+    longest = piece(1600) // 4
+    registry = Registry()
+    cache = PrefixCache(KV.layout, budget=PLENTY, longest=longest)
+    governor = Governor(cache, BUDGET)
+    CopiedSpan.ledger, CopiedSpan.peak = governor.ledger, 0
+    for seed, shared, more, need in steps:
+        tokens = as_tokens((*range(seed * 1000, seed * 1000 + shared), *range(9000, 9000 + more)))
+        lease = cache.begin(NAMESPACE, tokens)
+        while lease.held < len(tokens):
+            end = min(len(tokens), lease.held + longest)
+            if not governor.make_room(Size(4 * (end - lease.held), 4)):
+                break
+            lease.publish(tokens[:end], CopiedSpan(registry, tokens[lease.held : end].tolist()))
+        lease.close(tokens[: lease.held])
+        governor.set_aside(Size(need))
+        governor.settle()
+        assert CopiedSpan.peak <= BUDGET.nbytes
+        assert governor.ledger.total.within(governor.limit)
+    assert registry.nbytes == cache.nbytes
+    cache.clear()
+    assert not registry.spans

@@ -1,0 +1,365 @@
+"""What is read back while files, tries and the disk change under it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from umbel.cachestore import disk_writer, saver
+from umbel.cachestore.disk import Record, RecordKind
+from umbel.cachestore.fetcher import Fetching
+from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.trie import as_tokens
+
+from .disk_tools import PATIENCE
+from .fakes import EVERYTHING, HYBRID, KV, NAMESPACE, FakeSpan, conversation
+from .pager_tools import PagedWorld, damage, written
+
+
+@pytest.fixture(autouse=True)
+def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver, "_REST", 0.0)
+
+
+def long_world(folder: Path) -> PagedWorld:
+    """Put three nodes of one path on disk, and there only."""
+    world = PagedWorld(KV, folder, longest=30)
+    for end in (30, 60, 90):
+        world.serve(range(end))
+    world.page_out()
+    assert world.ends() == [30, 60, 90]
+    assert world.cache.nbytes == 0
+    return world
+
+
+def want(world: PagedWorld, end: int) -> Fetching:
+    """Ask for the beginning of the path."""
+    return world.pager.want(NAMESPACE, as_tokens(range(end)))
+
+
+def drain(world: PagedWorld) -> None:
+    """Go on until nothing is being read."""
+    assert world.tier.flush(PATIENCE)
+    while world.pager.ready:
+        world.step()
+        world.check()
+
+
+def the_record(world: PagedWorld, start: int, kind: RecordKind = RecordKind.SPAN) -> Record:
+    """Find the file that begins at an offset."""
+    (found,) = (r for r in world.tier.alive.values() if r.start == start and r.kind is kind)
+    return found
+
+
+# -- damage --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
+@pytest.mark.parametrize("start", [0, 30, 60])
+def test_damage_is_a_miss(folder: Path, start: int, how: str) -> None:
+    """What comes before it is restored, what comes after it is forgotten, here and on disk."""
+    world = long_world(folder)
+    damage(world.tier.path(the_record(world, start)), how)
+    world.fetch(range(91))
+    assert world.ends() == [end for end in (30, 60, 90) if end <= start] if start else True
+    assert world.probe(range(91)) == (start, start)
+    assert world.tier.flush(PATIENCE)
+    assert len(world.tier.files()) == start // 30
+    world.serve(range(91))
+    world.settle()
+    world.restart()
+    world.fetch(range(92))
+    assert world.probe(range(92))[1] == 91
+    world.finish()
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
+def test_a_damaged_whole_state_costs_no_spans(folder: Path, how: str) -> None:
+    """The spans stay, and an earlier checkpoint serves."""
+    world = PagedWorld(HYBRID, folder, interval=20)
+    world.serve(range(50))
+    world.page_out()
+    tokens = world.cache.statistics().stored_tokens
+    last = max(end for _, end in written(world, RecordKind.CHECKPOINT))
+    damage(world.tier.path(the_record(world, last, RecordKind.CHECKPOINT)), how)
+    world.fetch(range(60))
+    assert 0 < world.probe(range(60))[1] < last
+    assert world.cache.statistics().stored_tokens == tokens == 50
+    world.finish()
+
+
+def test_a_trie_whose_only_node_is_lost_is_dropped(folder: Path) -> None:
+    """Nothing of it is left to be found."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(30))
+    world.page_out()
+    damage(world.tier.path(the_record(world, 0)), "flip")
+    world.fetch(range(30))
+    assert list(world.cache.tries()) == []
+    world.finish()
+
+
+def test_a_file_that_vanishes_after_it_was_verified(folder: Path) -> None:
+    """It cannot be read, and that is a miss too."""
+    world = long_world(folder)
+    assert want(world, 91) is Fetching.BEGUN
+    assert world.tier.flush(PATIENCE)
+    damage(world.tier.path(the_record(world, 30)), "remove")
+    drain(world)
+    assert world.probe(range(91)) == (30, 30)
+    world.finish()
+
+
+def test_a_file_that_holds_less_than_the_index_says(folder: Path) -> None:
+    """Its checksum may be right: what was read is not as long as the node."""
+    world = long_world(folder)
+    load = world.codec.load_span
+
+    def short(parts: list[tuple[Path, int, int]]) -> FakeSpan:
+        return load(parts).first(7)
+
+    world.codec.load_span = short  # type: ignore[assignment,method-assign]
+    world.fetch(range(91))
+    assert world.probe(range(91)) == (0, 0)
+    assert not world.registry.spans
+    world.finish()
+
+
+# -- changes meanwhile ---------------------------------------------------------------------
+
+
+def split_it(world: PagedWorld) -> None:
+    """Cut a node that is being read."""
+    world.trie.split(world.node(60), 45)
+
+
+def forget_it(world: PagedWorld) -> None:
+    """Have the disk's budget take a node that is being read."""
+    world.cache.forget_stored(world.cache.files.nbytes - 1)
+
+
+def clear_it(world: PagedWorld) -> None:
+    """Forget everything."""
+    world.cache.clear()
+
+
+def compute_it(world: PagedWorld) -> None:
+    """Have another request bring the same state, and join it."""
+    world.cache.longest = 1000
+    world.serve(range(100))
+
+
+def page_it_out(world: PagedWorld) -> None:
+    """Give up what was read so far."""
+    world.cache.evict(0)
+
+
+CHANGES = [split_it, forget_it, clear_it, compute_it, page_it_out]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_node_changes_while_it_is_read(
+    folder: Path, change: Callable[[PagedWorld], None], steps: int
+) -> None:
+    """Nothing breaks, nothing false is restored, and asking again brings what there is."""
+    world = long_world(folder)
+    assert want(world, 91) is Fetching.BEGUN
+    for _ in range(steps):
+        world.step()
+    change(world)
+    world.check()
+    drain(world)
+    assert world.fetch(range(91)) <= 2
+    known = 0 if change is clear_it else 60 if change is forget_it else 90
+    assert world.probe(range(91))[1] >= known
+    world.finish()
+
+
+def test_a_file_that_was_not_verified_is_not_read(folder: Path) -> None:
+    """A node in memory when it was asked for is on disk only when its turn comes."""
+    world = long_world(folder)
+    assert world.fetch(range(31)) == 1
+    record = the_record(world, 0)
+    assert want(world, 91) is Fetching.BEGUN
+    world.cache.evict(0)
+    damage(world.tier.path(record), "flip")
+    drain(world)
+    world.fetch(range(91))
+    assert world.probe(range(91)) == (0, 0)
+    world.finish()
+
+
+def test_a_whole_state_whose_span_left_meanwhile(folder: Path) -> None:
+    """Its span's file was not verified: it is asked for anew."""
+    world = PagedWorld(HYBRID, folder)
+    world.serve(range(30))
+    world.settle()
+    holder = next(node for node in world.trie.nodes() if node.checkpoint is not None)
+    world.trie.drop_checkpoint(holder)
+    assert want(world, 60) is Fetching.BEGUN
+    world.cache.evict(0)
+    assert holder.span is None
+    damage(world.tier.path(holder.stored[0].record), "flip")
+    drain(world)
+    world.fetch(range(60))
+    assert world.probe(range(60))[1] == 0
+    world.finish()
+
+
+def test_a_parent_that_leaves_for_its_child(folder: Path) -> None:
+    """Room for a child is not made at the cost of what it goes on from."""
+    world = long_world(folder)
+    world.memory = Size(300, 1000)
+    world.restart()
+    assert want(world, 91) is Fetching.BEGUN
+    drain(world)
+    assert world.probe(range(91))[1] == 30
+    assert world.fetch(range(91)) > 1
+    assert world.probe(range(91))[1] == 30
+    world.finish()
+
+
+def test_two_requests_want_the_same(folder: Path) -> None:
+    """It is read once."""
+    world = long_world(folder)
+    assert want(world, 61) is Fetching.BEGUN
+    assert want(world, 61) is Fetching.UNDER_WAY
+    assert want(world, 91) is Fetching.UNDER_WAY
+    drain(world)
+    assert world.codec.loads == 2
+    assert want(world, 61) is Fetching.NOTHING
+    assert want(world, 91) is Fetching.BEGUN
+    drain(world)
+    assert world.codec.loads == 3
+    assert want(world, 91) is Fetching.NOTHING
+    assert world.pager.page_ins == 3
+    world.finish()
+
+
+def test_no_room(folder: Path) -> None:
+    """What cannot be read stays on disk, and nothing is evicted for it."""
+    world = long_world(folder)
+    world.memory = Size(600, 1000)
+    world.restart()
+    tails = world.cache.ledger.account(Kind.TAIL)
+    tails.set(Size(450))
+    assert want(world, 91) is Fetching.BEGUN
+    drain(world)
+    assert world.probe(range(91)) == (90, 0)
+    assert world.pager.page_ins == 0
+    tails.close()
+    assert world.fetch(range(91)) == 1
+    assert world.probe(range(91))[1] == 90
+    assert world.cache.ledger.total.within(world.governor.limit)
+    world.finish()
+
+
+def test_buffers_are_asked_for(folder: Path) -> None:
+    """A state that is read takes as many allocations as the last one."""
+    world = long_world(folder)
+    world.memory = Size(1 << 20, 5)
+    world.restart()
+    assert want(world, 91) is Fetching.BEGUN
+    drain(world)
+    assert world.cache.size.buffers == 4
+    assert world.cache.ledger.total.within(world.governor.limit)
+    world.finish()
+
+
+# -- the tier ------------------------------------------------------------------------------
+
+
+def test_a_tier_that_was_closed(folder: Path) -> None:
+    """What was asked for before or after is not read, and that is all."""
+    world = long_world(folder)
+    world.close_tier()
+    assert want(world, 91) is Fetching.BEGUN
+    assert world.pager.ready
+    world.pager.step()
+    assert not world.pager.ready
+    assert world.probe(range(91)) == (90, 0)
+    world.serve(range(200, 230))
+    world.pager.step()
+    assert not any(node.busy for node in world.trie.nodes())
+    world.cache.clear()
+    assert not world.registry.spans
+
+
+def test_a_disk_that_is_full_for_a_while(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it did not take is written when it does again."""
+    world = PagedWorld(EVERYTHING, folder, interval=20)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_writer, "write_file", full)
+        world.serve(range(50))
+        world.serve([*range(30), *conversation(2, 40)])
+        for _ in range(5):
+            world.step()
+        assert not world.tier.alive
+        world.check()
+    world.settle()
+    assert all(node.stored_to == node.end for node in world.trie.nodes())
+    assert not any(node.busy or node.writers for node in world.trie.nodes())
+    world.restart()
+    assert world.fetch(range(60)) == 1
+    assert world.probe(range(60))[1] > 0
+    world.finish()
+
+
+def test_saving_ends_where_the_disk_takes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that stops does not wait for a full disk."""
+    monkeypatch.setattr(saver, "_REST", 5.0)
+    world = PagedWorld(KV, folder)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk_writer, "write_file", full)
+    world.serve(range(50))
+    rounds = 0
+    while world.pager.save_all():
+        assert world.tier.flush(PATIENCE)
+        rounds += 1
+        assert rounds < 5
+    assert world.trie.unsaved
+    world.finish()
+
+
+def test_a_trie_that_is_gone_when_its_write_is_done(folder: Path) -> None:
+    """The file is removed again."""
+    world = PagedWorld(KV, folder)
+    world.tier.slow = True
+    world.serve(range(30))
+    world.pager.step()
+    world.cache.clear()
+    assert world.cache.trie(NAMESPACE) is None
+    world.tier.slow = False
+    world.step()
+    assert world.tier.flush(PATIENCE)
+    assert world.tier.files() == set()
+    world.finish()
+
+
+def test_what_the_disk_forgets_while_more_of_it_is_written(folder: Path) -> None:
+    """The rest alone is of no use, and is removed."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(100))
+    world.settle()
+    world.serve(range(150))
+    world.tier.slow = True
+    world.pager.step()
+    assert written(world) == [(0, 100), (100, 150)]
+    world.cache.forget_stored(0)
+    world.tier.slow = False
+    world.settle()
+    world.step()
+    assert world.tier.flush(PATIENCE)
+    assert len(world.tier.files()) == len(world.tier.alive)
+    world.check()
+    world.finish()

@@ -1,0 +1,247 @@
+"""Any order of requests, evictions, writes, reads, damages and restarts."""
+
+import os
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from umbel.cachestore import saver
+from umbel.cachestore.checkpoints import Reason
+from umbel.cachestore.ledger import Size
+from umbel.cachestore.prefix_cache import Namespace
+from umbel.cachestore.trie import as_tokens
+
+from .disk_tools import PATIENCE
+from .fakes import NAMESPACE, PLENTY, Stack
+from .pager_tools import PagedSequence, PagedWorld, damage, has_on_disk, on_disk
+
+MAX_OPEN = 4
+NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, Namespace("b", NAMESPACE.fingerprint)])
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+REASONS = st.sampled_from([Reason.SYSTEM, Reason.MESSAGE])
+PICK = st.integers(0, 20)
+
+
+class PagerMachine(RuleBasedStateMachine):
+    """Drives a cache and its disk as an engine with several live sequences does."""
+
+    world: PagedWorld
+
+    def __init__(self, stack: Stack, folder: Path) -> None:
+        super().__init__()
+        self.stack = stack
+        self.damaged = False
+        self.folder = folder
+
+    @initialize(
+        longest=st.sampled_from([4, 9, 1 << 60]),
+        queue=st.sampled_from([1, 90, PLENTY]),
+        memory=st.sampled_from([400, PLENTY]),
+    )
+    def start(self, longest: int, queue: int, memory: int) -> None:
+        """Open a tier in an empty folder."""
+        self.folder = Path(mkdtemp(dir=self.folder))
+        self.world = PagedWorld(
+            self.stack,
+            self.folder / "disk",
+            longest=longest,
+            queue=queue,
+            memory=Size(memory, PLENTY),
+            interval=10,
+        )
+
+    def pick(self, number: int) -> PagedSequence:
+        """Choose an open request."""
+        sequence = self.world.sequences[number % len(self.world.sequences)]
+        assert isinstance(sequence, PagedSequence)
+        return sequence
+
+    def has_open(self) -> bool:
+        """Whether a request is open."""
+        return bool(self.world.sequences)
+
+    def has_closed(self) -> bool:
+        """Whether a request was closed."""
+        return bool(self.world.closed)
+
+    # -- requests ----------------------------------------------------------------------
+
+    def begin(self, namespace: Namespace, prompt: list[int], at: int, reason: Reason) -> None:
+        """Start a request."""
+        if len(self.world.sequences) == MAX_OPEN:
+            self.world.sequences[0].close()
+        self.world.begin(prompt, (at, reason), namespace=namespace)
+
+    @rule(namespace=NAMESPACES, prompt=TOKENS, at=st.integers(0, 20), reason=REASONS)
+    def begin_new(self, namespace: Namespace, prompt: list[int], at: int, reason: Reason) -> None:
+        """A conversation starts."""
+        self.begin(namespace, prompt, at, reason)
+
+    @precondition(has_closed)
+    @rule(which=PICK, cut=st.integers(0, 30), more=TOKENS, reason=REASONS, fetch=st.booleans())
+    def go_on(self, which: int, cut: int, more: list[int], reason: Reason, *, fetch: bool) -> None:
+        """A conversation goes on, or another parts from it; its state may be on disk."""
+        namespace, tokens = self.world.closed[-1 - which % len(self.world.closed)]
+        prompt = [*tokens[: len(tokens) - cut // 3], *more]
+        if fetch:
+            self.world.fetch(prompt, namespace)
+        self.begin(namespace, prompt, len(tokens), reason)
+
+    @precondition(has_open)
+    @rule(number=PICK, more=st.integers(1, 30), publish=st.booleans())
+    def prefill(self, number: int, more: int, *, publish: bool) -> None:
+        """A chunk of a prompt is computed, and shared."""
+        sequence = self.pick(number)
+        sequence.prefill(len(sequence.state) + more)
+        if publish:
+            sequence.publish()
+
+    @precondition(has_open)
+    @rule(number=PICK, answer=TOKENS, times=st.sampled_from([0, 1, 1, 8]))
+    def finish(self, number: int, answer: list[int], times: int) -> None:
+        """A request ends well."""
+        self.pick(number).prefill().decode(answer * times).finish()
+
+    @precondition(has_open)
+    @rule(number=PICK, fail=st.booleans())
+    def cancel(self, number: int, *, fail: bool) -> None:
+        """A request ends where it is."""
+        self.pick(number).fail() if fail else self.pick(number).close()
+
+    # -- memory ------------------------------------------------------------------------
+
+    @rule(percent=st.integers(0, 100))
+    def evict(self, percent: int) -> None:
+        """Some of what is in memory is given up."""
+        self.world.cache.evict(self.world.cache.nbytes * percent // 100)
+
+    @rule(nbytes=st.integers(0, 300))
+    def make_room(self, nbytes: int) -> None:
+        """A step needs memory."""
+        before = self.world.cache.nbytes
+        if not self.world.governor.make_room(Size(nbytes)):
+            assert self.world.cache.nbytes == before
+
+    @rule(share=st.sampled_from([0.25, 0.5, 1.0]))
+    def shrink(self, share: float) -> None:
+        """The system is short of memory, or no more."""
+        self.world.governor.shrink(share)
+
+    # -- the disk ----------------------------------------------------------------------
+
+    @rule()
+    def hand_over(self) -> None:
+        """The pager runs while the writer may still be at work."""
+        self.world.pager.step()
+
+    @rule(times=st.integers(1, 4))
+    def step(self, times: int) -> None:
+        """The pager runs, and the disk is fast."""
+        for _ in range(times):
+            self.world.step()
+
+    @precondition(has_closed)
+    @rule(which=PICK, more=TOKENS)
+    def want(self, which: int, more: list[int]) -> None:
+        """A request waits for its state, and does not see it through."""
+        namespace, tokens = self.world.closed[-1 - which % len(self.world.closed)]
+        self.world.pager.want(namespace, as_tokens([*tokens, *more]))
+
+    @rule(percent=st.integers(0, 100))
+    def forget_stored(self, percent: int) -> None:
+        """The disk's budget shrinks for a moment."""
+        self.world.cache.forget_stored(self.world.cache.files.nbytes * percent // 100)
+
+    @rule(disk=st.sampled_from([200, 3000, PLENTY, PLENTY]))
+    def resize_disk(self, disk: int) -> None:
+        """The disk's budget changes."""
+        self.world.disk = self.world.pager.budget = disk
+
+    @rule(count=st.integers(1, 3))
+    def poison(self, count: int) -> None:
+        """Some writes to come fail."""
+        self.world.codec.poisoned = count
+
+    @rule(which=PICK, how=st.sampled_from(["flip", "truncate", "remove"]))
+    def damage(self, which: int, how: str) -> None:
+        """A file is damaged after nobody is about to read it."""
+        assert self.world.tier.flush(PATIENCE)
+        while self.world.pager.ready:
+            self.world.step()
+        names = sorted(self.world.tier.files())
+        if names:
+            self.damaged = True
+            damage(self.world.tier.path_of(names[which % len(names)]), how)
+
+    @rule(save=st.booleans())
+    def restart(self, *, save: bool) -> None:
+        """The daemon is stopped and started."""
+        world = self.world
+        for sequence in list(world.sequences):
+            sequence.close()
+        if save:
+            world.codec.poisoned = 0
+            world.settle()
+        assert world.tier.flush(PATIENCE)
+        world.step()
+        before = on_disk(world.cache)
+        world.restart()
+        if self.damaged:
+            self.damaged = False
+        else:
+            assert all(has_on_disk(world.cache, path) for path in before)
+
+    @invariant()
+    def sound(self) -> None:
+        """All invariants, all contents, all bytes."""
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        """Whatever happened, everything is given back."""
+        if not hasattr(self, "world"):
+            return
+        try:
+            for sequence in list(self.world.sequences):
+                sequence.close()
+            self.world.finish()
+        finally:
+            self.world.close_tier()
+            rmtree(self.folder)
+
+
+def test_any_order_of_operations(
+    stack: Stack, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sequence of operations leaves the cache unsound, nor the disk."""
+    monkeypatch.setattr(saver, "_REST", 0.0, raising=False)
+    folder.mkdir()
+
+    class OverThisStack(PagerMachine):
+        """The machine of one stack."""
+
+        def __init__(self) -> None:
+            super().__init__(stack, folder)
+
+    run_state_machine_as_test(
+        OverThisStack,
+        settings=settings(
+            max_examples=int(os.environ.get("PAGER_EXAMPLES", "40")),
+            stateful_step_count=40,
+            deadline=None,
+            phases=[Phase.generate] if os.environ.get("PAGER_FAST") else tuple(Phase),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

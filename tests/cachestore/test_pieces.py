@@ -1,0 +1,85 @@
+"""Which file has which tokens, and who refers to it."""
+
+from collections import Counter
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from umbel.cachestore.disk import Record, RecordKind
+from umbel.cachestore.pieces import FileUse, Piece, cut, join
+from umbel.cachestore.trie import RadixTrie, as_tokens
+
+
+def record(number: int, start: int, end: int, kind: RecordKind = RecordKind.SPAN) -> Record:
+    """Describe a file that nobody reads."""
+    own = as_tokens(range(start, end)).tobytes()
+    return Record(
+        number, kind, "tenant", start, end, b"", own, f"{number}", 100 + number, b"", number
+    )
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
+def test_what_is_cut_can_be_joined(lengths: list[int], offset: int) -> None:
+    """Joining undoes cutting, and says which file was in both parts."""
+    pieces, at = [], 0
+    for number, length in enumerate(lengths):
+        pieces.append(Piece(record(number, at, at + length), at, at + length))
+        at += length
+    before, after = cut(pieces, offset)
+    assert all(piece.stop <= offset for piece in before)
+    assert all(piece.start >= offset for piece in after)
+    joined, twice = join(before, after)
+    assert joined == pieces
+    assert len(before) + len(after) == len(pieces) + len(twice)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
+def test_files_are_counted(uses: list[tuple[int, bool]]) -> None:
+    """What nobody refers to any more is told once; bytes are those of what is in use."""
+    kinds = list(RecordKind)
+    records = [record(number, 0, 5, kinds[number % 2]) for number in range(5)]
+    files, held, ever = FileUse(), Counter[int](), set[int]()
+    for which, hold in uses:
+        if hold:
+            files.hold([records[which]])
+            held[which] += 1
+            ever.add(which)
+        elif held[which]:
+            files.drop([records[which]])
+            held[which] -= 1
+        in_use = [number for number in range(5) if held[number]]
+        assert files.counts() == +held
+        assert len(files) == len(in_use)
+        assert files.nbytes == sum(records[number].nbytes for number in in_use)
+        assert sum(files.by_kind.values()) == files.nbytes
+    unused = {record.id for record in files.unused()}
+    assert unused == ever - set(+held)
+    assert files.unused() == []
+
+
+def stored(trie: RadixTrie) -> Counter[int]:
+    """Count the files that the nodes of a trie refer to."""
+    return Counter(piece.record.id for node in trie.nodes() for piece in node.stored)
+
+
+@given(st.lists(st.integers(1, 19), min_size=1, max_size=8), st.integers(0, 19))
+def test_uses_are_those_of_the_nodes(cuts: list[int], kept: int) -> None:
+    """However an edge is cut, joined and cut again, each node counts once for each file."""
+    trie = RadixTrie()
+    leaf = trie.append(trie.root, as_tokens(range(20)), None)
+    trie.set_stored(leaf, Piece(record(1, 0, 12), 0, 12))
+    trie.set_stored(leaf, Piece(record(2, 12, 20), 12, 20))
+    for offset in cuts:
+        for node in list(trie.nodes()):
+            if node.start < offset < node.end:
+                trie.split(node, offset)
+        assert stored(trie) == trie.files.counts()
+    while leaf.parent is not None and leaf.parent.parent is not None:
+        trie.merge(leaf.parent)
+        assert stored(trie) == trie.files.counts()
+    assert [piece.stop for piece in leaf.stored] == [12, 20]
+    trie.drop_stored(leaf, kept)
+    assert stored(trie) == trie.files.counts()
+    trie.drop_stored(leaf, 0)
+    assert not trie.files.counts()
+    assert {gone.id for gone in trie.files.unused()} == {1, 2}

@@ -1,0 +1,113 @@
+"""Paths that a user keeps: what they hold, what they may take, and what is forgotten first."""
+
+import pytest
+
+from umbel.cachestore import check
+from umbel.cachestore.errors import PinError
+from umbel.cachestore.pins import PinDescription, Pins
+from umbel.cachestore.trie import as_tokens
+
+from .fakes import KV, NAMESPACE, STACKS, Stack, World
+
+TENANT = NAMESPACE.tenant
+
+
+def pinned(world: World) -> Pins:
+    """Pins of a world's cache, without a disk."""
+    return Pins(world.cache, NAMESPACE.fingerprint, None)
+
+
+def serve(world: World, *tokens: int) -> tuple[int, ...]:
+    """Serve a prompt of these tokens, so that it is cached."""
+    world.serve(tokens)
+    return tokens
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+def test_what_is_pinned_outlives_all_pressure(stack: Stack) -> None:
+    """Evicting and clearing leave a pinned path's state, and take it once it is unpinned."""
+    world = World(stack, interval=4)
+    pins = pinned(world)
+    prompt = serve(world, *range(40))
+    serve(world, *range(100, 140))
+    description = pins.pin(TENANT, "mine", as_tokens(prompt))
+    assert description.name == "mine"
+    assert 0 < description.held <= description.tokens == len(prompt)
+    world.cache.evict(0)
+    world.cache.clear()
+    assert check.problems(world.cache) == []
+    lease = world.cache.begin(NAMESPACE, as_tokens([*prompt, 999]))
+    assert lease.cached == description.held
+    lease.close()
+    assert pins.unpin(TENANT, "mine")
+    world.cache.clear()
+    assert world.cache.nbytes == 0
+    assert check.problems(world.cache) == []
+
+
+def test_pins_take_half_of_the_budget_at_most() -> None:
+    """What goes beyond is refused with both figures, and holds nothing."""
+    world = World(KV, budget=4 * 100)
+    pins = pinned(world)
+    first, second = serve(world, *range(30)), serve(world, *range(100, 130))
+    pins.pin(TENANT, "first", as_tokens(first))
+    with pytest.raises(PinError, match="240 bytes, and they may take 200"):
+        pins.pin(TENANT, "second", as_tokens(second))
+    assert pins.listed(TENANT) == [PinDescription("first", 30, 30)]
+    assert len(world.cache.leases()) == pins.leases == 1
+
+
+def test_a_path_that_two_pins_share_counts_once() -> None:
+    """Shared nodes are held once, so they are counted once."""
+    world = World(KV, budget=4 * 100)
+    pins = pinned(world)
+    shared = tuple(range(40))
+    first, second = serve(world, *shared, 50), serve(world, *shared, 60)
+    pins.pin(TENANT, "first", as_tokens(first))
+    pins.pin(TENANT, "second", as_tokens(second))
+    assert pins.leases == 2
+
+
+def test_a_pin_replaces_one_of_its_name() -> None:
+    """The older path ages again."""
+    world = World(KV)
+    pins = pinned(world)
+    first, second = serve(world, *range(20)), serve(world, *range(100, 110))
+    pins.pin(TENANT, "name", as_tokens(first))
+    pins.pin(TENANT, "name", as_tokens(second))
+    assert pins.listed(TENANT) == [PinDescription("name", 10, 10)]
+    world.cache.clear()
+    assert world.cache.statistics().tokens == 10
+
+
+def test_a_tenant_sees_and_unpins_its_own() -> None:
+    """Names mean something to their tenant only."""
+    world = World(KV)
+    pins = pinned(world)
+    pins.pin(TENANT, "name", as_tokens(serve(world, *range(20))))
+    assert pins.listed("other") == []
+    assert not pins.unpin("other", "name")
+    assert pins.unpin(TENANT, "name")
+    assert not pins.unpin(TENANT, "name")
+
+
+def test_nothing_is_pinned_where_nothing_is_in_memory() -> None:
+    """A name for tokens that are not there would keep nothing."""
+    world = World(KV)
+    pins = pinned(world)
+    with pytest.raises(PinError, match="nothing of 'name'"):
+        pins.pin(TENANT, "name", as_tokens([1, 2, 3]))
+    assert world.cache.leases() == []
+
+
+def test_conversations_are_remembered_up_to_a_bound() -> None:
+    """The newest path of each, and of the conversations the newest."""
+    pins = pinned(World(KV))
+    for number in range(1500):
+        pins.remember(TENANT, str(number), as_tokens([number]))
+    pins.remember(TENANT, "1400", as_tokens([1, 2]))
+    assert pins.conversation(TENANT, "0") is None
+    newest = pins.conversation(TENANT, "1400")
+    assert newest is not None
+    assert newest.tolist() == [1, 2]
+    assert pins.conversation("other", "1400") is None

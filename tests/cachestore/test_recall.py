@@ -1,0 +1,254 @@
+"""After a restart the tries are as the disk knew them."""
+
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from umbel.cachestore import check
+from umbel.cachestore.disk import Record, RecordKind
+from umbel.cachestore.prefix_cache import Layout, Namespace, PrefixCache
+from umbel.cachestore.recall import digest, recall
+from umbel.cachestore.trie import Tokens, as_tokens, path_tokens
+
+from .fakes import EVERYTHING, KV, NAMESPACE, PLENTY, RECURRENT, Stack
+from .pager_tools import PagedWorld, damage, has_on_disk, on_disk
+
+OTHER = Namespace("other", NAMESPACE.fingerprint)
+
+
+def span(number: int, tokens: Tokens, start: int, /, **changes: str | bytes) -> Record:
+    """Describe the file of the tokens of a path from an offset on."""
+    made = Record(
+        id=number,
+        kind=RecordKind.SPAN,
+        tenant=NAMESPACE.tenant,
+        start=start,
+        end=len(tokens),
+        prefix=digest(tokens[:start]),
+        tokens=tokens[start:].tobytes(),
+        name=f"{number}",
+        nbytes=4 * (len(tokens) - start),
+        checksum=b"",
+        used=number,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def whole(number: int, tokens: Tokens, *, spans: bool) -> Record:
+    """Describe the file of the whole state at a path's end."""
+    start = len(tokens) if spans else 0
+    return replace(span(number, tokens, start), kind=RecordKind.CHECKPOINT)
+
+
+def recalled(*records: Record, stack: Stack = KV, longest: int = 1 << 62) -> PrefixCache:
+    """Recall records that must all be of use."""
+    cache = PrefixCache(stack.layout, budget=PLENTY, longest=longest)
+    ascending = sorted(records, key=lambda record: record.start)
+    assert recall(cache, ascending, NAMESPACE.fingerprint) == []
+    assert check.problems(cache) == []
+    return cache
+
+
+def pieces(cache: PrefixCache) -> list[tuple[int, int, int]]:
+    """List which file has what, ascending."""
+    return sorted(
+        (piece.start, piece.stop, piece.record.id)
+        for _, trie in cache.tries()
+        for node in trie.nodes()
+        for piece in node.stored
+    )
+
+
+PROMPTS = st.lists(
+    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.booleans()),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(prompts=PROMPTS, longest=st.sampled_from([3, 7, 1 << 60]))
+def test_what_is_recalled_is_what_was_there(
+    stack: Stack, folder: Path, prompts: list[tuple[list[int], bool]], longest: int
+) -> None:
+    """Paths, offsets and files are the same, of both tenants, and nothing is collected."""
+    with PagedWorld(stack, folder / uuid4().hex, longest=longest, interval=8) as world:
+        served = [([*p, 9], OTHER if other else NAMESPACE) for p, other in prompts]
+        for prompt, namespace in served:
+            world.serve(prompt[:-1], namespace=namespace)
+        world.settle()
+        expected = [world.probe(*each) for each in served]
+        before = on_disk(world.cache)
+        tokens = world.cache.statistics().stored_tokens
+        world.restart()
+        assert all(has_on_disk(world.cache, path) for path in before)
+        assert world.cache.statistics().stored_tokens == tokens
+        for (prompt, namespace), known in zip(served, expected, strict=True):
+            assert world.fetch(prompt, namespace) <= 1
+            assert world.probe(prompt, namespace) == known
+        world.finish()
+
+
+def test_recency_is_that_of_the_last_use(folder: Path) -> None:
+    """What was written first and used last is not the first to go after a restart."""
+    world = PagedWorld(EVERYTHING, folder)
+    for number in range(3):
+        world.serve(range(100 * number, 100 * number + 30))
+        world.settle()
+    world.serve(range(30))
+    world.settle()
+    order = _by_recency(world)
+    assert order[-1] == 0
+    world.restart()
+    assert _by_recency(world) == order
+    latest = max(node.last_used for node in world.trie.nodes())
+    world.fetch(range(30))
+    world.serve(range(30))
+    assert max(node.last_used for node in world.trie.nodes()) > latest, "ticks count on"
+    world.finish()
+
+
+def _by_recency(world: PagedWorld) -> list[int]:
+    """List the first tokens of the paths, those that were used longest ago first."""
+    nodes = sorted(world.trie.nodes(), key=lambda node: (node.last_used, node.end))
+    return [int(path_tokens(node)[0]) for node in nodes if not node.children]
+
+
+def test_orphans_are_collected(folder: Path) -> None:
+    """What comes after a file that is gone is of no use, and is removed."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(50))
+    world.settle()
+    world.serve([*range(50), *range(100, 150)])
+    world.settle()
+    world.serve([*range(20), *range(200, 250)])
+    world.settle()
+    first = next(record for record in world.tier.alive.values() if record.start == 0)
+    damage(world.tier.path(first), "remove")
+    world.restart()
+    assert list(world.cache.tries()) == []
+    world.step()
+    world.step()
+    assert world.tier.files() == set()
+    assert world.tier.statistics().records == 0
+    world.finish()
+
+
+def test_tenants_do_not_mix() -> None:
+    """One tenant's record is no other's beginning, were the tokens the same."""
+    path = as_tokens(range(30))
+    cache = PrefixCache(KV.layout, budget=PLENTY)
+    records = [span(1, path[:10], 0), span(2, path, 10, tenant="other")]
+    assert [orphan.id for orphan in recall(cache, records, NAMESPACE.fingerprint)] == [2]
+    assert [namespace.tenant for namespace, _ in cache.tries()] == [NAMESPACE.tenant]
+    mixed = [span(3, path[:10], 0, tenant="other"), *records]
+    cache = PrefixCache(KV.layout, budget=PLENTY)
+    assert recall(cache, mixed, NAMESPACE.fingerprint) == []
+    sizes = {n.tenant: max(node.end for node in t.nodes()) for n, t in cache.tries()}
+    assert sizes == {"tenant": 10, "other": 30}
+
+
+def test_the_tokens_before_decide_where_a_record_belongs() -> None:
+    """Two paths may have the same tokens at the same offset."""
+    one, other = as_tokens([*range(10), 7, 8]), as_tokens([*range(50, 60), 7, 8])
+    cache = recalled(span(1, one[:10], 0), span(2, other[:10], 0), span(3, one, 10))
+    trie = cache.trie(NAMESPACE)
+    assert trie is not None
+    assert trie.match(one).length == 12
+    assert trie.match(other).length == 10
+
+
+def test_duplicates_are_collected() -> None:
+    """Of two files with the same tokens one is enough; more of the same is used in part."""
+    path = as_tokens(range(30))
+    cache = PrefixCache(KV.layout, budget=PLENTY)
+    records = [
+        span(1, path[:20], 0),
+        span(2, path[:20], 0),
+        span(3, path[:15], 5),
+        span(4, path, 15),
+    ]
+    assert [orphan.id for orphan in recall(cache, records, NAMESPACE.fingerprint)] == [2, 3]
+    assert pieces(cache) == [(0, 20, 1), (20, 30, 4)]
+    assert cache.files.counts() == {1: 1, 4: 1}
+
+
+def test_long_records_become_short_nodes() -> None:
+    """What is read and cut at once is no longer than what may be copied."""
+    path = as_tokens(range(30))
+    cache = recalled(span(1, path[:25], 0), span(2, path, 25), longest=10)
+    assert pieces(cache) == [(0, 10, 1), (10, 20, 1), (20, 25, 1), (25, 30, 2)]
+    assert cache.files.counts() == {1: 3, 2: 1}
+    assert cache.files.nbytes == 120
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_whole_states_of_stacks_without_spans(order: tuple[int, ...]) -> None:
+    """Each brings its own tokens, in whichever order they come."""
+    path = as_tokens(range(30))
+    fork = as_tokens([*range(10), *range(90, 99)])
+    records = [whole(1, path, spans=False), whole(2, path[:12], spans=False)]
+    records.append(whole(3, fork, spans=False))
+    cache = recalled(*(records[number] for number in order), stack=RECURRENT)
+    trie = cache.trie(NAMESPACE)
+    assert trie is not None
+    ends = {n.end: n.stored_checkpoint.id for n in trie.nodes() if n.stored_checkpoint}
+    assert ends == {30: 1, 12: 2, 19: 3}
+    assert path_tokens(trie.match(fork).node).tolist() == fork.tolist()
+    twice = whole(4, path[:12], spans=False)
+    again = PrefixCache(RECURRENT.layout, budget=PLENTY)
+    assert recall(again, [*records, twice], NAMESPACE.fingerprint) == [twice]
+
+
+def test_whole_states_need_their_spans() -> None:
+    """A checkpoint whose spans are lost is of no use; with them it is where it was."""
+    path = as_tokens(range(30))
+    alone = whole(1, path[:12], spans=True)
+    cache = PrefixCache(EVERYTHING.layout, budget=PLENTY)
+    assert recall(cache, [alone], NAMESPACE.fingerprint) == [alone]
+    cache = recalled(span(2, path, 0), alone, stack=EVERYTHING)
+    trie = cache.trie(NAMESPACE)
+    assert trie is not None
+    (node,) = (node for node in trie.nodes() if node.stored_checkpoint is not None)
+    assert (node.end, node.stored_to) == (12, 12)
+
+
+@pytest.mark.parametrize("layout", [KV.layout, RECURRENT.layout, EVERYTHING.layout])
+def test_what_makes_no_sense_is_collected(layout: Layout) -> None:
+    """A damaged index costs what it describes, and no start."""
+    path = as_tokens(range(30))
+    bad = [
+        span(1, path, 0, tokens=path[:29].tobytes()),
+        span(2, path, 0, tokens=path.tobytes()[:-1]),
+        replace(whole(3, path, spans=False), end=0, tokens=b""),
+        span(4, path, 9, prefix=b"none"),
+    ]
+    cache = PrefixCache(layout, budget=PLENTY)
+    assert recall(cache, bad, NAMESPACE.fingerprint) == bad
+    assert list(cache.tries()) == []
+    assert check.problems(cache) == []
+
+
+def test_long_conversations_are_recalled_in_little_memory() -> None:
+    """The paths before thousands of records are not kept, one after the other."""
+    path = as_tokens(range(60_000))
+    ends = range(100, 60_001, 100)
+    records = [span(end, path[:end], end - 100) for end in ends]
+    cache = PrefixCache(KV.layout, budget=PLENTY)
+    tracemalloc.start()
+    try:
+        assert recall(cache, records, NAMESPACE.fingerprint) == []
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000, "its tokens are 240,000 bytes"
+    trie = cache.trie(NAMESPACE)
+    assert trie is not None
+    assert trie.match(path).length == len(path)

@@ -1,0 +1,121 @@
+"""Pins and clearing, as an operator uses them: the commands, and the routes under them."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..daemon.running import RunningDaemon, eventually, running
+from .test_cache import cached, umbel
+
+SYSTEM = "You are one of many agents, and you answer briefly. " * 12
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder that a daemon and its successor share."""
+    with tempfile.TemporaryDirectory(prefix="u") as name:
+        (Path(name) / "system.txt").write_text(SYSTEM)
+        yield Path(name)
+
+
+@pytest.fixture
+def daemon(folder: Path, long_tiny_dir: Path) -> Iterator[RunningDaemon]:
+    """A daemon with an empty cache."""
+    with running(folder, long_tiny_dir) as it:
+        assert it.request("POST", "/cache/clear").status == 200
+        yield it
+
+
+def ask(daemon: RunningDaemon, question: str, conversation: str = "") -> Any:
+    """Ask something under the system prompt."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 3}
+    headers = {"X-Umbel-Conversation": conversation} if conversation else {}
+    return daemon.request("POST", "/v1/chat/completions", body, headers).json()
+
+
+def pins(daemon: RunningDaemon) -> list[Any]:
+    """The daemon's pins."""
+    found: list[Any] = daemon.request("GET", "/cache/pins").json()["pins"]
+    return found
+
+
+def test_a_pinned_system_prompt_stays(
+    daemon: RunningDaemon, folder: Path, long_tiny_dir: Path
+) -> None:
+    """It is computed when it is pinned, survives clearing and a restart, and can be let go."""
+    done = umbel(daemon, "cache", "pin", str(folder / "system.txt"))
+    assert done.returncode == 0, done.stderr
+    (pin,) = pins(daemon)
+    assert (pin["name"], pin["held"]) == ("system.txt", pin["tokens"])
+    assert f"system.txt: {pin['held']} of {pin['tokens']} tokens stay" in done.stdout
+    assert cached(ask(daemon, "one")) == pin["tokens"]
+    assert umbel(daemon, "cache", "clear").returncode == 0
+    assert cached(ask(daemon, "two")) == pin["tokens"]
+    assert daemon.terminate() == 0
+    with running(folder, long_tiny_dir) as successor:
+        eventually(lambda: pins(successor) == [pin])
+        assert successor.request("POST", "/cache/clear").status == 200
+        assert cached(ask(successor, "three")) == pin["tokens"]
+        assert umbel(successor, "cache", "unpin", "system.txt").returncode == 0
+        assert umbel(successor, "cache", "clear").returncode == 0
+        assert cached(ask(successor, "four")) == 0
+        assert successor.request("GET", "/cache/verify").json() == {"problems": []}
+
+
+def test_a_conversation_is_pinned_by_its_name(daemon: RunningDaemon) -> None:
+    """What has been said in it stays when all else is cleared."""
+    first = ask(daemon, "one", "talk")
+    done = umbel(daemon, "cache", "pin", "--conversation", "talk")
+    assert done.returncode == 0, done.stderr
+    umbel(daemon, "cache", "clear")
+    again = ask(daemon, "one", "talk")
+    assert cached(again) == first["usage"]["prompt_tokens"] - 1
+    assert "pinned: talk" in umbel(daemon, "cache", "stats").stdout
+    assert daemon.request("DELETE", "/cache/pins/talk").status == 200
+    assert pins(daemon) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "name a file"),
+        (("nowhere.txt",), "cannot read nowhere.txt"),
+        (("--conversation", "unknown"), "no conversation 'unknown'"),
+    ],
+)
+def test_what_cannot_be_pinned_is_said(
+    daemon: RunningDaemon, words: tuple[str, ...], said: str
+) -> None:
+    """A command that pins nothing says why, and fails."""
+    done = umbel(daemon, "cache", "pin", *words)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert pins(daemon) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"system": "x"}, 400),
+        ({"name": "x", "system": "x", "conversation": "y"}, 400),
+        ({"name": "x", "text": "x"}, 400),
+        ({"conversation": "unknown"}, 409),
+    ],
+)
+def test_bad_pins_are_refused(daemon: RunningDaemon, body: dict[str, Any], status: int) -> None:
+    """The body is checked, and what cannot be pinned is a conflict."""
+    reply = daemon.request("POST", "/cache/pins", body)
+    assert reply.status == status
+    assert reply.json()["error"]["message"]
+
+
+def test_an_unknown_pin_is_not_let_go(daemon: RunningDaemon) -> None:
+    """Unpinning what is not pinned is an error that says so."""
+    done = umbel(daemon, "cache", "unpin", "nothing")
+    assert done.returncode == 1
+    assert "no pin 'nothing'" in done.stderr
