@@ -103,7 +103,7 @@ class Engine:
             self._drawn = None  # whom it was for has left
             self._memory.settle()
         self._publish_step()
-        if batch is not None or reading:
+        if (batch is not None and self._running) or reading:
             return Pace.BUSY
         if not (self._running or self._roster.paused or len(self._queue)):
             return Pace.IDLE

@@ -78,6 +78,9 @@ def test_with_its_first_token_under_way(drill: Drill, beside: int) -> None:
     """Its first token is launched and not read: it is never told."""
     others = drill.crew(*[20] * beside)
     drill.until(lambda: drill.decoding(*others))
+    # All of its prompt is known: after a chunk the first token would be read at once.
+    earlier = drill.send(words(100, "victim"), 1)
+    drill.until(lambda: drill.live[earlier].status is SequenceStatus.FINISHED)
     name = drill.send(words(100, "victim"), 8)
     drill.until(lambda: drill.live[name].drawn is not None)
     assert drill.live[name].status is SequenceStatus.DECODE

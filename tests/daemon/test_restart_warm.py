@@ -1,0 +1,138 @@
+"""What a daemon has computed, the next one serves: after SIGTERM, and after SIGKILL."""
+
+import random
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .running import RunningDaemon, eventually, running, spawn
+
+pytestmark = pytest.mark.slow  # each test starts daemons of its own
+
+SYSTEM = "You are a helpful assistant of the other agents. " * 30
+
+
+def ask(daemon: RunningDaemon, user: str, tokens: int = 12) -> tuple[str, int]:
+    """Ask greedily; returns the answer, and how many prompt tokens were cached."""
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
+    reply = daemon.post({"messages": messages, "max_tokens": tokens, "temperature": 0})
+    assert reply.status == 200, reply.body
+    body = reply.json()
+    details = body["usage"]["prompt_tokens_details"]
+    return body["choices"][0]["message"]["content"], details["cached_tokens"]
+
+
+def on_disk(daemon: RunningDaemon) -> Any:
+    """Whether everything that was computed is written."""
+    disk = daemon.status()["disk"]
+    return disk["writes"] and not disk["queued_bytes"]
+
+
+def killed(daemon: RunningDaemon, number: signal.Signals) -> None:
+    """End a daemon in the way that is asked for."""
+    daemon.process.send_signal(number)
+    daemon.process.wait(60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_next_daemon_is_warm(
+    number: signal.Signals, short_path: Path, long_tiny_dir: Path
+) -> None:
+    """It says how much was cached, and answers as the first one did."""
+    with running(short_path, long_tiny_dir) as first:
+        answer, cached = ask(first, "What is the capital of France?")
+        assert cached == 0
+        if number == signal.SIGKILL:
+            eventually(lambda: on_disk(first))
+            time.sleep(0.3)
+        killed(first, number)
+    with running(short_path, long_tiny_dir) as second:
+        again, cached = ask(second, "What is the capital of France?")
+        assert cached > 300
+        assert again == answer
+        other, cached = ask(second, "What else is there?")
+        assert cached > 300
+        assert second.status()["engine"]["page_ins"] > 0
+    with running(short_path, long_tiny_dir, "--no-disk") as third:
+        assert ask(third, "What else is there?") == (other, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_at_random_moments(
+    number: signal.Signals, short_path: Path, long_tiny_dir: Path
+) -> None:
+    """Whatever was under way, the next daemon starts and its answers are right."""
+    rng = random.Random(int(number))  # noqa: S311  (not a secret)
+    users = [f"agent {i} asks about the report {i * 7}" for i in range(6)]
+    with running(short_path, long_tiny_dir, "--no-disk") as plain:
+        right = [ask(plain, user)[0] for user in users]
+    flags = ("--cache-bytes", "24MiB")
+    for _ in range(5):
+        with running(short_path, long_tiny_dir, *flags) as daemon:
+            answers = [ask(daemon, user)[0] for user in users[:2]]
+            assert answers == right[:2]
+            stop = threading.Event()
+
+            def pester(user: str, daemon: Any = daemon, stop: Any = stop) -> None:
+                while not stop.is_set():
+                    with suppress(OSError, AssertionError):
+                        ask(daemon, user + str(time.monotonic()), 200)
+
+            with ThreadPoolExecutor(4) as pool:
+                for user in users[:4]:
+                    pool.submit(pester, user)
+                time.sleep(rng.uniform(0.05, 1.5))
+                killed(daemon, number)
+                stop.set()
+    with running(short_path, long_tiny_dir, *flags) as last:
+        assert [ask(last, user)[0] for user in users] == right
+        assert last.request("GET", "/cache/verify").json()["problems"] == []
+
+
+@pytest.mark.slow
+def test_warm_is_ten_times_sooner(short_path: Path) -> None:
+    """The first token over 2,000 cached tokens comes ten times sooner than over none."""
+    story = " ".join(f"In year {i} the agent {i * 7 % 100} wrote report {i}." for i in range(135))
+
+    def first_token(daemon: RunningDaemon, text: str) -> tuple[float, int]:
+        began = time.perf_counter()
+        reply = daemon.post(
+            {"messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0}
+        )
+        usage = reply.json()["usage"]
+        assert usage["prompt_tokens"] > 1900
+        return time.perf_counter() - began, usage["prompt_tokens_details"]["cached_tokens"]
+
+    with running(short_path, "smollm2") as first:
+        first_token(first, story)
+        eventually(lambda: on_disk(first))
+    with running(short_path, "smollm2") as second:
+        first_token(second, "Once " + story)  # both have run before, as the kernels are
+        warm, cached = first_token(second, story)
+        assert cached > 1900
+        cold, cached = first_token(second, "Another " + story)
+        assert cached < 100
+    print(f"warm {warm:.3f} s, cold {cold:.3f} s: {cold / warm:.1f} times")  # noqa: T201
+    assert cold >= 10 * warm
+
+
+def test_two_daemons_do_not_share_a_folder(short_path: Path, long_tiny_dir: Path) -> None:
+    """The second one says why it ends; without a disk it starts."""
+    with running(short_path, long_tiny_dir) as first:
+        (short_path / "b").mkdir()
+        shared = {"UMBEL_DISK_DIR": str(short_path / "disk")}
+        second = spawn(short_path / "b", long_tiny_dir, env=shared)
+        assert second.process.wait(60) != 0
+        assert str(short_path / "disk") in second.log()
+        assert "--no-disk" in second.log()
+        assert "Traceback" not in second.log()
+        with running(short_path / "b", long_tiny_dir, "--no-disk", env=shared) as third:
+            assert ask(third, "Hello")[0] == ask(first, "Hello")[0]
+            assert third.status()["disk"] is None

@@ -1,0 +1,170 @@
+"""L1 from disk: what is read back is what was saved, bit by bit, and goes on bit by bit."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from umbel.cachestore.disk import HostTensor, Payload
+from umbel.cachestore.disk_files import write_file
+from umbel.models.errors import StoredStateError
+from umbel.models.layer_states import LayerStack, LiveStates
+from umbel.models.spans import PackedSpan, WholeCheckpoint
+from umbel.models.stored import (
+    Exported,
+    export_checkpoint,
+    export_span,
+    load_checkpoint,
+    load_span,
+)
+
+from .. import zoo
+from ..scenario.memory_tools import words
+
+PROMPT = words(150, "stored")
+_FP32_ONLY = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "gpt_oss", "qwen3_next", "llama4")
+"""Mixtures of experts: MLX has the product they need on the CPU in fp32 only."""
+EVERY = [
+    *[pytest.param(name, mx.float32, id=name) for name in zoo.NAMES],
+    *[
+        pytest.param(name, mx.bfloat16, id=f"{name}-bf16", marks=pytest.mark.slow)
+        for name in zoo.NAMES
+        if name not in _FP32_ONLY
+    ],
+]
+CUTS = (0, 1, 37, 64, 99, 150)
+
+
+def write(folder: Path, name: str, exported: Exported) -> Path:
+    """Write a file as the disk tier does."""
+    tensors = {key: HostTensor(*tensor) for key, tensor in exported.tensors.items()}
+    write_file(folder, name, Payload(tensors, exported.metadata), lambda: False)
+    return folder / name
+
+
+def bits(arrays: Any) -> list[bytes]:
+    """The arrays' very bytes, types and shapes."""
+    found = []
+    for array in arrays:
+        raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+        found.append(f"{array.dtype} {array.shape}".encode() + np.array(raw).tobytes())
+    return found
+
+
+class Stored:
+    """A model after a prompt, and its state in memory."""
+
+    def __init__(self, name: str, dtype: mx.Dtype) -> None:
+        self.model = zoo.make(name)
+        self.model.set_dtype(dtype)
+        self.stack = LayerStack(self.model)
+        live = self.stack.open()
+        self.feed(live, PROMPT[:100])
+        self.feed(live, PROMPT[100:])
+        self.checkpoint = live.capture() if self.stack.has_checkpoints else None
+        self.span = live.seal()
+
+    def feed(self, live: LiveStates, tokens: list[int]) -> list[bytes]:
+        """Advance a state; returns the logits' bits."""
+        logits = self.model(mx.array([tokens]), cache=live.caches)
+        live.advanced(len(tokens))
+        mx.eval(logits, live.arrays())
+        return bits([logits])
+
+    def goes_on(
+        self, spans: list[PackedSpan], checkpoint: WholeCheckpoint | None
+    ) -> list[list[bytes]]:
+        """Prefill and decode from a restored state."""
+        live = self.stack.open(len(PROMPT), spans, checkpoint)
+        more = [words(9, "more"), *[[token] for token in words(6, "decode")]]
+        return [self.feed(live, tokens) for tokens in more]
+
+
+@pytest.mark.parametrize(("name", "dtype"), EVERY)
+def test_from_disk_is_from_memory(name: str, dtype: mx.Dtype, tmp_path: Path) -> None:
+    """The same bytes come back, also cut and joined; continuing gives the same logits."""
+    state = Stored(name, dtype)
+    spans, loaded_spans = [], []
+    if state.span is not None:
+        spans = [state.span]
+        loaded_spans = [_through_files(state.span, tmp_path)]
+        assert bits(loaded_spans[0].arrays) == bits(state.span.arrays)
+        assert loaded_spans[0].places == state.span.places
+    checkpoint = None
+    if state.checkpoint is not None:
+        path = write(tmp_path, "c.safetensors", export_checkpoint(state.checkpoint))
+        checkpoint = load_checkpoint(path)
+        assert bits(checkpoint.arrays) == bits(state.checkpoint.arrays)
+        assert checkpoint.places == state.checkpoint.places
+        assert checkpoint.records == state.checkpoint.records
+        assert checkpoint.offset == len(PROMPT)
+    assert spans or checkpoint
+    assert state.goes_on(loaded_spans, checkpoint) == state.goes_on(spans, state.checkpoint)
+
+
+def _through_files(span: PackedSpan, folder: Path) -> PackedSpan:
+    """Save a span in pieces, and read it back from parts of these."""
+    parts = []
+    for start, stop in itertools.pairwise(CUTS):
+        saved_from = max(0, start - 20)  # of each file only the end is wanted
+        path = write(folder, f"{start}.safetensors", export_span(span, saved_from, stop))
+        parts.append((path, start - saved_from, stop - saved_from))
+    return load_span(parts)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3"])
+def test_split_and_merged_spans_are_saved_alike(name: str, tmp_path: Path) -> None:
+    """It makes no difference whether a span was cut before it was saved, or after."""
+    span = Stored(name, mx.float32).span
+    assert span is not None
+    whole = load_span([(write(tmp_path, "w.safetensors", export_span(span, 0, 150)), 0, 150)])
+    left, right = span.copy(0, 150).split(60)
+    files = [
+        (write(tmp_path, "l.safetensors", export_span(left, 0, 60)), 0, 60),
+        (write(tmp_path, "r.safetensors", export_span(right, 0, 90)), 0, 90),
+    ]
+    assert bits(load_span(files).arrays) == bits(whole.arrays)
+    assert bits(left.merge(right).arrays) == bits(whole.arrays)
+    assert bits(load_span([(tmp_path / "w.safetensors", 60, 61)]).arrays) == bits(
+        whole.copy(60, 61).arrays
+    )
+
+
+def test_what_is_read_does_not_depend_on_its_file(tmp_path: Path) -> None:
+    """Once loaded, a file may be removed or overwritten."""
+    state = Stored("qwen3_next", mx.float32)
+    assert state.checkpoint is not None
+    path = write(tmp_path, "c.safetensors", export_checkpoint(state.checkpoint))
+    loaded = load_checkpoint(path)
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert bits(loaded.arrays) == bits(state.checkpoint.arrays)
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "header", "layout", "records", "missing"])
+def test_a_file_that_makes_no_sense_is_refused(damage: str, tmp_path: Path) -> None:
+    """With the one error that the pager takes for a miss, whatever is wrong."""
+    state = Stored("falcon_h1", mx.float32)
+    assert state.checkpoint is not None
+    assert state.span is not None
+    exported = export_checkpoint(state.checkpoint)
+    spans = export_span(state.span, 0, 150)
+    if damage in ("layout", "records"):
+        key = "places" if damage == "layout" else "records"
+        exported.metadata[key] = spans.metadata["places"] = "[[1"
+    path = write(tmp_path, "c.safetensors", exported)
+    other = write(tmp_path, "s.safetensors", spans)
+    for file in (path, other):
+        whole = file.read_bytes()
+        if damage == "missing":
+            file.unlink()
+        elif damage in ("empty", "short"):
+            file.write_bytes(b"" if damage == "empty" else whole[: len(whole) // 2])
+        elif damage == "header":
+            file.write_bytes(b"\xff" * 8 + whole[8:])
+    with pytest.raises(StoredStateError):
+        load_checkpoint(path)
+    with pytest.raises(StoredStateError):
+        load_span([(other, 0, 150)])

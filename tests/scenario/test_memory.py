@@ -1,0 +1,242 @@
+"""The budget holds at every moment, and what fits it is served."""
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import pytest
+
+from umbel.cachestore.ledger import Kind
+from umbel.daemon.errors import StartError
+from umbel.scheduler.errors import UnavailableError
+from umbel.scheduler.request import FinishReason
+
+from .. import zoo
+from .memory_tools import Ask, Rig, Watch, agents, loners, words, zoo_model
+
+if TYPE_CHECKING:
+    from umbel.models.loader import LoadedModel
+
+_QUICK = [("llama", False), ("llama", True), ("mamba2", False), ("gemma3_text", True)]
+EVERY = [
+    pytest.param(name, disk, marks=[] if (name, disk) in _QUICK else pytest.mark.slow)
+    for name in zoo.NAMES
+    for disk in (False, True)
+]
+
+TOLERANCE = 1.05
+_SHARED_BUFFER = 16 * 1024
+"""Bytes by which a buffer may be larger than the array in it before MLX copies."""
+
+
+def promised(name: str, tokens: int, *, exact: bool = False) -> int:
+    """A budget that holds one request of so many tokens, and a quarter more."""
+    probe = Rig(zoo_model(name), 1 << 30, exact=exact)
+    return probe.assembly.forward.footprint.promise(tokens).nbytes * 20 // 16
+
+
+def check_budget(rig: Rig, asks: list[Ask]) -> None:
+    """Serve requests; nothing that was ever active is beyond the budget, and all are served."""
+    watch = Watch(rig.assembly.forward.resident)
+    with watch.on():
+        told = rig.serve(asks, lambda: check_ledger(rig))
+    assert watch.samples > 0
+    assert watch.peak >= watch.seen
+    assert watch.peak <= TOLERANCE * rig.budget
+    assert [t.error for t in told] == [None] * len(told)
+    assert [len(t.tokens) for t in told] == [ask.tokens for ask in asks]
+    rig.check_rest()
+
+
+def check_ledger(rig: Rig) -> None:
+    """What is active between two steps is what the ledger says."""
+    mx.synchronize()
+    ledger = rig.assembly.governor.ledger
+    slack = 0.03 * rig.booked + _SHARED_BUFFER * ledger.total.buffers
+    assert rig.active <= rig.booked + slack
+    if rig.name != "deepseek_v32":  # mlx-lm leaves its indexer's arrays uncomputed
+        written = ledger.held(Kind.PAGING).nbytes  # perhaps, and nobody has heard of it yet
+        assert rig.active >= rig.booked - written - slack
+
+
+@pytest.mark.parametrize(("name", "disk"), EVERY)
+def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
+    """Long prompts, forks and a crowd stay within budget, and the ledger is right throughout."""
+    rig = Rig(zoo_model(name), promised(name, 420), disk=tmp_path / "d" if disk else None)
+    long = min(rig.limit, 420)
+    base = words(long - 20, "base")
+    forks = [Ask([*base[:at], *words(long - at - 16, at)], 12) for at in (10, long // 2, long - 30)]
+    check_budget(rig, [Ask(base, 16), *forks, Ask(base, 16)])
+    check_budget(rig, agents(6, user=(40, 130), answer=(20, 50), every=3))
+    rig.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
+def test_the_budget_holds_for_longer(name: str, times: int) -> None:
+    """The same with several budgets, prompts of a thousand tokens and many at once."""
+    rig = Rig(zoo_model(name), times * promised(name, 1200))
+    check_budget(rig, loners(3 * times, (1000, 300, 700), (100, 200, 50), every=5))
+    check_budget(rig, agents(4 * times, system=500, user=(100, 400), answer=(100,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text"])
+def test_long_answers_end_within_the_budget(name: str) -> None:
+    """What a long answer has computed becomes stored state without a second copy of it all."""
+    rig = Rig(zoo_model(name), promised(name, 1700))
+    check_budget(rig, loners(2, (9,), (min(rig.limit, 1700) - 9,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mib", [64, 160])
+def test_the_budget_holds_for_a_real_model(smollm2: "LoadedModel", mib: int) -> None:
+    """SmolLM2, with agents that have more to remember than there is room for."""
+    rig = Rig(smollm2, f"{mib} MiB", prefill_chunk=512)
+    asks = [
+        Ask([*words(300, "s"), *words(200 + 150 * i, i)], 24 + 8 * i, at=2 * i) for i in range(5)
+    ]
+    check_budget(rig, asks)
+
+
+def test_rows_that_are_not_needed_any_more_are_given_up() -> None:
+    """After a crowd, a few go on; the memory of the others' rows is free."""
+    rig = Rig(zoo_model("llama"), 1 << 28)
+    asks = [Ask(words(5, i), 12 if i > 1 else 60) for i in range(16)]
+    check_budget(rig, asks)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next"])
+def test_exact_rows_keep_nothing_of_each_other(name: str) -> None:
+    """A recurrent state that is a row of a step's does not keep the other rows in memory."""
+    rig = Rig(zoo_model(name), 1 << 28, exact=True)
+    check_budget(rig, loners(2, (100, 30), (12, 6)))
+
+
+def test_what_is_restored_is_freed_without_a_collector() -> None:
+    """No cycle holds what a request was given: evicted state is gone at once."""
+    rig = Rig(zoo_model("gemma3_text"), 1 << 28)
+    asks = agents(3, user=(60,), answer=(5,))
+    gc.collect()
+    gc.disable()
+    try:
+        for ask in [*asks, *asks]:
+            rig.serve([ask])
+        rig.assembly.cache.clear()
+        mx.synchronize()
+        assert rig.assembly.cache.nbytes == 0
+        assert rig.active <= _SHARED_BUFFER
+    finally:
+        gc.enable()
+
+
+# -- admission ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        ("llama", False),
+        ("mamba2", True),
+        *[
+            pytest.param(name, exact, marks=pytest.mark.slow)
+            for name in ("gemma3_text", "qwen3_next", "llama4", "deepseek_v3")
+            for exact in (False, True)
+        ],
+    ],
+)
+def test_what_the_context_allows_is_served_whatever_is_cached(name: str, *, exact: bool) -> None:
+    """However much of it is known, and however full the cache is, it is not refused."""
+    rig = Rig(zoo_model(name), promised(name, 300, exact=exact), exact=exact)
+    long = min(rig.limit, 300)
+    base = words(long - 8, "base")
+    for at in (long - 8, 0, long - 8, 10, long // 2, long - 8, long - 12, long - 8):
+        (told,) = rig.serve([Ask([*base[:at], *words(long - 8 - at, at)], 8)])
+        assert told.error is None, at
+        assert len(told.tokens) == 8
+    rig.check_rest()
+
+
+def test_who_does_not_fit_waits() -> None:
+    """Of two that do not fit together the second starts when the first has ended."""
+    rig = Rig(zoo_model("llama"), promised("llama", 300))
+    names = [rig.send(ask) for ask in loners(2, (250,), (40,))]
+    rig.until(lambda: rig.told[names[0]].reason is not None)
+    assert rig.told[names[1]].cached is None
+    rig.until(lambda: rig.idle)
+    assert [rig.told[name].reason for name in names] == [FinishReason.LENGTH] * 2
+
+
+def test_a_budget_too_small_is_refused_with_both_figures() -> None:
+    """The message says what there is and what it takes; with that, it starts."""
+    with pytest.raises(StartError, match=r"cache_bytes: 100000 bytes hold no request") as failed:
+        Rig(zoo_model("llama"), 100_000)
+    needed = int(str(failed.value).split("it takes ")[1].split()[0])
+    assert Rig(zoo_model("llama"), needed * 11 // 10).limit >= 32
+
+
+def test_the_context_is_what_the_budget_holds() -> None:
+    """More budget, more context, up to the model's."""
+    limits = [Rig(zoo_model("llama"), f"{mib} MiB").limit for mib in (3, 6, 12, 100)]
+    assert limits == sorted(set(limits))
+    assert limits[-1] == 4096
+
+
+def test_short_of_memory_nobody_hangs() -> None:
+    """While the system is short, requests end well or hear when to come back; then all is well."""
+    rig = Rig(zoo_model("llama"), "24 MiB")
+    asks = loners(6, (60, 300), (30, 80))
+    names = [rig.send(ask) for ask in asks]
+    rig.until(lambda: all(len(rig.live[name].output) > 2 for name in names[:3]))
+    rig.assembly.governor.shrink(0.25)
+    rig.until(lambda: rig.idle)
+    for name, ask in zip(names, asks, strict=True):
+        told = rig.told[name]
+        if told.error is None:
+            assert len(told.tokens) == ask.tokens
+        else:
+            assert isinstance(told.error, UnavailableError)
+            assert told.error.retry_after > 0
+            need, usable = [int(word) for word in str(told.error).split() if word.isdigit()]
+            assert need > usable
+    rig.check_rest()
+    rig.assembly.governor.shrink(1.0)
+    assert all(told.error is None for told in rig.serve(asks))
+
+
+def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    """State that the disk tier is about to let go of is no reason to refuse."""
+    rig = Rig(zoo_model("llama"), promised("llama", 300), disk=tmp_path / "disk")
+    rig.serve([Ask(words(280, "first"), 4)])
+    for trie in rig.assembly.cache._tries.values():
+        for node in trie.nodes():
+            node.writers["held"] = node.end  # type: ignore[index]
+    name = rig.send(Ask(words(280, "second"), 4))
+    for _ in range(5):
+        rig.step()
+    assert rig.told[name].reason is None
+    for trie in rig.assembly.cache._tries.values():
+        for node in trie.nodes():
+            node.writers.clear()
+    rig.until(lambda: rig.idle)
+    assert rig.told[name].error is None
+    rig.close()
+
+
+# -- fairness ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "deepseek_v3"])
+def test_two_hundred_conversations_through_a_budget_of_two(name: str) -> None:
+    """Every answer is right, and they start in the order in which they came."""
+    asks = loners(200, (40, 90, 25), (6, 10))
+    expected = Rig(zoo_model(name), 1 << 30).serve(asks)
+    rig = Rig(zoo_model(name), 2 * promised(name, 130))
+    told = rig.serve(asks)
+    assert [t.error for t in told] == [None] * 200
+    assert [t.tokens for t in told] == [t.tokens for t in expected]
+    assert [t.order for t in told] == sorted(t.order for t in told)
+    rig.check_rest()
