@@ -4,8 +4,9 @@
 """Draw the benchmarks' results as SVG.
 
     uv run --script benchmarks/plots.py --side SIDE.json --sharing SHARING.json --out benchmarks
+    uv run --script benchmarks/plots.py --replay REPLAY.json --out benchmarks
 
-`SIDE.json` is of `side_by_side.py --out`, `SHARING.json` of `decode_sharing.py --out`.
+Each is what `--out` of `side_by_side.py`, `decode_sharing.py` or `replay.py` wrote.
 """
 
 import argparse
@@ -64,6 +65,39 @@ def sharing(found: list[dict[str, Any]], path: Path) -> None:
     _save(figure, path)
 
 
+def replay(found: dict[str, Any], path: Path) -> None:
+    """Draw hit ratios by budget, between those of Belady's order and of a cache without end."""
+    shown: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        if row["trace"] in {"claude_code", "mooncake_synthetic"}:
+            shown.setdefault((row["trace"], row["sessions"]), []).append(row)
+    paged = found["paged"]
+    figure, axes = plt.subplots(1, len(shown), figsize=(2.6 * len(shown), 2.8), sharey=True)
+    for axis, ((trace, sessions), rows) in zip(axes, shown.items(), strict=True):
+        _ratios(axis, rows)
+        if sessions == paged["sessions"]:
+            at = [paged["budget"] / 1e6]
+            axis.plot(at, [paged["disk"]], "D", color=COLOURS[0], label="umbel with disk")
+            axis.legend(frameon=False, loc="lower right")
+        axis.set_title(f"{sessions} agents" if sessions else trace.replace("_", " "))
+    axes[0].set_ylabel("prompt tokens restored")
+    _save(figure, path)
+
+
+def _ratios(axis: Any, rows: list[dict[str, Any]]) -> None:
+    budgets = [row["budget"] / 1e6 for row in rows]
+    for key, name, colour, style in (
+        ("endless", "without end", "#b0b0b0", ":"),
+        ("best", "Belady", "#e76f51", "--"),
+        ("umbel", "umbel", COLOURS[0], "-"),
+    ):
+        means = [sum(row[key]) / len(row[key]) for row in rows]
+        axis.plot(budgets, means, color=colour, linestyle=style, marker=".", label=name)
+    axis.set(xlabel="million tokens in memory", xscale="log", ylim=(0, 1))
+    axis.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+    axis.minorticks_off()
+
+
 def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
@@ -75,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--side", type=Path)
     parser.add_argument("--sharing", type=Path)
+    parser.add_argument("--replay", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
     if options.side:
@@ -82,6 +117,8 @@ def main() -> None:
         side(found, options.out / "side_by_side.svg")
     if options.sharing:
         sharing(json.loads(options.sharing.read_text()), options.out / "decode_sharing.svg")
+    if options.replay:
+        replay(json.loads(options.replay.read_text()), options.out / "replay.svg")
 
 
 if __name__ == "__main__":

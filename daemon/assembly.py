@@ -166,7 +166,7 @@ def _open_disk(
     try:
         return DiskTier(folder, fingerprint=fingerprint, queue_bytes=queue_bytes, wake=wake)
     except FolderInUseError as error:
-        raise StartError(f"{error}; choose another folder with --disk-dir, or --no-disk") from error
+        raise StartError(f"{error} with --disk-dir, or start it with --no-disk") from error
     except DiskTierError as error:
         log.warning("no state on disk", reason=str(error))
         return None

@@ -261,7 +261,10 @@ class Forward:
         if not ON_CPU or not self.batches:
             self._join_later(states)
         logits: mx.array = self._model(tokens[None], cache=states.caches)[:, -1, :]
-        launch(logits, states.arrays() if self._stack.has_checkpoints else [])
+        # State that the logits do not depend on (an indexer's, while nothing is chosen by it)
+        # would be computed at some later time, and keep all that it is computed from until then.
+        aside = self._stack.has_checkpoints or not self.batches
+        launch(logits, states.arrays() if aside else [])
         return logits
 
     def _join_later(self, states: LiveStates) -> None:

@@ -285,6 +285,28 @@ def test_victims_come_in_order_and_never_pinned(world: World) -> None:
     sequence.fail()
 
 
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=9))
+def test_spans_go_oldest_first_from_the_ends_of_paths(prompts: list[list[int]]) -> None:
+    """Of any trie: nothing goes before what goes on from it, nor while someone holds it."""
+    world = World(KV)
+    for prompt in prompts:
+        world.serve(prompt)
+    sequence = world.begin([*prompts[0], 9])
+    held, uncovered = set(sequence.lease.deepest.path()), set[TrieNode | None]()
+    last = 0
+    for victim in victims([world.trie]):
+        assert victim.node not in held
+        assert not victim.node.children
+        assert victim.used >= last or victim.node in uncovered
+        last = max(last, victim.used)
+        uncovered.add(victim.node.parent)
+        world.trie.shorten(victim.node, victim.node.start)
+        world.check()
+    assert set(world.trie.nodes()) == held
+    sequence.fail()
+    world.finish()
+
+
 def test_a_stack_without_spans_keeps_no_tokens_that_lead_nowhere(make_world: MakeWorld) -> None:
     """Tokens beyond the last checkpoint restore nothing and no budget would ever see them."""
     world = make_world(RECURRENT, kept=0)

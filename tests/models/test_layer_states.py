@@ -281,6 +281,9 @@ def test_real_layers_restore_byte_for_byte(name: str) -> None:
         live.advanced(length)
         mx.eval(live.arrays())
     copy = reopened(stack, live, spans)
+    for leaf in live.wholes:
+        if isinstance(leaf, ChunkedKVCache):
+            leaf.maybe_trim_front()  # as the model's next forward would
     assert raw(copy) == raw(live)
     if stack.has_checkpoints:
         assert _bytes(copy.capture()) == _bytes(live.capture())

@@ -1,0 +1,130 @@
+"""The daemon's cache under a trace: trie, cache and governor are its own, state is pretended."""
+
+import heapq
+from collections.abc import Sequence
+
+from replay_traces import Request
+
+from umbel.cachestore.disk_index import Record, RecordKind
+from umbel.cachestore.governor import Governor
+from umbel.cachestore.lease import Lease
+from umbel.cachestore.ledger import Size
+from umbel.cachestore.pieces import Piece
+from umbel.cachestore.prefix_cache import Layout, Namespace, PrefixCache
+from umbel.cachestore.trie import Tokens, TrieNode
+
+NAMESPACE = Namespace("tenant", "fingerprint")
+
+
+class Pretended:
+    """A span of so many tokens, a byte each, that holds nothing."""
+
+    buffers = 1
+
+    def __init__(self, length: int) -> None:
+        self.length = self.nbytes = length
+
+    def split(self, at: int) -> tuple["Pretended", "Pretended"]:
+        """Cut in two."""
+        return Pretended(at), Pretended(self.length - at)
+
+    def first(self, count: int) -> "Pretended":
+        """Keep the first tokens."""
+        return Pretended(count)
+
+    def merge(self, other: "Pretended") -> "Pretended":
+        """Join with the next."""
+        return Pretended(self.length + other.length)
+
+    def close(self) -> None:
+        """Hold nothing to free."""
+
+
+class Replay:
+    """The daemon's cache, with requests that take no computing.
+
+    A prompt is stored as soon as it begins, so that who comes next shares it. A request that
+    does not fit beside those in flight would wait in the daemon; here it runs over the budget.
+
+    Attributes:
+        over: requests for which there was no room.
+        read: tokens that came back from the disk.
+
+    Args:
+        budget: tokens that may be in memory.
+        disk: whether there is a disk; it is endless, and has what is stored at once.
+    """
+
+    def __init__(self, budget: int, *, disk: bool = False) -> None:
+        self.over = self.read = 0
+        self.cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
+        # The governor keeps a sixteenth of its own budget free.
+        self._governor = Governor(self.cache, Size(budget * 16 // 15, 1 << 62))
+        self._disk = disk
+        self._records = 0
+
+    def begin(self, prompt: Tokens) -> Lease:
+        """Begin a request, and store its prompt."""
+        if self._disk:
+            self._page_in(prompt)
+        lease = self.cache.begin(NAMESPACE, prompt)
+        if not self._governor.make_room(Size(lease.left, 1)):
+            self.cache.evict(0)
+            self.over += 1
+        lease.publish(prompt, Pretended(lease.left))
+        if self._disk:
+            self._write()
+        return lease
+
+    def _page_in(self, prompt: Tokens) -> None:
+        """Read what the disk has of a prompt, parents first, as the pager does."""
+        trie = self.cache.open_trie(NAMESPACE)
+        for node in self.cache.missing(trie, prompt).nodes:
+            if not self._room_below(node.parent, Size(len(node.tokens), 1)):
+                return
+            trie.set_span(node, Pretended(len(node.tokens)))
+            self.cache.refresh(node)
+            self.read += len(node.tokens)
+
+    def _room_below(self, node: TrieNode | None, need: Size) -> bool:
+        """Make room, but not at the cost of what is gone on from."""
+        path = [] if node is None else node.path()
+        for held in path:
+            held.pins += 1
+        fits = self._governor.make_room(need)
+        for held in path:
+            held.pins -= 1
+        return fits
+
+    def _write(self) -> None:
+        trie = self.cache.open_trie(NAMESPACE)
+        for node in sorted(trie.unsaved, key=lambda unsaved: unsaved.start):
+            self._records += 1
+            trie.set_stored(
+                node,
+                Piece(_record(self._records, node.stored_to, node.end), node.stored_to, node.end),
+            )
+        trie.unsaved.clear()
+
+
+def _record(number: int, start: int, end: int) -> Record:
+    return Record(
+        number, RecordKind.SPAN, NAMESPACE.tenant, start, end, b"", b"", "", end - start, b"", 0
+    )
+
+
+def replay(requests: Sequence[Request], cache: Replay) -> list[int]:
+    """Run requests, in the order of time; return the tokens that each was given."""
+    hits: list[int] = []
+    flying: list[tuple[float, int, Lease, Tokens]] = []
+    for number, request in enumerate(requests):
+        while flying and flying[0][0] <= request.time:
+            *_, lease, prompt = heapq.heappop(flying)
+            lease.close(prompt)
+        prompt = request.tokens
+        lease = cache.begin(prompt)
+        hits.append(lease.cached)
+        heapq.heappush(flying, (request.until, number, lease, prompt))
+    for *_, lease, prompt in flying:
+        lease.close(prompt)
+    return hits
