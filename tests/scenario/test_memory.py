@@ -90,7 +90,7 @@ def test_long_answers_end_within_the_budget(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mib", [64, 160])
+@pytest.mark.parametrize("mib", [128, 192])
 def test_the_budget_holds_for_a_real_model(smollm2: "LoadedModel", mib: int) -> None:
     """SmolLM2, with agents that have more to remember than there is room for."""
     rig = Rig(smollm2, f"{mib} MiB", prefill_chunk=512)
