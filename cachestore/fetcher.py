@@ -37,6 +37,25 @@ class Fetching(enum.Enum):
     """It is being read."""
 
 
+class Patience:
+    """How often somebody has state read: it may be paged out again before it is used."""
+
+    _ATTEMPTS = 3
+
+    def __init__(self) -> None:
+        self._begun = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether to make do with what there is."""
+        return self._begun > self._ATTEMPTS
+
+    def waits(self, fetching: Fetching) -> bool:
+        """Whether to wait for what was asked for."""
+        self._begun += fetching is Fetching.BEGUN
+        return fetching is not Fetching.NOTHING and not self.ended
+
+
 @dataclass(eq=False)
 class _Fetch:
     """What is being read: nodes, parents first, and which of their files are damaged.
@@ -62,13 +81,12 @@ class Fetcher:
 
     Attributes:
         page_ins: states that were read.
-        misses: states that the disk did not give back.
     """
 
     def __init__(
         self, cache: PrefixCache, tier: DiskTier, codec: Codec, make_room: Callable[[Size], bool]
     ) -> None:
-        self.page_ins = self.misses = 0
+        self.page_ins = 0
         self._cache = cache
         self._tier = tier
         self._codec = codec
@@ -186,7 +204,6 @@ class Fetcher:
                 held.pins -= 1
 
     def _missed(self, node: TrieNode, error: Exception) -> None:
-        self.misses += 1
         self._cache.drop_empty_tries()
         log.warning("state on disk is lost", tokens=node.end, error=str(error))
 

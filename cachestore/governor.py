@@ -66,9 +66,7 @@ class Governor:
         if self._share == 1.0:
             self._base = min(self._budget.nbytes, self.ledger.total.nbytes)
         self._share = share
-        over = self.ledger.total - self.limit
-        held = self._cache.size - Size(max(0, over.nbytes), max(0, over.buffers))
-        self._cache.evict(held.nbytes, held.buffers)
+        self._free(Size())
 
     def fits(self, need: Size) -> bool:
         """Whether there is room, or could be made."""
@@ -86,10 +84,14 @@ class Governor:
             return True
         if not self.fits(need):
             return False
+        self._free(need)
+        return need.within(self.room)
+
+    def _free(self, need: Size) -> None:
+        """Evict what `need` takes over what is free, as far as it can be."""
         over = need - self.room
         held = self._cache.size - Size(max(0, over.nbytes), max(0, over.buffers))
         self._cache.evict(held.nbytes, held.buffers)
-        return need.within(self.room)
 
     def set_aside(self, need: Size) -> bool:
         """Make room for what a step will compute, and enter it until the next one does.

@@ -9,7 +9,7 @@ import structlog
 
 from .disk import DiskTier, Pin
 from .errors import PinError
-from .fetcher import Fetching
+from .fetcher import Patience
 from .lease import Lease
 from .pager import Pager
 from .prefix_cache import Namespace, PrefixCache
@@ -17,8 +17,6 @@ from .trie import Tokens, TrieNode, size_in_memory
 
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many
-_ATTEMPTS = 3  # to read a pin's state after a restart
-_TOKEN_BYTES = 4
 _NO_TOKEN = np.array([-1], np.int32)
 
 log = structlog.get_logger()
@@ -49,7 +47,7 @@ class Pins:
         self._tier = tier
         self._pinned: dict[tuple[str, str], tuple[Tokens, Lease]] = {}
         self._pending = [] if tier is None else tier.pins()
-        self._attempts = 0  # to read the first of them
+        self._patience = Patience()  # with the first of them
         self._last: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
 
     def remember(self, tenant: str, conversation: str, tokens: Tokens) -> None:
@@ -69,12 +67,7 @@ class Pins:
         Raises:
             PinError: nothing of it is in memory, or pins would take too much.
         """
-        lease = self._lease(tenant, tokens)
-        try:
-            self._check(name, lease)
-        except PinError:
-            lease.close()
-            raise
+        lease = self._lease(tenant, name, tokens)
         self.unpin(tenant, name)
         self._pinned[tenant, name] = tokens, lease
         if self._tier is not None:
@@ -102,7 +95,7 @@ class Pins:
             if whose == tenant
         ]
         return held + [
-            PinDescription(pin.name, len(pin.tokens) // _TOKEN_BYTES, 0)
+            PinDescription(pin.name, len(np.frombuffer(pin.tokens, np.int32)), 0)
             for pin in self._pending
             if pin.tenant == tenant
         ]
@@ -121,29 +114,30 @@ class Pins:
             return
         pin = self._pending[0]
         tokens = np.frombuffer(pin.tokens, np.int32)
-        if self._attempts <= _ATTEMPTS:
-            namespace = Namespace(pin.tenant, self._fingerprint)
-            fetching = pager.want(namespace, np.append(tokens, _NO_TOKEN))
-            self._attempts += fetching is Fetching.BEGUN
-            if fetching is not Fetching.NOTHING and self._attempts <= _ATTEMPTS:
-                return
-        self._pending, self._attempts = self._pending[1:], 0
+        namespace = Namespace(pin.tenant, self._fingerprint)
+        if self._patience.waits(pager.want(namespace, np.append(tokens, _NO_TOKEN))):
+            return
+        self._pending, self._patience = self._pending[1:], Patience()
         self._take_up(pin, tokens)
 
     def _take_up(self, pin: Pin, tokens: Tokens) -> None:
-        lease = self._lease(pin.tenant, tokens)
         try:
-            self._check(pin.name, lease)
+            lease = self._lease(pin.tenant, pin.name, tokens)
         except PinError as error:
-            lease.close()
             log.warning("pin not restored", pin=pin.name, reason=str(error))
-            return
-        self._pinned[pin.tenant, pin.name] = tokens, lease
+        else:
+            self._pinned[pin.tenant, pin.name] = tokens, lease
 
-    def _lease(self, tenant: str, tokens: Tokens) -> Lease:
+    def _lease(self, tenant: str, name: str, tokens: Tokens) -> Lease:
         # A lease leaves a token to compute, which would be the path's last one.
         path = np.append(tokens, _NO_TOKEN)
-        return self._cache.begin(Namespace(tenant, self._fingerprint), path)
+        lease = self._cache.begin(Namespace(tenant, self._fingerprint), path)
+        try:
+            self._check(name, lease)
+        except PinError:
+            lease.close()
+            raise
+        return lease
 
     def _check(self, name: str, lease: Lease) -> None:
         if not lease.cached:

@@ -25,7 +25,7 @@ from .lease import Lease
 from .ledger import Kind, Ledger, Size
 from .pieces import FileUse
 from .state import Checkpoint, Span
-from .trie import RadixTrie, Tokens, TrieNode, has_checkpoint, mergeable, size_in_memory, size_of
+from .trie import RadixTrie, Tokens, TrieNode, has_checkpoint, size_in_memory, size_of
 
 _SHARED = (Reason.JUNCTION, Reason.SYSTEM)  # checkpoints that other requests resume at
 _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint that rewinds
@@ -157,10 +157,8 @@ class PrefixCache:
             raise CacheError("an empty prompt has nothing to match")
         trie = self.open_trie(namespace)
         node, matched = trie.match(prompt)
-        limit = min(self._in_memory(node, matched), len(prompt) - 1) // self.grid * self.grid
-        holder = self._holder(node, limit)
-        offset = 0 if holder is None else min(holder.end, limit)
-        resume = self._cut(trie, node, offset if self.layout.checkpoints else limit)
+        offset, holder = self._resumes_at(node, self._in_memory(node, matched), len(prompt))
+        resume = self._cut(trie, node, offset)
         # Both lie on one path, so that the deeper one pins the other too.
         deepest = holder if holder is not None and holder.end > resume.end else resume
         checkpoint = None if holder is None else holder.checkpoint
@@ -211,11 +209,7 @@ class PrefixCache:
             return Known(0, 0, Size())
         node, matched = trie.match(tokens)
         in_memory = self._in_memory(node, matched)
-        limit = max(0, min(in_memory, len(tokens) - 1)) // self.grid * self.grid
-        cached, holder = limit, None
-        if self.layout.checkpoints:
-            holder = self._holder(node, limit)
-            cached = 0 if holder is None else min(holder.end, limit)
+        cached, holder = self._resumes_at(node, in_memory, len(tokens))
         return Known(in_memory, cached, _idle(node, cached, holder))
 
     @property
@@ -268,6 +262,24 @@ class PrefixCache:
 
     # -- restoring ---------------------------------------------------------------------
 
+    def _resumes_at(self, node: TrieNode, matched: int, length: int) -> tuple[int, TrieNode | None]:
+        """Say where a prompt resumes, and with whose checkpoint.
+
+        Args:
+            node: the deepest that it matches.
+            matched: its tokens that are there to be restored.
+            length: all of its tokens.
+        """
+        limit = self._limit(matched, length)
+        if not self.layout.checkpoints:
+            return limit, None
+        holder = self._holder(node, limit)
+        return (0 if holder is None else min(holder.end, limit)), holder
+
+    def _limit(self, matched: int, length: int) -> int:
+        """The last offset of a match at which a prompt may resume: something is left to compute."""
+        return max(0, min(matched, length - 1)) // self.grid * self.grid
+
     def _in_memory(self, node: TrieNode, matched: int) -> int:
         """How many of the matched tokens have their state in memory."""
         if not self.layout.spans:
@@ -277,7 +289,7 @@ class PrefixCache:
     def missing(self, trie: RadixTrie, prompt: Tokens) -> Missing:
         """Say which state a prompt could be restored from if it were in memory."""
         node, matched = trie.match(prompt)
-        limit = min(matched, len(prompt) - 1) // self.grid * self.grid
+        limit = self._limit(matched, len(prompt))
         path, holder = node.path(), None
         if self.layout.checkpoints:
             holder = next((n for n in reversed(path) if n.end <= limit and has_checkpoint(n)), None)
@@ -297,7 +309,7 @@ class PrefixCache:
 
     def _holder(self, node: TrieNode, limit: int) -> TrieNode | None:
         """Find the checkpoint that restores the deepest offset at or before `limit`."""
-        if not self.layout.checkpoints or not limit:
+        if not limit:
             return None
         before = (n for n in reversed(node.path()) if n.checkpoint is not None and n.end <= limit)
         best = next(before, None)
@@ -407,19 +419,14 @@ class PrefixCache:
         for had in node.path():
             if span is None or had.end <= start:
                 continue
-            first, span = (
-                span.split(had.end - start)
-                if span.length > had.end - start
-                else (
-                    span,
-                    None,
-                )
-            )
-            start = had.end
+            own, rest = span, None
+            if span.length > had.end - start:
+                own, rest = span.split(had.end - start)
             if had.span is None:
-                trie.set_span(had, first)
+                trie.set_span(had, own)
             else:
-                first.close()
+                own.close()
+            start, span = had.end, rest
         return span
 
     def _attach(self, trie: RadixTrie, tokens: Tokens, checkpoint: Checkpoint, tick: int) -> None:
@@ -445,7 +452,7 @@ class PrefixCache:
             parent is not None
             and parent.parent is not None
             and len(parent.children) == 1
-            and mergeable(parent)
+            and not has_checkpoint(parent)
             and (parent.span is None) == (node.span is None)
             and not parent.pins  # so neither is the node: a lease lies on all of its path
             and len(parent.tokens) <= 2 * len(node.tokens)

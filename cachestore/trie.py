@@ -244,8 +244,8 @@ class RadixTrie:
         if (
             node.pins
             or child.pins
-            or not mergeable(node)
-            or not (node.span is None) == (child.span is None)
+            or has_checkpoint(node)
+            or (node.span is None) != (child.span is None)
         ):
             raise ValueError("what is pinned or has a checkpoint is not merged away")
         if node.span is not None and child.span is not None:
@@ -431,13 +431,8 @@ def path_tokens(node: TrieNode) -> Tokens:
 
 
 def has_checkpoint(node: TrieNode) -> bool:
-    """Whether the whole state at a node's end is in memory or on disk."""
+    """Whether the whole state at a node's end is in memory or on disk: it must stay an end."""
     return node.checkpoint is not None or node.stored_checkpoint is not None
-
-
-def mergeable(node: TrieNode) -> bool:
-    """Whether nothing stands at a node's end that needs it to be an end."""
-    return not has_checkpoint(node)
 
 
 def size_in_memory(node: TrieNode) -> Size:

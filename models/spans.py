@@ -16,31 +16,26 @@ Places = tuple[tuple[tuple[int, int], ...], ...]
 """For each layer, for each of its tensors: the packed array, and the row in it."""
 
 
-class PackedSpan:
-    """Token-addressable state of consecutive tokens, all layers. Immutable.
-
-    Attributes:
-        length: how many tokens.
+class Packed:
+    """State in a few large arrays.
 
     Args:
-        arrays: `[rows, heads, tokens, size]` each, evaluated.
-        places: where each layer's tensors are.
+        arrays: evaluated, each with a buffer of its own.
+        places: where each layer's, or leaf's, tensors are.
     """
 
     def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
         self._arrays = list(arrays)
         self._places = places
-        self._layers: dict[int, Tensors] = {}
-        self.length = int(arrays[0].shape[-2])
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The packed arrays, `[rows, heads, tokens, size]` each."""
+        """The packed arrays."""
         return self._arrays
 
     @property
     def places(self) -> Places:
-        """Where each layer's tensors are."""
+        """Where each layer's, or leaf's, tensors are."""
         return self._places
 
     @property
@@ -52,6 +47,27 @@ class PackedSpan:
     def buffers(self) -> int:
         """In how many allocations."""
         return len(self._arrays)
+
+    def close(self) -> None:
+        """Free the buffers."""
+        self._arrays = []
+
+
+class PackedSpan(Packed):
+    """Token-addressable state of consecutive tokens, all layers. Immutable.
+
+    Attributes:
+        length: how many tokens.
+
+    Args:
+        arrays: `[rows, heads, tokens, size]` each, evaluated.
+        places: where each layer's tensors are.
+    """
+
+    def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
+        super().__init__(arrays, places)
+        self._layers: dict[int, Tensors] = {}
+        self.length = int(arrays[0].shape[-2])
 
     def layer(self, index: int) -> Tensors:
         """One layer's tensors, `[1, heads, tokens, size]` each, as views.
@@ -94,11 +110,11 @@ class PackedSpan:
 
     def close(self) -> None:
         """Free the buffers."""
-        self._arrays = []
+        super().close()
         self._layers = {}
 
 
-class WholeCheckpoint:
+class WholeCheckpoint(Packed):
     """Sliding-window and recurrent state of all layers at one offset. Immutable.
 
     Args:
@@ -111,35 +127,14 @@ class WholeCheckpoint:
     def __init__(
         self, offset: int, records: Sequence[Record], arrays: Sequence[mx.array], places: Places
     ) -> None:
+        super().__init__(arrays, places)
         self._offset = offset
         self._records = list(records)
-        self._arrays = list(arrays)
-        self._places = places
 
     @property
     def offset(self) -> int:
         """How many tokens it has seen."""
         return self._offset
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes in memory."""
-        return sum(array.nbytes for array in self._arrays)
-
-    @property
-    def buffers(self) -> int:
-        """In how many allocations."""
-        return len(self._arrays)
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """The packed arrays."""
-        return self._arrays
-
-    @property
-    def places(self) -> Places:
-        """Where each leaf's arrays are."""
-        return self._places
 
     @property
     def records(self) -> list[Record]:
@@ -156,10 +151,6 @@ class WholeCheckpoint:
             record.restore(list(_views(self._arrays, place)), offset)
             for record, place in zip(self._records, self._places, strict=True)
         ]
-
-    def close(self) -> None:
-        """Free the buffers."""
-        self._arrays = []
 
 
 def pack_tail(leaves: Sequence[Tensors]) -> PackedSpan:

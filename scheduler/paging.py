@@ -2,14 +2,10 @@
 
 import structlog
 
-from ..cachestore.fetcher import Fetching
 from ..cachestore.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import Namespace
 from .sequence import Sequence
-
-_ATTEMPTS = 3
-"""To read a request's state from disk; then it starts with what there is."""
 
 log = structlog.get_logger()
 
@@ -47,19 +43,15 @@ class Paging:
         return self._pager.ready
 
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
-        """Have what is on disk of a sequence's tokens read; whether to wait for it.
-
-        It may be paged out again before the sequence starts, so this is not tried for ever.
-        """
-        if self._pager is None or sequence.page_ins > _ATTEMPTS:
+        """Have what is on disk of a sequence's tokens read; whether to wait for it."""
+        if self._pager is None or sequence.patience.ended:
             return False
         try:
             fetching = self._pager.want(namespace, sequence.tokens)
         except BaseException as error:  # noqa: BLE001  (as above)
             self._give_up(error)
             return False
-        sequence.page_ins += fetching is Fetching.BEGUN
-        return fetching is not Fetching.NOTHING and sequence.page_ins <= _ATTEMPTS
+        return sequence.patience.waits(fetching)
 
     def _give_up(self, error: BaseException) -> None:
         log.error("the disk tier failed and is not used any more", exc_info=error)

@@ -3,6 +3,7 @@
 import enum
 from typing import TYPE_CHECKING, Any
 
+from ..cachestore.fetcher import Patience
 from ..cachestore.trie import Tokens, as_tokens
 from ..models.params import Row
 from .request import Request
@@ -37,6 +38,7 @@ class Sequence:
         drawn: the token after these, while it is chosen and not read yet.
         end_token: the token that ended the answer; it is no part of it.
         num_computed_tokens: tokens, from the first, whose state `states` holds.
+        patience: with the disk, that is to give back what it lacks.
         lease: its hold on the cache; None before it starts.
         borders: offsets at which its prefill stops for a checkpoint, ascending.
         frontier: offset of the last prompt checkpoint, from which decode ones are counted.
@@ -53,7 +55,7 @@ class Sequence:
         self.end_token: int | None = None
         self.matched = self.cached = 0
         self.num_computed_tokens = 0
-        self.page_ins = 0
+        self.patience = Patience()
         self.lease: Lease | None = None
         self.borders: dict[int, Reason] = {}
         self.frontier = 0
