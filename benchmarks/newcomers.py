@@ -3,7 +3,8 @@
 Drives the engine itself over a model with random weights.
 
 1. A batch of 8 with contexts of their own decodes; a ninth joins whose context is cached, so
-   that joining is all it costs. The steps around that are compared with steady steps.
+   that joining is all it costs. The slowest of its first four steps is compared with the steps
+   just before, time and again: soon after the one before it left, and later.
 2. Four streams decode; a long prompt arrives. The longest gap between two tokens of one stream
    is compared with the stall bound and a steady step.
 """
@@ -26,12 +27,16 @@ from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import Layout, PrefixCache
 from umbel.models.forward import Forward
 from umbel.models.params import SamplingParams
+from umbel.models.warm import warm
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, Request, TokenEvent
 from umbel.scheduler.reuse import PrefixReuse
 from umbel.scheduler.sequence import Sequence
+
+JOINS = 8
+PAUSES = (10, 100)
 
 
 class Driver:
@@ -99,8 +104,17 @@ class Driver:
                 self._last[name] = now
 
 
-def join(forward: Forward, vocab_size: int, context: int) -> dict[str, float]:
-    """Measure the steps around a newcomer's first."""
+def join(forward: Forward, vocab_size: int, context: int, pause: int) -> dict[str, Any]:
+    """Measure the steps around a newcomer's first, time and again.
+
+    Each is compared with the steps just before it: the machine is not equally fast all the time.
+
+    Args:
+        forward: the model.
+        vocab_size: of it.
+        context: tokens of each sequence.
+        pause: steps from one newcomer's last to the next one's first.
+    """
     driver = Driver(forward, max_stall=0.2, prefill_chunk=2048)
     prompts = [tokens(context, vocab_size, seed=i) for i in range(9)]
     driver.ask(prompts[8], 1)
@@ -109,20 +123,20 @@ def join(forward: Forward, vocab_size: int, context: int) -> dict[str, float]:
         driver.ask(prompt, 10_000)
     while len(driver.gaps) < len(prompts) - 1:
         driver.step()
-    for _ in range(10):
-        driver.step()
-    before = [driver.step() for _ in range(30)]
-    # The second time all shapes have been computed with, as in a daemon that has run a while.
-    found = {"steady_ms": statistics.median(before) * 1e3}
-    for name in ("first_join_ms", "join_ms"):
+    steady, ratios = [], []
+    for _ in range(JOINS):
+        before = [driver.step() for _ in range(pause)]
+        steady.append(statistics.median(before[-10:]))
         guest = driver.ask(prompts[8], 12)
-        found[name] = max(driver.step() for _ in range(4)) * 1e3
+        ratios.append(max(driver.step() for _ in range(4)) / steady[-1])
         while guest.request.id not in driver.ended:
             driver.step()
-        for _ in range(5):
-            driver.step()
-    found["ratio"] = found["join_ms"] / found["steady_ms"]
-    return found
+    return {
+        "pause": pause,
+        "steady_ms": statistics.median(steady) * 1e3,
+        "ratio": statistics.median(ratios),
+        "ratios": [round(ratio, 2) for ratio in ratios],
+    }
 
 
 def stall(
@@ -164,9 +178,11 @@ def main() -> None:
     _, forward = make(options.shape)
     vocab_size = SHAPES[options.shape]["vocab_size"]
     bound = options.stall_ms / 1e3
+    if forward.overlaps:
+        warm(forward, 32)  # as the daemon does by default
     found = {
         "device": str(mx.default_device()),
-        "join": join(forward, vocab_size, options.context),
+        "join": [join(forward, vocab_size, options.context, pause) for pause in PAUSES],
         "stall": [stall(forward, vocab_size, options.long, bound, c) for c in (512, 2048)],
     }
     print(json.dumps(found, indent=1))

@@ -17,6 +17,7 @@ from ..models import stored
 from ..models.forward import Forward
 from ..models.loader import LoadedModel
 from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
+from ..models.warm import TOKENS, warm
 from ..scheduler.engine import Engine, Publish
 from ..scheduler.memory import MemoryPlanner
 from ..scheduler.paging import Paging
@@ -89,6 +90,8 @@ def assemble(
         max_batch=settings.max_batch,
         may_join=lambda nbytes: governor.make_room(Size(nbytes)),
     )
+    if forward.overlaps and forward.promise(TOKENS).nbytes * settings.max_batch < budget.nbytes:
+        warm(forward, settings.max_batch)
     cache = PrefixCache(
         Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints),
         budget=budget.nbytes,

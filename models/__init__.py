@@ -1,11 +1,14 @@
 """Everything that knows mlx and mlx-lm.
 
-Importing this package puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU
-wheel links, which works only before `mlx.core` is first imported. It must therefore stay
-free of imports that reach mlx.
+Importing this package settles what must be settled before `mlx.core` is first imported: it
+puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU wheel links, and takes back
+a bound that would end a CUDA daemon. It must therefore stay free of imports that reach mlx.
 """
 
 from .blas import preload
+from .cuda import count_no_cache_misses
 
 BLAS = preload()
 """What stands behind MLX's matrix products on the CPU of this process."""
+
+count_no_cache_misses()

@@ -36,10 +36,16 @@ class DenseRows:
         limit: the most tokens that a row holds.
         columns: how many columns there are.
         mask: `[rows, 1, 1, columns]`, where a row may look in this step; None if everywhere.
+
+    Args:
+        limit: the most tokens that a row holds.
+        scores_masked: whether readers mask scores, and not keys: what is masked may then
+            stand in keys, which are the tensors of even number, as it is.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, scores_masked: bool = False) -> None:
         self.limit = limit
+        self._dirty = slice(1, None, 2) if scores_masked else slice(None)
         self.tensors: list[mx.array | None] = []
         self.lengths: list[int] = []
         self.columns = 0
@@ -104,7 +110,7 @@ class DenseRows:
         What is masked weighs nothing, but nothing times a NaN is a NaN: one that somebody left
         behind would be in all that the row's next tenant computes.
         """
-        for tensor in self.tensors:
+        for tensor in self.tensors[self._dirty]:
             if tensor is not None:
                 tensor[row : row + 1] = 0
 
@@ -115,13 +121,17 @@ class DenseRows:
         self.columns = self._next = 0
         self.mask = None
 
-    def begin_step(self) -> None:
+    def begin_step(self) -> bool:
         """Make room for a token in every row, and say where the rows look.
 
         A row that is as long as it may be loses its oldest token.
+
+        Returns:
+            Whether there are more columns now.
         """
         longest = max(self.lengths) + 1
-        if longest > self.columns and self.columns < self.limit:
+        widened = longest > self.columns and self.columns < self.limit
+        if widened:
             self._widen(longest)
         if self._next == self.columns:
             self._next = 0
@@ -129,6 +139,7 @@ class DenseRows:
         ages = (self._next - np.arange(self.columns)) % self.columns
         seen = ages[None] < np.array(self.lengths)[:, None]
         self.mask = None if seen.all() else mx.array(seen)[:, None, None, :]
+        return widened
 
     def append(self, index: int, tensor: mx.array) -> mx.array:
         """Write this step's column of one tensor, `[rows, heads, 1, size]`; return all of it."""

@@ -322,7 +322,7 @@ def _tokens(entries: Sequence[Entry]) -> mx.array:
     """Gather the entries' tokens, `[B]`, without waiting for those that are computed."""
     drawn = [token for _, token in entries if isinstance(token, Drawn)]
     if not drawn:
-        return mx.array([token for _, token in entries])
+        return mx.array([token for _, token in entries], mx.uint32)  # as choices are
     choice = drawn[0].choice
     if any(token.choice is not choice for token in drawn):
         raise ValueError("a step's tokens come from one choice")

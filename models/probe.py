@@ -21,8 +21,7 @@ def batches_exactly(model: Any, stack: LayerStack) -> bool:
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
     layers read another layer's keys), so this is measured on the loaded model, and not looked
-    up: two short sequences over a shared trunk and one without decode two tokens each. What a
-    GPU compiles for batches is compiled by then, too.
+    up: two short sequences over a shared trunk and one without decode two tokens each.
     """
     together, apart = _probes(model, stack)
     try:

@@ -18,7 +18,9 @@ from .batch import BatchedRings, BatchedTrunks, DenseLayer, NotBatchableError, S
 from .dense import DenseRows, bucket, columns_for
 from .layer_states import Held, LiveStates, leaves_of
 from .recurrent import BatchedArrays
+from .runtime import launch
 from .sharing import runs
+from .softmax import ON_CPU
 from .spans import PackedSpan
 from .trunk import Tensors, TrunkState
 from .whole import make_ring, ring_in_order
@@ -31,6 +33,9 @@ _SHARED = 32
 
 LIMIT = 512
 """Tokens of its own after which a row is sealed into a segment."""
+
+PATIENCE = 0 if ON_CPU else 64
+"""See `Rows`. On the CPU a row too many costs its share of a step."""
 
 
 class Growth(NamedTuple):
@@ -90,16 +95,22 @@ class Rows:
             own: many short segments of single rows cost more to read one by one than the
             copy takes.
         limit: tokens of its own after which a row is sealed into a segment.
+        patience: steps that fewer rows would be enough for, before there are fewer. Where
+            rows are cheap and operations are not, one who leaves is soon followed by another.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
 
-    def __init__(self, like: LiveStates, *, own: int = OWN, limit: int = LIMIT) -> None:
+    def __init__(
+        self, like: LiveStates, *, own: int = OWN, limit: int = LIMIT, patience: int = PATIENCE
+    ) -> None:
         self._limit = limit
+        self._patience = patience
+        self._loose = 0  # steps that fewer rows were enough for
         self._own = min(own, limit // 2)
         self._step = Step()
-        self._tails = DenseRows(limit)
+        self._tails = DenseRows(limit, scores_masked=True)
         self._rings: dict[int, DenseRows] = {}
         self._trunks: list[BatchedTrunks] = []
         self._wholes: list[tuple[DenseRows, int] | BatchedArrays] = []
@@ -136,8 +147,9 @@ class Rows:
         if states.tail_length > self._own:
             states.seal_tail()
         number = next(n for n in range(len(self._seats) + 1) if n not in self._seats)
+        used_before = number < self._size
         self._resize(max(self._size, bucket(len(self._seats) + 1)))
-        for dense in self._all_dense():
+        for dense in self._all_dense() if used_before else []:
             dense.wipe(number)
         self._write_tail(number, states, leased)
         self._write_wholes(number, states)
@@ -181,10 +193,14 @@ class Rows:
         self._seal_full_rows()
         numbers = self._numbers(states)
         self._step.positions = self._positions(states, numbers)
-        if not self._planned:
+        changed = not self._planned
+        if changed:
             self._plan()
         for dense in self._all_dense():
-            dense.begin_step()
+            changed |= dense.begin_step()
+        if changed:
+            # Apart from the step, which is then the same operations as every other.
+            launch(self.arrays())
         try:
             logits = model(self._spread(tokens, numbers)[:, None], cache=self.layers)[:, -1, :]
         finally:
@@ -283,9 +299,10 @@ class Rows:
             recurrent.resize(size)
 
     def _close_gaps(self) -> None:
-        """Have fewer rows if they are enough by now."""
+        """Have fewer rows if they have been enough for a while."""
         size = bucket(len(self._seats))
-        if size == self._size:
+        self._loose = self._loose + 1 if size < self._size else 0
+        if self._loose <= self._patience:
             return
         for number in sorted(n for n in self._seats if n >= size):
             self._move(number, next(n for n in range(size) if n not in self._seats))
@@ -348,7 +365,7 @@ class Rows:
         """Put tokens into their rows; free rows get token 0."""
         if numbers == list(range(self._size)):
             return tokens
-        source = np.full(self._size, len(numbers))
+        source = np.full(self._size, len(numbers), np.int32)
         source[numbers] = range(len(numbers))
         padded = mx.concatenate([tokens, mx.zeros(1, tokens.dtype)])
         return padded[mx.array(source)]
