@@ -18,7 +18,7 @@ from .disk_files import HostTensor, Payload
 from .disk_index import Pin, Record, RecordKind
 from .disk_queue import DiskStatistics, WriteJob, WriteQueue, Written
 from .disk_reader import DiskReader
-from .disk_start import Collected, open_folder
+from .disk_start import Collected, open_folder, refuse_if_used
 from .disk_writer import DiskWriter
 from .errors import DiskTierError
 
@@ -33,6 +33,7 @@ __all__ = [
     "RecordKind",
     "WriteJob",
     "Written",
+    "refuse_if_used",
 ]
 
 _GRACE = 2.0  # seconds that the threads get to notice that they shall give up
@@ -133,6 +134,10 @@ class DiskTier:
     def pins(self) -> list[Pin]:
         """The model's pins as they were at the start."""
         return list(self._pins)
+
+    def turn_off(self, reason: str) -> None:
+        """Write nothing any more, for good; what waits is refused."""
+        self._queue.leave("off", reason)
 
     def flush(self, timeout: float) -> bool:
         """Wait until all that was queued is done; False when that takes over `timeout` s."""

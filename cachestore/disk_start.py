@@ -52,6 +52,18 @@ class Opened:
     collected: Collected
 
 
+def refuse_if_used(folder: Path) -> None:
+    """Find out early that a folder will not be had; that it can is known when it is opened.
+
+    Raises:
+        FolderInUseError: another tier holds it.
+    """
+    try:
+        os.close(claim(folder))
+    except OSError as error:
+        log.debug("folder not claimed", folder=str(folder), reason=str(error))
+
+
 def open_folder(folder: Path, fingerprint: str) -> Opened:
     """Lock a folder, open its index, and remove what is of no use to this model.
 

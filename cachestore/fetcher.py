@@ -6,6 +6,7 @@ it: a miss, and no error.
 """
 
 import enum
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import structlog
 
 from .codec import Codec
 from .disk import DiskTier, Record
+from .errors import DamagedFileError
 from .ledger import Size
 from .pieces import Piece
 from .prefix_cache import Missing, Namespace, PrefixCache
@@ -115,6 +117,10 @@ class Fetcher:
         self._fetches.append(_Fetch(trie, missing, set(records), damaged))
         return Fetching.BEGUN
 
+    def give_up(self) -> None:
+        """Wait for nothing any more."""
+        self._fetches = []
+
     def step(self) -> None:
         """Read one node whose files were verified."""
         fetch = next((fetch for fetch in self._fetches if fetch.damaged.done()), None)
@@ -151,7 +157,7 @@ class Fetcher:
         try:
             _check(damaged, [piece.record for piece in node.stored])
             span = self._load(node)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, DamagedFileError) as error:
             trie.forget(node)
             self._missed(node, error)
             return False
@@ -182,7 +188,7 @@ class Fetcher:
             if checkpoint.offset != node.end:
                 checkpoint.close()
                 raise ValueError("the file holds another offset's state")  # noqa: TRY301
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, DamagedFileError) as error:
             trie.drop_stored_checkpoint(node)
             trie.prune(node)
             self._missed(node, error)
@@ -205,12 +211,14 @@ class Fetcher:
 
     def _missed(self, node: TrieNode, error: Exception) -> None:
         self._cache.drop_empty_tries()
-        log.warning("state on disk is lost", tokens=node.end, error=str(error))
+        # Who found a file damaged has warned, and named it.
+        level = logging.INFO if isinstance(error, DamagedFileError) else logging.WARNING
+        log.log(level, "state on disk is lost", tokens=node.end, error=str(error))
 
 
 def _check(damaged: set[int], records: list[Record]) -> None:
     if any(record.id in damaged for record in records):
-        raise ValueError("the file is damaged")
+        raise DamagedFileError("a file of it is damaged")
 
 
 def _attached(trie: RadixTrie, node: TrieNode) -> bool:

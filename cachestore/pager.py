@@ -43,6 +43,7 @@ class Pager:
         make_room: Callable[[Size], bool],
     ) -> None:
         self.budget = budget
+        self._given_up = False
         self._cache = cache
         self._tier = tier
         self._saver = Saver(cache, tier, codec, make_room)
@@ -71,6 +72,13 @@ class Pager:
         if unused := self._cache.files.unused():
             self._tier.delete(unused)
 
+    def give_up(self, reason: str) -> None:
+        """Have the disk tier off for good, and nothing wait for it."""
+        self._given_up = True
+        self._tier.turn_off(reason)
+        self._saver.give_up()
+        self._fetcher.give_up()
+
     def want(self, namespace: Namespace, tokens: Tokens) -> Fetching:
         """Have what is on disk of a prompt read back."""
         return self._fetcher.want(namespace, tokens)
@@ -80,6 +88,8 @@ class Pager:
 
         Called again and again, with pauses in which the tier writes.
         """
+        if self._given_up:
+            return False
         self.step()
         if self._saver.pending:
             return True

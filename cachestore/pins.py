@@ -1,7 +1,7 @@
 """Paths that a user wants kept, whatever else wants room."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from .fetcher import Patience
 from .lease import Lease
 from .pager import Pager
 from .prefix_cache import Namespace, PrefixCache
-from .trie import Tokens, TrieNode, size_in_memory
+from .trie import Tokens, size_in_memory
 
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many
@@ -101,6 +101,11 @@ class Pins:
         ]
 
     @property
+    def nbytes(self) -> int:
+        """What pins hold in memory."""
+        return self._held_by([lease for _, lease in self._pinned.values()])
+
+    @property
     def leases(self) -> int:
         """How many leases pins hold."""
         return len(self._pinned)
@@ -142,8 +147,7 @@ class Pins:
     def _check(self, name: str, lease: Lease) -> None:
         if not lease.cached:
             raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
-        nodes = {id(node): node for node in self._nodes(lease)}
-        taken = sum(size_in_memory(node).nbytes for node in nodes.values())
+        taken = self._held_by([lease, *[lease for _, lease in self._pinned.values()]])
         limit = self._cache.budget // _SHARE
         if taken > limit:
             raise PinError(
@@ -151,6 +155,7 @@ class Pins:
                 "unpin something, or raise cache_bytes"
             )
 
-    def _nodes(self, newest: Lease) -> Iterator[TrieNode]:
-        for lease in (newest, *(lease for _, lease in self._pinned.values())):
-            yield from lease.deepest.path()
+    @staticmethod
+    def _held_by(leases: Iterable[Lease]) -> int:
+        nodes = {id(node): node for lease in leases for node in lease.deepest.path()}
+        return sum(size_in_memory(node).nbytes for node in nodes.values())

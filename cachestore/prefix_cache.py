@@ -257,6 +257,7 @@ class PrefixCache:
                     forgotten += len(node.tokens)
                     self._evictions += 1
                     trie.shorten(node, node.start)
+            _write_anew(trie)
         self.drop_empty_tries()
         return forgotten
 
@@ -561,6 +562,22 @@ class PrefixCache:
     def _next_tick(self) -> int:
         self._tick += 1
         return self._tick
+
+
+def _write_anew(trie: RadixTrie) -> None:
+    """Give up files that hold more than what is left; a restart would find all of it."""
+    left: dict[int, int] = {}
+    for node in trie.nodes():
+        for piece in node.stored:
+            left[piece.record.id] = max(piece.stop, left.get(piece.record.id, 0))
+    for node in trie.nodes():  # parents first: the disk has no tokens without those before them
+        parent = node.parent
+        after = parent is not None and parent.parent is not None and parent.stored_to < parent.end
+        more = (p.start for p in node.stored if left[p.record.id] < p.record.end)
+        start = node.start if after else next(more, None)
+        if node.stored and node.span is not None and start is not None:
+            trie.drop_stored(node, start)
+            trie.unsaved[node] = None
 
 
 def _idle(node: TrieNode, offset: int, holder: TrieNode | None) -> Size:

@@ -88,6 +88,16 @@ class Saver:
         if not (self._full or self._rests):
             self._hand_over()
 
+    def give_up(self) -> None:
+        """Hold nothing for the disk any more: it is the cache's alone, to be evicted like any."""
+        for job in self._jobs:
+            job.paging.close()
+            job.node.writers.clear()  # which may be in no trie any more
+        self._jobs = {}
+        for _, trie in self._cache.tries():
+            for node in trie.nodes():
+                node.writers.clear()
+
     def _hand_over(self) -> None:
         left = _AT_ONCE
         for namespace, trie in self._cache.tries():
@@ -204,6 +214,8 @@ def _reachable(node: TrieNode) -> bool:
 def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
     """Note in the nodes that a file has their tokens; they may have been cut or joined."""
     deepest, known = trie.match(path)
+    if known < len(path):
+        return  # the rest was forgotten, and shall not come back with the file
     for node in deepest.path():
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.stored_to < parent.end:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from ..cachestore.disk import DiskTier
+from ..cachestore.disk import DiskTier, refuse_if_used
 from ..cachestore.errors import DiskTierError, FolderInUseError
 from ..cachestore.governor import Governor, piece
 from ..cachestore.ledger import Size
@@ -18,6 +18,7 @@ from ..models.forward import Forward
 from ..models.loader import LoadedModel
 from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
 from ..models.warm import TOKENS, warm
+from ..scheduler.admission import MemoryBound
 from ..scheduler.engine import Engine, Publish
 from ..scheduler.memory import MemoryPlanner
 from ..scheduler.paging import Paging
@@ -41,6 +42,7 @@ class Assembly:
     Attributes:
         context_length: tokens of prompt and answer together: the model's, or fewer where the
             budget holds no more.
+        bound: the budget, in the latter case.
         disk: where state outlives memory, if there is one.
         pager: moves it there and back.
         pins: what users want kept.
@@ -51,6 +53,7 @@ class Assembly:
     cache: PrefixCache
     governor: Governor
     context_length: int
+    bound: MemoryBound | None
     disk: DiskTier | None
     pager: Pager | None
     pins: Pins
@@ -83,7 +86,7 @@ def assemble(
     keep_freed_memory(min(budget.nbytes // _FREED_SHARE, _MOST_FREED))
     if exact:
         forward.footprint.least_chunk = settings.prefill_chunk
-    context = _context(loaded, forward, budget.nbytes)
+    context, bound = _context(loaded, forward, budget.nbytes)
     forward.live_within(
         budget.nbytes,
         piece=piece(budget.nbytes),
@@ -133,7 +136,20 @@ def assemble(
         max_stall=settings.max_stall_ms / 1000,
         exact=exact,
     )
-    return Assembly(engine, forward, cache, governor, context, disk, pager, pins)
+    return Assembly(engine, forward, cache, governor, context, bound, disk, pager, pins)
+
+
+def refuse_used_folder(settings: Settings) -> None:
+    """Fail before the model is loaded, if it would be in vain.
+
+    Raises:
+        StartError: another daemon uses the folder of the disk tier.
+    """
+    if settings.disk_folder is not None:
+        try:
+            refuse_if_used(settings.disk_folder)
+        except FolderInUseError as error:
+            raise _in_use(error) from error
 
 
 def default_budget(device: DeviceMemory, resident: int) -> int:
@@ -169,10 +185,14 @@ def _open_disk(
     try:
         return DiskTier(folder, fingerprint=fingerprint, queue_bytes=queue_bytes, wake=wake)
     except FolderInUseError as error:
-        raise StartError(f"{error} with --disk-dir, or start it with --no-disk") from error
+        raise _in_use(error) from error
     except DiskTierError as error:
         log.warning("no state on disk", reason=str(error))
         return None
+
+
+def _in_use(error: FolderInUseError) -> StartError:
+    return StartError(f"{error} with --disk-dir, or start it with --no-disk")
 
 
 def _disk_budget(settings: Settings, disk: DiskTier) -> int:
@@ -182,16 +202,19 @@ def _disk_budget(settings: Settings, disk: DiskTier) -> int:
     return free // _DISK_SHARE
 
 
-def _context(loaded: LoadedModel, forward: Forward, budget: int) -> int:
-    fits = forward.footprint.longest_context(budget - piece(budget))
+def _context(loaded: LoadedModel, forward: Forward, budget: int) -> tuple[int, MemoryBound | None]:
+    """Say how long the context is, and what cuts it."""
+    usable = budget - piece(budget)
+    fits = forward.footprint.longest_context(usable)
     least = min(_LEAST_CONTEXT, loaded.context_length)
     if fits < least:
-        needed = forward.footprint.promise(least).nbytes
+        needed = forward.promise(least).nbytes
         needed += piece(needed) * 2
         raise StartError(
             f"setting cache_bytes: {budget} bytes hold no request of this model; "
             f"it takes {needed} to serve {least} tokens"
         )
-    if fits < loaded.context_length:
-        log.warning("context cut to what fits", tokens=fits, model=loaded.context_length)
-    return min(fits, loaded.context_length)
+    if fits >= loaded.context_length:
+        return loaded.context_length, None
+    log.warning("context cut to what fits", tokens=fits, model=loaded.context_length)
+    return fits, MemoryBound(usable, lambda tokens: forward.promise(tokens).nbytes)

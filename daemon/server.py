@@ -17,7 +17,7 @@ from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
 from .app import Front
-from .assembly import Assembly, assemble
+from .assembly import Assembly, assemble, refuse_used_folder
 from .cache_desk import CacheDesk
 from .config import Settings
 from .errors import SocketError, StartError
@@ -86,6 +86,7 @@ class Daemon:
         if self._settings.tcp is not None:
             await self._listen_tcp(*self._settings.tcp)
         self._warn_of_slow_blas()
+        refuse_used_folder(self._settings)
         self._thread.start()
         await self._load_model()
 

@@ -80,7 +80,7 @@ class Service:
         self._text = loaded.text
         self._stack = loaded.stack
         self._handoff = handoff
-        self._admission = Admission(assembly.context_length)
+        self._admission = Admission(assembly.context_length, assembly.bound)
         self._request_timeout = request_timeout
         self._limiter = anyio.CapacityLimiter(_ENCODERS)
 

@@ -164,9 +164,12 @@ class Engine:
         self._count(preemptions=1)
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:
+        pinned = self._reuse.pinned_bytes
         return UnavailableError(
             f"memory is short: the request needs {self._memory.needed(sequence)} bytes of "
-            f"{self._memory.usable} that may be used at present; try again later",
+            f"{self._memory.usable} that may be used at present"
+            + (f", of which pins hold {pinned}: unpin something, or" if pinned else ";")
+            + " try again later",
             retry_after=RETRY_AFTER,
         )
 

@@ -55,4 +55,7 @@ class Paging:
 
     def _give_up(self, error: BaseException) -> None:
         log.error("the disk tier failed and is not used any more", exc_info=error)
+        if self._pager is not None:
+            self._page_ins = self._pager.page_ins
+            self._pager.give_up(f"it failed: {type(error).__name__}: {error}")
         self._pager = None

@@ -151,6 +151,11 @@ class PrefixReuse:
         return self._cache.writing
 
     @property
+    def pinned_bytes(self) -> int:
+        """Bytes of memory that pins hold."""
+        return 0 if self._pins is None else self._pins.nbytes
+
+    @property
     def page_ins(self) -> int:
         """States that were read back from disk."""
         return 0 if self._paging is None else self._paging.page_ins

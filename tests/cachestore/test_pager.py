@@ -424,6 +424,34 @@ def test_what_was_forgotten_in_flight_comes_to_no_other(stack: Stack, folder: Pa
     world.finish()
 
 
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_was_cleared_does_not_come_back(stack: Stack, folder: Path, *, saved: bool) -> None:
+    """Not from a file either that holds more than what somebody kept; that is written anew."""
+    world = PagedWorld(stack, folder, interval=10)
+    world.serve(range(60))
+    world.serve([*range(20), *range(100, 130)])
+    if saved:
+        world.settle()
+    else:
+        world.pager.step()  # it is being written
+    kept = world.begin(range(40))
+    restored = kept.cached
+    world.cache.clear()
+    world.check()
+    world.settle()
+    world.step()
+    for one in world.tier.alive.values():
+        assert set(np.frombuffer(one.tokens, "<i4")) <= set(range(40))
+    kept.fail()
+    world.restart()
+    world.fetch(range(60))
+    matched, cached = world.probe(range(60))
+    assert matched <= 40
+    assert cached == restored
+    world.finish()
+
+
 def test_deep_paths_are_forgotten() -> None:
     """A conversation of thousands of turns has a path deeper than Python's stack."""
     trie = RadixTrie()

@@ -40,7 +40,8 @@ def test_damaged_files(how: str, short_path: Path, long_tiny_dir: Path) -> None:
     answer = filled(short_path, long_tiny_dir)
     assert files(short_path)
     with running(short_path, long_tiny_dir) as daemon:
-        for file in files(short_path):
+        files_found = files(short_path)
+        for file in files_found:
             whole = bytearray(file.read_bytes())
             whole[-5] ^= 1
             if how == "missing":
@@ -51,7 +52,9 @@ def test_damaged_files(how: str, short_path: Path, long_tiny_dir: Path) -> None:
         assert again == answer
         assert cached == 0
         warned = warnings(daemon)
-        assert len([line for line in warned if "damaged" in line or "lost" in line]) >= 1
+        named = [file for file in files_found if any(file.name in line for line in warned)]
+        assert named
+        assert len(warned) == len(named), "one warning for each file"
         assert ask(daemon, USER) == (answer, ask(daemon, USER)[1])
         assert warnings(daemon) == warned
 

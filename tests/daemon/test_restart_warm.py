@@ -132,6 +132,7 @@ def test_two_daemons_do_not_share_a_folder(short_path: Path, long_tiny_dir: Path
         assert second.process.wait(60) != 0
         assert str(short_path / "disk") in second.log()
         assert "--no-disk" in second.log()
+        assert "event=loading" not in second.log(), "it was known before"
         assert "Traceback" not in second.log()
         with running(short_path / "b", long_tiny_dir, "--no-disk", env=shared) as third:
             assert ask(third, "Hello")[0] == ask(first, "Hello")[0]

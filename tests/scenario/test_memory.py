@@ -2,14 +2,17 @@
 
 import gc
 from pathlib import Path
+from re import findall
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import pytest
 
 from umbel.cachestore.ledger import Kind
+from umbel.cachestore.trie import as_tokens
 from umbel.daemon.errors import StartError
-from umbel.scheduler.errors import UnavailableError
+from umbel.scheduler.admission import Admission
+from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.request import FinishReason
 
 from .. import zoo
@@ -202,6 +205,34 @@ def test_short_of_memory_nobody_hangs() -> None:
     rig.check_rest()
     rig.assembly.governor.shrink(1.0)
     assert all(told.error is None for told in rig.serve(asks))
+
+
+def test_what_pins_hold_is_said() -> None:
+    """A request that fits without pins only hears of them, and is served when they are gone."""
+    rig = Rig(zoo_model("llama"), promised("llama", 300))
+    kept, long = words(140, "kept"), words(rig.limit - 8, "long")
+    rig.serve([Ask([*kept, 1], 1)])
+    assert rig.assembly.pins.pin("t", "kept", as_tokens(kept)).held == 140
+    (refused,) = rig.serve([Ask(long, 8)])
+    assert isinstance(refused.error, UnavailableError)
+    need, usable, pinned = [int(word) for word in findall(r"\d+", str(refused.error))]
+    assert pinned == rig.assembly.pins.nbytes > 0
+    assert need <= usable < need + pinned
+    assert rig.assembly.pins.unpin("t", "kept")
+    (told,) = rig.serve([Ask(long, 8)])
+    assert (told.error, len(told.tokens)) == (None, 8)
+
+
+def test_what_can_never_fit_is_told_in_bytes() -> None:
+    """The refusal says what the prompt would take, and what there is for it."""
+    rig = Rig(zoo_model("llama"), promised("llama", 300))
+    admission = Admission(rig.limit, rig.assembly.bound)
+    assert admission.answer_length(rig.limit - 1, None) == 1
+    with pytest.raises(ContextLengthExceededError) as refused:
+        admission.answer_length(rig.limit, None)
+    need, usable = [int(n) for n in findall(r"(\d+)(?: bytes| of cache_bytes)", str(refused.value))]
+    assert usable == rig.assembly.governor.limit.nbytes < need
+    assert need == rig.assembly.forward.promise(rig.limit + 1).nbytes
 
 
 def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.admission import Admission
+from umbel.scheduler.admission import Admission, MemoryBound
 from umbel.scheduler.errors import ContextLengthExceededError, InvalidRequestError
 
 
@@ -23,6 +23,16 @@ def test_a_prompt_without_room_for_an_answer_is_refused(prompt_length: int) -> N
     message = str(refusal.value)
     assert "maximum context length is 8 tokens" in message
     assert str(prompt_length) in message
+
+
+def test_a_context_cut_for_memory_says_so_in_bytes() -> None:
+    """Who looks for more context hears what it takes; a text is refused before it is encoded."""
+    admission = Admission(8, MemoryBound(900, lambda tokens: 100 * tokens))
+    for refuse in (lambda: admission.answer_length(20, 5), lambda: admission.check_text(80, 4)):
+        with pytest.raises(ContextLengthExceededError) as refusal:
+            refuse()
+        assert "maximum context length is 8 tokens" in str(refusal.value)
+        assert "take 2100 bytes, and 900 of cache_bytes may be used" in str(refusal.value)
 
 
 def test_the_longest_prompt_leaves_one_token() -> None:

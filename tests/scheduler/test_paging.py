@@ -1,0 +1,100 @@
+"""The disk as the engine uses it: what goes wrong there is the disk's own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cachestore.fakes import KV, NAMESPACE
+from tests.cachestore.pager_tools import PagedWorld
+from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.pins import Pins
+from umbel.cachestore.trie import as_tokens
+from umbel.models.params import SamplingParams
+from umbel.scheduler.paging import Paging
+from umbel.scheduler.request import Request
+from umbel.scheduler.sequence import Sequence
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[PagedWorld]:
+    """Three nodes, of which the first two are on disk only, and the last in memory only."""
+    with PagedWorld(KV, tmp_path / "disk") as made:
+        made.serve(range(60))
+        made.page_out()
+        made.serve(range(100, 130))
+        yield made
+
+
+def paging(world: PagedWorld) -> Paging:
+    """What the engine would use."""
+    return Paging(world.pager, Pins(world.cache, NAMESPACE.fingerprint, world.tier))
+
+
+def sequence(end: int) -> Sequence:
+    """A request for the beginning of what is on disk."""
+    return Sequence(
+        Request(
+            id="r",
+            tenant=NAMESPACE.tenant,
+            conversation="c",
+            prompt=list(range(end)),
+            max_tokens=1,
+            sampling=SamplingParams(seed=0),
+            deadline=float("inf"),
+        )
+    )
+
+
+def broken(*_: object) -> None:
+    """Fail in a way that nobody foresaw."""
+    raise ZeroDivisionError("by a mistake")
+
+
+@pytest.mark.parametrize("where", ["step", "want"])
+def test_a_failure_turns_the_disk_off(
+    world: PagedWorld, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request goes on, the status says why, and nothing is held for the disk any more."""
+    engine, asking = paging(world), sequence(50)
+    world.tier.slow = True  # what is being written stays so
+    assert engine.wait_for(asking, NAMESPACE)
+    engine.step()
+    (node,) = [n for _, trie in world.cache.tries() for n in trie.nodes() if n.writers]
+    world.cache.evict(0)
+    assert node.span is not None, "it is held until it is written"
+    read = engine.page_ins
+    monkeypatch.setattr(world.pager, where, broken)
+    if where == "step":
+        assert engine.step() is False
+    assert not engine.wait_for(asking, NAMESPACE)
+    told = world.tier.statistics()
+    assert (told.state, told.reason) == ("off", "it failed: ZeroDivisionError: by a mistake")
+    assert engine.step() is False
+    assert engine.page_ins == read
+    world.cache.evict(0)
+    assert world.cache.nbytes == 0
+    assert world.cache.ledger.held(Kind.PAGING) == Size()
+    assert not world.pager.save_all()
+
+
+def test_without_a_disk_nobody_waits(world: PagedWorld) -> None:
+    """A cache in memory only has nothing to be read."""
+    engine = Paging(None, Pins(world.cache, NAMESPACE.fingerprint, None))
+    assert engine.step() is False
+    assert not engine.wait_for(sequence(50), NAMESPACE)
+    assert engine.page_ins == 0
+
+
+def test_state_on_disk_is_waited_for(world: PagedWorld) -> None:
+    """Until it is in memory; a request for something else is not kept waiting."""
+    engine = paging(world)
+    assert not engine.wait_for(sequence(0), NAMESPACE)
+    asking = sequence(50)
+    for _ in range(500):
+        if not engine.wait_for(asking, NAMESPACE):
+            break
+        assert world.tier.flush(10)
+        engine.step()
+    assert engine.page_ins == 1
+    assert world.probe(as_tokens(range(50)).tolist())[1] == 49
