@@ -24,6 +24,9 @@ from .thread import Pace
 _DISK_PATIENCE = 10.0
 """Seconds for which a request waits for memory that holds what is being written to disk."""
 
+_DESCRIBED_EVERY = 1.0
+"""Seconds after which the cache is described anew; at the end of a request it always is."""
+
 log = structlog.get_logger()
 
 
@@ -84,6 +87,7 @@ class Engine:
         self._events: list[tuple[Sequence, Event]] = []
         self._totals = Counter[str]()
         self._cache = CacheStatistics()
+        self._describe_at = 0.0
         self._steps = 0
         self._last_step_at = clock()
         self._publish_statistics()
@@ -102,7 +106,13 @@ class Engine:
         if self._drawn is None or not self._running:
             self._drawn = None  # whom it was for has left
             self._memory.settle()
+        pace = self._pace(batch, reading=reading)
+        if pace is Pace.IDLE or self._clock() >= self._describe_at:
+            self._describe_cache()
         self._publish_step()
+        return pace
+
+    def _pace(self, batch: Batch | None, *, reading: bool) -> Pace:
         if (batch is not None and self._running) or reading:
             return Pace.BUSY
         if not (self._running or self._roster.paused or len(self._queue)):
@@ -337,7 +347,12 @@ class Engine:
             log.exception("state not kept", request=sequence.request.id)
             error.__traceback__ = None  # as in _fail
             self._reuse.end(sequence, keep=False)
+        self._describe_at = 0.0
+
+    def _describe_cache(self) -> None:
+        """Walk the cache, which takes the longer the more there is: not in every step."""
         self._cache = self._reuse.statistics()
+        self._describe_at = self._clock() + _DESCRIBED_EVERY
 
     def _count(self, **more: int) -> None:
         self._totals.update(more)

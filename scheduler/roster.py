@@ -5,6 +5,9 @@ from .queue import ConversationQueue
 from .reuse import PrefixReuse
 from .sequence import Sequence
 
+_READ_AHEAD = 8
+"""Sequences that wait for the disk at once; who stands after them is not looked at yet."""
+
 
 class Roster:
     """The sequences that the engine has taken from the queue, and the way in.
@@ -15,7 +18,6 @@ class Roster:
     Attributes:
         running: at work, oldest first.
         paused: without state until memory is there for them, oldest first.
-        paging: whether somebody waits for state from the disk.
 
     Args:
         queue: where sequences wait.
@@ -33,8 +35,13 @@ class Roster:
         self._reuse = reuse
         self._memory = memory
         self._max_batch = max_batch
-        self.paging = False
+        self._reading = 0  # who wait for state from the disk
         self._held: Sequence | None = None
+
+    @property
+    def paging(self) -> bool:
+        """Whether somebody waits for state from the disk."""
+        return self._reading > 0
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self.running or sequence in self.paused
@@ -43,7 +50,7 @@ class Roster:
         """Let the next sequence run, if one may."""
         if len(self.running) >= self._max_batch:
             return None
-        self._held, self.paging = None, False
+        self._held, self._reading = None, 0
         if self.paused:
             sequence = self.paused[0] if self._ready(self.paused[0]) else None
         else:
@@ -82,10 +89,12 @@ class Roster:
         self._queue.release(sequence)
 
     def _ready(self, sequence: Sequence) -> bool:
-        if self._held is not None or self._reuse.shall_wait(sequence, self.running):
+        if self._held is not None or self._reading >= _READ_AHEAD:
+            return False
+        if self._reuse.shall_wait(sequence, self.running):
             return False
         if self._reuse.page_in(sequence):
-            self.paging = True
+            self._reading += 1
             return False
         if self._memory.admits(sequence, self._reuse.known(sequence), self.running):
             return True

@@ -54,6 +54,7 @@ def test_a_pinned_system_prompt_stays(
     assert f"system.txt: {pin['held']} of {pin['tokens']} tokens stay" in done.stdout
     assert cached(ask(daemon, "one")) == pin["tokens"]
     assert umbel(daemon, "cache", "clear").returncode == 0
+    eventually(lambda: daemon.status()["engine"]["cache"]["tokens"] == pin["tokens"])
     assert cached(ask(daemon, "two")) == pin["tokens"]
     assert daemon.terminate() == 0
     with running(folder, long_tiny_dir) as successor:
