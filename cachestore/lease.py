@@ -136,6 +136,14 @@ class Lease:
         self._checkpoints_kept -= stored
         self.count()
 
+    def give_one_up(self) -> bool:
+        """Close the captured checkpoint that is worth least; False if there is none."""
+        self.captured, dropped = keep(self.captured, len(self.captured) - 1)
+        for item in dropped:
+            item.checkpoint.close()
+        self.count()
+        return bool(dropped)
+
     def drop_captured(self) -> None:
         """Close what was captured and has not been stored."""
         while self.captured:

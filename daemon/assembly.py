@@ -124,6 +124,7 @@ def assemble(
             interval=settings.checkpoint_interval,
             keeps=not settings.no_cache,
             piece=forward.longest_segment,
+            may_capture=lambda tokens: governor.make_room(Size(*forward.captured(tokens))),
             paging=Paging(pager, pins),
             pins=pins,
         ),

@@ -147,6 +147,10 @@ class DenseRows:
         held[:, :, self._next : self._next + 1] = tensor
         return held
 
+    def columns_with(self, longest: int) -> int:
+        """How many columns there will be once a row has so many tokens."""
+        return max(self.columns, min(columns_for(longest), self.limit))
+
     def end_step(self, used: Sequence[int]) -> None:
         """Go on to the next column; rows that are not in use stay empty."""
         self._next += 1
@@ -167,9 +171,17 @@ class DenseRows:
         columns = min(columns_for(count), self.limit)
         for index, tensor in enumerate(self.tensors):
             if tensor is not None:
-                ordered = mx.roll(tensor, -self._next, 2)
-                self.tensors[index] = _padded(ordered, 2, columns - self.columns)
+                self.tensors[index] = self._widened(tensor, columns)
         self._next, self.columns = self.columns, columns
+
+    def _widened(self, tensor: mx.array, columns: int) -> mx.array:
+        # Written in place: to put them in order first would take one copy more.
+        shape = (*tensor.shape[:2], columns, tensor.shape[3])
+        wide, first = mx.zeros(shape, tensor.dtype), self.columns - self._next
+        if first:
+            wide[:, :, :first] = tensor[:, :, self._next :]
+        wide[:, :, first : self.columns] = tensor[:, :, : self._next]
+        return wide
 
     def _held(self, index: int, like: mx.array) -> mx.array:
         held = self.tensors[index]

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from .blocks import BLOCK
 from .layer_states import Held, LayerStack, LiveStates, flat_arrays
@@ -17,8 +18,32 @@ GROWTH = 256
 """Tokens by which mlx-lm's caches grow."""
 
 _FEW, _MORE, _CONTEXT = 32, 128, 1024  # tokens of the probe's chunks, and before them
+_MANY = 2 * BLOCK  # tokens of a chunk that shows whether all of it is looked at together
 _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
 _UNFORESEEN = 1.25  # what is set aside over what was measured
+
+
+class Ring(NamedTuple):
+    """A layer that keeps the newest tokens.
+
+    Attributes:
+        token: bytes of a token.
+        window: tokens that it keeps.
+        spare: tokens that it has room for besides, always.
+    """
+
+    token: int
+    window: int
+    spare: int = 0
+
+    def nbytes(self, tokens: int, chunk: int) -> int:
+        """Bytes after `tokens`, of which `chunk` were the last ones.
+
+        A ring holds a chunk more than its window while one is computed. A single token is
+        written in place, for which a ring that is not full makes room in advance.
+        """
+        room = GROWTH if chunk == 1 else 0
+        return self.token * (min(tokens + room, self.window + chunk) + self.spare)
 
 
 @dataclass(frozen=True)
@@ -27,23 +52,19 @@ class StateSizes:
 
     Attributes:
         token: of each token, in all token-addressable layers together.
-        rings: for each sliding layer the bytes of a token, and its window in tokens.
+        rings: the sliding layers.
         fixed: of recurrent layers, however many tokens they have seen.
         arrays: how many arrays a running sequence has of its own.
     """
 
     token: int
-    rings: tuple[tuple[int, int], ...]
+    rings: tuple[Ring, ...]
     fixed: int
     arrays: int
 
     def whole(self, tokens: int, chunk: int = 1) -> int:
-        """Bytes of sliding and recurrent layers after `tokens`; `chunk` were the last ones.
-
-        A ring holds a chunk more than its window while one is computed.
-        """
-        kept = sum(each * min(tokens, window + chunk) for each, window in self.rings)
-        return kept + self.fixed
+        """Bytes of sliding and recurrent layers after `tokens`; `chunk` were the last ones."""
+        return sum(ring.nbytes(tokens, chunk) for ring in self.rings) + self.fixed
 
     def tail(self, tokens: int) -> int:
         """Bytes of the token-addressable layers' tails of this many tokens, spare room included."""
@@ -54,19 +75,22 @@ class StateSizes:
 class Transients:
     """Bytes that computing takes besides the state, and gives back.
 
-    Fitted to four chunks at load, and raised when more was seen.
+    Fitted to chunks at load, and raised when more was seen.
 
     Attributes:
         base: of any chunk.
         token: of each token more.
-        context: of each token before them.
-        pair: of each token and each token before it: scores that are not fused away.
+        context: of each token that they look at, themselves included.
+        pair: of each token and each that it looks at: scores that are not fused away.
+        block: tokens of a chunk that look at a time.
+        margin: what is set aside, as a multiple of what was fitted.
     """
 
     base: float
     token: float
     context: float
     pair: float
+    block: int = 1 << 30
     margin: float = _UNFORESEEN
 
     def expected(self, tokens: int, context: int) -> int:
@@ -84,10 +108,8 @@ class Transients:
             self.margin = max(self.margin, min(_UNFORESEEN * measured / fitted, 8.0))
 
     def _fitted(self, tokens: int, context: int) -> float:
-        at_once = min(tokens, BLOCK) if ON_CPU else tokens
-        return (
-            self.base + self.token * tokens + (self.context + self.pair * at_once) * context + 2**16
-        )
+        each = self.context + self.pair * min(tokens, self.block)
+        return self.base + self.token * tokens + each * (context + tokens) + 2**16
 
 
 class Footprint:
@@ -102,16 +124,24 @@ class Footprint:
         transients: measured; learns on.
         vocab_size: logits of a row.
         joins: sequences read all of their keys in one piece, a copy of what they lease.
+        multiple: of rows, that every decode step computes with.
     """
 
     def __init__(
-        self, sizes: StateSizes, transients: Transients, vocab_size: int, *, joins: bool
+        self,
+        sizes: StateSizes,
+        transients: Transients,
+        vocab_size: int,
+        *,
+        joins: bool,
+        multiple: int = 1,
     ) -> None:
         self.sizes = sizes
         self.least_chunk = _FEW
         self._transients = transients
         self._logits = _LOGIT_COPIES * 4 * vocab_size
         self._joins = joins
+        self._multiple = multiple
 
     def chunk(self, tokens: int, states: LiveStates) -> Held:
         """What prefilling so many more tokens takes at its peak."""
@@ -122,6 +152,11 @@ class Footprint:
         return Held(
             grown + whole + self._transients.expected(tokens, offset), 2 * self.sizes.arrays
         )
+
+    def captured(self, tokens: int) -> Held:
+        """What a copy of the whole states takes after so many tokens, packed."""
+        kept = sum(ring.token * min(tokens, ring.window) for ring in self.sizes.rings)
+        return Held(kept + self.sizes.fixed, self.sizes.arrays)
 
     def observe(self, tokens: int, offset: int, peak: int) -> None:
         """Learn from a chunk's peak."""
@@ -134,7 +169,15 @@ class Footprint:
             rows: of the step.
             offset: the most tokens that one of them looks at.
         """
+        rows = self._rounded(rows)
         return self._transients.expected(rows, offset) + rows * self._logits
+
+    def gathered(self, rows: int) -> int:
+        """Bytes of recurrent layers whose states a step replaces for all rows together."""
+        return self._rounded(rows) * self.sizes.fixed
+
+    def _rounded(self, rows: int) -> int:
+        return -(-rows // self._multiple) * self._multiple
 
     def start(self, tokens: int, context: int) -> Held:
         """What a sequence takes until its first answer tokens are there, a short step included.
@@ -157,7 +200,10 @@ class Footprint:
     def _started(self, tokens: int, context: int, computing: int) -> Held:
         few = self.least_chunk
         copy = self.sizes.tail(context) if self._joins else 0
-        own = self.sizes.tail(tokens + GROWTH) + self.sizes.whole(context, few)
+        own = self.sizes.tail(tokens + GROWTH)
+        # A step makes new whole states beside the old ones.
+        own += self.sizes.whole(context, few) + self.sizes.whole(context)
+        own += self.gathered(1)
         return Held(own + copy + computing + _FEW * self._logits, 2 * self.sizes.arrays)
 
     def longest_context(self, budget: int) -> int:
@@ -170,10 +216,12 @@ class Footprint:
         return low
 
 
-def measure(stack: LayerStack, feed: Any, vocab_size: int, *, joins: bool) -> Footprint:
-    """Measure a loaded model; see `measure_sizes` and `measure_transients`."""
-    sizes = measure_sizes(stack, feed)
-    return Footprint(sizes, measure_transients(stack, feed), vocab_size, joins=joins)
+def measure(
+    stack: LayerStack, feed: Any, vocab_size: int, *, joins: bool, multiple: int
+) -> Footprint:
+    """Measure a loaded model; see `measure_sizes`, `measure_transients` and `Footprint`."""
+    sizes, transients = measure_sizes(stack, feed), measure_transients(stack, feed)
+    return Footprint(sizes, transients, vocab_size, joins=joins, multiple=multiple)
 
 
 def measure_sizes(stack: LayerStack, feed: Any) -> StateSizes:
@@ -192,25 +240,33 @@ def measure_sizes(stack: LayerStack, feed: Any) -> StateSizes:
         if isinstance(leaf, ArraysCache):
             fixed += sum(array.nbytes for array in held)
         else:
-            window = getattr(leaf, "max_size", None) or leaf.chunk_size
-            rings.append((_per_token((leaf.keys, leaf.values)), window))
+            each = _per_token((leaf.keys, leaf.values))
+            if isinstance(leaf, ChunkedKVCache):
+                rings.append(Ring(each, leaf.chunk_size, spare=GROWTH))
+            else:
+                rings.append(Ring(each, leaf.max_size))
     return StateSizes(token, tuple(rings), fixed, states.held().buffers)
 
 
 def measure_transients(stack: LayerStack, feed: Any) -> Transients:
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
-    peaks = {
-        (tokens, context): _peak(stack, feed, tokens, context)
-        for context in (0, _CONTEXT)
-        for tokens in (_FEW, _MORE)
-    }
-    more = _MORE - _FEW
-    token = max(0.0, (peaks[_MORE, 0] - peaks[_FEW, 0]) / more)
-    base = max(0.0, peaks[_FEW, 0] - token * _FEW)
-    few = max(0.0, (peaks[_FEW, _CONTEXT] - peaks[_FEW, 0]) / _CONTEXT)
-    many = max(0.0, (peaks[_MORE, _CONTEXT] - peaks[_MORE, 0]) / _CONTEXT)
-    pair = max(0.0, (many - few) / more)
-    return Transients(base, token, max(0.0, few - pair * _FEW), pair)
+
+    def peak(tokens: int, context: int) -> int:
+        return _peak(stack, feed, tokens, context)
+
+    probes = [(tokens, context) for context in (0, _CONTEXT) for tokens in (_FEW, _MORE)]
+    peaks = np.array([peak(*probe) for probe in probes], float)
+    seen = [tokens + context for tokens, context in probes]
+    features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
+    base, token, context, pair = np.maximum(np.linalg.solve(np.array(features, float), peaks), 0)
+    together = Transients(base, token, context, pair)
+    if not ON_CPU:
+        return together
+    in_blocks = Transients(base, token, context, pair, block=BLOCK)
+    # Some models bring an attention of their own, which looks with all of a chunk together.
+    bounds = [each.promised(_MANY, _CONTEXT) for each in (in_blocks, together)]
+    middle = sum(bounds) / 2 / _UNFORESEEN
+    return together if peak(_MANY, _CONTEXT) > middle else in_blocks
 
 
 def _peak(stack: LayerStack, feed: Any, tokens: int, context: int) -> int:

@@ -99,7 +99,13 @@ class Forward:
         self.resident = resident_bytes()
         bind(loaded.model)
         self.batches = batches_exactly(loaded.model, loaded.stack)
-        self.footprint = measure(loaded.stack, self._prefill, loaded.text.vocab_size, joins=exact)
+        self.footprint = measure(
+            loaded.stack,
+            self._prefill,
+            loaded.text.vocab_size,
+            joins=exact,
+            multiple=EXACT_ROWS if exact and self.batches else 1,
+        )
         gc.collect()  # rows and the states in them refer to each other
 
     def open(
@@ -163,6 +169,10 @@ class Forward:
         """What tokens that were computed take once they are stored, in bytes."""
         return self.footprint.sizes.token * tokens
 
+    def captured(self, tokens: int) -> Held:
+        """What a checkpoint after so many tokens takes."""
+        return self.footprint.captured(tokens)
+
     def start_need(self, tokens: int, context: int) -> Held:
         """What a sequence takes that has `tokens` of its `context` left to compute."""
         return self.footprint.start(tokens, context)
@@ -180,17 +190,19 @@ class Forward:
         sizes = self.footprint.sizes
         offset = max(state.offset for state in states)
         rows = len(states)
-        grown = 0
         if self.batches and rows > 1 and not self._exact:
             growth = self._open_rows().growth(states)
             rows = growth.rows
+            grown = growth.sealed * sizes.token * self._row_limit
             if growth.resized:
-                grown = rows * (sizes.token * growth.columns + sizes.whole(offset))
-            grown += growth.sealed * sizes.token * self._row_limit
-            grown += rows * sizes.fixed
+                rings = sum(ring.token * growth.rings[ring.window] for ring in sizes.rings)
+                grown += rows * (sizes.token * growth.columns + rings)
         else:
             grown = sum(sizes.token * GROWTH for state in states if state.full)
-            grown += len(states) * sizes.whole(offset)
+            grown += sum(sizes.whole(state.offset + 1) for state in states if state.rings_change)
+            # Exact rows are gathered in each layer, and given back to each sequence.
+            grown += self.footprint.gathered(rows) + rows * sizes.fixed if self._exact else 0
+        grown += self.footprint.gathered(rows)
         # Where the device computes on while the host goes on, two steps are under way.
         compute = self.footprint.compute(rows, offset) * (2 if self.overlaps else 1)
         return Held(grown + compute, 2 * sizes.arrays)

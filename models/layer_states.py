@@ -136,6 +136,21 @@ class LiveStates:
             for leaf in self.addressable[:1]
         )
 
+    @property
+    def rings_change(self) -> bool:
+        """Whether sliding layers of its own get other arrays with the next token.
+
+        A ring that is as long as its window is written in place.
+        """
+        return any(
+            isinstance(leaf, ChunkedKVCache)
+            or leaf.keys is None
+            or _rows_of(leaf.keys) > leaf.max_size
+            or leaf.offset >= _rows_of(leaf.keys) < leaf.max_size
+            for leaf in self.wholes
+            if not isinstance(leaf, ArraysCache)
+        )
+
     def held(self) -> Held:
         """What it has of its own, outside of its seat."""
         arrays = flat_arrays(self.arrays())

@@ -15,7 +15,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
 from .batch import BatchedRings, BatchedTrunks, DenseLayer, NotBatchableError, Step
-from .dense import DenseRows, bucket, columns_for
+from .dense import DenseRows, bucket
 from .layer_states import Held, LiveStates, leaves_of
 from .recurrent import BatchedArrays
 from .runtime import launch
@@ -43,13 +43,15 @@ class Growth(NamedTuple):
 
     Attributes:
         rows: there will be.
-        columns: of them.
+        columns: of their tails.
+        rings: columns of the sliding layers, by their window.
         sealed: rows whose tokens become a segment.
         resized: whether all rows may be copied for it.
     """
 
     rows: int
     columns: int
+    rings: dict[int, int]
     sealed: int
     resized: bool
 
@@ -220,15 +222,23 @@ class Rows:
 
     def growth(self, states: Sequence[LiveStates]) -> Growth:
         """Foretell what a step with these sequences makes of the rows, at most."""
-        newcomers = sum(state.seat is None for state in states)
-        tails = self._tails.lengths if self._tails.tensors else []
-        lengths = [tails[row.number] for row in self._seats.values() if tails]
-        longest = max([*lengths, self._own if newcomers else 0])
-        rows = max(bucket(len(self._seats) + newcomers), self._size)
-        columns = max(min(columns_for(longest + 1), self._limit), self._tails.columns)
-        resized = (rows, columns) != (self._size, self._tails.columns)
-        sealed = sum(length >= self._limit for length in lengths)
-        return Growth(rows, columns, sealed, resized=resized or newcomers > 0)
+        newcomers = [state.offset for state in states if state.seat is None]
+        rows = max(bucket(len(self._seats) + len(newcomers)), self._size)
+        columns = {
+            dense.limit: dense.columns_with(self._longest(dense, newcomers) + 1)
+            for dense in self._rings.values()
+        }
+        tails = sealed = 0
+        if self._tails.tensors:
+            own = [self._own] if newcomers else []
+            tails = self._tails.columns_with(self._longest(self._tails, own) + 1)
+            sealed = sum(self._tails.lengths[number] >= self._limit for number in self._seats)
+        before = (self._size, self._tails.columns, *[d.columns for d in self._rings.values()])
+        resized = before != (rows, tails, *columns.values())
+        return Growth(rows, tails, columns, sealed, resized=resized or len(newcomers) > 0)
+
+    def _longest(self, dense: DenseRows, more: Sequence[int]) -> int:
+        return max([0, *more, *[dense.lengths[number] for number in self._seats]])
 
     def arrays(self) -> list[mx.array]:
         """Every array of the rows, to evaluate."""

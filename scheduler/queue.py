@@ -55,9 +55,11 @@ class ConversationQueue:
             ready: whether a sequence shall run now; called with the queue locked.
         """
         with self._lock:
+            passed = set(self._busy)
             for sequence in self._waiting.values():
-                if _key(sequence) not in self._busy and ready(sequence):
+                if _key(sequence) not in passed and ready(sequence):
                     break
+                passed.add(_key(sequence))  # none overtakes the first of its conversation
             else:
                 return None
             del self._waiting[sequence.request.id]

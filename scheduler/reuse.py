@@ -1,6 +1,6 @@
 """Where cache and model meet: a sequence's state from the cache, and back into it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
@@ -65,6 +65,7 @@ class PrefixReuse:
         keeps: without it nothing is captured or kept.
         piece: tokens of a prompt's state that become a piece of the cache before the prompt
             is complete: what is packed is copied, and copies must be short.
+        may_capture: whether there is memory for a checkpoint after so many tokens.
         paging: to and from the disk.
         pins: told which tokens conversations have come to.
 
@@ -81,6 +82,7 @@ class PrefixReuse:
         interval: int,
         keeps: bool = True,
         piece: int = 1 << 62,
+        may_capture: Callable[[int], bool] = lambda _: True,
         paging: Paging | None = None,
         pins: Pins | None = None,
     ) -> None:
@@ -90,6 +92,7 @@ class PrefixReuse:
         self._interval = interval
         self._keeps = keeps
         self._piece = piece
+        self._may_capture = may_capture
         self._paging = paging
         self._pins = pins
         self._splits = cache.splits
@@ -202,6 +205,11 @@ class PrefixReuse:
         ):
             self._capture(sequence, Reason.DECODE)
 
+    @staticmethod
+    def give_one_up(running: Iterable[Sequence]) -> bool:
+        """Do without a checkpoint of somebody who runs; False if none has one."""
+        return any(s.lease is not None and s.lease.give_one_up() for s in running)
+
     def end(self, sequence: Sequence, *, keep: bool) -> None:
         """Close the lease; keep what was computed unless it cannot be trusted."""
         lease = sequence.lease
@@ -241,9 +249,8 @@ class PrefixReuse:
     def _namespace(self, sequence: Sequence) -> Namespace:
         return Namespace(sequence.request.tenant, self._fingerprint)
 
-    @staticmethod
-    def _capture(sequence: Sequence, reason: Reason) -> None:
-        if sequence.lease is not None:
+    def _capture(self, sequence: Sequence, reason: Reason) -> None:
+        if sequence.lease is not None and self._may_capture(sequence.num_computed_tokens):
             sequence.lease.capture(sequence.states.capture(), reason)
 
 

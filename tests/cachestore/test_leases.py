@@ -5,6 +5,7 @@ import pytest
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import CacheError, LeaseClosedError
+from umbel.cachestore.ledger import Kind
 from umbel.cachestore.prefix_cache import Namespace
 from umbel.cachestore.trie import as_tokens
 
@@ -54,6 +55,27 @@ def test_a_closed_lease_gives_nothing_out(world: World) -> None:
         sequence.lease.capture(world.checkpoint([1]), Reason.GRID)
     assert not world.registry.checkpoints
     assert sequence.lease.captured == []
+
+
+def test_captured_checkpoints_are_given_up_one_by_one(make_world: MakeWorld) -> None:
+    """The least useful first, with their bytes; where none is left that is said."""
+    world = make_world(HYBRID, interval=10)
+    sequence = world.begin(range(41), (30, Reason.MESSAGE)).prefill()
+    lease, ledger = sequence.lease, world.cache.ledger
+    left = [item.reason for item in lease.captured]
+    assert set(left) == {Reason.GRID, Reason.MESSAGE, Reason.PROMPT}
+    while left:
+        held = ledger.held(Kind.CHECKPOINT).nbytes
+        assert lease.give_one_up()
+        assert ledger.held(Kind.CHECKPOINT).nbytes < held
+        now = [item.reason for item in lease.captured]
+        assert len(now) == len(left) - 1 == len(world.registry.checkpoints)
+        left = now
+        if len(left) == 1:
+            assert left == [Reason.MESSAGE]
+    assert not lease.give_one_up()
+    sequence.close()
+    world.check()
 
 
 def test_an_empty_prompt_is_refused(world: World) -> None:

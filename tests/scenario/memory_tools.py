@@ -69,6 +69,11 @@ def zoo_model(name: str, dtype: mx.Dtype = mx.float32) -> "LoadedModel":
     return _loaded[key]
 
 
+def replaced(loaded: "LoadedModel", **parts: Any) -> "LoadedModel":
+    """Make another loaded model of one."""
+    return cast("LoadedModel", SimpleNamespace(**(vars(loaded) | parts)))
+
+
 @dataclass
 class Ask:
     """A request to be sent.

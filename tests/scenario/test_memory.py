@@ -11,12 +11,13 @@ import pytest
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.trie import as_tokens
 from umbel.daemon.errors import StartError
+from umbel.models.layer_states import LayerStack
 from umbel.scheduler.admission import Admission
 from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.request import FinishReason
 
 from .. import zoo
-from .memory_tools import Ask, Rig, Watch, agents, loners, words, zoo_model
+from .memory_tools import Ask, Rig, Watch, agents, loners, replaced, words, zoo_model
 
 if TYPE_CHECKING:
     from umbel.models.loader import LoadedModel
@@ -158,6 +159,20 @@ def test_what_the_context_allows_is_served_whatever_is_cached(name: str, *, exac
         assert told.error is None, at
         assert len(told.tokens) == 8
     rig.check_rest()
+
+
+@pytest.mark.parametrize("window", [512, 1024])
+@pytest.mark.parametrize(("prompt", "answer"), [(40, 12), (380, 30)])
+def test_long_windows_are_part_of_the_promise(window: int, prompt: int, answer: int) -> None:
+    """Rings of hundreds of tokens, and checkpoints of them, within a budget of one request."""
+    model = zoo.make(
+        "gemma3_text", sliding_window=window, num_hidden_layers=12, sliding_window_pattern=6
+    )
+    loaded = replaced(zoo_model("gemma3_text"), model=model, stack=LayerStack(model))
+    probe = Rig(loaded, 1 << 30).assembly.forward.footprint
+    rig = Rig(loaded, probe.promise(prompt + answer).nbytes * 20 // 16)
+    asks = [Ask(words(prompt, number), answer) for number in range(3)]
+    check_budget(rig, [asks[0], *asks])
 
 
 def test_who_does_not_fit_waits() -> None:

@@ -309,3 +309,21 @@ def test_a_conversation_is_its_tenants() -> None:
     assert second is not None
     queue.release(first)
     assert queue._busy == {("b", "same")}
+
+
+def test_nobody_overtakes_in_its_conversation() -> None:
+    """Where the first of a conversation is not ready, its second is not asked; others are."""
+    first, second, other = (waiting(name, name[0]) for name in ("a1", "a2", "b1"))
+    queue = filled(first, second, other)
+    asked: list[str] = []
+
+    def ready(each: Sequence) -> bool:
+        asked.append(each.request.id)
+        return each is second
+
+    assert queue.take(ready) is None
+    assert asked == ["a1", "b1"]
+    assert queue.take() is first
+    assert queue.take(lambda each: each is second) is None
+    queue.release(first)
+    assert queue.take(lambda each: each is second) is second

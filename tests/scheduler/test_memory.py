@@ -1,0 +1,447 @@
+"""What of a step the memory allows, and who may start."""
+
+from collections.abc import Iterable
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from umbel.cachestore.checkpoints import Reason
+from umbel.cachestore.governor import Governor
+from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.prefix_cache import Known
+from umbel.scheduler.memory import MemoryPlanner
+from umbel.scheduler.policy import plan
+from umbel.scheduler.sequence import Sequence
+from umbel.scheduler.statistics import MemoryUse
+
+from ..cachestore.fakes import HYBRID, KV, NAMESPACE, RECURRENT_BYTES, World, conversation
+from ..fakes import FakeForward, FakeState, make_request
+
+EACH = 4
+"""Bytes of a token that is kept, here and in the cache."""
+
+NOTHING_KNOWN = Known(0, 0, Size())
+
+
+class Figures(FakeForward):
+    """Foretells figures that can be told apart."""
+
+    def held_by(self, states: Iterable[FakeState]) -> tuple[int, int]:
+        """Its tokens, in two allocations each."""
+        lengths = [len(state.tokens) for state in states]
+        return EACH * sum(lengths), 2 * len(lengths)
+
+    def kept_bytes(self, tokens: int) -> int:
+        """As in the cache."""
+        return EACH * tokens
+
+    def start_need(self, tokens: int, context: int) -> tuple[int, int]:
+        """What is left, a byte to look at each token, and what was learned of steps."""
+        return EACH * tokens + context + 50, 4
+
+    def promise(self, context: int) -> tuple[int, int]:
+        """The same for all of it, before anything was learned."""
+        return (EACH + 1) * context + 10, 4
+
+    def chunk_need(self, tokens: int, states: FakeState) -> tuple[int, int]:
+        """Ten bytes a token, and one for each before it."""
+        return 10 * tokens + len(states.tokens), 4
+
+    def step_need(self, states: list[FakeState]) -> tuple[int, int]:
+        """A hundred bytes each."""
+        return 100 * len(states), 1
+
+
+class Desk:
+    """A planner over a budget of 1,600 bytes, unless told otherwise; 1,500 may be held.
+
+    Attributes:
+        others: what somebody else holds.
+    """
+
+    def __init__(
+        self,
+        world: World | None = None,
+        *,
+        nbytes: int = 1600,
+        buffers: int = 1000,
+        fixed_chunks: bool = False,
+    ) -> None:
+        self.world = world or World(KV)
+        self.governor = Governor(self.world.cache, Size(nbytes, buffers))
+        self.ledger = self.governor.ledger
+        self.others = self.ledger.account(Kind.PAGING)
+        self.planner = MemoryPlanner(self.governor, Figures(), fixed_chunks=fixed_chunks)
+
+    def leave(self, nbytes: int) -> None:
+        """Have others hold all but so many bytes, after the last step."""
+        self.planner.settle()
+        self.others.close()
+        held = self.governor.room.nbytes - nbytes
+        assert held >= 0
+        self.others.set(Size(held))
+
+    @property
+    def aside(self) -> int:
+        """Bytes that are set aside."""
+        return self.ledger.held(Kind.TRANSIENT).nbytes
+
+    def known(self, sequence: Sequence) -> Known:
+        """What the cache has of a sequence."""
+        return self.world.cache.known(NAMESPACE, sequence.tokens)
+
+
+def sequence(prompt: int, computed: int = 0, *, seed: int = 0) -> Sequence:
+    """Build a sequence that runs and has come this far."""
+    made = Sequence(make_request(f"r{seed}", list(conversation(seed, prompt))))
+    made.num_computed_tokens = computed
+    made.states = FakeState([7] * computed)
+    return made
+
+
+def decoding(seed: int = 1) -> Sequence:
+    """Build a sequence that is past its prompt."""
+    return sequence(3, 5, seed=seed)
+
+
+class TestChunks:
+    """How much of a prompt is computed at once."""
+
+    def test_what_fits_is_not_cut(self) -> None:
+        """With room for a whole chunk and all decodes, all of it is computed."""
+        desk, running = Desk(), [decoding(1), sequence(500), decoding(2)]
+        desk.leave(1280 + 200)
+        assert desk.planner.afford(running, 128) == plan(running, 128)
+        assert desk.aside == 1280 + 200
+
+    @pytest.mark.parametrize(
+        ("room", "end"), [(1279, 64), (640, 64), (639, 32), (320, 32), (319, 16), (160, 16)]
+    )
+    def test_a_chunk_is_cut_to_what_fits(self, room: int, end: int) -> None:
+        """By halves, as far as need be, and no further."""
+        desk, alone = Desk(), sequence(500)
+        desk.leave(room)
+        batch = desk.planner.afford([alone], 128)
+        assert batch is not None
+        assert (batch.prefill, batch.end) == (alone, end)
+        assert desk.aside == 10 * end
+
+    def test_below_the_least_chunk_nothing_is_prefilled(self) -> None:
+        """What a chunk takes of its own would not get less."""
+        desk = Desk()
+        desk.leave(159)
+        assert desk.planner.afford([sequence(500)], 128) is None
+        assert desk.aside == 0
+        assert desk.planner.afford([sequence(16)], 128) is not None, "15 tokens are all it needs"
+
+    def test_a_restored_prompt_is_cut_on_the_grid(self) -> None:
+        """Smaller chunks end where larger ones would, or at halves between."""
+        desk, alone = Desk(), sequence(500, 70)
+        for room, end in ((650, 128), (649, 96), (330, 96), (329, 80)):
+            desk.leave(room)
+            batch = desk.planner.afford([alone], 128)
+            assert batch is not None
+            assert batch.end == end
+
+    def test_a_chunk_is_cut_for_those_that_decode(self) -> None:
+        """They all go on; the prompt gets what they leave."""
+        desk, long = Desk(), sequence(500)
+        running = [long, *[decoding(seed) for seed in (1, 2, 3)]]
+        desk.leave(300 + 320)
+        batch = desk.planner.afford(running, 128)
+        assert batch is not None
+        assert (batch.prefill, batch.end, list(batch.decode)) == (long, 32, running[1:])
+
+    @given(
+        prompt=st.integers(2, 400),
+        computed=st.integers(0, 398),
+        chunk=st.sampled_from([8, 16, 48, 64, 100, 128]),
+        room=st.integers(0, 1500),
+        decodes=st.integers(0, 4),
+        fixed=st.booleans(),
+    )
+    def test_the_most_that_fits_is_computed(
+        self, prompt: int, computed: int, chunk: int, room: int, decodes: int, *, fixed: bool
+    ) -> None:
+        """Nothing over the room is set aside, and there was none for the next larger chunk."""
+        desk, long = Desk(fixed_chunks=fixed), sequence(prompt, min(computed, prompt - 2))
+        running = [long, *[decoding(seed) for seed in range(1, decodes + 1)]]
+        desk.leave(room)
+        batch = desk.planner.afford(running, chunk)
+        seen = long.num_computed_tokens
+
+        def cost(end: int) -> int:
+            return 10 * (end - seen) + seen + 100 * decodes
+
+        sizes = [chunk]
+        while not fixed and sizes[-1] // 2 >= 16:
+            sizes.append(sizes[-1] // 2)
+        ends = [plan([long], size).end for size in sizes]
+        fitting = [end for end in ends if cost(end) <= room]
+        if batch is None:
+            assert not fitting
+            assert desk.aside == 0
+            assert decodes == 0 or room < 100 * decodes
+        else:
+            assert list(batch.decode) == running[1:]
+            assert (batch.prefill is long) == bool(fitting)
+            assert batch.end == (fitting[0] if fitting else 0)
+            assert desk.aside == (cost(fitting[0]) if fitting else 100 * decodes) <= room
+
+    def test_fixed_chunks_are_held_instead(self) -> None:
+        """Where a chunk must be whole it waits, however little is missing."""
+        desk, long, live = Desk(fixed_chunks=True), sequence(500), decoding()
+        desk.leave(1279 + 100)
+        batch = desk.planner.afford([long, live], 128)
+        assert batch is not None
+        assert (batch.prefill, batch.decode) == (None, (live,))
+        assert desk.aside == 100
+        assert desk.planner.afford([long], 128) is not None, "alone it fits"
+        desk.leave(1279)
+        assert desk.planner.afford([long], 128) is None
+        assert desk.aside == 0
+
+
+class TestHolding:
+    """What goes on when not everything can."""
+
+    def test_decodes_go_on_without_the_prefill(self) -> None:
+        """Where only they fit, the prompt waits for its turn."""
+        desk, live = Desk(), [decoding(1), decoding(2)]
+        desk.leave(200 + 159)
+        batch = desk.planner.afford([live[0], sequence(500), live[1]], 128)
+        assert batch is not None
+        assert (batch.prefill, batch.end, batch.decode) == (None, 0, tuple(live))
+        assert desk.aside == 200
+
+    @pytest.mark.parametrize("prompts", [[], [500]])
+    def test_somebody_must_be_paused(self, prompts: list[int]) -> None:
+        """One decode too many: none of them is computed, and nothing is set aside."""
+        desk = Desk()
+        running = [*map(sequence, prompts), *[decoding(seed) for seed in (1, 2, 3)]]
+        desk.leave(299)
+        assert desk.planner.afford(running, 128) is None
+        assert desk.aside == 0
+        assert desk.planner.afford(running[:-1], 128) is not None
+
+    def test_allocations_are_short_too(self) -> None:
+        """Bytes for a chunk are of no use where it has too many arrays."""
+        desk, live = Desk(buffers=4), decoding()
+        batch = desk.planner.afford([sequence(500), live], 128)
+        assert batch is not None
+        assert (batch.prefill, batch.decode) == (None, (live,))
+        assert Desk(buffers=0).planner.afford([live], 128) is None
+
+    def test_the_cache_goes_before_a_chunk_is_cut(self) -> None:
+        """What nobody leases is evicted for a whole chunk."""
+        desk = Desk()
+        desk.world.serve(conversation(5, 300))
+        batch = desk.planner.afford([sequence(500)], 128)
+        assert batch is not None
+        assert batch.end == 128
+        assert desk.world.cache.nbytes <= 1500 - 1280
+        desk.world.check()
+
+    def test_what_is_leased_stays_and_the_chunk_is_cut(self) -> None:
+        """And where even that is of no use, nothing is evicted in vain."""
+        desk = Desk()
+        desk.world.serve(conversation(5, 200))
+        desk.world.serve(conversation(6, 50))
+        lease = desk.world.begin(conversation(5, 201))
+        batch = desk.planner.afford([sequence(500)], 128)
+        assert batch is not None
+        assert batch.end == 64
+        assert desk.world.cache.nbytes >= 4 * 200
+        desk.planner.settle()
+        held = desk.world.cache.nbytes
+        assert held > 4 * 200, "no more was evicted than is needed"
+        assert desk.planner.afford([decoding(seed) for seed in range(1, 9)], 128) is None
+        assert desk.world.cache.nbytes == held
+        lease.fail()
+
+
+class TestLedger:
+    """What is entered, and given back."""
+
+    def test_a_step_is_entered_until_the_next(self) -> None:
+        """Each step's need takes the place of the last one's; settling gives it back."""
+        desk, running = Desk(), [sequence(500), decoding()]
+        assert desk.planner.afford(running, 64) is not None
+        assert desk.ledger.held(Kind.TRANSIENT) == Size(740, 5)
+        assert desk.planner.afford(running[1:], 64) is not None
+        assert desk.ledger.held(Kind.TRANSIENT) == Size(100, 1)
+        assert desk.ledger.total == Size(100, 1)
+        desk.planner.settle()
+        desk.planner.settle()
+        assert desk.ledger.total == Size()
+
+    def test_what_one_step_took_is_room_for_the_next(self) -> None:
+        """A step of the whole budget can be followed by another, however often."""
+        desk = Desk()
+        running = [decoding(seed) for seed in range(1, 16)]
+        for _ in range(3):
+            assert desk.planner.afford(running, 64) is not None
+            assert desk.aside == 1500
+        assert desk.planner.afford([*running, decoding(16)], 64) is None
+        assert desk.aside == 0, "the last step's is not kept either"
+
+    def test_tails_are_entered_anew(self) -> None:
+        """Those that run, with what they have by now; who waits or is paused has nothing."""
+        desk, first, second = Desk(), sequence(100, 40), sequence(100, 25)
+        waiting = sequence(100)
+        waiting.states = None
+        desk.planner.enter([first, waiting, second])
+        assert desk.ledger.held(Kind.TAIL) == Size(EACH * 65, 4)
+        first.states.tokens.append(1)
+        desk.planner.enter([first])
+        assert desk.ledger.held(Kind.TAIL) == Size(EACH * 41, 2)
+        desk.planner.enter([])
+        assert desk.ledger.total == Size()
+
+    def test_tails_leave_less_for_a_step(self) -> None:
+        """What they hold is not room."""
+        desk, alone = Desk(), sequence(500, 200)
+        batch = desk.planner.afford([alone], 128)
+        assert batch is not None
+        assert batch.end == 256
+        desk.planner.enter([alone])
+        batch = desk.planner.afford([alone], 128)
+        assert batch is not None
+        assert batch.end == 224
+
+
+class TestStart:
+    """Who may start beside whom."""
+
+    def test_alone_it_needs_what_was_promised(self) -> None:
+        """To the byte, though more was learned since; nothing is entered for the question."""
+        desk, newcomer = Desk(), sequence(100)
+        assert desk.planner.needed(newcomer) == 510
+        for room, admitted in ((510, True), (509, False)):
+            desk.leave(room)
+            assert desk.planner.admits(newcomer, NOTHING_KNOWN, []) == admitted
+            assert desk.governor.room.nbytes == room
+
+    def test_room_for_those_that_run_is_left(self) -> None:
+        """Each has the rest of its prompt to compute, and 256 tokens of an answer."""
+        desk, newcomer = Desk(), sequence(20)
+        running = [sequence(31, 10, seed=1)]
+        need = (20 * EACH + 20 + 50) + EACH * (20 + 256)
+        for room, admitted in ((need, True), (need - 1, False)):
+            desk.leave(room)
+            assert desk.planner.admits(newcomer, NOTHING_KNOWN, running) == admitted
+        desk.leave(1400)
+        assert desk.planner.admits(newcomer, NOTHING_KNOWN, [decoding(1)])
+        assert not desk.planner.admits(newcomer, NOTHING_KNOWN, [decoding(1), decoding(2)])
+
+    def test_what_is_known_need_not_be_computed(self) -> None:
+        """Leased by another it is free; else it must stay, and is no room any more."""
+        desk, prompt = Desk(nbytes=3200), conversation(0, 201)
+        desk.world.serve(prompt[:200])
+        newcomer, others = sequence(201), [decoding()]
+        desk.leave(EACH + 201 + 50 + EACH * 256)
+        assert desk.known(newcomer) == Known(200, 200, Size(800, 2))
+        assert desk.planner.admits(newcomer, desk.known(newcomer), others)
+        desk.others.add(Size(1))
+        assert not desk.planner.admits(newcomer, desk.known(newcomer), others)
+        desk.others.add(Size(-1))
+        lease = desk.world.begin(prompt)
+        assert desk.known(newcomer) == Known(200, 200, Size())
+        assert desk.planner.admits(newcomer, desk.known(newcomer), others)
+        lease.fail()
+
+    def test_what_is_recognised_but_not_restored_is_computed(self) -> None:
+        """Tokens after the last checkpoint spare nothing."""
+        desk, newcomer = Desk(nbytes=3200), sequence(201)
+        known = Known(200, 120, Size(60))
+        need = EACH * 81 + 201 + 50 + 60 + EACH * 256
+        for room, admitted in ((need, True), (need - 1, False)):
+            desk.leave(room)
+            assert desk.planner.admits(newcomer, known, [decoding()]) == admitted
+
+    def test_what_could_be_evicted_is_room(self) -> None:
+        """It is not evicted yet: that is for who really needs it."""
+        desk = Desk()
+        desk.world.serve(conversation(5, 300))
+        assert desk.planner.admits(sequence(200), NOTHING_KNOWN, [])
+        assert desk.world.cache.nbytes == 1200
+
+    def test_what_is_known_goes_for_who_would_be_alone(self) -> None:
+        """Where nobody runs, holding it can take more than it spares; beside others it waits."""
+        desk, prompt = Desk(), conversation(0, 240)
+        desk.world.serve(prompt[:220])
+        newcomer = sequence(240)
+        known = desk.known(newcomer)
+        assert known.cached == 220
+        desk.others.set(Size(1500 - 1210))
+        assert not desk.planner.admits(newcomer, known, [decoding()])
+        assert desk.world.cache.nbytes == 880
+        assert desk.planner.admits(newcomer, known, [])
+        assert desk.world.cache.nbytes == 0
+        assert desk.governor.room.nbytes >= desk.planner.needed(newcomer)
+
+    def test_allocations_count(self) -> None:
+        """A start needs four arrays."""
+        for buffers, admitted in ((4, True), (3, False)):
+            desk = Desk(buffers=buffers)
+            assert desk.planner.admits(sequence(10), NOTHING_KNOWN, []) == admitted
+
+
+class TestFigures:
+    """What is told of memory."""
+
+    def test_needed_is_the_promise(self) -> None:
+        """For the prompt, and after a pause for what was answered too; nothing is known of it."""
+        desk, paused = Desk(), sequence(100)
+        desk.world.serve(conversation(0, 100))
+        assert desk.planner.needed(paused) == (EACH + 1) * 100 + 10
+        paused.output = [1] * 30
+        paused.pause(replay=False)
+        assert desk.planner.needed(paused) == (EACH + 1) * 130 + 10
+
+    def test_who_needs_more_than_is_usable_cannot_start(self) -> None:
+        """And who needs no more can, whatever is cached."""
+        desk = Desk()
+        for length in range(290, 310):
+            desk.world.serve(conversation(5, 300))
+            newcomer = sequence(length, seed=length)
+            served = desk.planner.needed(newcomer) <= desk.planner.usable
+            assert served == (length <= 298)
+            assert desk.planner.admits(newcomer, desk.known(newcomer), []) == served
+
+    def test_what_is_usable_follows_the_budget(self) -> None:
+        """Under pressure it is less; what is kept for a copy never shrinks."""
+        desk = Desk()
+        assert (desk.planner.budget, desk.planner.usable) == (1600, 1500)
+        desk.others.set(Size(1200))
+        desk.governor.shrink(0.5)
+        assert (desk.planner.budget, desk.planner.usable) == (600, 500)
+        assert desk.planner.use().budget == 600
+        desk.governor.shrink(1.0)
+        assert (desk.planner.budget, desk.planner.usable) == (1600, 1500)
+
+    def test_the_report_names_every_kind(self) -> None:
+        """Its figures are the ledger's, each under its own name, and there are no others."""
+        desk = Desk(World(HYBRID))
+        assert desk.planner.use() == MemoryUse(budget=1600)
+        desk.world.serve(conversation(5, 90))
+        lease = desk.world.begin(conversation(6, 60))
+        lease.prefill().capture(next(iter(Reason)))
+        desk.others.set(Size(3, 1))
+        desk.planner.enter([sequence(100, 20)])
+        assert desk.planner.afford([decoding()], 64) is not None
+        report = desk.planner.use()
+        assert report == MemoryUse(
+            budget=1600,
+            kv=EACH * 90,
+            checkpoint=2 * RECURRENT_BYTES,
+            tail=EACH * 20,
+            paging=3,
+            transient=100,
+            buffers=desk.ledger.total.buffers,
+        )
+        assert report.buffers >= 2 + 2 + 2 + 1 + 1
+        told = {kind.value: getattr(report, kind.value) for kind in Kind}
+        assert sum(told.values()) == desk.ledger.total.nbytes
+        lease.fail()
