@@ -21,8 +21,9 @@ import numpy as np
 from mlx_lm.models import llama
 from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
 
-from umbel.cachestore.prefix_cache import Layout, Namespace, PrefixCache
-from umbel.cachestore.trie import Tokens, as_tokens
+from umbel.cachestore.forest import Layout, Namespace
+from umbel.cachestore.node import Tokens, as_tokens
+from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.models.layer_states import LayerStack
 from umbel.models.spans import PackedSpan
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from replay_traces import Request
 
-from umbel.cachestore.trie import RadixTrie, Tokens, TrieNode
+from umbel.cachestore.node import Tokens, TrieNode
+from umbel.cachestore.trie import RadixTrie
 
 NEVER = 1 << 62  # the number of the prompt that uses again what is not used again
 

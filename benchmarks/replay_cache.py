@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from replay_traces import Request
 
 from umbel.cachestore.disk_index import Record, RecordKind
+from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.lease import Lease
 from umbel.cachestore.ledger import Size
+from umbel.cachestore.node import Tokens, TrieNode
 from umbel.cachestore.pieces import Piece
-from umbel.cachestore.prefix_cache import Layout, Namespace, PrefixCache
-from umbel.cachestore.trie import Tokens, TrieNode
+from umbel.cachestore.prefix_cache import PrefixCache
 
 NAMESPACE = Namespace("tenant", "fingerprint")
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.cachestore.trie import Tokens
+from umbel.cachestore.node import Tokens
 
 CHARACTERS = 4  # of text, that count as one token
 LONGEST = 131_072  # tokens; a longer prompt would be refused

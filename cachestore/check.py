@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from .forest import Layout
 from .ledger import Kind
-from .prefix_cache import Layout, PrefixCache
-from .trie import RadixTrie, TrieNode
+from .node import TrieNode
+from .prefix_cache import PrefixCache
+from .trie import RadixTrie
 
 
 def problems(cache: PrefixCache) -> list[str]:
@@ -108,6 +110,8 @@ def _pin_problems(cache: PrefixCache) -> Iterator[str]:
         for node in lease.deepest.path():
             pins[id(node)] = pins.get(id(node), 0) + 1
     for _, trie in cache.tries():
+        if trie.root.pins != len(cache.leases(trie)):
+            yield f"a root has {trie.root.pins} pins, not its leases'"
         for node in trie.nodes():
             if node.pins != pins.pop(id(node), 0):
                 yield f"node [{node.start}, {node.end}) has {node.pins} pins, not its leases'"

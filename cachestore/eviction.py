@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import NamedTuple
 
-from .trie import RadixTrie, TrieNode
+from .node import TrieNode
+from .trie import RadixTrie
 
 
 class Victim(NamedTuple):

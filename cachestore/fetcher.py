@@ -16,11 +16,13 @@ import structlog
 from .codec import Codec
 from .disk import DiskTier, Record
 from .errors import DamagedFileError
+from .forest import Namespace
 from .ledger import Size
+from .node import Tokens, TrieNode
 from .pieces import Piece
-from .prefix_cache import Missing, Namespace, PrefixCache
+from .prefix_cache import Missing, PrefixCache
 from .state import Checkpoint, Span
-from .trie import RadixTrie, Tokens, TrieNode
+from .trie import RadixTrie
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

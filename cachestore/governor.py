@@ -1,13 +1,13 @@
 """Keeps what model state takes within its budget: nothing is allocated before there is room.
 
 Everything that takes memory asks here first. Room is made by paging out and evicting what
-nobody uses (see `PrefixCache.evict`); what cannot be made is refused, and the engine then
+nobody uses (see `Forest.evict`); what cannot be made is refused, and the engine then
 computes less at a time, holds newcomers or pauses a sequence. The allocator is never asked
 for what does not fit: on Metal it would end the process.
 """
 
+from .forest import Forest
 from .ledger import Kind, Ledger, Size
-from .prefix_cache import PrefixCache
 
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
 _RESERVE = 16  # a part of the budget is kept for copies: one in this many
@@ -28,7 +28,7 @@ class Governor:
         budget: what all state may take, transients included.
     """
 
-    def __init__(self, cache: PrefixCache, budget: Size) -> None:
+    def __init__(self, cache: Forest, budget: Size) -> None:
         self.ledger: Ledger = cache.ledger
         self._cache = cache
         self._budget = budget

@@ -7,8 +7,8 @@ from typing import Self
 from .checkpoints import Captured, Reason, keep
 from .errors import LeaseClosedError
 from .ledger import Account, Size
+from .node import Tokens, TrieNode
 from .state import Checkpoint, Span
-from .trie import Tokens, TrieNode
 
 Store = Callable[["Lease", Tokens, Span | None], None]
 Release = Callable[["Lease", Tokens | None, Span | None], None]

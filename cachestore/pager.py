@@ -7,11 +7,12 @@ import structlog
 from .codec import Codec
 from .disk import DiskStatistics, DiskTier, Record
 from .fetcher import Fetcher, Fetching
+from .forest import Namespace
 from .ledger import Size
-from .prefix_cache import Namespace, PrefixCache
+from .node import Tokens
+from .prefix_cache import PrefixCache
 from .recall import recall
 from .saver import Saver
-from .trie import Tokens
 
 _ROOM_LEFT = 0.95  # of the disk's budget, once it was exceeded: so that it is not at each step
 

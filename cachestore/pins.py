@@ -10,10 +10,11 @@ import structlog
 from .disk import DiskTier, Pin
 from .errors import PinError
 from .fetcher import Patience
+from .forest import Namespace
 from .lease import Lease
+from .node import Tokens, size_in_memory
 from .pager import Pager
-from .prefix_cache import Namespace, PrefixCache
-from .trie import Tokens, size_in_memory
+from .prefix_cache import PrefixCache
 
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many

@@ -1,4 +1,4 @@
-"""The prefix cache: the only writer of tries, leases and stored state.
+"""The prefix cache: what of a prompt is known, who leases it, and what becomes part of the tries.
 
 Restore rules (all layers aligned to one offset, or none):
 
@@ -13,47 +13,20 @@ What is restored from is pinned from match to close. What matches beyond it is n
 computes these tokens again has them itself, and must not keep a second copy from being evicted.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from .checkpoints import Reason
 from .disk_index import Record
 from .errors import CacheError
-from .eviction import Victim, shortened, stored_victims, victims
+from .forest import Forest, Layout, Namespace
 from .lease import Lease
 from .ledger import Kind, Ledger, Size
-from .pieces import FileUse
+from .node import Tokens, TrieNode, has_checkpoint, size_in_memory
 from .state import Checkpoint, Span
-from .trie import RadixTrie, Tokens, TrieNode, has_checkpoint, size_in_memory, size_of
+from .trie import RadixTrie
 
 _SHARED = (Reason.JUNCTION, Reason.SYSTEM)  # checkpoints that other requests resume at
 _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint that rewinds
-
-
-class Namespace(NamedTuple):
-    """Who may share state: requests of one tenant to one model.
-
-    Attributes:
-        tenant: see `daemon.tenants`.
-        fingerprint: see `models.fingerprint`.
-    """
-
-    tenant: str
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a stack's state consists of.
-
-    Attributes:
-        spans: it has token-addressable layers.
-        checkpoints: it has layers that restore only as a whole.
-    """
-
-    spans: bool
-    checkpoints: bool
 
 
 class Missing(NamedTuple):
@@ -89,31 +62,8 @@ class Known(NamedTuple):
     idle: Size
 
 
-@dataclass(frozen=True)
-class CacheStatistics:
-    """The tries' shape, all namespaces together. Sizes in bytes.
-
-    Attributes:
-        tokens: that are recognised.
-        stored_tokens: of these, whose state is on disk (too).
-        evictions: states that were forgotten.
-        page_outs: states that were left to the disk.
-    """
-
-    namespaces: int = 0
-    nodes: int = 0
-    tokens: int = 0
-    checkpoints: int = 0
-    leases: int = 0
-    span_bytes: int = 0
-    checkpoint_bytes: int = 0
-    stored_tokens: int = 0
-    evictions: int = 0
-    page_outs: int = 0
-
-
-class PrefixCache:
-    """All tries of one loaded model. Belongs to the MLX thread.
+class PrefixCache(Forest):
+    """A model's tries, and the leases on them. Belongs to the MLX thread.
 
     Args:
         layout: what the model's state consists of.
@@ -134,18 +84,12 @@ class PrefixCache:
         longest: int = 1 << 62,
         ledger: Ledger | None = None,
     ) -> None:
-        self.layout = layout
+        super().__init__(layout, ledger=ledger)
         self.budget = budget
         self.grid = grid
-        self.ledger = Ledger() if ledger is None else ledger
-        self.files = FileUse()
         self.longest = longest
         self._checkpoints_kept = checkpoints_kept
-        self._tries: dict[Namespace, RadixTrie] = {}
         self._leases: dict[Lease, RadixTrie] = {}
-        self._tick = 0
-        self._evictions = 0
-        self._page_outs = 0
 
     def begin(self, namespace: Namespace, prompt: Tokens) -> Lease:
         """Match a prompt, split where it resumes, and lease the path.
@@ -174,24 +118,11 @@ class PrefixCache:
             account=self.ledger.account(Kind.CHECKPOINT),
         )
         self._leases[lease] = trie
+        trie.root.pins += 1  # which keeps the trie, also while nothing is in it
         for pinned in deepest.path():
             pinned.pins += 1
         self._refresh(resume, holder)
         return lease
-
-    def open_trie(self, namespace: Namespace) -> RadixTrie:
-        """The trie of a namespace, made if there is none."""
-        if namespace not in self._tries:
-            self._tries[namespace] = RadixTrie(self.ledger, self.files)
-        return self._tries[namespace]
-
-    def trie(self, namespace: Namespace) -> RadixTrie | None:
-        """The trie of a namespace, to look at."""
-        return self._tries.get(namespace)
-
-    def tries(self) -> Iterator[tuple[Namespace, RadixTrie]]:
-        """All tries, to look at. Those without nodes or leases are dropped."""
-        yield from list(self._tries.items())
 
     def leases(self, trie: RadixTrie | None = None) -> list[Lease]:
         """The open leases, of one trie or of all."""
@@ -211,55 +142,6 @@ class PrefixCache:
         in_memory = self._in_memory(node, matched)
         cached, holder = self._resumes_at(node, in_memory, len(tokens))
         return Known(in_memory, cached, _idle(node, cached, holder))
-
-    @property
-    def size(self) -> Size:
-        """What all tries hold in memory."""
-        held = Size()
-        for trie in self._tries.values():
-            held += trie.spans.size + trie.checkpoints.size
-        return held
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all that the tries hold in memory."""
-        return self.size.nbytes
-
-    def statistics(self) -> CacheStatistics:
-        """Describe the tries. Costs a walk over all nodes."""
-        nodes = [node for trie in self._tries.values() for node in trie.nodes()]
-        return CacheStatistics(
-            namespaces=len(self._tries),
-            nodes=len(nodes),
-            tokens=sum(len(node.tokens) for node in nodes),
-            checkpoints=sum(node.checkpoint is not None for node in nodes),
-            leases=len(self._leases),
-            span_bytes=sum(trie.span_bytes for trie in self._tries.values()),
-            checkpoint_bytes=sum(trie.checkpoint_bytes for trie in self._tries.values()),
-            stored_tokens=sum(node.stored_to - node.start for node in nodes),
-            evictions=self._evictions,
-            page_outs=self._page_outs,
-        )
-
-    def clear(self, namespace: Namespace | None = None) -> int:
-        """Forget all that nobody holds, on disk too.
-
-        Args:
-            namespace: whose; of all, if it is None.
-
-        Returns:
-            How many tokens were forgotten.
-        """
-        forgotten = 0
-        for trie in [t for n, t in self._tries.items() if namespace in (None, n)]:
-            for node in reversed(list(trie.nodes())):
-                if not (node.pins or node.children):
-                    forgotten += len(node.tokens)
-                    self._evictions += 1
-                    trie.shorten(node, node.start)
-            _write_anew(trie)
-        self.drop_empty_tries()
-        return forgotten
 
     # -- restoring ---------------------------------------------------------------------
 
@@ -300,14 +182,6 @@ class PrefixCache:
             nodes.append(holder)
         return Missing(nodes, holder)
 
-    def refresh(self, node: TrieNode) -> None:
-        """Have a node count as just used."""
-        node.last_used = node.checkpoint_used = self._next_tick()
-
-    def remember_tick(self, tick: int) -> None:
-        """Count recency on from what was used before a restart."""
-        self._tick = max(self._tick, tick)
-
     def _holder(self, node: TrieNode, limit: int) -> TrieNode | None:
         """Find the checkpoint that restores the deepest offset at or before `limit`."""
         if not limit:
@@ -336,6 +210,7 @@ class PrefixCache:
 
     def _release(self, lease: Lease, tokens: Tokens | None, span: Span | None) -> None:
         trie = self._leases.pop(lease)
+        trie.root.pins -= 1
         for pinned in lease.deepest.path():
             pinned.pins -= 1
         trie.prune(lease.deepest)
@@ -461,123 +336,6 @@ class PrefixCache:
         ):
             node = trie.merge(parent)
             parent = node.parent
-
-    # -- evicting ----------------------------------------------------------------------
-
-    def evict(self, budget: int, buffers: int = 1 << 62) -> None:
-        """Page out or forget what was used longest ago until little enough is in memory.
-
-        What is pinned stays, so that more may be left while leases are open.
-
-        Args:
-            budget: bytes that may stay.
-            buffers: allocations that may stay.
-        """
-        limit = Size(budget, buffers)
-        for saved in (True, False) if len(self.files) else (False,):
-            if self.size.within(limit):
-                break
-            self._evict(limit, saved=saved)
-        self.drop_empty_tries()
-
-    def _evict(self, limit: Size, *, saved: bool) -> None:
-        """Evict to a limit; if `saved`, only what is on disk."""
-        candidates = victims(self._tries.values(), saved=saved)
-        while not (held := self.size).within(limit) and (victim := next(candidates, None)):
-            over = held - limit
-            if victim.checkpoint:
-                self._drop_checkpoint(victim)
-            elif victim.node.stored_to > victim.node.start:
-                victim.trie.page_out(victim.node)
-                self._page_outs += 1
-            else:
-                everything = over.buffers > 0
-                end = victim.node.start if everything else shortened(victim.node, over.nbytes)
-                victim.trie.shorten(victim.node, end)
-                self._evictions += 1
-
-    def _drop_checkpoint(self, victim: Victim) -> None:
-        if victim.node.stored_checkpoint is None:
-            self._evictions += 1
-        else:
-            self._page_outs += 1
-        victim.trie.drop_checkpoint(victim.node)
-        victim.trie.prune(victim.node)
-
-    def forget_stored(self, goal: int) -> int:
-        """Forget what was used longest ago on disk until files take at most `goal` bytes.
-
-        What is in memory too stays there.
-
-        Returns:
-            How many nodes lost their files.
-        """
-        forgotten = 0
-        for trie, node in stored_victims(self._tries.values()):
-            if self.files.nbytes <= goal:
-                break
-            in_memory = node.span is not None or node.checkpoint is not None or node.pins
-            if in_memory or (node.children and not self.layout.spans):
-                trie.drop_stored(node, node.start)
-                trie.drop_stored_checkpoint(node)
-                trie.unsaved.pop(node, None)
-                trie.prune(node)
-            else:
-                trie.forget(node)
-            forgotten += 1
-        self.drop_empty_tries()
-        return forgotten
-
-    def evictable(self) -> Size:
-        """What could be evicted: all but what a lease holds or is being written.
-
-        Costs a walk over all nodes.
-        """
-        free = Size()
-        for trie in self._tries.values():
-            below: set[TrieNode | None] = set()  # something stays below them, so their span does
-            for node in reversed(list(trie.nodes())):
-                if node.pins or node.busy or node in below:
-                    below.add(node.parent)
-                if node.pins or node.busy:
-                    continue
-                if node not in below:
-                    free += size_in_memory(node)
-                elif node.checkpoint is not None:
-                    free += size_of(node.checkpoint)
-        return free
-
-    @property
-    def writing(self) -> bool:
-        """Whether some state is being written to disk, and stays until it is."""
-        return any(node.busy for trie in self._tries.values() for node in trie.nodes())
-
-    def drop_empty_tries(self) -> None:
-        """Forget namespaces that hold nothing and that nobody uses."""
-        leased = {id(trie) for trie in self._leases.values()}
-        for namespace, trie in list(self._tries.items()):
-            if not trie.root.children and id(trie) not in leased:
-                del self._tries[namespace]
-
-    def _next_tick(self) -> int:
-        self._tick += 1
-        return self._tick
-
-
-def _write_anew(trie: RadixTrie) -> None:
-    """Give up files that hold more than what is left; a restart would find all of it."""
-    left: dict[int, int] = {}
-    for node in trie.nodes():
-        for piece in node.stored:
-            left[piece.record.id] = max(piece.stop, left.get(piece.record.id, 0))
-    for node in trie.nodes():  # parents first: the disk has no tokens without those before them
-        parent = node.parent
-        after = parent is not None and parent.parent is not None and parent.stored_to < parent.end
-        more = (p.start for p in node.stored if left[p.record.id] < p.record.end)
-        start = node.start if after else next(more, None)
-        if node.stored and node.span is not None and start is not None:
-            trie.drop_stored(node, start)
-            trie.unsaved[node] = None
 
 
 def _idle(node: TrieNode, offset: int, holder: TrieNode | None) -> Size:

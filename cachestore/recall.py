@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .disk_index import Record, RecordKind
+from .forest import Namespace
+from .node import Tokens, TrieNode, path_tokens
 from .pieces import Piece
-from .prefix_cache import Namespace, PrefixCache
-from .trie import RadixTrie, Tokens, TrieNode, path_tokens
+from .prefix_cache import PrefixCache
+from .trie import RadixTrie
 
 _DIGEST = 16  # bytes of a digest
 _SIZE = 4  # bytes of a token

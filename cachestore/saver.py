@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from .codec import Codec, Exported
 from .disk import DiskTier, HostTensor, Payload, Record, RecordKind, WriteJob, Written
+from .forest import Namespace
 from .ledger import Account, Kind, Size
+from .node import Tokens, TrieNode, path_tokens, size_of
 from .pieces import Piece
-from .prefix_cache import Namespace, PrefixCache
+from .prefix_cache import PrefixCache
 from .recall import digest
 from .state import Checkpoint, Span
-from .trie import RadixTrie, Tokens, TrieNode, path_tokens, size_of
+from .trie import RadixTrie
 
 _AT_ONCE = 4  # nodes handed over between two steps: exporting takes the engine's time
 _REST = 5.0  # seconds that nothing is exported after the disk took nothing, or a write failed

@@ -18,99 +18,15 @@ Pure data: no clock (recency is a counter that the owner passes in), no MLX.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .disk_index import Record
-from .ledger import Kind, Ledger, Size
+from .ledger import Kind, Ledger
+from .node import Tokens, TrieNode, common_length, has_checkpoint, size_of
 from .pieces import FileUse, Piece, cut, join
 from .state import Checkpoint, Span
-
-Tokens = NDArray[np.int32]
-
-
-class Writer(Protocol):
-    """Who writes a node's state to disk."""
-
-    def left(self, state: Span | Checkpoint) -> None:
-        """The trie gives up some state; if it is what is written, only the writer has it now."""
-        ...
-
-
-@dataclass(eq=False)
-class TrieNode:
-    """One edge of the trie, and the state of its tokens.
-
-    Attributes:
-        tokens: of the edge that leads here.
-        start: offset of the first of them.
-        span: their token-addressable state, if the stack has such layers.
-        checkpoint: whole state at `end`, if one was taken there and is in memory.
-        stored: where the disk has the first of its tokens, without gaps.
-        stored_checkpoint: where the disk has the whole state at `end`.
-        writers: who writes its state to disk, and up to which offset the disk has its tokens
-            when that is done. What is cut has them in both parts, what is joined those of both.
-        pins: open leases on this node.
-        last_used: recency of the span.
-        checkpoint_used: recency of the checkpoint; the two age separately.
-    """
-
-    tokens: Tokens
-    start: int
-    parent: "TrieNode | None"
-    span: Span | None = None
-    checkpoint: Checkpoint | None = None
-    stored: list[Piece] = field(default_factory=list)
-    stored_checkpoint: Record | None = None
-    writers: dict[Writer, int] = field(default_factory=dict)
-    pins: int = 0
-    last_used: int = 0
-    checkpoint_used: int = 0
-    children: dict[int, "TrieNode"] = field(default_factory=dict)
-
-    @property
-    def end(self) -> int:
-        """Offset after the last token of the edge."""
-        return self.start + len(self.tokens)
-
-    @property
-    def stored_to(self) -> int:
-        """Offset up to which the disk has its tokens."""
-        return self.stored[-1].stop if self.stored else self.start
-
-    @property
-    def busy(self) -> bool:
-        """Whether its state is being written: giving it up would free nothing yet."""
-        return bool(self.writers)
-
-    @property
-    def stored_soon(self) -> bool:
-        """Whether the disk has all of its tokens, or will when what is under way is done."""
-        return max([self.stored_to, *self.writers.values()]) >= self.end
-
-    @property
-    def paged_out(self) -> bool:
-        """Whether its tokens' state is on disk only."""
-        return self.span is None and bool(self.stored)
-
-    @property
-    def bare(self) -> bool:
-        """Whether it holds nothing, leads to nothing, and nobody holds it."""
-        in_memory = self.span is not None or self.checkpoint is not None
-        on_disk = bool(self.stored) or self.stored_checkpoint is not None
-        return not (in_memory or on_disk or self.children or self.pins)
-
-    def path(self) -> "list[TrieNode]":
-        """The nodes from below the root down to this one."""
-        nodes: list[TrieNode] = []
-        node: TrieNode | None = self
-        while node is not None and node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        return nodes[::-1]
 
 
 class Match(NamedTuple):
@@ -294,20 +210,11 @@ class RadixTrie:
     def page_out(self, node: TrieNode) -> None:
         """Leave the state of a node's tokens to the disk.
 
-        What of it the disk lacks is forgotten, with its tokens: then it must be a leaf.
-
         Raises:
-            ValueError: it is pinned, or has no state in memory, or nothing of it is on disk,
-                or something goes on from what the disk lacks.
+            ValueError: it is pinned, or has no state in memory, or not all of it is on disk.
         """
-        if node.pins or node.span is None or not node.stored:
-            raise ValueError("what is pinned, or on disk only, or not there, is not paged out")
-        if node.stored_to < node.end:
-            if node.children:
-                raise ValueError("what others go on from is not forgotten")
-            self.drop_checkpoint(node)
-            self.drop_stored_checkpoint(node)
-            node.tokens = node.tokens[: node.stored_to - node.start].copy()
+        if node.pins or node.span is None or node.stored_to < node.end:
+            raise ValueError("what is pinned, or not on disk, or not there, is not paged out")
         self._close_span(node)
         if node.checkpoint is None or node.stored_checkpoint is not None:
             self.unsaved.pop(node, None)
@@ -406,45 +313,7 @@ class RadixTrie:
                 yield node
 
 
-def as_tokens(tokens: Any) -> Tokens:
-    """Copy token ids into the trie's own form."""
-    return np.array(tokens, np.int32)
-
-
-def common_length(a: Tokens, b: Tokens) -> int:
-    """Length of the longest common beginning."""
-    shortest = min(len(a), len(b))
-    different = a[:shortest] != b[:shortest]
-    first = int(different.argmax()) if shortest else 0
-    return first if shortest and different[first] else shortest
-
-
 def _parent(node: TrieNode) -> TrieNode:
     if node.parent is None:
         raise ValueError("the root has no parent")
     return node.parent
-
-
-def path_tokens(node: TrieNode) -> Tokens:
-    """All tokens from the root to a node's end."""
-    return np.concatenate([part.tokens for part in node.path()])
-
-
-def has_checkpoint(node: TrieNode) -> bool:
-    """Whether the whole state at a node's end is in memory or on disk: it must stay an end."""
-    return node.checkpoint is not None or node.stored_checkpoint is not None
-
-
-def size_in_memory(node: TrieNode) -> Size:
-    """What a node's state takes in memory."""
-    held = Size()
-    if node.span is not None:
-        held += size_of(node.span)
-    if node.checkpoint is not None:
-        held += size_of(node.checkpoint)
-    return held
-
-
-def size_of(state: Span | Checkpoint) -> Size:
-    """What a piece of state takes."""
-    return Size(state.nbytes, state.buffers)

@@ -8,11 +8,12 @@ import structlog
 
 from ..cachestore.disk import DiskTier, refuse_if_used
 from ..cachestore.errors import DiskTierError, FolderInUseError
+from ..cachestore.forest import Layout
 from ..cachestore.governor import Governor, piece
 from ..cachestore.ledger import Size
 from ..cachestore.pager import Pager
 from ..cachestore.pins import Pins
-from ..cachestore.prefix_cache import Layout, PrefixCache
+from ..cachestore.prefix_cache import PrefixCache
 from ..models import stored
 from ..models.forward import Forward
 from ..models.loader import LoadedModel

@@ -9,9 +9,10 @@ import msgspec
 
 from ..cachestore.check import problems
 from ..cachestore.errors import PinError
+from ..cachestore.forest import CacheStatistics, Namespace
+from ..cachestore.node import as_tokens
 from ..cachestore.pins import PinDescription, Pins
-from ..cachestore.prefix_cache import CacheStatistics, Namespace, PrefixCache
-from ..cachestore.trie import as_tokens
+from ..cachestore.prefix_cache import PrefixCache
 from ..scheduler.errors import UnavailableError
 from ..scheduler.queue import RETRY_AFTER
 from ..scheduler.thread import MLXThread

@@ -198,14 +198,21 @@ class Forward:
                 rings = sum(ring.token * growth.rings[ring.window] for ring in sizes.rings)
                 grown += rows * (sizes.token * growth.columns + rings)
         else:
-            grown = sum(sizes.token * GROWTH for state in states if state.full)
-            grown += sum(sizes.whole(state.offset + 1) for state in states if state.rings_change)
+            grown = sum(map(self._alone_need, states))
             # Exact rows are gathered in each layer, and given back to each sequence.
             grown += self.footprint.gathered(rows) + rows * sizes.fixed if self._exact else 0
         grown += self.footprint.gathered(rows)
         # Where the device computes on while the host goes on, two steps are under way.
         compute = self.footprint.compute(rows, offset) * (2 if self.overlaps else 1)
         return Held(grown + compute, 2 * sizes.arrays)
+
+    def _alone_need(self, state: LiveStates) -> int:
+        """Bytes by which a sequence's own caches may grow with a token, or come to be."""
+        sizes = self.footprint.sizes
+        if state.seat is not None:  # it stands up: its row is copied, and grows then
+            return sizes.token * (state.tail_length + GROWTH) + 2 * sizes.whole(state.offset + 1)
+        grown = sizes.token * GROWTH if state.full else 0
+        return grown + (sizes.whole(state.offset + 1) if state.rings_change else 0)
 
     # -- decoding ----------------------------------------------------------------------
 

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
+from ..cachestore.forest import CacheStatistics, Namespace
 from ..cachestore.lease import Lease
+from ..cachestore.node import Tokens, as_tokens, common_length
 from ..cachestore.pins import Pins
-from ..cachestore.prefix_cache import CacheStatistics, Known, Namespace, PrefixCache
+from ..cachestore.prefix_cache import Known, PrefixCache
 from ..cachestore.state import Checkpoint, Span
-from ..cachestore.trie import Tokens, as_tokens, common_length
 from .paging import Paging
 from .sequence import Sequence, SequenceStatus
 

@@ -4,7 +4,7 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 from ..cachestore.fetcher import Patience
-from ..cachestore.trie import Tokens, as_tokens
+from ..cachestore.node import Tokens, as_tokens
 from ..models.params import Row
 from .request import Request
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ..cachestore.prefix_cache import CacheStatistics
+from ..cachestore.forest import CacheStatistics
 from .sequence import Sequence, SequenceStatus
 
 

@@ -6,9 +6,11 @@ from typing import Self
 
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
+from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.lease import Lease
-from umbel.cachestore.prefix_cache import Layout, Namespace, PrefixCache
-from umbel.cachestore.trie import RadixTrie, TrieNode, as_tokens
+from umbel.cachestore.node import TrieNode, as_tokens
+from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.trie import RadixTrie
 
 TokenIds = tuple[int, ...]
 

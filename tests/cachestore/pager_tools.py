@@ -14,13 +14,14 @@ from umbel.cachestore.disk import DiskTier, Payload, Record, RecordKind, WriteJo
 from umbel.cachestore.disk_files import write_file
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.fetcher import Fetching
+from umbel.cachestore.forest import Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.node import as_tokens, path_tokens
 from umbel.cachestore.pager import Pager
-from umbel.cachestore.prefix_cache import Namespace, PrefixCache
+from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.recall import recall
 from umbel.cachestore.state import Span
-from umbel.cachestore.trie import as_tokens, path_tokens
 
 from .disk_tools import PATIENCE
 from .fakes import (

@@ -6,7 +6,7 @@ import pytest
 
 from umbel.cachestore import check
 from umbel.cachestore.ledger import Size
-from umbel.cachestore.trie import TrieNode, as_tokens
+from umbel.cachestore.node import TrieNode, as_tokens
 
 from .fakes import EXACT, HYBRID, KV, RECURRENT, FakeCheckpoint, FakeSpan, Stack, World
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.eviction import victims
-from umbel.cachestore.prefix_cache import Namespace
-from umbel.cachestore.trie import RadixTrie, TrieNode
+from umbel.cachestore.forest import Namespace
+from umbel.cachestore.node import TrieNode
+from umbel.cachestore.trie import RadixTrie
 
 from .conftest import MakeWorld
 from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, STACKS, Stack, TokenIds, World

@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.cachestore.trie import as_tokens
+from umbel.cachestore.node import as_tokens
 
 from .fakes import EXACT, HYBRID, KV, NAMESPACE, FakeCheckpoint, FakeSpan, Registry, Stack, World
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 from umbel.cachestore.governor import Governor, piece
 from umbel.cachestore.ledger import Kind, Ledger, Size
+from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
-from umbel.cachestore.trie import as_tokens
 
 from .conftest import MakeWorld
 from .fakes import (

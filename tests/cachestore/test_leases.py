@@ -5,9 +5,9 @@ import pytest
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import CacheError, LeaseClosedError
+from umbel.cachestore.forest import Namespace
 from umbel.cachestore.ledger import Kind
-from umbel.cachestore.prefix_cache import Namespace
-from umbel.cachestore.trie import as_tokens
+from umbel.cachestore.node import as_tokens
 
 from .conftest import MakeWorld
 from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, SLIDING, FakeSpan, Stack, World

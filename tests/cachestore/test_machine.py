@@ -11,8 +11,8 @@ from hypothesis.stateful import (
 )
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.prefix_cache import Namespace
-from umbel.cachestore.trie import as_tokens, common_length
+from umbel.cachestore.forest import Namespace
+from umbel.cachestore.node import as_tokens, common_length
 
 from .fakes import KV, FakeSequence, Stack, World
 

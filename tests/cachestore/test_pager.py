@@ -10,9 +10,10 @@ import pytest
 from umbel.cachestore import check, saver
 from umbel.cachestore.disk import RecordKind
 from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.node import TrieNode, as_tokens, path_tokens
 from umbel.cachestore.pieces import Piece
 from umbel.cachestore.recall import digest
-from umbel.cachestore.trie import RadixTrie, TrieNode, as_tokens, path_tokens
+from umbel.cachestore.trie import RadixTrie
 
 from .fakes import EVERYTHING, HYBRID, KV, RECURRENT, STACKS, Stack, conversation
 from .pager_tools import PagedWorld, read_file, written
@@ -449,6 +450,24 @@ def test_what_was_cleared_does_not_come_back(stack: Stack, folder: Path, *, save
     matched, cached = world.probe(range(60))
     assert matched <= 40
     assert cached == restored
+    world.finish()
+
+
+def test_a_leaf_that_is_partly_on_disk_is_shortened_first(folder: Path) -> None:
+    """What the disk lacks goes from its deep end, as far as need be; the rest is left to it."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(40))
+    world.settle()
+    world.serve(range(60))
+    (leaf,) = world.trie.nodes()
+    assert (leaf.stored_to, leaf.end) == (40, 60)
+    world.cache.evict(world.cache.nbytes - 5 * world.each)
+    assert (leaf.end, leaf.span is not None) == (55, True)
+    world.cache.evict(41 * world.each)
+    assert (leaf.end, leaf.span is not None) == (41, True)
+    world.cache.evict(30 * world.each)
+    assert (leaf.end, leaf.span, leaf.stored_to) == (40, None, 40)
+    world.check()
     world.finish()
 
 

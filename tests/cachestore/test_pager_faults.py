@@ -9,7 +9,7 @@ from umbel.cachestore import disk_writer, saver
 from umbel.cachestore.disk import Record, RecordKind
 from umbel.cachestore.fetcher import Fetching
 from umbel.cachestore.ledger import Kind, Size
-from umbel.cachestore.trie import as_tokens
+from umbel.cachestore.node import as_tokens
 
 from .disk_tools import PATIENCE
 from .fakes import EVERYTHING, HYBRID, KV, NAMESPACE, FakeSpan, conversation

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
 
 from umbel.cachestore import saver
 from umbel.cachestore.checkpoints import Reason
+from umbel.cachestore.forest import Namespace
 from umbel.cachestore.ledger import Size
-from umbel.cachestore.prefix_cache import Namespace
-from umbel.cachestore.trie import as_tokens
+from umbel.cachestore.node import as_tokens
 
 from .disk_tools import PATIENCE
 from .fakes import NAMESPACE, PLENTY, Stack

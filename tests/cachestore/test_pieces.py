@@ -6,8 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from umbel.cachestore.disk import Record, RecordKind
+from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pieces import FileUse, Piece, cut, join
-from umbel.cachestore.trie import RadixTrie, as_tokens
+from umbel.cachestore.trie import RadixTrie
 
 
 def record(number: int, start: int, end: int, kind: RecordKind = RecordKind.SPAN) -> Record:

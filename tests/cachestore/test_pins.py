@@ -4,8 +4,8 @@ import pytest
 
 from umbel.cachestore import check
 from umbel.cachestore.errors import PinError
+from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pins import PinDescription, Pins
-from umbel.cachestore.trie import as_tokens
 
 from .fakes import KV, NAMESPACE, STACKS, Stack, World
 

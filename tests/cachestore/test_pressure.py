@@ -6,14 +6,18 @@ states in 840,000 requests. Here each state that is restored is read back and co
 """
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import CacheError
-from umbel.cachestore.prefix_cache import Layout, PrefixCache
+from umbel.cachestore.prefix_cache import PrefixCache
 
 from .fakes import STACKS, FakeSequence, Stack, TokenIds, World
+
+if TYPE_CHECKING:
+    from umbel.cachestore.forest import Layout
 
 REQUESTS = 4000
 LENGTH = 60

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 
 from umbel.cachestore import check
 from umbel.cachestore.disk import Record, RecordKind
-from umbel.cachestore.prefix_cache import Layout, Namespace, PrefixCache
+from umbel.cachestore.forest import Layout, Namespace
+from umbel.cachestore.node import Tokens, as_tokens, path_tokens
+from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.recall import digest, recall
-from umbel.cachestore.trie import Tokens, as_tokens, path_tokens
 
 from .fakes import EVERYTHING, KV, NAMESPACE, PLENTY, RECURRENT, Stack
 from .pager_tools import PagedWorld, damage, has_on_disk, on_disk

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.cachestore.trie import RadixTrie, TrieNode, as_tokens, common_length
+from umbel.cachestore.node import TrieNode, as_tokens, common_length
+from umbel.cachestore.trie import RadixTrie
 
 from .fakes import FakeCheckpoint, FakeSpan, Registry
 

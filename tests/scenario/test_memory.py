@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from umbel.cachestore.ledger import Kind
-from umbel.cachestore.trie import as_tokens
+from umbel.cachestore.node import as_tokens
 from umbel.daemon.errors import StartError
 from umbel.models.layer_states import LayerStack
 from umbel.scheduler.admission import Admission

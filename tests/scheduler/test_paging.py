@@ -8,8 +8,8 @@ import pytest
 from tests.cachestore.fakes import KV, NAMESPACE
 from tests.cachestore.pager_tools import PagedWorld
 from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pins import Pins
-from umbel.cachestore.trie import as_tokens
 from umbel.models.params import SamplingParams
 from umbel.scheduler.paging import Paging
 from umbel.scheduler.request import Request
