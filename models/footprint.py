@@ -18,7 +18,7 @@ GROWTH = 256
 """Tokens by which mlx-lm's caches grow."""
 
 _FEW, _MORE, _CONTEXT = 32, 128, 1024  # tokens of the probe's chunks, and before them
-_MANY = 2 * BLOCK  # tokens of a chunk that shows whether all of it is looked at together
+_MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
 _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
 _UNFORESEEN = 1.25  # what is set aside over what was measured
 
@@ -258,15 +258,16 @@ def measure_transients(stack: LayerStack, feed: Any) -> Transients:
     peaks = np.array([peak(*probe) for probe in probes], float)
     seen = [tokens + context for tokens, context in probes]
     features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
-    base, token, context, pair = np.maximum(np.linalg.solve(np.array(features, float), peaks), 0)
+    solved = np.linalg.solve(np.array(features, float), peaks)
+    base, token, context, pair = np.maximum(solved, 0).tolist()
     together = Transients(base, token, context, pair)
     if not ON_CPU:
         return together
     in_blocks = Transients(base, token, context, pair, block=BLOCK)
     # Some models bring an attention of their own, which looks with all of a chunk together.
-    bounds = [each.promised(_MANY, _CONTEXT) for each in (in_blocks, together)]
+    bounds = [each.promised(_MANY, _MANY) for each in (in_blocks, together)]
     middle = sum(bounds) / 2 / _UNFORESEEN
-    return together if peak(_MANY, _CONTEXT) > middle else in_blocks
+    return together if peak(_MANY, _MANY) > middle else in_blocks
 
 
 def _peak(stack: LayerStack, feed: Any, tokens: int, context: int) -> int:
