@@ -210,7 +210,8 @@ class Forward:
         """Bytes by which a sequence's own caches may grow with a token, or come to be."""
         sizes = self.footprint.sizes
         if state.seat is not None:  # it stands up: its row is copied, and grows then
-            return sizes.token * (state.tail_length + GROWTH) + 2 * sizes.whole(state.offset + 1)
+            copied = sizes.token * state.tail_length + self.captured(state.offset).nbytes
+            return copied + sizes.token * GROWTH + sizes.whole(state.offset + 1)
         grown = sizes.token * GROWTH if state.full else 0
         return grown + (sizes.whole(state.offset + 1) if state.rings_change else 0)
 

@@ -141,9 +141,9 @@ class Engine:
             if batch is not None:
                 self._waits_since = None
                 return batch
-            if self._reuse.give_one_up(reversed(self._running)):
-                continue
             youngest = self._roster.youngest()
+            if youngest is None and self._reuse.give_one_up(self._running):
+                continue
             if youngest is None and self._waits_for_disk():
                 return None
             if youngest is None:

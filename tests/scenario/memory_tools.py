@@ -281,13 +281,24 @@ class Rig:
         governor._budget = Size(nbytes, governor._budget.buffers)
 
     def squeeze(self) -> None:
-        """Take memory away, little by little, until one runs alone."""
-        before, nbytes = self.preemptions, 2 * self.budget
+        """Take memory away, little by little, until one runs alone.
+
+        Whoever is paused gives all of it back for that step: to leave a batch takes more than
+        the batch did, and one that is alone is not to be refused.
+        """
+        before, nbytes, pause = self.preemptions, 2 * self.budget, self.engine._pause
+
+        def paused(sequence: Sequence) -> None:
+            pause(sequence)
+            self.allow(self.budget)
+
+        vars(self.engine)["_pause"] = paused
         while len(self.engine._running) > 1:
             nbytes = nbytes * 39 // 40
             self.allow(nbytes)
             if self.engine._memory.afford(self.engine._running, CHUNK) is None:
                 self.step()
+        del vars(self.engine)["_pause"]
         assert self.preemptions > before
 
     # -- what must be true -------------------------------------------------------------
