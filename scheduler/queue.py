@@ -1,7 +1,6 @@
 """Requests that wait, in order within each conversation. Safe to call from any thread."""
 
 import threading
-from collections.abc import Callable
 
 from .errors import QueueFullError, UnavailableError
 from .sequence import Sequence
@@ -22,9 +21,11 @@ class ConversationQueue:
     Args:
         limit: the most requests that may wait.
 
-    Invariants: a conversation is busy from `take` to `release`; a waiting request of a
-    busy conversation is not taken; requests of one conversation are taken in the order
-    they were put.
+    Nothing is done under the lock but taking and giving.
+
+    Invariants: a conversation is busy from `claim` to `release`; a waiting request of a
+    busy conversation is no candidate; requests of one conversation are candidates in the
+    order they were put.
     """
 
     def __init__(self, limit: int) -> None:
@@ -48,23 +49,30 @@ class ConversationQueue:
                 raise queue_full(self.limit)
             self._waiting[sequence.request.id] = sequence
 
-    def take(self, ready: Callable[[Sequence], bool] = lambda _: True) -> Sequence | None:
-        """Take the oldest sequence that is ready, of an idle conversation, and make it busy.
+    def candidates(self) -> list[Sequence]:
+        """List the sequences that may be claimed now: the first of each idle conversation.
 
-        Args:
-            ready: whether a sequence shall run now; called with the queue locked.
+        Returns:
+            Oldest first. Whoever looks at them holds no lock, and some may leave meanwhile.
         """
         with self._lock:
             passed = set(self._busy)
+            first = []
             for sequence in self._waiting.values():
-                if _key(sequence) not in passed and ready(sequence):
-                    break
-                passed.add(_key(sequence))  # none overtakes the first of its conversation
-            else:
-                return None
+                key = _key(sequence)
+                if key not in passed:
+                    first.append(sequence)
+                    passed.add(key)  # none overtakes the first of its conversation
+            return first
+
+    def claim(self, sequence: Sequence) -> bool:
+        """Take a candidate out and make its conversation busy; False if it is none any more."""
+        with self._lock:
+            if sequence.request.id not in self._waiting or _key(sequence) in self._busy:
+                return False
             del self._waiting[sequence.request.id]
             self._busy.add(_key(sequence))
-            return sequence
+            return True
 
     def release(self, sequence: Sequence) -> None:
         """Let the next request of this sequence's conversation run."""

@@ -54,7 +54,7 @@ class Roster:
         if self.paused:
             sequence = self.paused[0] if self._ready(self.paused[0]) else None
         else:
-            sequence = self._queue.take(self._ready)
+            sequence = self._claim_ready()
         if sequence is not None:
             self.paused = [other for other in self.paused if other is not sequence]
             self.running.append(sequence)
@@ -67,10 +67,10 @@ class Roster:
             return None
         if held in self.paused:
             return held
-        taken = self._queue.take(lambda sequence: sequence is held)
-        if taken is not None:
-            self.paused.append(taken)
-        return taken
+        if not self._queue.claim(held):
+            return None
+        self.paused.append(held)
+        return held
 
     def youngest(self) -> Sequence | None:
         """Who is paused next; None if that would leave nobody."""
@@ -87,6 +87,16 @@ class Roster:
             if sequence in among:
                 among.remove(sequence)
         self._queue.release(sequence)
+
+    def _claim_ready(self) -> Sequence | None:
+        """Take the oldest sequence that is ready from the queue.
+
+        Looking at it reads the cache and starts the disk: the queue is not locked meanwhile.
+        """
+        for sequence in self._queue.candidates():
+            if self._ready(sequence) and self._queue.claim(sequence):
+                return sequence
+        return None
 
     def _ready(self, sequence: Sequence) -> bool:
         if self._held is not None or self._reading >= _READ_AHEAD:

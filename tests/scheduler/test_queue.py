@@ -37,37 +37,42 @@ def filled(*sequences: Sequence, limit: int = 10) -> ConversationQueue:
     return queue
 
 
+def take(queue: ConversationQueue) -> Sequence | None:
+    """Claim the first candidate."""
+    return next((s for s in queue.candidates() if queue.claim(s)), None)
+
+
 def test_an_empty_queue_has_nothing_to_take() -> None:
     """Taking never waits."""
-    assert ConversationQueue(1).take() is None
+    assert ConversationQueue(1).candidates() == []
 
 
 def test_one_conversation_is_served_in_order_and_one_at_a_time() -> None:
     """The second request of a conversation waits until the first one has ended."""
     first, second = waiting("1"), waiting("2")
     queue = filled(first, second)
-    assert queue.take() is first
-    assert queue.take() is None
+    assert take(queue) is first
+    assert take(queue) is None
     queue.release(first)
-    assert queue.take() is second
+    assert take(queue) is second
 
 
 def test_other_conversations_overtake_a_busy_one() -> None:
     """A conversation's backlog delays that conversation only."""
     first, second, other = waiting("1", "busy"), waiting("2", "busy"), waiting("3", "other")
     queue = filled(first, second, other)
-    assert [queue.take(), queue.take(), queue.take()] == [first, other, None]
+    assert [take(queue), take(queue), take(queue)] == [first, other, None]
     queue.release(other)
-    assert queue.take() is None
+    assert take(queue) is None
     queue.release(first)
-    assert queue.take() is second
+    assert take(queue) is second
 
 
 def test_conversations_are_served_in_order_of_arrival() -> None:
     """Among idle conversations the oldest waiting request goes first."""
     sequences = [waiting(str(number), f"c{number}") for number in range(5)]
     queue = filled(*sequences)
-    assert [queue.take() for _ in sequences] == sequences
+    assert [take(queue) for _ in sequences] == sequences
 
 
 def test_the_queue_is_bounded() -> None:
@@ -78,7 +83,7 @@ def test_the_queue_is_bounded() -> None:
         queue.put(waiting("3"))
     assert refusal.value.retry_after > 0
     assert len(queue) == 2
-    assert queue.take() is first
+    assert take(queue) is first
     queue.put(waiting("3"))
     assert len(queue) == 2
 
@@ -89,16 +94,16 @@ def test_a_removed_request_is_not_taken() -> None:
     queue = filled(first, second)
     assert queue.remove("1") is first
     assert queue.remove("1") is None
-    assert queue.take() is second
+    assert take(queue) is second
 
 
 def test_a_running_request_cannot_be_removed() -> None:
     """Removing finds waiting requests only, and does not free a running conversation."""
     first, second = waiting("1"), waiting("2")
     queue = filled(first, second)
-    queue.take()
+    take(queue)
     assert queue.remove("1") is None
-    assert queue.take() is None
+    assert take(queue) is None
 
 
 def test_expired_requests_are_handed_out_once() -> None:
@@ -107,14 +112,14 @@ def test_expired_requests_are_handed_out_once() -> None:
     queue = filled(later, past, now)
     assert queue.expired(5) == [past, now]
     assert queue.expired(5) == []
-    assert queue.take() is later
+    assert take(queue) is later
 
 
 def test_a_closed_queue_hands_out_what_waits_and_refuses_more() -> None:
     """Closing leaves nobody behind in the queue and lets nobody in."""
     running, left = waiting("1"), waiting("2")
     queue = filled(running, left)
-    queue.take()
+    take(queue)
     assert queue.close() == [left]
     assert queue.close() == []
     assert len(queue) == 0
@@ -122,7 +127,7 @@ def test_a_closed_queue_hands_out_what_waits_and_refuses_more() -> None:
         queue.put(waiting("3"))
     assert isinstance(refusal.value, RetryLaterError)
     queue.release(running)
-    assert queue.take() is None
+    assert take(queue) is None
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -160,7 +165,7 @@ class QueueMachine(RuleBasedStateMachine):
     def take(self) -> None:
         """Take the first request whose conversation is idle."""
         expected = next((s for s in self.model if s.request.conversation not in self.running), None)
-        taken = self.queue.take()
+        taken = take(self.queue)
         assert taken is expected
         if taken is not None:
             self.model.remove(taken)
@@ -250,7 +255,7 @@ class Traffic:
 
     def take(self) -> None:
         """Take and release until all is done, noting who else has the conversation."""
-        while (sequence := self.queue.take()) or self.putting or len(self.queue):
+        while (sequence := take(self.queue)) or self.putting or len(self.queue):
             if sequence is None:
                 time.sleep(0)
                 continue
@@ -304,7 +309,7 @@ def test_a_conversation_is_its_tenants() -> None:
     for tenant in ("a", "b"):
         request = make_request(f"from {tenant}", conversation="same")
         queue.put(Sequence(msgspec.structs.replace(request, tenant=tenant)))
-    first, second = queue.take(), queue.take()
+    first, second = take(queue), take(queue)
     assert first is not None
     assert second is not None
     queue.release(first)
@@ -312,18 +317,23 @@ def test_a_conversation_is_its_tenants() -> None:
 
 
 def test_nobody_overtakes_in_its_conversation() -> None:
-    """Where the first of a conversation is not ready, its second is not asked; others are."""
+    """Where the first of a conversation is not claimed, its second is no candidate; others are."""
     first, second, other = (waiting(name, name[0]) for name in ("a1", "a2", "b1"))
     queue = filled(first, second, other)
-    asked: list[str] = []
-
-    def ready(each: Sequence) -> bool:
-        asked.append(each.request.id)
-        return each is second
-
-    assert queue.take(ready) is None
-    assert asked == ["a1", "b1"]
-    assert queue.take() is first
-    assert queue.take(lambda each: each is second) is None
+    assert queue.candidates() == [first, other]
+    assert queue.claim(first)
+    assert queue.candidates() == [other]
     queue.release(first)
-    assert queue.take(lambda each: each is second) is second
+    assert queue.candidates() == [second, other]
+
+
+def test_a_candidate_that_left_is_not_claimed() -> None:
+    """Between the look and the claim anybody may be cancelled, or claimed by another."""
+    removed, claimed = waiting("1", "a"), waiting("2", "b")
+    queue = filled(removed, claimed)
+    assert queue.candidates() == [removed, claimed]
+    queue.remove("1")
+    assert not queue.claim(removed)
+    assert queue.claim(claimed)
+    assert not queue.claim(claimed)
+    assert queue._busy == {(claimed.request.tenant, "b")}

@@ -120,6 +120,22 @@ class TestStarting:
         assert hall.running == ["b", "c"]
         assert len(hall.queue) == 1
 
+    def test_the_queue_is_free_while_they_are_looked_at(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others put and cancel meanwhile, and who is cancelled then does not start."""
+        hall = Hall()
+        hall.put("a", "b")
+
+        def cancel_the_first(sequence: Sequence, _running: list[Sequence]) -> bool:
+            assert not hall.queue._lock.locked()
+            if sequence.request.id == "a":
+                hall.queue.remove("a")
+            return False
+
+        monkeypatch.setattr(hall.cache, "shall_wait", cancel_the_first)
+        assert hall.start() == hall.running == ["b"]
+
     def test_a_conversation_runs_one_request_at_a_time(self) -> None:
         """Its next one starts when the first has ended, and not while that is paused."""
         hall = Hall()
@@ -278,7 +294,7 @@ class TestStuck:
         a, b = hall.put("a", "b", conversation="c")
         hall.start()
         assert hall.roster.stuck() is a
-        assert hall.queue.take() is None
+        assert hall.queue.candidates() == []
         hall.roster.remove(a)
         assert hall.roster.stuck() is None
         assert hall.start() == []
