@@ -9,6 +9,7 @@ from typing import Any, cast
 from .runtime import backend
 
 import mlx.core as mx  # isort: skip  (after runtime, which chooses the BLAS first)
+from . import open_files  # noqa: F401  # isort: skip  (the first import of mlx_lm)
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer

@@ -82,6 +82,8 @@ class TextCodec:
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
             )
+        except OSError:
+            raise  # no descriptor was free to read a file with: nothing the messages can help
         except Exception as error:
             # A template is a program of the model's: what it raises on odd messages is its
             # own choice, and none of it may end more than this request.
@@ -97,8 +99,13 @@ class TextCodec:
         return self.encode(self.render_chat(messages), special_tokens=False)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Encode text, with the model's own prefix (`<s>` and the like) if it has one."""
-        ids: list[int] = self._fast.encode(text, add_special_tokens=special_tokens).ids
+        """Encode text, with the model's own prefix (`<s>` and the like) if it has one.
+
+        As a batch of one: the tokenizer holds Python's lock while it encodes a single text, and
+        other threads run only beside a batch.
+        """
+        batch = self._fast.encode_batch_fast([text], add_special_tokens=special_tokens)
+        ids: list[int] = batch[0].ids
         return ids
 
     def read_token(self, token: int, *, first: bool) -> TokenText:

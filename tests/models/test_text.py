@@ -1,6 +1,8 @@
 """Text to tokens and back."""
 
+import errno
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -384,3 +386,26 @@ def test_encoding_from_eight_threads_is_right(smollm2: LoadedModel) -> None:
         messages = [[{"role": "user", "content": text}] for text in texts]
         chats = list(pool.map(smollm2.text.encode_chat, messages))
     assert chats == [smollm2.text.encode_chat(m) for m in messages]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tiny: LoadedModel) -> None:
+    """The event loop is one of them: the tokenizer does not hold Python's lock meanwhile."""
+    text, seen = "the agent reads the plan " * 40_000, 0
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(tiny.text.encode, text)
+        while not encoding.done():
+            time.sleep(0.001)
+            seen += 1
+    assert len(encoding.result()) > 40_000
+    assert seen > 10  # two, before and after, if the lock is held
+
+
+def test_a_lack_of_descriptors_is_no_fault_of_the_messages(tiny: LoadedModel) -> None:
+    """A template that cannot open a file is not a template that refuses."""
+
+    def exhausted(*_: Any, **__: Any) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    codec = TextCodec(StubTokenizer(tiny.text._fast, template=exhausted))
+    with pytest.raises(OSError, match="Too many open files"):
+        codec.render_chat([{"role": "user", "content": "x"}])
