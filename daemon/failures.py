@@ -16,6 +16,10 @@ from ..scheduler.errors import (
     RetryLaterError,
     UnavailableError,
 )
+from .quoting import shorten
+
+_LONGEST = 2000
+"""Characters of a message; what is quoted in it has a bound of its own."""
 
 
 class APIError(Exception):
@@ -42,7 +46,7 @@ class APIError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = shorten(message, _LONGEST)
         self.kind = kind
         self.code = code
         self.param = param
@@ -51,7 +55,7 @@ class APIError(Exception):
     def body(self) -> bytes:
         """The error in OpenAI's shape."""
         error = {
-            "message": self.message.encode(errors="replace").decode(),
+            "message": self.message,
             "type": self.kind,
             "param": self.param,
             "code": self.code,

@@ -4,8 +4,10 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import EventDict, Processor
 
 from .config import LogFormat
+from .quoting import printable
 
 
 def configure(log_format: LogFormat) -> None:
@@ -17,6 +19,7 @@ def configure(log_format: LogFormat) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _escape_controls,
             _renderer(log_format),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -25,7 +28,18 @@ def configure(log_format: LogFormat) -> None:
     )
 
 
-def _renderer(log_format: LogFormat) -> structlog.typing.Processor:
+def _escape_controls(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Escape what does not print in all values: a terminal would obey it.
+
+    The lines of a traceback stay lines; the renderers write them in their own way.
+    """
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[key] = "\n".join(map(printable, value.split("\n")))
+    return event
+
+
+def _renderer(log_format: LogFormat) -> Processor:
     if log_format == "json":
         return structlog.processors.JSONRenderer()
     return structlog.processors.LogfmtRenderer(

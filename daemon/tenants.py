@@ -10,6 +10,7 @@ from yarl import URL
 
 from .config import is_loopback
 from .failures import APIError
+from .quoting import quote
 
 DEFAULT = "default"
 
@@ -74,7 +75,11 @@ def _host_of(url: str) -> str:
 def _refuse_browsers(request: web.Request) -> None:
     host = _host_of(f"http://{request.host}")
     if not is_loopback(host):
-        raise APIError(403, f"this daemon does not answer for the host {host!r}", code="bad_host")
+        raise APIError(
+            403, f"this daemon does not answer for the host {quote(host)}", code="bad_host"
+        )
     origin = request.headers.get(hdrs.ORIGIN)
     if origin and not is_loopback(_host_of(origin)):
-        raise APIError(403, f"web pages of {origin} may not use this daemon", code="bad_origin")
+        raise APIError(
+            403, f"web pages of {quote(origin)} may not use this daemon", code="bad_origin"
+        )
