@@ -1,9 +1,9 @@
 """The HTTP application: routes, and what surrounds every request."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -12,22 +12,26 @@ from aiohttp import hdrs, web
 
 from .. import __version__
 from ..scheduler.errors import RequestError
+from .bodies import MAX_VALUES, SMALL_BODY, BodyBudget, Share, check_values, read_body
 from .config import Settings
+from .connections import connection_of
+from .decoding import Body, decode
 from .failures import APIError, as_api_error
 from .generation import Generation
 from .openai_answers import Answer, Kind
-from .openai_requests import ChatRequest, CompletionRequest, GenerationFields, decode
+from .openai_requests import ChatRequest, CompletionRequest, GenerationFields
 from .pin_requests import PinRequest
+from .quoting import quote, shorten
 from .service import Caller, Service, still_loading
 from .status import Status, status
 from .streaming import REQUEST_ID, EventStream
 from .tenants import identify
 
-MAX_BODY = 64 * 1024 * 1024
 _MAX_NAME = 256
 _DEFAULT_MODEL = "default"
 _REQUEST_ID = web.RequestKey("request_id", str)
 _ENTERED = web.RequestKey("entered", bool)
+_SHARE = web.RequestKey("share", Share)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -41,10 +45,11 @@ class Front:
         self.service: Service | None = None
         self.stopping = False
         self._settings = settings
+        self._bodies = BodyBudget(settings.body_budget)
 
     def application(self) -> web.Application:
         """Build the aiohttp application."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._surround])
+        app = web.Application(middlewares=[self._surround])
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self.chat_completions),
@@ -70,14 +75,14 @@ class Front:
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         caller, service = self._caller(request), self._service()
-        body = decode(await self._read(request), ChatRequest)
+        body = await self._body(request, ChatRequest)
         self._check_model(service, body.model)
         return await self._answer(request, body, await service.chat(body, caller), "chat")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         caller, service = self._caller(request), self._service()
-        body = decode(await self._read(request), CompletionRequest)
+        body = await self._body(request, CompletionRequest)
         self._check_model(service, body.model)
         return await self._answer(request, body, await service.completion(body, caller), "text")
 
@@ -153,14 +158,14 @@ class Front:
     async def cache_pin(self, request: web.Request) -> web.Response:
         """`POST /cache/pins`: keep a system prompt, or a conversation."""
         caller, service = self._caller(request), self._service()
-        body = decode(await self._read(request), PinRequest)
+        body = await self._body(request, PinRequest)
         return _json((await service.pin(body, caller))._asdict())
 
     async def cache_unpin(self, request: web.Request) -> web.Response:
         """`DELETE /cache/pins/{name}`: let it age like anything else."""
         name, tenant = request.match_info["name"], self._caller(request).tenant
         if not await self._service().cache.unpin(tenant, name):
-            raise APIError(404, f"there is no pin {name!r}", code="pin_not_found")
+            raise APIError(404, f"there is no pin {quote(name)}", code="pin_not_found")
         return _json({"unpinned": name})
 
     async def root(self, request: web.Request) -> web.Response:
@@ -198,6 +203,7 @@ class Front:
             identify(request, self._settings.api_key),
             conversation,
             time.monotonic(),
+            request[_SHARE],
         )
 
     def _service(self) -> Service:
@@ -212,23 +218,24 @@ class Front:
     def _check_model(service: Service, name: str | None) -> None:
         if name in (None, "", _DEFAULT_MODEL, service.model_name):
             return
-        message = f"there is no model {name!r}; this daemon serves {service.model_name!r}"
+        message = f"there is no model {quote(name)}; this daemon serves {service.model_name!r}"
         raise APIError(404, message, code="model_not_found", param="model")
 
-    async def _read(self, request: web.Request) -> bytes:
-        """Read the body, within the limits of size and time."""
-        if (request.content_length or 0) > MAX_BODY:
-            raise _too_large()
-        try:
-            async with asyncio.timeout(self._settings.read_timeout):
-                return await request.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise _too_large() from error
-        except web.RequestPayloadError as error:
-            raise APIError(400, f"the body cannot be read: {error}", code="invalid_body") from error
-        except TimeoutError as error:
-            message = f"the body did not arrive within {self._settings.read_timeout:g} s"
-            raise APIError(408, message, code="request_timeout") from error
+    async def _body(self, request: web.Request, kind: type[Body]) -> Body:
+        """Read and decode a body; a large one off the event loop."""
+        raw = await read_body(
+            request,
+            request[_SHARE],
+            largest=self._bodies.largest,
+            within=self._settings.read_timeout,
+        )
+        if (connection := connection_of(request)) is not None:
+            connection.answering()
+        if len(raw) <= SMALL_BODY:
+            return decode(raw, kind)
+        service = self._service()
+        most = MAX_VALUES + service.context_length
+        return await service.workers.run(lambda _: _decode_large(raw, kind, most), len(raw))
 
     def _count_refusal(self, request: web.Request) -> None:
         """Count a request that never became a generation; those count themselves."""
@@ -238,26 +245,38 @@ class Front:
 
     @web.middleware
     async def _surround(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Give every request an id and every error OpenAI's shape."""
+        """Give every request an id and a share of the budget, and every error OpenAI's shape."""
         request[_REQUEST_ID] = f"req-{secrets.token_hex(12)}"
-        try:
-            response = await handler(request)
-        except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
-            response = _failure(request, error)
-            self._count_refusal(request)
-        if not response.prepared:
-            response.headers[REQUEST_ID] = request[_REQUEST_ID]
-        return response
+        with _handling(request), self._bodies.share() as share:
+            request[_SHARE] = share
+            try:
+                response = await handler(request)
+            except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
+                response = _failure(request, error)
+                self._count_refusal(request)
+            if not response.prepared:
+                response.headers[REQUEST_ID] = request[_REQUEST_ID]
+            return response
+
+
+def _decode_large(raw: bytearray, kind: type[Body], most_values: int) -> Body:
+    check_values(raw, most_values)
+    return decode(raw, kind)
+
+
+def _handling(request: web.Request) -> AbstractContextManager[None]:
+    connection = connection_of(request)
+    return nullcontext() if connection is None else connection.handling(request)
 
 
 def _failure(request: web.Request, error: Exception) -> web.Response:
     if isinstance(error, web.HTTPException):
-        message = f"{request.method} {request.path}: {error.reason}"
+        message = f"{shorten(request.method)} {shorten(request.path)}: {error.reason}"
         failure = APIError(error.status, message, code="not_found" if error.status == 404 else None)  # noqa: PLR2004
     else:
         failure = as_api_error(error)
         if not isinstance(error, APIError | RequestError) and failure.status >= 500:  # noqa: PLR2004
-            log.error("handler failed", path=request.path, exc_info=error)
+            log.error("handler failed", path=shorten(request.path), exc_info=error)
     if request.get(_ENTERED, False):
         return failure.response()  # the generation has written its own line
     write = log.info if failure.status < 500 else log.warning  # noqa: PLR2004
@@ -271,7 +290,7 @@ def _failure(request: web.Request, error: Exception) -> web.Response:
     response = failure.response()
     if isinstance(error, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))
-    if failure.status in (408, 413):
+    if not request.content.is_eof():
         response.force_close()  # the rest of the body is never read
     return response
 
@@ -280,8 +299,3 @@ def _json(data: Any, status: int = 200) -> web.Response:
     return web.Response(
         body=msgspec.json.encode(data), status=status, content_type="application/json"
     )
-
-
-def _too_large() -> APIError:
-    message = f"the body has over {MAX_BODY // 2**20} MiB; send less"
-    return APIError(413, message, code="request_too_large")

@@ -17,6 +17,7 @@ ENV_PREFIX = "UMBEL_"
 SIZE_PATTERN = r"^\d+ ?([KMGT]i?B)?$"
 _UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 LogFormat = Literal["text", "json"]
+_LEAST_BODIES = 1 << 20
 
 
 def default_socket() -> Path:
@@ -91,6 +92,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     request_timeout: Annotated[
         float, Meta(gt=0, description="Time a request may take, waiting included.")
     ] = 3600.0
+    max_connections: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        Meta(description="Most open connections; 4096, or what open files allow, if unset."),
+    ] = None
+    body_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SIZE_PATTERN)],
+        Meta(description="Bytes that request bodies and waiting prompts may take; then 503."),
+    ] = "256MiB"
+    header_timeout: Annotated[
+        float, Meta(gt=0, description="Time a client may take to send its request's headers.")
+    ] = 30.0
+    idle_timeout: Annotated[
+        float, Meta(gt=0, description="Time a connection stays open without a request.")
+    ] = 120.0
     read_timeout: Annotated[
         float, Meta(gt=0, description="Time a client may take to send its request body.")
     ] = 30.0
@@ -130,6 +145,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def disk_budget(self) -> int | None:
         """Bytes that state on disk may take; None for a part of what is free."""
         return None if self.disk_bytes is None else parse_size(self.disk_bytes)
+
+    @property
+    def body_budget(self) -> int:
+        """Bytes that request bodies in flight may take, and the prompts made of them."""
+        return parse_size(self.body_bytes)
 
     @property
     def tcp(self) -> tuple[str, int] | None:
@@ -215,6 +235,8 @@ def _known() -> str:
 
 
 def _check(settings: Settings) -> Settings:
+    if settings.body_budget < _LEAST_BODIES:
+        raise ConfigError(f"setting body_bytes: it must be at least {_LEAST_BODIES} bytes (1MiB)")
     if settings.host is not None and settings.port is None:
         raise ConfigError("setting host: it needs a port too")
     if settings.tcp and not is_loopback(settings.tcp[0]) and settings.api_key is None:

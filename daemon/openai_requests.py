@@ -1,16 +1,29 @@
 """OpenAI's request bodies: decoded, checked, and turned into what the service takes."""
 
 import secrets
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    cast,
+)
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from ..models.params import SamplingParams
+from .decoding import CheckedBody, decode_part
 from .failures import APIError
+from .quoting import quote
+from .workers import Check
 
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1000
+MAX_TOOLS = 1024
+MAX_BIASES = 1024
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_LENGTH = 1000
+_LONGEST_ESCAPE = 12  # bytes of JSON for one character
 MAX_CHAT_LOGPROBS = 20
 MAX_TEXT_LOGPROBS = 5
 
@@ -18,6 +31,7 @@ Number = Annotated[float, Meta(ge=-2, le=2)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Tokens = Annotated[int, Meta(ge=1)]
 StopSequence = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+_Prompt = str | list[int | str | list[int]]
 
 
 class StreamOptions(msgspec.Struct):
@@ -26,7 +40,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True):
+class GenerationFields(CheckedBody, kw_only=True):
     """What chat and text completions share. Unknown fields are ignored, as OpenAI's SDK expects.
 
     Fields that would change the answer and are not supported stand here too, so that they
@@ -44,7 +58,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)]
+        | None
+    ) = None
     seed: int | None = None
     stop: (
         StopSequence | Annotated[list[StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None
@@ -118,7 +135,7 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -126,15 +143,15 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
 
 
 class ChatRequest(GenerationFields, kw_only=True):
-    """The body of `POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`. Each message is decoded on its own."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    messages: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    functions: list[dict[str, Any]] | None = None
+    functions: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     response_format: dict[str, Any] | None = None
     modalities: list[str] | None = None
 
@@ -162,19 +179,26 @@ class ChatRequest(GenerationFields, kw_only=True):
         if self.modalities and self.modalities != ["text"]:
             raise _unsupported("modalities", "ask for text only")
 
-    def template_messages(self) -> list[dict[str, Any]]:
+    def template_messages(self, check: Check) -> list[dict[str, Any]]:
         """Write the messages as chat templates expect them: plain text contents.
 
+        Args:
+            check: called before each message; ends the work with what it raises.
+
         Raises:
-            APIError: 400 for a part that is not text.
+            APIError: 400 for a message that is none, and for a part that is not text.
         """
-        return [_template_message(i, message) for i, message in enumerate(self.messages)]
+        messages = []
+        for index, raw in enumerate(self.messages):
+            check()
+            messages.append(_template_message(index, raw))
+        return messages
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
     """The body of `POST /v1/completions`."""
 
-    prompt: str | list[int | str | list[int]]
+    prompt: Raw
     suffix: str | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -195,75 +219,58 @@ class CompletionRequest(GenerationFields, kw_only=True):
         if self.best_of not in (None, 1):
             raise _unsupported("best_of", "leave it out")
 
-    def single_prompt(self, vocab_size: int) -> str | list[int]:
-        """Return the prompt as text or token ids.
+    @property
+    def least_characters(self) -> int:
+        """How many characters a text prompt has at least, known before it is decoded."""
+        raw = memoryview(self.prompt)
+        return len(raw) // _LONGEST_ESCAPE if bytes(raw[:1]) == b'"' else 0
+
+    def single_prompt(self) -> str | list[int]:
+        """Return the prompt as text or as what should be token ids.
 
         Raises:
-            APIError: 400 for several prompts, or a token that does not exist.
+            APIError: 400 for several prompts; 413 for one that is too large to decode.
         """
-        prompt = self.prompt
+        prompt = decode_part(self.prompt, _Prompt, "prompt")
         only = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else prompt
         if isinstance(only, str):
             return only
         items = [only] if isinstance(only, int) else only
-        return [_token(item, vocab_size) for item in items]
+        if not all(isinstance(item, int) for item in items):
+            raise APIError(400, "send one request for each prompt", param="prompt")
+        return cast("list[int]", items)
 
 
-class Checked(Protocol):
-    """A body that knows what it must not hold."""
-
-    def refuse_unsupported(self) -> None:
-        """Raise an APIError for what cannot be done."""
-        ...
-
-
-Body = TypeVar("Body", bound=Checked)
-
-
-def decode(raw: bytes, kind: type[Body]) -> Body:
-    """Decode and check a body.
+def check_tokens(prompt: list[int], vocab_size: int) -> None:
+    """Refuse token ids that do not exist.
 
     Raises:
-        APIError: 400, naming the field at fault.
+        APIError: 400, naming the first.
     """
-    try:
-        body = msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        detail, _, path = str(error).partition(" - at `$")
-        param = path.strip("`.") or None
-        message = f"{param}: {detail}" if param else detail
-        raise APIError(400, message, param=param) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise APIError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
-    body.refuse_unsupported()
-    return body
+    for token in prompt:
+        if not 0 <= token < vocab_size:
+            message = f"token {token} does not exist; there are 0 to {vocab_size - 1}"
+            raise APIError(400, message, param="prompt")
 
 
-def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
+def _template_message(index: int, raw: Raw) -> dict[str, Any]:
+    place = f"messages[{index}]"
+    message = decode_part(raw, ChatMessage, place)
     fields: dict[str, Any] = msgspec.to_builtins(message)
     # Templates know "system"; "developer" is OpenAI's newer name for the same voice.
     fields["role"] = "system" if message.role == "developer" else message.role
     content = message.content
     if isinstance(content, list):
-        content = "".join(_text_of(index, part) for part in content)
+        content = "".join(_text_of(place, part) for part in content)
     return {**fields, "content": content or ""}
 
 
-def _text_of(index: int, part: dict[str, Any]) -> str:
+def _text_of(place: str, part: dict[str, Any]) -> str:
     text = part.get("text")
     if part.get("type") not in ("text", "input_text") or not isinstance(text, str):
-        message = f"messages[{index}] has a part of type {part.get('type')!r}; send text only"
-        raise APIError(400, message, param=f"messages[{index}].content")
+        message = f"{place} has a part of type {quote(part.get('type'))}; send text only"
+        raise APIError(400, message, param=f"{place}.content")
     return text
-
-
-def _token(item: int | str | list[int], vocab_size: int) -> int:
-    if not isinstance(item, int):
-        raise APIError(400, "send one request for each prompt", param="prompt")
-    if not 0 <= item < vocab_size:
-        message = f"token {item} does not exist; there are 0 to {vocab_size - 1}"
-        raise APIError(400, message, param="prompt")
-    return item
 
 
 def _unsupported(field: str, advice: str) -> APIError:

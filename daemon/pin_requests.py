@@ -2,15 +2,15 @@
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
+from .decoding import CheckedBody
 from .failures import APIError
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class PinRequest(msgspec.Struct, forbid_unknown_fields=True):
+class PinRequest(CheckedBody, forbid_unknown_fields=True):
     """What to keep: a system prompt under a name, or a conversation under its own.
 
     Attributes:

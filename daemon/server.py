@@ -20,10 +20,13 @@ from .app import Front
 from .assembly import Assembly, assemble, refuse_used_folder
 from .cache_desk import CacheDesk
 from .config import Settings
+from .connections import Connections
+from .descriptors import most_connections, raise_limit
 from .errors import SocketError, StartError
 from .pressure import PressureWatch, find_source
 from .service import Service
 from .sockets import BACKLOG, UnixListener
+from .wire import WireProtocol
 
 _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
 _THREAD_STOP = 60.0
@@ -53,11 +56,16 @@ class Daemon:
         self._listener = listener
         self._front = Front(settings)
         self._thread = MLXThread(on_exit=release_thread)
+        self._connections = Connections(
+            settings.max_connections or most_connections(raise_limit()),
+            header_timeout=settings.header_timeout,
+            idle_timeout=settings.idle_timeout,
+            write_timeout=settings.write_timeout,
+        )
+        self._servers: list[asyncio.Server] = []
         self._runner = web.AppRunner(
             self._front.application(),
             handler_cancellation=True,  # a client that leaves ends its generation
-            access_log=None,
-            lingering_time=_LINGER,
             shutdown_timeout=_CONNECTION_CLOSE,
         )
         self._queue = ConversationQueue(settings.max_waiting)
@@ -81,7 +89,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
         await self._runner.setup()
-        await web.SockSite(self._runner, self._listener.socket, backlog=BACKLOG).start()
+        await self._listen(sock=self._listener.socket)
         log.info("listening", socket=str(self._listener.path), pid=os.getpid())
         if self._settings.tcp is not None:
             await self._listen_tcp(*self._settings.tcp)
@@ -99,7 +107,11 @@ class Daemon:
         if self._handoff is not None:
             self._handoff.refuse_waiting()
             await self._drain(self._handoff)
+        for server in self._servers:
+            server.close()
         await self._runner.cleanup()
+        if self._front.service is not None:
+            self._front.service.workers.close()
         if self._assembly is not None:
             await self._save_state(self._assembly)
         loading = self._front.service is None
@@ -126,15 +138,34 @@ class Daemon:
             log.exception("state not saved")
         await asyncio.to_thread(assembly.disk.close, _SAVE_GRACE)
 
+    async def _listen(self, **where: Any) -> asyncio.Server:
+        """Accept connections there; each stands between its transport and aiohttp."""
+        loop = asyncio.get_running_loop()
+        protocol = self._connections.protocol(self._protocol)
+        server: asyncio.Server = await loop.create_server(protocol, backlog=BACKLOG, **where)
+        self._servers.append(server)
+        return server
+
+    def _protocol(self) -> WireProtocol:
+        """Make aiohttp's side of a new connection."""
+        if self._runner.server is None:
+            raise RuntimeError("the runner was not set up")
+        return WireProtocol(
+            self._runner.server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # as aiohttp documents
+            auto_decompress=False,  # a compressed body is refused
+            lingering_time=_LINGER,
+        )
+
     async def _listen_tcp(self, host: str, port: int) -> None:
-        site = web.TCPSite(self._runner, host, port, backlog=BACKLOG)
         try:
-            await site.start()
+            server = await self._listen(host=host, port=port)
         except OSError as error:
             raise SocketError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        for name in self._runner.addresses:
-            if isinstance(name, tuple):
-                log.info("listening", host=name[0], port=name[1])
+        for listener in server.sockets:
+            name = listener.getsockname()
+            log.info("listening", host=name[0], port=name[1])
 
     async def _load_model(self) -> None:
         log.info("loading", model=self._settings.model, backend=backend(), blas=BLAS.name)

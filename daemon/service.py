@@ -3,27 +3,28 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import anyio
-import anyio.to_thread
+from msgspec import Raw
 
 from ..cachestore.checkpoints import Reason
 from ..cachestore.pins import PinDescription
 from ..models import boundaries
 from ..models.loader import LoadedModel
 from ..scheduler.admission import Admission
-from ..scheduler.errors import DeadlineExceededError, UnavailableError
+from ..scheduler.errors import UnavailableError
 from ..scheduler.handoff import Handoff
-from ..scheduler.queue import RETRY_AFTER, ConversationQueue, queue_full
+from ..scheduler.queue import RETRY_AFTER, ConversationQueue
 from ..scheduler.request import Request
 from .assembly import Assembly
+from .bodies import Share
 from .cache_desk import CacheDesk
 from .generation import Generation
 from .metrics import Metrics
-from .openai_requests import ChatRequest, CompletionRequest, GenerationFields
+from .openai_requests import ChatRequest, CompletionRequest, GenerationFields, check_tokens
 from .pin_requests import PinRequest
 from .pressure import PressureWatch
+from .workers import Check, Workers
 
-_ENCODERS = 2  # threads that tokenise; the tokenizer is Rust and leaves the GIL
+_TOKEN_BYTES = 40  # of a prompt's token while its request waits: an int, and its places in lists
 
 
 class Caller(NamedTuple):
@@ -34,12 +35,14 @@ class Caller(NamedTuple):
         tenant: who sent it.
         conversation: the name it gave, or None for a conversation of its own.
         arrived_at: when, on the engine's clock, in seconds.
+        share: what its body, and then its prompt, hold of the budget of bodies.
     """
 
     request_id: str
     tenant: str
     conversation: str | None
     arrived_at: float
+    share: Share
 
 
 class Rendered(NamedTuple):
@@ -82,18 +85,17 @@ class Service:
         self._handoff = handoff
         self._admission = Admission(assembly.context_length, assembly.bound)
         self._request_timeout = request_timeout
-        self._limiter = anyio.CapacityLimiter(_ENCODERS)
+        self.workers = Workers(queue.limit, request_timeout, lambda: len(queue))
 
     async def chat(self, body: ChatRequest, caller: Caller) -> Generation:
         """Admit a chat request; entering the result submits it.
 
         Raises:
-            APIError: a field is of no use to this model.
+            APIError: a field or a message is of no use to this model.
             TemplateError: the chat template refuses the messages.
             InvalidRequestError: the prompt is empty or too long.
         """
-        messages = body.template_messages()
-        return await self._admit(body, caller, lambda: self._render(messages))
+        return await self._admit(body, caller, lambda check: self._render_body(body, check))
 
     async def completion(self, body: CompletionRequest, caller: Caller) -> Generation:
         """Admit a text completion; entering the result submits it.
@@ -102,12 +104,7 @@ class Service:
             APIError: a field is of no use to this model.
             InvalidRequestError: the prompt is empty or too long.
         """
-        prompt = body.single_prompt(self.vocab_size)
-        return await self._admit(
-            body,
-            caller,
-            lambda: Rendered(self._encoded(prompt) if isinstance(prompt, str) else prompt, []),
-        )
+        return await self._admit(body, caller, lambda check: self._encode_body(body, check))
 
     async def pin(self, body: PinRequest, caller: Caller) -> PinDescription:
         """Keep a system prompt, computed now if need be, or a conversation.
@@ -122,25 +119,23 @@ class Service:
             {"role": "system", "content": body.system},
             {"role": "user", "content": "1"},
         ]
-        rendered = await self._encode(lambda: self._render_system(messages))
-        warm_up = CompletionRequest(prompt="", max_tokens=1)
-        generation = await self._admit(warm_up, caller, lambda: rendered)
+        rendered = await self.workers.run(
+            lambda check: self._render_system(messages, check), caller.share.nbytes
+        )
+        warm_up = CompletionRequest(prompt=Raw(b'""'), max_tokens=1)
+        generation = await self._admit(warm_up, caller, lambda _: rendered)
         async with generation:
             await generation.whole()
         end = next((at for at, why in rendered.boundaries if why is Reason.SYSTEM), None)
         prompt = rendered.prompt[:end]
         return await self.cache.pin(caller.tenant, body.name or "", prompt)
 
-    def _render_system(self, messages: list[dict[str, Any]]) -> Rendered:
-        prompt = self._encoded(self._text.render_chat(messages), special_tokens=False)
-        system = boundaries.find(self._text, messages, prompt).system
-        return Rendered(prompt, [] if system is None else [(system, Reason.SYSTEM)])
-
     async def _admit(
-        self, body: GenerationFields, caller: Caller, encode: Callable[[], Rendered]
+        self, body: GenerationFields, caller: Caller, encode: Callable[[Check], Rendered]
     ) -> Generation:
         sampling = body.sampling(self.vocab_size)
-        prompt, ends = await self._encode(encode)
+        prompt, ends = await self.workers.run(encode, caller.share.nbytes)
+        caller.share.resize(len(prompt) * _TOKEN_BYTES)
         request = Request(
             id=caller.request_id,
             tenant=caller.tenant,
@@ -160,29 +155,49 @@ class Service:
             caller.arrived_at,
         )
 
-    async def _encode(self, encode: Callable[[], Rendered]) -> Rendered:
-        """Tokenise on one of a few threads; as many may wait for one as for the engine."""
-        waiting = len(self.queue) + self._limiter.statistics().tasks_waiting
-        if waiting >= self.queue.limit:
-            raise queue_full(self.queue.limit)
-        try:
-            with anyio.fail_after(self._request_timeout):
-                return await anyio.to_thread.run_sync(encode, limiter=self._limiter)
-        except TimeoutError as error:
-            raise DeadlineExceededError("no thread was free to tokenise the prompt") from error
+    # -- on the workers' threads ---------------------------------------------------------
+
+    def _encode_body(self, body: CompletionRequest, check: Check) -> Rendered:
+        """Encode a text completion's prompt, or look at its tokens."""
+        self._admission.check_text(body.least_characters, self._text.longest_token)
+        prompt = body.single_prompt()
+        check()
+        if isinstance(prompt, str):
+            return Rendered(self._encoded(prompt), [])
+        if prompt:  # an empty one is refused in other words
+            self._admission.answer_length(len(prompt), None)
+        check_tokens(prompt, self.vocab_size)
+        return Rendered(prompt, [])
+
+    def _render_body(self, body: ChatRequest, check: Check) -> Rendered:
+        """Encode a conversation; find its boundaries if the model needs checkpoints there."""
+        messages = body.template_messages(check)
+        self._check_messages(messages)
+        text = self._text.render_chat(messages)
+        check()
+        prompt = self._encoded(text, special_tokens=False)
+        if not self._stack.has_checkpoints:
+            return Rendered(prompt, [])
+        check()
+        found = boundaries.find(self._text, messages, prompt)
+        system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
+        return Rendered(prompt, [*system, *((end, Reason.MESSAGE) for end in found.messages)])
+
+    def _render_system(self, messages: list[dict[str, Any]], check: Check) -> Rendered:
+        self._check_messages(messages)
+        prompt = self._encoded(self._text.render_chat(messages), special_tokens=False)
+        check()
+        system = boundaries.find(self._text, messages, prompt).system
+        return Rendered(prompt, [] if system is None else [(system, Reason.SYSTEM)])
+
+    def _check_messages(self, messages: list[dict[str, Any]]) -> None:
+        """Refuse messages that cannot fit, before a template makes one text of them."""
+        characters = sum(len(message["content"]) for message in messages)
+        self._admission.check_text(characters, self._text.longest_token)
 
     def _encoded(self, text: str, *, special_tokens: bool = True) -> list[int]:
         self._admission.check_text(len(text), self._text.longest_token)
         return self._text.encode(text, special_tokens=special_tokens)
-
-    def _render(self, messages: list[dict[str, Any]]) -> Rendered:
-        """Encode a conversation; find its boundaries if the model needs checkpoints there."""
-        prompt = self._encoded(self._text.render_chat(messages), special_tokens=False)
-        if not self._stack.has_checkpoints:
-            return Rendered(prompt, [])
-        found = boundaries.find(self._text, messages, prompt)
-        system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
-        return Rendered(prompt, [*system, *((end, Reason.MESSAGE) for end in found.messages)])
 
     def models(self) -> list[dict[str, Any]]:
         """Describe the model as both OpenAI's and Anthropic's list of models do."""

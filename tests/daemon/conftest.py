@@ -33,6 +33,7 @@ def tiny_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
     It runs one request at a time, so that tests can make others wait.
     """
     env = {"UMBEL_READ_TIMEOUT": "1", "UMBEL_KEEPALIVE": "0.2", "UMBEL_WRITE_TIMEOUT": "2"}
+    env |= {"UMBEL_HEADER_TIMEOUT": "1", "UMBEL_IDLE_TIMEOUT": "20"}
     with (
         tempfile.TemporaryDirectory(prefix="u") as folder,
         running(Path(folder), long_tiny_dir, "--port", "0", "--max-batch", "1", env=env) as daemon,

@@ -28,10 +28,14 @@ class UnixConnection(HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the path."""
+        """Connect to the path; where the backlog is full, a connect with a timeout would fail."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.connect(str(self._path))
+        except BaseException:
+            self.sock.close()
+            raise
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
 
 
 @dataclass

@@ -1,19 +1,23 @@
 """The table in docs/behaviour.md, row by row, against a running daemon."""
 
+import gzip
 import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from .running import Reply, RunningDaemon
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 # Greedy: drawn at random, the first token is now and then the one that ends the answer.
-GOOD = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "temperature": 0}
+MESSAGE = {"role": "user", "content": "hello"}
+GOOD = {"messages": [MESSAGE], "max_tokens": 2, "temperature": 0}
 DOC = Path(__file__).parents[2] / "docs" / "behaviour.md"
+PART = {"type": "text", "text": "x"}
 HUGE = 64 * 1024 * 1024 + 1
 
 Send = Callable[[RunningDaemon], Reply]
@@ -144,9 +148,27 @@ CASES: dict[str, Send] = {
     "a conversation name that is not text": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Conversation": "caf\xe9"}
     ),
-    "a false Content-Encoding": lambda daemon: daemon.request(
-        "POST", CHAT, GOOD, {"Content-Encoding": "gzip"}
+    "a compressed body": lambda daemon: daemon.request(
+        "POST", CHAT, gzip.compress(msgspec.json.encode(GOOD)), {"Content-Encoding": "gzip"}
     ),
+    "half of a request's headers": lambda daemon: _by_hand(daemon, b"Content-Length: 5"),
+    "10,001 messages": chat(messages=[MESSAGE] * 10_001),
+    "1,001 parts in a message": chat(messages=[{"role": "user", "content": [PART] * 1001}]),
+    "10 million empty parts": raw(
+        b'{"messages": [{"role": "user", "content": [' + b"{}," * 10_000_000 + b"{}]}]}"
+    ),
+    "1,025 tools": chat(tools=[{}] * 1025),
+    "1,025 ids in logit_bias": chat(logit_bias={str(i): 1 for i in range(1025)}),
+    "30 million prompt tokens": lambda daemon: daemon.post(
+        b'{"prompt": [' + b"1," * 30_000_000 + b"1]}", TEXT
+    ),
+    "3 million escapes": raw(b'{"user": "' + rb"\n" * 3_000_000 + b'"}'),
+    "a message of 9 MiB": chat(messages=[{"role": "user", "content": "x" * (9 << 20)}]),
+    "a model name of 9 MiB": chat(model="x" * (9 << 20)),
+    "a model name of 1,000 characters": chat(model="x" * 1000),
+    "a role of 1,000 characters": chat(messages=[{"role": "x" * 1000, "content": "hi"}]),
+    "what is not HTTP": lambda daemon: _by_hand(daemon, b"Content-Length: many\r\n\r\n"),
+    "control codes in a path": lambda daemon: daemon.request("GET", "/%1b%5b31m"),
     "20 MB of text": text(prompt="word " * 4_000_000),
     "an unknown route": lambda daemon: daemon.request("GET", "/v1/nothing"),
     "a wrong method": lambda daemon: daemon.request("GET", CHAT),

@@ -1,0 +1,172 @@
+"""Request bodies: read within a budget of bytes and of time, and sized up before they are decoded.
+
+Decoding holds Python's lock for as long as it takes, on whatever thread: no single call may be
+given much to do. So a body's values are counted before it is decoded, its large parts are
+decoded one by one, and what one of them may hold has a bound.
+"""
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from aiohttp import hdrs, web
+
+from ..scheduler.errors import UnavailableError
+from ..scheduler.queue import RETRY_AFTER
+from .failures import APIError
+from .quoting import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BODY = 64 * 1024 * 1024
+"""Bytes of one body."""
+
+SMALL_BODY = 64 * 1024
+"""Bytes up to which a body is decoded where it was read."""
+
+MAX_VALUES = 100_000
+"""Values in a body, tokens of prompts apart: what holds more is no conversation."""
+
+MAX_ESCAPES = 2_000_000
+"""Backslashes in a body: each costs ten times what a plain character does."""
+
+_RESERVED_SHARE = 4  # of the budget, one part in this many is for bodies that are not large
+_LARGE = 1 << 20
+_BLOCK = 64 * 1024
+
+
+class BodyBudget:
+    """The bytes of all bodies in flight, and of the prompts that were made of them.
+
+    Large bodies never take the last quarter, so that whoever holds them back half sent does not
+    shut everybody else out.
+
+    Args:
+        limit: bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    @property
+    def largest(self) -> int:
+        """Bytes that one body may have."""
+        return min(MAX_BODY, self._limit_of(_LARGE + 1))
+
+    @contextmanager
+    def share(self) -> "Iterator[Share]":
+        """Give a request its share of the budget until the block ends."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            share.resize(0)
+
+    def take(self, more: int, nbytes: int) -> None:
+        """Count more bytes for a share that then has `nbytes`.
+
+        Raises:
+            UnavailableError: there is no room for them.
+        """
+        if more > 0 and self.used + more > self._limit_of(nbytes):
+            message = "too many request bodies are in flight; try again later"
+            raise UnavailableError(message, retry_after=RETRY_AFTER)
+        self.used += more
+
+    def _limit_of(self, nbytes: int) -> int:
+        return self.limit - (self.limit // _RESERVED_SHARE if nbytes > _LARGE else 0)
+
+
+class Share:
+    """What one request holds of the budget."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.nbytes = 0
+
+    def resize(self, nbytes: int) -> None:
+        """Hold so many bytes instead.
+
+        Raises:
+            UnavailableError: there is no room for them.
+        """
+        self._budget.take(nbytes - self.nbytes, nbytes)
+        self.nbytes = nbytes
+
+
+async def read_body(
+    request: web.Request, share: Share, *, largest: int, within: float
+) -> bytearray:
+    """Read a body as it comes, and no more of it than there is room for.
+
+    Args:
+        request: whose body has not been read.
+        share: of the budget; holds the body's bytes afterwards.
+        largest: bytes that a body may have.
+        within: seconds that it may take to arrive.
+
+    Raises:
+        APIError: it is compressed, too large, too slow, or broken.
+        UnavailableError: other bodies take the room.
+    """
+    encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
+    if encoding.lower() != "identity":
+        message = f"Content-Encoding {quote(encoding)} is not supported; send the body as it is"
+        raise APIError(415, message, code="unsupported_encoding")
+    if (request.content_length or 0) > largest:
+        raise _too_large(largest)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(within):
+            while block := await request.content.readany():
+                if len(body) + len(block) > largest:
+                    raise _too_large(largest)
+                share.resize(len(body) + len(block))
+                body += block
+    except web.RequestPayloadError as error:
+        raise APIError(400, f"the body cannot be read: {error}", code="invalid_body") from error
+    except TimeoutError as error:
+        message = f"the body did not arrive within {within:g} s"
+        raise APIError(408, message, code="request_timeout") from error
+    return body
+
+
+def check_values(body: bytearray, limit: int) -> None:
+    """Refuse a body that would take long to decode, without decoding it.
+
+    What separates and opens values is counted outside strings, a block at a time, so that other
+    threads run between two blocks.
+
+    Raises:
+        APIError: 400, it has more values than `limit`, or too many escapes.
+    """
+    values = quotes = escapes = start = 0
+    inside = False
+    while start < len(body):
+        block = _whole_escapes(bytes(body[start : start + _BLOCK]))
+        start += len(block)
+        escapes += block.count(b"\\")
+        parts = block.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = parts[int(inside) :: 2]
+        inside ^= len(parts) % 2 == 0
+        values += sum(part.count(b",") + part.count(b"[") + part.count(b"{") for part in outside)
+        quotes += len(parts) - 1
+        # Of two strings, a key and its value, at least one has a separator.
+        if max(values, quotes // 4 - 1) > limit:
+            raise APIError(400, f"the body has over {limit} values; send fewer")
+        if escapes > MAX_ESCAPES:
+            message = f"the body has over {MAX_ESCAPES} escapes; send text as UTF-8"
+            raise APIError(400, message)
+
+
+def _whole_escapes(block: bytes) -> bytes:
+    """Leave a block's last backslash to the next one if it begins an escape."""
+    backslashes = len(block) - len(block.rstrip(b"\\"))
+    return block[:-1] if backslashes % 2 and len(block) > 1 else block
+
+
+def _too_large(largest: int) -> APIError:
+    message = f"the body has over {largest // 2**20} MiB; send less"
+    return APIError(413, message, code="request_too_large")

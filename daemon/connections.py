@@ -1,0 +1,315 @@
+"""Every open connection: how many there are, how long each may stay silent, who has left.
+
+aiohttp answers requests; it bounds neither connections nor the time that headers take, and
+while more is pipelined than it takes, it does not see a client leave. So each of its protocols
+stands behind a `Connection`, which is what the transport knows.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import structlog
+from aiohttp import web
+
+from .failures import APIError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MOST_PIPELINED = 1 << 20
+"""Bytes that a client may send ahead while its request is being answered."""
+
+_WRITE_PATIENCE = 1.25
+"""Of `write_timeout`: a stream notices first that it is not read, and says so in the log."""
+
+log = structlog.get_logger()
+
+
+class Connections:
+    """All connections of a daemon, within a bound.
+
+    Where the bound is reached, the connection that has been idle longest makes room; where all
+    have a request, the newcomer is answered with a 503.
+
+    Args:
+        limit: the most that may be open.
+        header_timeout: seconds until a request's headers are complete, from its first byte on,
+            or from the start of the connection.
+        idle_timeout: seconds that a connection stays open after an answer without a request.
+        write_timeout: seconds that an answer may stay unread.
+    """
+
+    def __init__(
+        self, limit: int, *, header_timeout: float, idle_timeout: float, write_timeout: float
+    ) -> None:
+        self.limit = limit
+        self.header_timeout = header_timeout
+        self.idle_timeout = idle_timeout
+        self.write_timeout = write_timeout
+        self._idle: dict[Connection, None] = {}  # the one that is idle longest comes first
+        self._busy: set[Connection] = set()
+        self._crowded = False
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._busy)
+
+    def protocol(
+        self, make_handler: Callable[[], asyncio.Protocol]
+    ) -> Callable[[], asyncio.Protocol]:
+        """Wrap what makes aiohttp's protocols into what makes ours."""
+        return lambda: Connection(self, make_handler())
+
+    def admit(self, connection: "Connection") -> bool:
+        """Count a new connection; False when there is no room for it."""
+        if len(self) >= self.limit and not self._make_room():
+            return False
+        self._idle[connection] = None
+        return True
+
+    def set_busy(self, connection: "Connection") -> None:
+        """Note that a connection's request is being answered."""
+        if connection in self._idle:
+            del self._idle[connection]
+            self._busy.add(connection)
+
+    def set_idle(self, connection: "Connection") -> None:
+        """Note that a connection waits for its next request."""
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._idle[connection] = None
+
+    def discard(self, connection: "Connection") -> None:
+        """Forget a connection that has ended."""
+        self._idle.pop(connection, None)
+        self._busy.discard(connection)
+        if len(self) < self.limit // 2:
+            self._crowded = False
+
+    def _make_room(self) -> bool:
+        if not self._crowded:
+            self._crowded = True
+            log.warning(
+                "too many connections: idle ones are closed, the oldest first",
+                connections=len(self),
+                idle=len(self._idle),
+            )
+        oldest = next(iter(self._idle), None)
+        if oldest is None:
+            return False
+        self.discard(oldest)
+        oldest.drop()
+        return True
+
+
+class Connection(asyncio.Protocol):
+    """One connection: what stands between its transport and aiohttp.
+
+    While a request is answered, bytes that aiohttp does not want yet are held here, so that the
+    transport goes on reading and tells when the client leaves.
+
+    Args:
+        registry: of all connections.
+        handler: aiohttp's protocol of this connection.
+    """
+
+    def __init__(self, registry: Connections, handler: asyncio.Protocol) -> None:
+        self._registry = registry
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._admitted = False
+        self._requests = 0  # that are being handled
+        self._begun = False  # bytes of the next request have come
+        self._ending = False  # no further request will be read
+        self._answering = False
+        self._held = bytearray()
+        self._holding = self._paused = False
+
+    # -- of the transport ----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let the connection in, or refuse it."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._admitted = self._registry.admit(self)
+        if not self._admitted:
+            self._refuse(_crowded())
+            return
+        self._handler.connection_made(cast("asyncio.Transport", _Flow(self, self._transport)))
+        self._expect_headers(self._registry.header_timeout)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand bytes to aiohttp, or hold them until it wants more."""
+        if not self._admitted:
+            return
+        if not (self._requests or self._begun or self._ending):
+            self._begun = True
+            self._expect_headers(self._registry.header_timeout)
+        if not (self._holding or self._held):
+            self._handler.data_received(data)
+            return
+        self._held += data
+        if self._answering and len(self._held) > _MOST_PIPELINED:
+            log.warning("a client was cut off", reason="it pipelined too much", bytes=len(data))
+            self.drop()
+
+    def eof_received(self) -> bool | None:
+        """A client that will send no more has left: the transport closes."""
+        return self._handler.eof_received() if self._admitted else None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection; aiohttp cancels what is being answered."""
+        for timer in (self._deadline, self._unread):
+            if timer is not None:
+                timer.cancel()
+        self._held.clear()
+        self._transport = None
+        if self._admitted:
+            self._registry.discard(self)
+            self._handler.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read: it has a while to begin."""
+        patience = self._registry.write_timeout * _WRITE_PATIENCE
+        self._unread = self._loop.call_later(patience, self.drop)
+        if self._admitted:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        if self._unread is not None:
+            self._unread.cancel()
+        if self._admitted:
+            self._handler.resume_writing()
+
+    # -- of aiohttp's reading ------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Give aiohttp nothing for now."""
+        self._holding = True
+        if not self._answering:
+            self._set_paused(True)
+
+    def release(self) -> None:
+        """Give aiohttp what was held, soon: it may be in the middle of something."""
+        if self._holding:
+            self._holding = False
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._holding or self._transport is None:
+            return
+        held, self._held = bytes(self._held), bytearray()
+        if held:
+            self._handler.data_received(held)
+        if not self._holding:
+            self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:  # noqa: FBT001  (a state, and private)
+        transport = self._transport
+        if transport is None or transport.is_closing() or paused == self._paused:
+            return
+        self._paused = paused
+        if paused:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
+
+    # -- of requests ---------------------------------------------------------------------
+
+    @contextmanager
+    def handling(self, request: web.Request) -> "Iterator[None]":
+        """A request's headers are complete; the block handles it."""
+        self._requests += 1
+        self._begun = False
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._registry.set_busy(self)
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            self._answering = False
+            # aiohttp reads the rest of a body for a while, and closes: no request follows it.
+            self._ending = not request.content.is_eof()
+            if self._transport is not None:
+                self._registry.set_idle(self)
+                self._expect_headers(self._registry.idle_timeout)
+
+    def answering(self) -> None:
+        """The request's body has been read: from now on the transport reads without a pause."""
+        self._answering = True
+        self._set_paused(False)
+
+    # -- of the end ----------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _expect_headers(self, seconds: float) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        """The headers did not come in time: say so if some of them did, and close."""
+        if self._begun:
+            self._refuse(_late(self._registry.header_timeout))
+        elif self._transport is not None:
+            self._transport.close()
+
+    def _refuse(self, error: APIError) -> None:
+        if self._transport is not None:
+            self._transport.write(_raw_answer(error))
+            self._transport.close()
+
+
+class _Flow:
+    """The transport as aiohttp sees it: pauses in reading are the connection's business."""
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+        self.connection = connection
+        self._transport = transport
+
+    def pause_reading(self) -> None:
+        self.connection.hold()
+
+    def resume_reading(self) -> None:
+        self.connection.release()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def connection_of(request: web.Request) -> Connection | None:
+    """Find the connection that a request came on; None when it has ended."""
+    return getattr(request.transport, "connection", None)
+
+
+def _crowded() -> APIError:
+    message = "too many connections are open, and all of them have a request; try again later"
+    return APIError(503, message, kind="server_error", code="too_many_connections", retry_after=2)
+
+
+def _late(seconds: float) -> APIError:
+    message = f"the request's headers were not complete within {seconds:g} s"
+    return APIError(408, message, code="request_timeout")
+
+
+def _raw_answer(error: APIError) -> bytes:
+    """Write an answer where there is no request to answer."""
+    body, response = error.body(), error.response()
+    lines = [
+        f"HTTP/1.1 {response.status} {response.reason}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    if error.retry_after is not None:
+        lines.append(f"Retry-After: {error.retry_after}")
+    return "\r\n".join([*lines, "", ""]).encode() + body

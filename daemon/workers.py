@@ -1,0 +1,87 @@
+"""The few threads that decode bodies, render templates and tokenise, off the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ..scheduler.errors import DeadlineExceededError
+from ..scheduler.queue import queue_full
+from .bodies import SMALL_BODY
+
+T = TypeVar("T")
+
+_THREADS = 2
+_THREADS_FOR_LARGE = 1
+
+Check = Callable[[], None]
+"""Called between two stages of work; raises `AbandonedError` if nobody waits for it any more."""
+
+
+class AbandonedError(Exception):
+    """Whoever asked for this work has left, or its time was over."""
+
+
+class Workers:
+    """Runs work on a bounded number of threads, and bounds how much may wait for one.
+
+    Large bodies have a thread of their own, so that they never keep small ones waiting.
+
+    Args:
+        most_waiting: how many requests may wait.
+        timeout: seconds for the wait and the work together.
+        queued: says how many requests wait elsewhere; they count too.
+    """
+
+    def __init__(self, most_waiting: int, timeout: float, queued: Callable[[], int]) -> None:
+        self._most_waiting = most_waiting
+        self._timeout = timeout
+        self._queued = queued
+        self._waiting: set[_Job] = set()
+        self._small = ThreadPoolExecutor(_THREADS, "umbel-text")
+        self._large = ThreadPoolExecutor(_THREADS_FOR_LARGE, "umbel-large-text")
+
+    async def run(self, work: Callable[[Check], T], size: int) -> T:
+        """Run work on a thread. Cancelled or late, it is ended at its next stage.
+
+        Args:
+            work: what to do; it calls what it is given between two stages.
+            size: bytes of the body that it works on.
+
+        Raises:
+            QueueFullError: as many wait as may wait.
+            DeadlineExceededError: it did not end in time.
+        """
+        if self._queued() + len(self._waiting) >= self._most_waiting:
+            raise queue_full(self._most_waiting)
+        job = _Job()
+        self._waiting.add(job)
+
+        def start() -> T:
+            self._waiting.discard(job)
+            return work(job.check)
+
+        lane = self._small if size <= SMALL_BODY else self._large
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await asyncio.wrap_future(lane.submit(start))
+        except TimeoutError as error:
+            raise DeadlineExceededError("the prompt was not tokenised in time") from error
+        finally:
+            job.abandoned = True
+            self._waiting.discard(job)
+
+    def close(self) -> None:
+        """Take nothing more, and drop what waits; what runs ends by itself."""
+        for lane in (self._small, self._large):
+            lane.shutdown(wait=False, cancel_futures=True)
+
+
+class _Job:
+    """Whether somebody waits for a piece of work."""
+
+    abandoned = False
+
+    def check(self) -> None:
+        if self.abandoned:
+            raise AbandonedError

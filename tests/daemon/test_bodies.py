@@ -1,0 +1,199 @@
+"""Request bodies: within a budget, sized up before they are decoded, decoded part by part."""
+
+import itertools
+import json
+import operator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.daemon import bodies, decoding
+from umbel.daemon.bodies import MAX_BODY, BodyBudget, check_values
+from umbel.daemon.decoding import MAX_PART, decode
+from umbel.daemon.failures import APIError
+from umbel.daemon.openai_requests import ChatRequest, CompletionRequest
+from umbel.scheduler.errors import UnavailableError
+
+from .raw import chat_request, connected, read_reply
+from .running import RunningDaemon, eventually, running
+
+MIB = 1 << 20
+JSON = st.recursive(
+    st.none() | st.integers(-9, 9) | st.text('\\"[]{},:é ab', max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text('\\"[],x', max_size=4), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+class TestTheBudget:
+    """Bytes of all bodies together."""
+
+    def test_what_is_given_back_can_be_taken_again(self) -> None:
+        """A share ends with its block, however that ends."""
+        budget = BodyBudget(4 * MIB)
+        with budget.share() as share:
+            share.resize(MIB)
+            assert budget.used == MIB
+            share.resize(10)
+            assert budget.used == 10
+        assert budget.used == 0
+        with pytest.raises(UnavailableError), budget.share() as share:
+            share.resize(5 * MIB)
+        assert budget.used == 0
+
+    def test_beyond_it_a_body_is_refused(self) -> None:
+        """The one that came too late hears when to come back; the others keep theirs."""
+        budget = BodyBudget(4 * MIB)
+        with budget.share() as first, budget.share() as second:
+            first.resize(MIB)
+            second.resize(2 * MIB)
+            with pytest.raises(UnavailableError, match="too many request bodies") as refusal:
+                first.resize(MIB + 1)
+            assert refusal.value.retry_after > 0
+            assert (budget.used, first.nbytes) == (3 * MIB, MIB)
+
+    def test_large_ones_leave_a_part_to_small_ones(self) -> None:
+        """Whoever holds back large bodies shuts out no chat."""
+        budget = BodyBudget(8 * MIB)
+        with budget.share() as large, budget.share() as another, budget.share() as small:
+            large.resize(6 * MIB)
+            with pytest.raises(UnavailableError):
+                another.resize(MIB + 1)
+            small.resize(MIB)
+        assert budget.largest == 6 * MIB
+        assert BodyBudget(1 << 40).largest == MAX_BODY
+
+
+class TestCounting:
+    """Values are counted without decoding them."""
+
+    @given(value=JSON, block=st.integers(2, 9), indent=st.sampled_from([None, 1]))
+    def test_it_is_what_a_parser_counts(self, value: Any, block: int, indent: int | None) -> None:
+        """Wherever blocks end: inside strings, before and after backslashes."""
+        body = bytearray(json.dumps(value, indent=indent).encode())
+        count = separators(value)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bodies, "_BLOCK", block)
+            check_values(body, count)
+            if count:
+                with pytest.raises(APIError, match=f"over {count - 1} values"):
+                    check_values(body, count - 1)
+
+    @pytest.mark.parametrize("block", [2, 3, 64, 1 << 16])
+    def test_what_is_no_json_ends_too(self, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Any bytes are counted in one pass, or refused."""
+        monkeypatch.setattr(bodies, "_BLOCK", block)
+        for length, letters in itertools.product((1, 2, 3), ('\\"', '\\",', '"')):
+            for text in map("".join, itertools.product(letters, repeat=length)):
+                check_values(bytearray(text.encode() * 7), 1000)
+        with pytest.raises(APIError, match="over 1000 values"):
+            check_values(bytearray(b'"' * 10_000), 1000)
+        with pytest.raises(APIError, match="escapes"):
+            check_values(bytearray(b'"' + b"\\n" * 2_000_001), 1000)
+
+
+def separators(value: Any) -> int:
+    """How many commas and opening brackets a value's JSON has outside strings."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return 1 + max(0, len(value) - 1) + sum(map(separators, inner))
+    return 0
+
+
+class TestDecoding:
+    """No call is given more than `MAX_PART`."""
+
+    @pytest.mark.parametrize(
+        ("kind", "body", "where"),
+        [
+            (ChatRequest, '{"messages": [1], "model": "%s"}', "model"),
+            (ChatRequest, '{"messages": [1], "tools": [{"a": "%s"}]}', "tools"),
+            (CompletionRequest, '{"prompt": "x", "stop": ["%s"]}', "stop"),
+        ],
+    )
+    def test_a_field_that_is_too_large(self, kind: Any, body: str, where: str) -> None:
+        """It is named, and was not decoded."""
+        with pytest.raises(APIError, match=f"{where} has over 8 MiB") as refusal:
+            decode((body % ("x" * MAX_PART)).encode(), kind)
+        assert (refusal.value.status, refusal.value.param) == (413, where)
+
+    def test_fields_that_are_too_large_together(self) -> None:
+        """The largest one is named."""
+        body = {"messages": [1], "model": "x" * (MAX_PART // 2), "user": "z" * MAX_PART}
+        body["tool_choice"] = "y" * (MAX_PART // 2 + 1)
+        with pytest.raises(APIError, match="tool_choice has over 8 MiB"):
+            decode(json.dumps(body).encode(), ChatRequest)
+
+    def test_messages_may_be_larger_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each is decoded on its own, and work ends between two of them."""
+        monkeypatch.setattr(decoding, "MAX_PART", 1000)
+        messages = [{"role": "user", "content": "x" * 900}] * 5
+        body = decode(json.dumps({"messages": messages}).encode(), ChatRequest)
+        seen: list[int] = []
+        assert body.template_messages(lambda: seen.append(1)) == messages
+        assert len(seen) == 5
+        with pytest.raises(ZeroDivisionError):
+            body.template_messages(lambda: operator.truediv(1, 0) and None)
+
+    def test_a_message_at_fault_is_named(self) -> None:
+        """By its number, as deep as the fault lies."""
+        for message, param in (
+            ({"role": "user", "content": 7}, "messages[1].content"),
+            ({"role": "robot"}, "messages[1].role"),
+            ({}, "messages[1]"),
+            ("hello", "messages[1]"),
+            ({"role": "user", "content": [{"type": "x"}]}, "messages[1].content"),
+        ):
+            body = decode(
+                json.dumps({"messages": [{"role": "user"}, message]}).encode(), ChatRequest
+            )
+            with pytest.raises(APIError) as refusal:
+                body.template_messages(lambda: None)
+            assert (refusal.value.status, refusal.value.param) == (400, param)
+
+
+def upload(size: int) -> bytes:
+    """Begin a request with a body of so many bytes, and send half of them."""
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n"
+    return head.encode() + b'{"user": "' + b"x" * (size // 2)
+
+
+def test_bodies_in_flight_are_bounded(short_path: Path, tiny_dir: Path) -> None:
+    """Half-sent large bodies: the next one gets a 503, a small one is served, and it passes."""
+    with running(short_path, tiny_dir, env={"UMBEL_BODY_BYTES": "16MiB"}) as daemon:
+        good = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        large = {**good, "user": "x" * (3 * MIB)}
+        assert daemon.post(large).status == 200
+        with ExitStack() as stack:
+            for _ in range(3):
+                connection = stack.enter_context(connected(daemon.socket))
+                connection.sendall(upload(7 * MIB))
+            reply = eventually(lambda: refused(daemon, large))
+            assert int(reply.headers["Retry-After"]) > 0
+            assert "too many request bodies are in flight" in reply.json()["error"]["message"]
+            assert daemon.post(good).status == 200
+        eventually(lambda: daemon.post(large).status == 200)
+        assert daemon.post({**good, "user": "x" * (13 * MIB)}).status == 413
+
+
+def refused(daemon: RunningDaemon, body: Any) -> Any:
+    """The answer to a body if it is a 503."""
+    reply = daemon.post(body)
+    return reply if reply.status == 503 else None
+
+
+def test_a_refused_body_is_not_kept(tiny_daemon: RunningDaemon) -> None:
+    """The connection ends with it, and what is still sent of it is no next request."""
+    with connected(tiny_daemon.socket) as connection:
+        request = chat_request(max_tokens=2).replace(b"Host:", b"Content-Encoding: br\r\nHost:")
+        connection.sendall(request)
+        assert read_reply(connection).status == 415
+        connection.sendall(chat_request(max_tokens=2))
+        assert read_reply(connection).status == 200

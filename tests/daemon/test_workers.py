@@ -1,0 +1,120 @@
+"""The threads that decode, render and tokenise."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from umbel.daemon.bodies import SMALL_BODY
+from umbel.daemon.workers import AbandonedError, Check, Workers
+from umbel.scheduler.errors import DeadlineExceededError, QueueFullError
+
+PATIENCE = 30.0
+SMALL, LARGE = 10, SMALL_BODY + 1
+
+
+class Stages:
+    """Work in two stages, of which the first takes as long as it is told."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.ended: str | None = None
+
+    def __call__(self, check: Check) -> str:
+        """Do both."""
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE)
+        try:
+            check()
+        except AbandonedError:
+            self.ended = "abandoned"
+            raise
+        self.ended = "done"
+        return "done"
+
+
+@pytest_asyncio.fixture
+async def workers() -> AsyncIterator[Workers]:
+    """Workers for which four may wait."""
+    made = Workers(4, PATIENCE, lambda: 0)
+    yield made
+    made.close()
+
+
+async def begun(stages: Stages) -> None:
+    """Wait until work is under way."""
+    assert await asyncio.to_thread(stages.begun.wait, PATIENCE)
+
+
+async def test_it_returns_what_the_work_returns(workers: Workers) -> None:
+    """And raises what it raises."""
+    assert await workers.run(lambda _: threading.current_thread().name, SMALL) != "MainThread"
+    with pytest.raises(ZeroDivisionError):
+        await workers.run(lambda _: 1 // 0, LARGE)
+
+
+async def test_large_bodies_do_not_keep_small_ones_waiting(workers: Workers) -> None:
+    """One large body is at work and others wait for its thread: small ones pass."""
+    large = [Stages() for _ in range(3)]
+    tasks = [asyncio.create_task(workers.run(each, LARGE)) for each in large]
+    await begun(large[0])
+    assert await workers.run(lambda _: "small", SMALL) == "small"
+    assert [each.begun.is_set() for each in large] == [True, False, False]
+    for each in large:
+        each.go_on.set()
+    assert await asyncio.gather(*tasks) == ["done"] * 3
+
+
+async def test_who_has_left_frees_the_thread_at_the_next_stage(workers: Workers) -> None:
+    """What is under way ends there; what waited for the thread never begins."""
+    running, waiting, after = Stages(), Stages(), Stages()
+    tasks = [asyncio.create_task(workers.run(each, LARGE)) for each in (running, waiting)]
+    await begun(running)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    running.go_on.set()
+    after.go_on.set()
+    assert await workers.run(after, LARGE) == "done"
+    assert (running.ended, waiting.begun.is_set()) == ("abandoned", False)
+
+
+async def test_cancelling_starts_no_more_threads(workers: Workers) -> None:
+    """However many leave in the middle of their work, there are only so many threads."""
+    crowd = [Stages() for _ in range(50)]
+    for each in crowd:
+        task = asyncio.create_task(workers.run(each, SMALL))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert sum(each.begun.is_set() for each in crowd) <= 2
+    assert sum(t.name.startswith("umbel-text") for t in threading.enumerate()) <= 2
+    for each in crowd:
+        each.go_on.set()
+
+
+async def test_the_time_is_bounded() -> None:
+    """Who is too late hears so at once, also in the middle of a stage, and the work ends."""
+    workers, late = Workers(4, 0.05, lambda: 0), Stages()
+    with pytest.raises(DeadlineExceededError):
+        await workers.run(late, LARGE)
+    late.go_on.set()
+    await asyncio.to_thread(workers._large.shutdown)
+    assert late.ended == "abandoned"
+    workers.close()
+
+
+async def test_the_number_that_waits_is_bounded(workers: Workers) -> None:
+    """As many may wait for a thread as may wait for the engine, together."""
+    crowd = [Stages() for _ in range(5)]
+    tasks = [asyncio.create_task(workers.run(each, LARGE)) for each in crowd]
+    await begun(crowd[0])
+    with pytest.raises(QueueFullError, match="4 requests are waiting"):
+        await workers.run(lambda _: None, SMALL)
+    for each in crowd:
+        each.go_on.set()
+    assert await asyncio.gather(*tasks) == ["done"] * 5
+    with pytest.raises(QueueFullError):
+        await Workers(4, PATIENCE, lambda: 4).run(lambda _: None, SMALL)
