@@ -26,18 +26,18 @@ class Shrink:
     _STEP = 10  # small enough to stop soon after enough was freed
     _WARNED = 50  # a warning asks for what is not needed right now: half is still a cache
     _LEAST = 25  # below it running conversations evict each other: prefills, on a slow machine
-    # All in seconds.
-    _WARNING_EVERY = 5.0  # until evicted memory was returned and the system's level has settled
-    _CRITICAL_EVERY = 2.0  # what comes next is swap or the OOM killer
-    _CALM = 30.0  # longer than a burst of another program, as a build's steps or a page's load
-    _GROW_EVERY = 10.0  # twice the warning's: time to see what a step up has done
-    _LONGEST_GAP = 5.0  # what happened in a longer one, nobody saw; it counts as calm only so far
+    # All in microseconds: seconds that are fractions do not add up to whole ones either.
+    _WARNING_EVERY = 5_000_000  # until evicted memory was returned and the level has settled
+    _CRITICAL_EVERY = 2_000_000  # what comes next is swap or the OOM killer
+    _CALM = 30_000_000  # longer than a burst of another program, as a build's or a page's load
+    _GROW_EVERY = 10_000_000  # twice the warning's: time to see what a step up has done
+    _LONGEST_GAP = 5_000_000  # what happened in a longer one, nobody saw; only so far it is calm
 
     def __init__(self) -> None:
         self._percent = 100
-        self._seen_at: float | None = None
-        self._shrunk_at = float("-inf")
-        self._calm = 0.0  # seconds, less those that were spent on growing
+        self._seen_at: float | None = None  # seconds
+        self._since_shrunk = self._WARNING_EVERY  # the first step is due at once
+        self._calm = 0  # less what was spent on growing
 
     @property
     def share(self) -> float:
@@ -51,30 +51,32 @@ class Shrink:
             level: the pressure at this time.
             now: monotonic time in seconds.
         """
-        gap = 0.0 if self._seen_at is None else now - self._seen_at
+        gap = 0 if self._seen_at is None else round((now - self._seen_at) * 1e6)
+        gap = max(gap, 0)  # a clock that went back delays what is due
         self._seen_at = now
+        self._since_shrunk += gap
         if level == Pressure.NORMAL:
-            self._grow(min(max(gap, 0.0), self._LONGEST_GAP))
+            self._grow(min(gap, self._LONGEST_GAP))
         else:
-            self._calm = 0.0
-            self._shrink(now, critical=level == Pressure.CRITICAL)
+            self._calm = 0
+            self._shrink(critical=level == Pressure.CRITICAL)
         return self.share
 
-    def _shrink(self, now: float, *, critical: bool) -> None:
+    def _shrink(self, *, critical: bool) -> None:
         """Take a step down if one is due: a signal that flaps is no worse than one that lasts."""
         floor = self._LEAST if critical else self._WARNED
         every = self._CRITICAL_EVERY if critical else self._WARNING_EVERY
         if critical and self._percent > self._WARNED:
             smaller = self._WARNED
-        elif now - self._shrunk_at >= every:
+        elif self._since_shrunk >= every:
             smaller = max(self._percent - self._STEP, floor)
         else:
             return
         if smaller < self._percent:
             self._percent = smaller
-            self._shrunk_at = now
+            self._since_shrunk = 0
 
-    def _grow(self, gap: float) -> None:
+    def _grow(self, gap: int) -> None:
         """Take a step up if it was calm for long enough."""
         self._calm += gap
         if self._calm >= self._CALM and self._percent < 100:  # noqa: PLR2004  (per cent)

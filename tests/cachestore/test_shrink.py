@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from umbel.cachestore.shrink import Pressure, Shrink
@@ -207,6 +207,7 @@ def test_it_shrinks_no_faster_than_told(history: list[tuple[float, Pressure]]) -
             shrunk_at = after.now
 
 
+@example([(6.12, CRITICAL)] + [(2.0, CRITICAL)] * 4)  # polls whose gaps sum up to 29.999...
 @given(HISTORIES)
 def test_recovery_is_monotone_and_whole(history: list[tuple[float, Pressure]]) -> None:
     """Whatever was before, after calm of 30 s and seven more steps all may be used again."""
