@@ -1,42 +1,71 @@
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests, and what their processes have in common.
 
-import umbel.models  # noqa: F401, I001  (before anything that imports mlx.core)
+Nothing here imports MLX before tests are collected: the process that only hands them out to
+others does without.
+"""
 
+import gc
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from umbel.models.loader import LoadedModel, load
-
-from . import zoo
-from .tiny import tiny_model_dir
-
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from umbel.models.loader import LoadedModel
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set what all processes inherit, those that run tests and those that tests start."""
+    # Tests run on all cores as it is. Threads of every process on all of them wait in turns.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A process imports a thousand modules: compiling them takes longer than what it is for.
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) and config.cache is not None:
+        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.cache.mkdir("bytecode")))
+
+
+def pytest_collectstart() -> None:
+    """Choose the BLAS, before any test imports mlx.core."""
+    import umbel.models  # noqa: F401, PLC0415
 
 
 @pytest.hookimpl(tryfirst=True)  # before the markers are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what is tested with a twin of another architecture."""
+    from .zoo import TWINS  # noqa: PLC0415
+
     for item in items:
         parameters = getattr(item, "callspec", None)
-        if parameters is not None and parameters.params.get("name") in zoo.TWINS:
+        if parameters is not None and parameters.params.get("name") in TWINS:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish() -> None:
+    """Set aside what stays until the end: whoever collects garbage need not look through it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
-def smollm2() -> LoadedModel:
+def smollm2() -> "LoadedModel":
     """Load the embedded model once; its arrays belong to the main thread."""
+    from umbel.models.loader import load  # noqa: PLC0415
+
     return load("smollm2")
 
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> "Path":
     """Write the tiny random model once; tests must not change the folder."""
+    from .tiny import tiny_model_dir  # noqa: PLC0415
+
     return tiny_model_dir(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_dir: "Path") -> LoadedModel:
+def tiny(tiny_dir: "Path") -> "LoadedModel":
     """Load the tiny random model once; its arrays belong to the main thread."""
+    from umbel.models.loader import load  # noqa: PLC0415
+
     return load(str(tiny_dir))

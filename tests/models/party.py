@@ -21,6 +21,7 @@ from umbel.models.rows import LIMIT, Rows
 from umbel.models.spans import PackedSpan, WholeCheckpoint
 
 from .. import zoo
+from ..shared import measured_once, shared_model
 
 NAMES = ("llama", "qwen3_next", "gemma3_text", "gpt_oss", "mamba2", "falcon_h1")
 """Models of each kind that runs in batches."""
@@ -66,11 +67,12 @@ class Party:
         limit: int = LIMIT,
         **overrides: Any,
     ) -> None:
-        self.model = zoo.make(name, **overrides)
+        self.model = shared_model(name, **overrides)
         self.stack = LayerStack(self.model)
         text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
         loaded = SimpleNamespace(model=self.model, stack=self.stack, text=text)
-        self.forward = Forward(cast("Any", loaded))
+        with measured_once(self.model):
+            self.forward = Forward(cast("Any", loaded))
         assert self.forward.batches
         if own is not None:
             self.forward._rows = Rows(self.stack.open(), own=own, limit=limit)

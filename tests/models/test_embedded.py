@@ -15,13 +15,21 @@ from umbel.models.loader import LoadedModel
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runtime import backend
 
+from ..shared import measured_once
+
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(seed=0, temperature=0)
 
 
+def forward_of(loaded: LoadedModel) -> Forward:
+    """Make a forward; the first one measures the model."""
+    with measured_once(loaded.model):
+        return Forward(loaded)
+
+
 def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> list[int]:
     """Prefill the chunks, the last token excepted, and decode greedily."""
-    forward = Forward(loaded)
+    forward = forward_of(loaded)
     states = forward.open()
     token = chunks[-1][-1]
     for chunk in [*chunks[:-1], chunks[-1][:-1]]:
@@ -37,7 +45,7 @@ def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> li
 
 def last_logits(loaded: LoadedModel, chunks: list[list[int]]) -> Any:
     """Give the logits behind the last token, computed chunk by chunk."""
-    states = Forward(loaded).open()
+    states = forward_of(loaded).open()
     for chunk in chunks:
         logits = loaded.model(mx.array([chunk]), cache=states.caches)[0, -1]
         mx.eval(logits)
@@ -90,7 +98,7 @@ def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) 
 
 def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
     """Every layer's state ends where the tokens end, and starts from nothing."""
-    forward = Forward(smollm2)
+    forward = forward_of(smollm2)
     states = forward.open()
     assert {state.offset for state in states.caches} == {0}
     forward.prefill([1, 2, 3], states)

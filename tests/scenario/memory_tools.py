@@ -34,6 +34,7 @@ from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.thread import Pace
 
 from .. import zoo
+from ..shared import measured_once
 
 if TYPE_CHECKING:
     from umbel.models.loader import LoadedModel
@@ -174,9 +175,10 @@ class Rig:
         self.queue = ConversationQueue(4096)
         self.events: list[tuple[Sequence, Event]] = []
         self.woken = threading.Event()
-        self.assembly: Assembly = assemble(
-            loaded, settings, self.queue, self.events.extend, self.woken.set
-        )
+        with measured_once(loaded.model):
+            self.assembly: Assembly = assemble(
+                loaded, settings, self.queue, self.events.extend, self.woken.set
+            )
         self.name = loaded.name
         self.engine = self.assembly.engine
         self.budget = self.assembly.governor.budget.nbytes

@@ -34,8 +34,6 @@ MAX_BATCH = 6
 _PATIENCE = 2000  # steps in which whatever is waited for must have come about
 _AGAIN = words(5, "again")
 
-_cold: dict[tuple[str, tuple[int, ...]], Outcome] = {}
-
 
 class PatientForward(bench.RecordingForward):
     """Notes logits without waiting for them, so that what is launched is really under way."""
@@ -80,7 +78,6 @@ class Drill(Bench):
             patch.setattr(bench, "RecordingForward", PatientForward)
             super().__init__(name, max_batch=MAX_BATCH, budget=budget, exact=exact)
         self.live: dict[str, Sequence] = {}
-        self._name = name
         self._history: dict[str, list[Event]] = {}
         self._states: dict[str, LiveStates] = {}
         self._prefilled_before = 0
@@ -105,12 +102,8 @@ class Drill(Bench):
             like = drill.forward._stack.open()
             drill.forward._rows = rows.Rows(like, own=row // 2, limit=row)
         drill._before = mx.get_active_memory()  # of other drills too
-        gc.freeze()  # what is there already need not be looked through at the end
-        try:
-            yield drill
-            drill.close()
-        finally:
-            gc.unfreeze()
+        yield drill
+        drill.close()
         cls._made[key] = drill
 
     # -- requests ----------------------------------------------------------------------
@@ -229,14 +222,6 @@ class Drill(Bench):
             written = self.forward.written_of(self._states[name])
             outcome.logprobs = written[: len(outcome.tokens)]  # the last may be unread
         return outcome
-
-    def cold(self, prompt: list[int], answer: list[int]) -> Outcome:
-        """Run mlx-lm's own caches; many requests are alike, so it is remembered."""
-        key, count = (self._name, tuple(prompt)), len(answer)
-        known = _cold.get(key)
-        if known is None or known.tokens[:count] != answer:
-            known = _cold[key] = super().cold(prompt, answer)
-        return Outcome(prompt, known.tokens[:count], known.logprobs[:count])
 
     def close(self) -> None:
         """Forget all requests and the cache: then the memory is what it was before them."""

@@ -1,0 +1,52 @@
+"""Tiny models that the tests of a process share, and what loading them measures.
+
+Whoever runs a model measures it first: whether it runs in batches, and what its steps take. That
+is most of what a short test computes, and says the same of the same model each time.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from typing import Any
+
+import pytest
+
+import umbel.models  # noqa: F401  (before mlx.core)
+from umbel.models import forward
+
+from . import zoo
+
+_measured: dict[tuple[Any, ...], Any] = {}
+_models: list[Any] = []  # that were measured: no other may get the id of one
+
+
+@functools.cache
+def shared_model(name: str, **overrides: Any) -> Any:
+    """Make a model as `zoo.make` does, once. Its arrays belong to the main thread."""
+    return zoo.make(name, **overrides)
+
+
+@contextmanager
+def measured_once(model: Any) -> Iterator[None]:
+    """Have a `Forward` that is made here measure the model only where none has done so before.
+
+    What was measured is the maker's own: it goes on learning.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("batches_exactly", "measure"):
+            patch.setattr(forward, name, _once(getattr(forward, name), model))
+        yield
+
+
+def _once(real: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    def known(*args: Any, **options: Any) -> Any:
+        chosen = [arg for arg in args if isinstance(arg, int) or is_dataclass(arg)]
+        key = id(model), real.__name__, *chosen, *sorted(options.items())
+        if key not in _measured:
+            _measured[key] = real(*args, **options)
+            _models.append(model)
+        return copy.deepcopy(_measured[key])
+
+    return known
