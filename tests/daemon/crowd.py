@@ -4,8 +4,9 @@ import asyncio
 import io
 import random
 import socket
+import struct
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, cast
@@ -41,11 +42,25 @@ def raw_request(body: dict[str, Any]) -> bytes:
     ).encode() + encoded
 
 
-def connect(daemon: RunningDaemon) -> socket.socket:
-    """Connect, and wait where the backlog is full: a connect that may not wait would fail."""
+def connect(path: Path, patience: float = PATIENCE) -> socket.socket:
+    """Connect, and wait where the backlog is full.
+
+    A Unix socket that has a timeout does not block, and one that does not block is told EAGAIN
+    where it would have to wait. So the kernel is told how long to wait.
+
+    Raises:
+        BlockingIOError: nobody has accepted it in that time.
+    """
     connection = socket.socket(socket.AF_UNIX)
+    try:
+        seconds, fraction = divmod(patience, 1)
+        bound = struct.pack("@ll", int(seconds), int(fraction * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
     connection.settimeout(PATIENCE)
-    connection.connect(str(daemon.socket))
     return connection
 
 
@@ -55,8 +70,12 @@ class Client:
     def __init__(self, daemon: RunningDaemon, number: int) -> None:
         self.number = number
         self._request = raw_request(body_of(number))
-        self._connection = connect(daemon)
+        self._connection = connect(daemon.socket)
         self._connection.setblocking(False)
+
+    def close(self) -> None:
+        """Hang up, if that has not happened yet."""
+        self._connection.close()
 
     async def ask(self) -> Reply:
         """Send the request and read the whole answer."""
@@ -127,15 +146,19 @@ async def flood(
     replies: dict[int, Reply] = {}
     for start in range(0, count, room):
         wave = range(start, min(start + room, count))
-        clients = [await asyncio.to_thread(Client, daemon, number) for number in wave]
-        leavers = [client.leave() for client in clients if client.number in leaving]
-        stayers = [client for client in clients if client.number not in leaving]
-        async with asyncio.timeout(PATIENCE):
-            answers, _ = await asyncio.gather(
-                asyncio.gather(*(client.ask() for client in stayers)),
-                asyncio.gather(*leavers, return_exceptions=True),
-            )
-        replies |= zip([client.number for client in stayers], answers, strict=True)
+        with ExitStack() as connected:
+            clients = []
+            for number in wave:
+                clients.append(await asyncio.to_thread(Client, daemon, number))
+                connected.callback(clients[-1].close)
+            leavers = [client.leave() for client in clients if client.number in leaving]
+            stayers = [client for client in clients if client.number not in leaving]
+            async with asyncio.timeout(PATIENCE):
+                answers, _ = await asyncio.gather(
+                    asyncio.gather(*(client.ask() for client in stayers)),
+                    asyncio.gather(*leavers, return_exceptions=True),
+                )
+            replies |= zip([client.number for client in stayers], answers, strict=True)
     return replies
 
 

@@ -3,10 +3,11 @@
 import asyncio
 import resource
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,22 @@ def daemon(long_tiny_dir: Path, room: int) -> Iterator[RunningDaemon]:
         ) as started,
     ):
         yield started
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full backlog refuses at once")
+def test_a_full_backlog_is_waited_for(short_path: Path) -> None:
+    """A client of these tests connects as soon as there is room, and waits no longer than told."""
+    path = short_path / "u.sock"
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as held:
+        listener.bind(str(path))
+        listener.listen(0)
+        held.enter_context(connect(path))
+        with pytest.raises(BlockingIOError):
+            connect(path, 0.05)
+        late = threading.Timer(0.1, lambda: held.enter_context(listener.accept()[0]))
+        late.start()
+        held.enter_context(connect(path))
+        late.join()
 
 
 def test_each_is_answered_or_refused(daemon: RunningDaemon, room: int) -> None:
@@ -181,11 +198,10 @@ def read_all(connection: socket.socket) -> Reply:
 def unread(daemon: RunningDaemon) -> Iterator[socket.socket]:
     """Ask for a long stream and read nothing of it."""
     before = tokens_of(daemon)
-    connection = connect(daemon)
-    connection.sendall(raw_request(long_body("tell me all", 8000) | {"stream": True}))
-    eventually(lambda: tokens_of(daemon) > before + 10)
-    yield connection
-    connection.close()
+    with closing(connect(daemon.socket)) as connection:
+        connection.sendall(raw_request(long_body("tell me all", 8000) | {"stream": True}))
+        eventually(lambda: tokens_of(daemon) > before + 10, PATIENCE)
+        yield connection
 
 
 def test_a_slow_reader_does_not_slow_the_others(daemon: RunningDaemon) -> None:
