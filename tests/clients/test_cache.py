@@ -9,19 +9,36 @@ from typing import Any
 
 import pytest
 
-from ..daemon.running import RunningDaemon, running
+from ..daemon.running import RunningDaemon, eventually, running
 
 SYSTEM = "You are one of many agents. " * 20
 
 
-@pytest.fixture
-def daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
-    """A daemon whose cache is empty."""
+@pytest.fixture(scope="module")
+def shared_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
+    """A daemon for all tests that need no other settings."""
     with (
         tempfile.TemporaryDirectory(prefix="u") as folder,
         running(Path(folder), long_tiny_dir) as daemon,
     ):
         yield daemon
+
+
+@pytest.fixture
+def daemon(shared_daemon: RunningDaemon) -> RunningDaemon:
+    """A daemon whose cache is empty."""
+    emptied(shared_daemon)
+    return shared_daemon
+
+
+def emptied(daemon: RunningDaemon) -> None:
+    """Clear the cache; state that is just being written goes when that is done."""
+
+    def is_empty() -> bool:
+        assert daemon.request("POST", "/cache/clear").status == 200
+        return bool(daemon.request("GET", "/cache").json()["tokens"] == 0)
+
+    eventually(is_empty)
 
 
 def ask(daemon: RunningDaemon, *turns: str) -> Any:

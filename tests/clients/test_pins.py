@@ -8,25 +8,24 @@ from typing import Any
 import pytest
 
 from ..daemon.running import RunningDaemon, eventually, running
-from .test_cache import cached, umbel
+from .test_cache import cached, emptied, umbel
 
 SYSTEM = "You are one of many agents, and you answer briefly. " * 12
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """A folder that a daemon and its successor share."""
-    with tempfile.TemporaryDirectory(prefix="u") as name:
-        (Path(name) / "system.txt").write_text(SYSTEM)
-        yield Path(name)
+def shared_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
+    """A daemon for all tests that do not end it."""
+    with tempfile.TemporaryDirectory(prefix="u") as name, running(Path(name), long_tiny_dir) as it:
+        yield it
 
 
 @pytest.fixture
-def daemon(folder: Path, long_tiny_dir: Path) -> Iterator[RunningDaemon]:
-    """A daemon with an empty cache."""
-    with running(folder, long_tiny_dir) as it:
-        assert it.request("POST", "/cache/clear").status == 200
-        yield it
+def daemon(shared_daemon: RunningDaemon) -> RunningDaemon:
+    """A daemon with an empty cache, and no pins."""
+    emptied(shared_daemon)
+    assert pins(shared_daemon) == []
+    return shared_daemon
 
 
 def ask(daemon: RunningDaemon, question: str, conversation: str = "") -> Any:
@@ -43,21 +42,20 @@ def pins(daemon: RunningDaemon) -> list[Any]:
     return found
 
 
-def test_a_pinned_system_prompt_stays(
-    daemon: RunningDaemon, folder: Path, long_tiny_dir: Path
-) -> None:
+def test_a_pinned_system_prompt_stays(short_path: Path, long_tiny_dir: Path) -> None:
     """It is computed when it is pinned, survives clearing and a restart, and can be let go."""
-    done = umbel(daemon, "cache", "pin", str(folder / "system.txt"))
-    assert done.returncode == 0, done.stderr
-    (pin,) = pins(daemon)
-    assert (pin["name"], pin["held"]) == ("system.txt", pin["tokens"])
-    assert f"system.txt: {pin['held']} of {pin['tokens']} tokens stay" in done.stdout
-    assert cached(ask(daemon, "one")) == pin["tokens"]
-    assert umbel(daemon, "cache", "clear").returncode == 0
-    eventually(lambda: daemon.status()["engine"]["cache"]["tokens"] == pin["tokens"])
-    assert cached(ask(daemon, "two")) == pin["tokens"]
-    assert daemon.terminate() == 0
-    with running(folder, long_tiny_dir) as successor:
+    (short_path / "system.txt").write_text(SYSTEM)
+    with running(short_path, long_tiny_dir) as daemon:
+        done = umbel(daemon, "cache", "pin", str(short_path / "system.txt"))
+        assert done.returncode == 0, done.stderr
+        (pin,) = pins(daemon)
+        assert (pin["name"], pin["held"]) == ("system.txt", pin["tokens"])
+        assert f"system.txt: {pin['held']} of {pin['tokens']} tokens stay" in done.stdout
+        assert cached(ask(daemon, "one")) == pin["tokens"]
+        assert umbel(daemon, "cache", "clear").returncode == 0
+        eventually(lambda: daemon.status()["engine"]["cache"]["tokens"] == pin["tokens"])
+        assert cached(ask(daemon, "two")) == pin["tokens"]
+    with running(short_path, long_tiny_dir) as successor:
         eventually(lambda: pins(successor) == [pin])
         assert successor.request("POST", "/cache/clear").status == 200
         assert cached(ask(successor, "three")) == pin["tokens"]
