@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .daemon.fixtures import long_tiny_dir, short_path, smollm2_daemon, tiny_daemon
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from umbel.models.loader import LoadedModel
+
+# Here, or the tests of the daemon and those of its clients would each have their own.
+__all__ = ["long_tiny_dir", "short_path", "smollm2_daemon", "tiny_daemon"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

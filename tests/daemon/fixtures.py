@@ -1,4 +1,4 @@
-"""Daemons shared by the tests of the front end."""
+"""Daemons shared by the tests of the front end and by those of its clients."""
 
 import tempfile
 from collections.abc import Iterator
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ..tiny import tiny_model_dir
 from .running import RunningDaemon, running
 
 TINY_CONTEXT = 8192
@@ -22,6 +21,8 @@ def short_path() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def long_tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the tiny model with a context long enough for answers that take a while."""
+    from ..tiny import tiny_model_dir  # noqa: PLC0415  (it imports mlx.core)
+
     folder = tmp_path_factory.mktemp("models") / "tiny"
     return tiny_model_dir(folder, max_position_embeddings=TINY_CONTEXT)
 
