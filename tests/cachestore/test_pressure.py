@@ -19,7 +19,7 @@ from .fakes import STACKS, FakeSequence, Stack, TokenIds, World
 if TYPE_CHECKING:
     from umbel.cachestore.forest import Layout
 
-REQUESTS = 4000
+REQUESTS = 2000
 LENGTH = 60
 
 

@@ -74,7 +74,7 @@ def test_killed_at_random_moments(
     with running(short_path, long_tiny_dir, "--no-disk") as plain:
         right = [ask(plain, user)[0] for user in users]
     flags = ("--cache-bytes", "24MiB")
-    for _ in range(5):
+    for _ in range(3):
         with running(short_path, long_tiny_dir, *flags) as daemon:
             answers = [ask(daemon, user)[0] for user in users[:2]]
             assert answers == right[:2]
@@ -114,7 +114,7 @@ def test_warm_is_ten_times_sooner(short_path: Path) -> None:
         first_token(first, story)
         eventually(lambda: on_disk(first))
     with running(short_path, "smollm2") as second:
-        first_token(second, "Once " + story)  # both have run before, as the kernels are
+        assert second.post({"prompt": "Once ", "max_tokens": 1}, "/v1/completions").status == 200
         warm, cached = first_token(second, story)
         assert cached > 1900
         cold, cached = first_token(second, "Another " + story)
