@@ -232,7 +232,7 @@ def kinds(connections: int) -> dict[str, Kind]:
         "bombs": Kind(bomb, [*BOMBS, _ZIPPED, _UNFINISHED], 2, 16, burst=16),
         "slow-readers": Kind(leave_unread, ["unread"], 2, 8),
         "leavers": Kind(pipeline, ["streams", "whole answers"], 1, 100),
-        "cancels": Kind(cancel, ["streams"], 20, 100),
+        "cancels": Kind(cancel, ["storm"], 20, 100),
         "garbage": Kind(garbage, list(GARBAGE), 10, 100),
     }
 

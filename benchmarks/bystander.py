@@ -28,6 +28,7 @@ QUESTIONS = (
 )
 _TOKENS = 8
 _PAUSE = 0.1  # seconds between two turns
+_ABSENCE = 0.5  # seconds between two conversations: an attacker may take the connection's place
 _PROBE_EVERY = 0.25
 _SAMPLE_EVERY = 0.5
 NO_ANSWER = "no answer"
@@ -108,6 +109,7 @@ class Client:
             if time.monotonic() > end and (known or count >= len(QUESTIONS)):
                 return
             self._converse(phase, count % len(QUESTIONS))
+            time.sleep(_ABSENCE)
 
     def _converse(self, phase: Phase, number: int) -> None:
         name = f"normal-{time.monotonic_ns()}"
