@@ -45,7 +45,7 @@ class Result:
         descriptors: of the daemon, before all of it and at the end.
         exit_status: of the daemon on SIGTERM; None if it did not end, or was not to be ended.
         stop_s: seconds it took to end.
-        died: whether it ended before.
+        died: whether it ended before, or answers no more.
     """
 
     phases: dict[str, Phase]
@@ -82,7 +82,7 @@ def daemon(checkout: Path, options: argparse.Namespace, result: Result) -> Itera
         try:
             _wait_for(path, process)
             yield path
-            result.died = process.poll() is not None
+            result.died |= process.poll() is not None
             start = time.monotonic()
             process.send_signal(signal.SIGTERM)
             result.exit_status = process.wait(_STOP)
@@ -124,6 +124,10 @@ def run(path: Path, options: argparse.Namespace, result: Result) -> None:
         if name == "attacked":
             result.idle_after = idle_after(path)
     result.descriptors = before, descriptors(pid)
+    try:
+        get(path, "/health")
+    except (OSError, HTTPException):
+        result.died = True
 
 
 @contextmanager
@@ -217,8 +221,8 @@ def compare(before: Result, after: Result) -> None:
     one, other = (figures(result.phases["attacked"]) for result in (before, after))
     print("| under attack | before | after | ratio |\n|---|---:|---:|---:|")
     for row, value in one.items():
-        ratio = value / other[row] if other[row] else float("nan")
-        print(f"| {row} | {_shown(value)} | {_shown(other[row])} | {ratio:.2f} |")
+        ratio = f"{value / other[row]:.2f}" if other[row] else "–"
+        print(f"| {row} | {_shown(value)} | {_shown(other[row])} | {ratio} |")
 
 
 def _shown(value: float) -> str:
