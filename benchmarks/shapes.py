@@ -9,6 +9,7 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 from mlx_lm.models import llama
 
+from umbel.models.device import device_policy
 from umbel.models.forward import Forward
 from umbel.models.layer_states import LayerStack
 
@@ -54,7 +55,10 @@ def make(shape: str) -> tuple[Any, Forward]:
     model.set_dtype(mx.float32 if on_cpu() else mx.bfloat16)
     mx.eval(model.parameters())
     loaded = SimpleNamespace(
-        model=model, stack=LayerStack(model), text=SimpleNamespace(vocab_size=args.vocab_size)
+        model=model,
+        stack=LayerStack(model),
+        text=SimpleNamespace(vocab_size=args.vocab_size),
+        device=device_policy(),
     )
     return model, Forward(cast("LoadedModel", loaded))
 

@@ -7,6 +7,7 @@ else goes on to mlx-lm's own function, which gets keys and values in one piece.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ from mlx_lm.models import base
 from . import blocks
 from .batch import BatchedLayer, NotBatchableError
 from .cascade import merge, part_of, scores_of
+from .device import DevicePolicy
 from .softmax import softmaxes
 from .trunk import Tensors, TrunkState
 
@@ -22,45 +24,60 @@ _NAME = "scaled_dot_product_attention"
 _fused = base.scaled_dot_product_attention
 
 
-def attention(
-    queries: mx.array,
-    keys: Any,
-    values: Any,
-    cache: Any,
-    scale: float,
-    mask: Any,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """Compute attention with mlx-lm's signature.
+@dataclass(frozen=True)
+class Attention:
+    """What models call instead of mlx-lm's function.
 
-    Args:
-        queries: `[1, heads, tokens, size]`.
-        keys: `[1, kv_heads, tokens, size]`, as the layer's state returned them.
-        values: likewise.
-        cache: the layer's state.
-        scale: of the scores.
-        mask: None, "causal", or an array.
-        sinks: `[heads]` logits that take attention from every token, or None.
-
-    Returns:
-        `[1, heads, tokens, size of a value]`.
+    Attributes:
+        device: how it is computed.
     """
-    if isinstance(cache, BatchedLayer):
-        if mask is not None:
-            raise NotBatchableError("rows of a batch attend without a mask")
-        return cache.attend(queries, keys, scale, sinks)
-    if isinstance(cache, TrunkState):
-        segments = cache.segments(keys)  # in any case: what it fetched is let go by it
-        if segments is not None and cache.trunk and mask is None and queries.shape[2] == 1:
-            return over_segments(queries, segments, scale, sinks)
-    if isinstance(keys, mx.array):
-        return blocks.attend(queries, keys, values, scale, mask, sinks)
-    result: mx.array = _fused(queries, keys, values, cache, scale, mask, sinks)
-    return result
+
+    device: DevicePolicy
+
+    def __call__(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Compute attention with mlx-lm's signature.
+
+        Args:
+            queries: `[1, heads, tokens, size]`.
+            keys: `[1, kv_heads, tokens, size]`, as the layer's state returned them.
+            values: likewise.
+            cache: the layer's state.
+            scale: of the scores.
+            mask: None, "causal", or an array.
+            sinks: `[heads]` logits that take attention from every token, or None.
+
+        Returns:
+            `[1, heads, tokens, size of a value]`.
+        """
+        if isinstance(cache, BatchedLayer):
+            if mask is not None:
+                raise NotBatchableError("rows of a batch attend without a mask")
+            return cache.attend(queries, keys, scale, sinks)
+        if isinstance(cache, TrunkState):
+            segments = cache.segments(keys)  # in any case: what it fetched is let go by it
+            if segments is not None and cache.trunk and mask is None and queries.shape[2] == 1:
+                return over_segments(queries, segments, scale, sinks, self.device)
+        if isinstance(keys, mx.array):
+            return blocks.attend(queries, keys, values, scale, mask, sinks, self.device)
+        result: mx.array = _fused(queries, keys, values, cache, scale, mask, sinks)
+        return result
 
 
 def over_segments(
-    queries: mx.array, segments: Sequence[Tensors], scale: float, sinks: mx.array | None
+    queries: mx.array,
+    segments: Sequence[Tensors],
+    scale: float,
+    sinks: mx.array | None,
+    device: DevicePolicy,
 ) -> mx.array:
     """Attend from one token to several segments, with one softmax over all of them.
 
@@ -72,17 +89,20 @@ def over_segments(
         segments: `(keys, values)` each, `[1, kv_heads, tokens, size]`.
         scale: of the scores.
         sinks: `[heads]`, or None.
+        device: how it is computed.
     """
     batch, heads, _, size = queries.shape
     kv_heads = segments[0][0].shape[1]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
-    (softmax,) = softmaxes([scores_of(grouped, segments)])
-    output = merge([part_of(softmax, segments)], sinks)
+    (softmax,) = softmaxes([scores_of(grouped, segments)], device)
+    output = merge([part_of(softmax, segments)], sinks, device)
     return output.astype(queries.dtype).reshape(batch, heads, 1, -1)
 
 
-def bind(model: Any) -> list[str]:
-    """Put `attention` into the modules whose classes make up `model`.
+def bind(model: Any, device: DevicePolicy) -> list[str]:
+    """Put an `Attention` into the modules whose classes make up `model`.
+
+    All models of these classes in this process call the one that was bound last.
 
     Returns:
         The names of the modules that call it.
@@ -91,7 +111,8 @@ def bind(model: Any) -> list[str]:
     bound = []
     for name in names:
         module = sys.modules[name]
-        if getattr(module, _NAME, None) in (_fused, attention):
-            setattr(module, _NAME, attention)
+        present = getattr(module, _NAME, None)
+        if present is _fused or isinstance(present, Attention):
+            setattr(module, _NAME, Attention(device))
             bound.append(name)
     return bound

@@ -15,6 +15,7 @@ import mlx.core as mx
 from .blocks import attend
 from .cascade import Part, Segment, merge, part_of, scores_of
 from .dense import DenseRows
+from .device import DevicePolicy
 from .softmax import softmaxes
 from .spans import PackedSpan
 
@@ -28,11 +29,13 @@ class Step:
     """What all layers must know of the step that runs.
 
     Attributes:
+        device: how attention is computed.
         positions: `[rows]`, of the tokens that are fed.
         shared: runs of spans that several rows lease, each with the numbers of these rows.
         private: for rows that lease spans nobody else here does, these spans.
     """
 
+    device: DevicePolicy
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
     shared: list[tuple[list[PackedSpan], mx.array | None]] = field(default_factory=list)
     private: dict[int, list[PackedSpan]] = field(default_factory=dict)
@@ -138,7 +141,7 @@ class BatchedRings(DenseLayer):
         self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
     ) -> mx.array:
         """Compute every row's attention; see `BatchedLayer.attend`."""
-        return attend(queries, *self._read(keys), scale, self._dense.mask, sinks)
+        return attend(queries, *self._read(keys), scale, self._dense.mask, sinks, self._step.device)
 
 
 class BatchedTrunks(DenseLayer):
@@ -174,7 +177,8 @@ class BatchedTrunks(DenseLayer):
             self._own_scores(grouped, held[0]),
         ]
         read: list[list[Segment]] = [*shared, *private, [held]]
-        parts = [part_of(*pair) for pair in zip(softmaxes(scores), read, strict=True)]
+        softmaxed = softmaxes(scores, self._step.device)
+        parts = [part_of(*pair) for pair in zip(softmaxed, read, strict=True)]
         own = parts.pop()
         together = [
             self._spread(part, members, grouped.shape)
@@ -182,7 +186,7 @@ class BatchedTrunks(DenseLayer):
         ]
         if private:
             together.append(self._joined(parts[len(shared) :], rows))
-        output = merge([*together, own], sinks)
+        output = merge([*together, own], sinks, self._step.device)
         return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
 
     def _segments(self, spans: Sequence[PackedSpan]) -> list[Segment]:

@@ -1,13 +1,14 @@
 """Attention to keys that lie in one piece.
 
-On the CPU block by block: MLX's own has a slow softmax there (see `softmax`), and computes the
-half of the scores that a causal mask throws away.
+Where MLX's kernels are not used, block by block: on the CPU they have a slow softmax (see
+`softmax`), and compute the half of the scores that a causal mask throws away.
 """
 
 import mlx.core as mx
 import numpy as np
 
-from .softmax import ON_CPU, softmaxes
+from .device import DevicePolicy
+from .softmax import softmaxes
 
 BLOCK = 128
 """Queries at a time: scores stay in the processor's cache, and little is masked."""
@@ -20,8 +21,9 @@ def attend(
     scale: float,
     mask: mx.array | str | None,
     sinks: mx.array | None,
+    device: DevicePolicy,
 ) -> mx.array:
-    """Compute attention: block by block in fp32 on the CPU, else by MLX's fused kernel.
+    """Compute attention: by MLX's fused kernel, or block by block in fp32.
 
     Args:
         queries: `[B, heads, T, size]`.
@@ -31,11 +33,12 @@ def attend(
         mask: None, "causal", or an array that broadcasts to `[B, heads, T, N]`: true where a
             query may look, or what is added to the scores.
         sinks: `[heads]`, or None.
+        device: says which.
 
     Returns:
         `[B, heads, T, size of a value]`.
     """
-    if not (ON_CPU and queries.dtype == mx.float32):
+    if device.fused or queries.dtype != mx.float32:
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
@@ -52,7 +55,7 @@ def attend(
         scores = block @ keys[:, :, :seen].swapaxes(-1, -2)
         scores = scores.reshape(batch, kv_heads, -1, end - start, seen)
         scores = _masked(scores, mask, start, end)
-        outputs.append(_weighted(scores, values[:, :, :seen], sinks))
+        outputs.append(_weighted(scores, values[:, :, :seen], sinks, device))
         if count > BLOCK:
             mx.eval(outputs[-1])  # frees the block's scores before the next one's are made
     joined = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=3)
@@ -81,9 +84,11 @@ def _causal(count: int, seen: int) -> mx.array:
     return mx.array(mask)
 
 
-def _weighted(scores: mx.array, values: mx.array, sinks: mx.array | None) -> mx.array:
+def _weighted(
+    scores: mx.array, values: mx.array, sinks: mx.array | None, device: DevicePolicy
+) -> mx.array:
     batch, kv_heads, group, count, _ = scores.shape
-    ((shares, lse),) = softmaxes([scores])
+    ((shares, lse),) = softmaxes([scores], device)
     shares = shares.reshape(batch, kv_heads, group * count, -1)
     output = (shares @ values).reshape(batch, kv_heads, group, count, -1)
     return output if sinks is None else output * mx.sigmoid(lse - sinks)

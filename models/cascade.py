@@ -4,17 +4,16 @@ A part is what a set of keys contributes on its own: its output, and the log of 
 exponentials of its scores. Parts merge exactly (cascade inference; Hydragen, arXiv:2402.05099).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from .softmax import ON_CPU, Softmax
+from .device import DevicePolicy
+from .softmax import Softmax
 
 Segment = tuple[mx.array, ...]
 """Keys and values, `[1, kv_heads, tokens, size]` each."""
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
@@ -47,37 +46,33 @@ def part_of(softmax: Softmax, segments: Sequence[Segment]) -> Part:
     return Part(sum(products[1:], products[0]), lse)
 
 
-def merge(parts: Sequence[Part], sinks: mx.array | None) -> mx.array:
+def merge(parts: Sequence[Part], sinks: mx.array | None, device: DevicePolicy) -> mx.array:
     """Merge parts of the same rows; every row looks at one part at least.
 
     Args:
         parts: `[B, kv_heads, group, ...]` each.
         sinks: `[heads]` logits that take weight and give nothing, or None.
+        device: says whether this is compiled into one kernel.
 
     Returns:
         `[B, kv_heads, group, size]`.
     """
     if sinks is None:
-        return parts[0].output if len(parts) == 1 else _merged(parts)
+        if len(parts) == 1:
+            return parts[0].output
+        return _merged_in_one(parts) if device.compiles else _merged(parts)
     _, kv_heads, group, _ = parts[0].lse.shape
-    return _merged_with_sinks(parts, sinks.reshape(1, kv_heads, group, 1).astype(mx.float32))
+    sinks = sinks.reshape(1, kv_heads, group, 1).astype(mx.float32)
+    if device.compiles:
+        return _merged_with_sinks_in_one(parts, sinks)
+    return _merged_with_sinks(parts, sinks)
 
 
-def on_gpu(function: F) -> F:
-    """Compile a function where the default device is a GPU, into one kernel.
-
-    On the CPU MLX would start a C++ compiler for each, for nothing: the products take the time.
-    """
-    return function if ON_CPU else cast("F", mx.compile(function))
-
-
-@on_gpu
 def _merged(parts: Sequence[Part]) -> mx.array:
     output, total, _ = _summed(parts, _top(parts))
     return (output / total).astype(parts[0].output.dtype)
 
 
-@on_gpu
 def _merged_with_sinks(parts: Sequence[Part], sinks: mx.array) -> mx.array:
     output, total, top = _summed(parts, mx.maximum(_top(parts), sinks))
     return (output / (total + mx.exp(sinks - top))).astype(parts[0].output.dtype)
@@ -94,3 +89,7 @@ def _summed(parts: Sequence[Part], top: mx.array) -> tuple[mx.array, mx.array, m
     weights = [mx.exp(part.lse - top) for part in parts]
     outputs = [weight * part.output for weight, part in zip(weights, parts, strict=True)]
     return sum(outputs[1:], outputs[0]), sum(weights[1:], weights[0]), top
+
+
+_merged_in_one = mx.compile(_merged)
+_merged_with_sinks_in_one = mx.compile(_merged_with_sinks)

@@ -9,9 +9,9 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from .blocks import BLOCK
+from .device import DevicePolicy
 from .layer_states import Held, LayerStack, LiveStates, flat_arrays
 from .runtime import peak_of
-from .softmax import ON_CPU
 from .spans import PackedSpan
 
 GROWTH = 256
@@ -217,10 +217,16 @@ class Footprint:
 
 
 def measure(
-    stack: LayerStack, feed: Any, vocab_size: int, *, joins: bool, multiple: int
+    stack: LayerStack,
+    feed: Any,
+    device: DevicePolicy,
+    vocab_size: int,
+    *,
+    joins: bool,
+    multiple: int,
 ) -> Footprint:
     """Measure a loaded model; see `measure_sizes`, `measure_transients` and `Footprint`."""
-    sizes, transients = measure_sizes(stack, feed), measure_transients(stack, feed)
+    sizes, transients = measure_sizes(stack, feed), measure_transients(stack, feed, device)
     return Footprint(sizes, transients, vocab_size, joins=joins, multiple=multiple)
 
 
@@ -248,7 +254,7 @@ def measure_sizes(stack: LayerStack, feed: Any) -> StateSizes:
     return StateSizes(token, tuple(rings), fixed, states.held().buffers)
 
 
-def measure_transients(stack: LayerStack, feed: Any) -> Transients:
+def measure_transients(stack: LayerStack, feed: Any, device: DevicePolicy) -> Transients:
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
 
     def peak(tokens: int, context: int) -> int:
@@ -261,7 +267,7 @@ def measure_transients(stack: LayerStack, feed: Any) -> Transients:
     solved = np.linalg.solve(np.array(features, float), peaks)
     base, token, context, pair = np.maximum(solved, 0).tolist()
     together = Transients(base, token, context, pair)
-    if not ON_CPU:
+    if device.fused:
         return together
     in_blocks = Transients(base, token, context, pair, block=BLOCK)
     # Some models bring an attention of their own, which looks with all of a chunk together.

@@ -22,7 +22,6 @@ from .rows import LIMIT, Rows
 from .runtime import launch, peak_of, resident_bytes
 from .sampling import Choice, choose
 from .separate import separate
-from .softmax import ON_CPU
 from .spans import PackedSpan, WholeCheckpoint
 
 EXACT_ROWS = 8
@@ -82,8 +81,7 @@ class Forward:
         shapes: shapes of batches that have been computed with.
         footprint: what sequences and steps take.
         resident: bytes that were active when it was made: the weights.
-        overlaps: whether the device computes while the host goes on. On the CPU attention
-            waits for its scores, so that a step is complete when it has been launched.
+        overlaps: whether the device computes while the host goes on; see `DevicePolicy`.
     """
 
     def __init__(self, loaded: LoadedModel, *, exact: bool = False) -> None:
@@ -93,15 +91,17 @@ class Forward:
         self._vocab_size = loaded.text.vocab_size
         self._rows: Rows | None = None
         self.shapes: set[tuple[int, ...]] = set()
-        self.overlaps = not ON_CPU
+        self._device = loaded.device
+        self.overlaps = loaded.device.overlaps
         self._row_limit = LIMIT
         self._may_join: Callable[[int], bool] = lambda _: True
         self.resident = resident_bytes()
-        bind(loaded.model)
-        self.batches = batches_exactly(loaded.model, loaded.stack)
+        bind(loaded.model, loaded.device)
+        self.batches = batches_exactly(loaded.model, loaded.stack, loaded.device)
         self.footprint = measure(
             loaded.stack,
             self._prefill,
+            loaded.device,
             loaded.text.vocab_size,
             joins=exact,
             multiple=EXACT_ROWS if exact and self.batches else 1,
@@ -278,7 +278,7 @@ class Forward:
     def _alone(self, tokens: mx.array, states: LiveStates) -> mx.array:
         states.stand_up()
         states.keep_tail_short()
-        if not ON_CPU or not self.batches:
+        if self._device.contiguous_keys or not self.batches:
             self._join_later(states)
         logits: mx.array = self._model(tokens[None], cache=states.caches)[:, -1, :]
         # State that the logits do not depend on (an indexer's, while nothing is chosen by it)
@@ -314,7 +314,7 @@ class Forward:
 
     def _open_rows(self) -> Rows:
         if self._rows is None:
-            self._rows = Rows(self._stack.open(), limit=self._row_limit)
+            self._rows = Rows(self._stack.open(), self._device, limit=self._row_limit)
         return self._rows
 
     def _exactly(self, tokens: mx.array, states: Sequence[LiveStates]) -> mx.array:
@@ -325,7 +325,7 @@ class Forward:
                 state.join()
             unused = EXACT_ROWS - len(some)
             fed = mx.pad(tokens[start : start + EXACT_ROWS], (0, unused))
-            caches = separate([*[state.caches for state in some], *[None] * unused])
+            caches = separate([*[state.caches for state in some], *[None] * unused], self._device)
             logits = self._model(fed[:, None], cache=caches)[: len(some), -1, :]
             launch(logits, [state.arrays() for state in some])
             parts.append(logits)

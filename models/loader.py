@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from .runtime import backend
+from .device import DevicePolicy, device_policy
 
-import mlx.core as mx  # isort: skip  (after runtime, which chooses the BLAS first)
+import mlx.core as mx  # isort: skip  (after device, which chooses the BLAS first)
 from . import open_files  # noqa: F401  # isort: skip  (the first import of mlx_lm)
 from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten
@@ -41,6 +41,7 @@ class LoadedModel:
         fingerprint: see `fingerprint.fingerprint`.
         context_length: the most tokens of prompt and answer together.
         weight_bytes: what the weights take in memory.
+        device: how it is run.
     """
 
     name: str
@@ -50,6 +51,7 @@ class LoadedModel:
     fingerprint: str
     context_length: int
     weight_bytes: int
+    device: DevicePolicy
 
 
 def load(name: str) -> LoadedModel:
@@ -65,14 +67,14 @@ def load(name: str) -> LoadedModel:
         ModelLoadError: what is there cannot be loaded.
         UnsupportedCacheError: its layers keep state that cannot be saved.
     """
-    on_cpu = backend() == "cpu"
+    device = device_policy()
     if name == embedded.NAME:
-        model, tokenizer, config, path = embedded.load(mx.float32 if on_cpu else mx.bfloat16)
+        model, tokenizer, config, path = embedded.load(mx.float32 if device.fp32 else mx.bfloat16)
         files = [path]
         mx.eval(model.parameters())
     else:
         directory = _directory(name)
-        model, tokenizer, config = _load_directory(directory, fp32=on_cpu)
+        model, tokenizer, config = _load_directory(directory, fp32=device.fp32)
         files = sorted(directory.glob("model*.safetensors"))
     named = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
     leaves = [leaf for _, leaf in named]
@@ -85,6 +87,7 @@ def load(name: str) -> LoadedModel:
         fingerprint=fingerprint(files, config, dtypes),
         context_length=_context_length(config),
         weight_bytes=sum(leaf.nbytes for leaf in leaves),
+        device=device,
     )
 
 

@@ -7,6 +7,7 @@ import mlx.core as mx
 import structlog
 
 from .batch import NotBatchableError
+from .device import DevicePolicy
 from .layer_states import LayerStack, LiveStates
 from .rows import Rows
 
@@ -16,7 +17,7 @@ _PROBED = ((3, 4, 5), (6, 7, 8))
 """Tokens that are decoded, by step and row."""
 
 
-def batches_exactly(model: Any, stack: LayerStack) -> bool:
+def batches_exactly(model: Any, stack: LayerStack, device: DevicePolicy) -> bool:
     """Try out whether the model gives rows of a batch what it gives lone sequences.
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
@@ -25,7 +26,7 @@ def batches_exactly(model: Any, stack: LayerStack) -> bool:
     """
     together, apart = _probes(model, stack)
     try:
-        rows = Rows(stack.open(), own=2)  # so that rows read trunks of their own, too
+        rows = Rows(stack.open(), device, own=2)  # so that rows read trunks of their own, too
         rows.join(together)
         logits = []
         for tokens in _PROBED:

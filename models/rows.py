@@ -16,11 +16,11 @@ from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
 from .batch import BatchedRings, BatchedTrunks, DenseLayer, NotBatchableError, Step
 from .dense import DenseRows, bucket
+from .device import DevicePolicy
 from .layer_states import Held, LiveStates, leaves_of
 from .recurrent import BatchedArrays
 from .runtime import launch
 from .sharing import runs
-from .softmax import ON_CPU
 from .spans import PackedSpan
 from .trunk import Tensors, TrunkState
 from .whole import make_ring, ring_in_order
@@ -33,9 +33,6 @@ _SHARED = 32
 
 LIMIT = 512
 """Tokens of its own after which a row is sealed into a segment."""
-
-PATIENCE = 0 if ON_CPU else 64
-"""See `Rows`. On the CPU a row too many costs its share of a step."""
 
 
 class Growth(NamedTuple):
@@ -93,25 +90,25 @@ class Rows:
 
     Args:
         like: the state of any sequence of the model, in caches of its own.
+        device: how attention is computed, and for how many steps there may be more rows than
+            are needed.
         own: tokens of its trunk's end, at most, that a row copies so as to read them as its
             own: many short segments of single rows cost more to read one by one than the
             copy takes.
         limit: tokens of its own after which a row is sealed into a segment.
-        patience: steps that fewer rows would be enough for, before there are fewer. Where
-            rows are cheap and operations are not, one who leaves is soon followed by another.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
 
     def __init__(
-        self, like: LiveStates, *, own: int = OWN, limit: int = LIMIT, patience: int = PATIENCE
+        self, like: LiveStates, device: DevicePolicy, *, own: int = OWN, limit: int = LIMIT
     ) -> None:
         self._limit = limit
-        self._patience = patience
+        self._patience = device.spare_steps
         self._loose = 0  # steps that fewer rows were enough for
         self._own = min(own, limit // 2)
-        self._step = Step()
+        self._step = Step(device)
         self._tails = DenseRows(limit, scores_masked=True)
         self._rings: dict[int, DenseRows] = {}
         self._trunks: list[BatchedTrunks] = []

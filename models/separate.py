@@ -13,14 +13,16 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 
 from .batch import BatchedLayer
 from .blocks import attend
+from .device import DevicePolicy
 from .recurrent import SeparateArrays
 
 
 class SeparateRows(BatchedLayer):
     """Attention of rows that each keep a cache of mlx-lm's, or None for a row not in use."""
 
-    def __init__(self, rows: Sequence[Any]) -> None:
+    def __init__(self, rows: Sequence[Any], device: DevicePolicy) -> None:
         self._rows = rows
+        self._device = device
         self._fetched: list[tuple[mx.array, mx.array]] = []
 
     @property
@@ -51,28 +53,30 @@ class SeparateRows(BatchedLayer):
         """Compute each row's attention by itself; see `BatchedLayer.attend`."""
         self._check(keys)
         outputs = [
-            attend(queries[i : i + 1], *held, scale, None, sinks)
+            attend(queries[i : i + 1], *held, scale, None, sinks, self._device)
             for i, held in enumerate(self._fetched)
         ]
         self._fetched = []
         return mx.concatenate(outputs, axis=0)
 
 
-def separate(rows: Sequence[list[Any] | None]) -> list[Any]:
+def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any]:
     """View the caches of several sequences as those of one batch.
 
     Args:
         rows: for each row what the model would be called with, or None.
+        device: how attention is computed.
     """
     used = next(row for row in rows if row is not None)
     return [
-        _layer([None if row is None else row[index] for row in rows]) for index in range(len(used))
+        _layer([None if row is None else row[index] for row in rows], device)
+        for index in range(len(used))
     ]
 
 
-def _layer(rows: list[Any]) -> Any:
+def _layer(rows: list[Any], device: DevicePolicy) -> Any:
     used = next(row for row in rows if row is not None)
     if type(used) is CacheList:
         parts = range(len(used.caches))
-        return CacheList(*[_layer([row and row.caches[i] for row in rows]) for i in parts])
-    return SeparateArrays(rows) if type(used) is ArraysCache else SeparateRows(rows)
+        return CacheList(*[_layer([row and row.caches[i] for row in rows], device) for i in parts])
+    return SeparateArrays(rows) if type(used) is ArraysCache else SeparateRows(rows, device)

@@ -1,9 +1,9 @@
 """Softmax whose parts can be merged: shares, and the log of the sum they were divided by.
 
 MLX's exponential on x86 is scalar: about 20 ns an element, so that a prompt of 540 tokens
-spends half its prefill in it. NumPy's is vectorised, ten times faster. On the CPU, scores in
-fp32 are therefore evaluated and turned into shares in place, in MLX's own buffer: a NumPy view
-of an MLX array may be written to. Elsewhere it is MLX's kernels.
+spends half its prefill in it. NumPy's is vectorised, ten times faster. Where attention is not
+fused (the CPU), scores in fp32 are therefore evaluated and turned into shares in place, in MLX's
+own buffer: a NumPy view of an MLX array may be written to. Elsewhere it is MLX's kernels.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from .device import DevicePolicy
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-ON_CPU = mx.default_device() == mx.Device(mx.cpu)
 
 
 class Softmax(NamedTuple):
@@ -30,12 +30,12 @@ class Softmax(NamedTuple):
     lse: mx.array
 
 
-def softmaxes(scores: Sequence[mx.array]) -> list[Softmax]:
+def softmaxes(scores: Sequence[mx.array], device: DevicePolicy) -> list[Softmax]:
     """Compute several softmaxes. The scores are used up: nobody else may hold them.
 
     Each row of scores must have one that is not -inf.
     """
-    if ON_CPU and all(array.dtype == mx.float32 for array in scores):
+    if not device.fused and all(array.dtype == mx.float32 for array in scores):
         mx.eval(list(scores))
         return [_in_place(array) for array in scores]
     return [

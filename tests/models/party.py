@@ -15,6 +15,7 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
+from umbel.models.device import DevicePolicy, device_policy
 from umbel.models.forward import Forward
 from umbel.models.layer_states import LayerStack, LiveStates
 from umbel.models.rows import LIMIT, Rows
@@ -55,6 +56,7 @@ class Party:
         name: one of NAMES.
         seed: of all that is random.
         own: tokens of its trunk's end, at most, that a row copies; None as usual.
+        device: as which device to run; this one, unless one is given.
         overrides: entries of the model's config to change.
     """
 
@@ -65,17 +67,19 @@ class Party:
         *,
         own: int | None = None,
         limit: int = LIMIT,
+        device: DevicePolicy | None = None,
         **overrides: Any,
     ) -> None:
         self.model = shared_model(name, **overrides)
         self.stack = LayerStack(self.model)
+        device = device or device_policy()
         text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
-        loaded = SimpleNamespace(model=self.model, stack=self.stack, text=text)
+        loaded = SimpleNamespace(model=self.model, stack=self.stack, text=text, device=device)
         with measured_once(self.model):
             self.forward = Forward(cast("Any", loaded))
         assert self.forward.batches
         if own is not None:
-            self.forward._rows = Rows(self.stack.open(), own=own, limit=limit)
+            self.forward._rows = Rows(self.stack.open(), device, own=own, limit=limit)
         self.rng = random.Random(seed)  # noqa: S311  (not a secret)
         self.agents: list[Agent] = []
 

@@ -8,6 +8,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from umbel.models import attention as module
 from umbel.models.attention import bind, over_segments
+from umbel.models.device import GPU, DevicePolicy, device_policy
 from umbel.models.trunk import TrunkState
 
 from .. import zoo
@@ -21,10 +22,16 @@ def random_segments(lengths: list[int], kv_heads: int) -> list[tuple[mx.array, m
     ]
 
 
+HERE = device_policy()
+
+
+@pytest.mark.parametrize("device", [HERE, GPU], ids=["here", "gpu"])
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("lengths", [[1], [7, 1], [100, 3, 40, 1]])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (8, 2), (6, 1)])
-def test_over_segments(heads: int, kv_heads: int, lengths: list[int], *, sinks: bool) -> None:
+def test_over_segments(
+    heads: int, kv_heads: int, lengths: list[int], device: DevicePolicy, *, sinks: bool
+) -> None:
     """Multi-head, grouped and multi-query attention, with and without sinks."""
     mx.random.seed(1)
     segments = random_segments(lengths, kv_heads)
@@ -32,7 +39,7 @@ def test_over_segments(heads: int, kv_heads: int, lengths: list[int], *, sinks: 
     extra = mx.random.normal((heads,)) if sinks else None
     keys, values = (mx.concatenate(list(part), axis=2) for part in zip(*segments, strict=True))
     expected = _reference(queries, keys, values, 0.3, extra)
-    result = over_segments(queries, segments, 0.3, extra)
+    result = over_segments(queries, segments, 0.3, extra, device)
     assert result.shape == expected.shape
     assert mx.allclose(result, expected, rtol=0, atol=1e-5)
 
@@ -55,8 +62,8 @@ def _reference(
 def test_trunk_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that decodes over a trunk never has trunk and tail joined."""
     model = zoo.make("llama")
-    assert bind(model) == ["mlx_lm.models.llama"]
-    assert bind(model) == ["mlx_lm.models.llama"], "binding twice is binding once"
+    assert bind(model, HERE) == ["mlx_lm.models.llama"]
+    assert bind(model, HERE) == ["mlx_lm.models.llama"], "binding twice is binding once"
     calls: list[int] = []
     real = module.over_segments
 
@@ -83,7 +90,7 @@ def random_trunk(model: object) -> list[tuple[mx.array, mx.array]]:
 def test_writes_stay_in_place() -> None:
     """The hook lets go of what it was given, so that a decode step copies no tail."""
     model = zoo.make("llama")
-    bind(model)
+    bind(model, HERE)
     caches = [TrunkState(KVCache(), [segment]) for segment in random_trunk(model)]
     tail = 200
     mx.eval(model(mx.array([[5] * tail]), cache=caches), [c.state for c in caches])

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.models.blocks import attend
-from umbel.models.softmax import ON_CPU
+from umbel.models.device import device_policy
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 Inputs = tuple[Floats, Floats, Floats]
 
+HERE = device_policy()
 SIZE, VALUE, SCALE = 16, 24, 0.3
 COUNTS = (1, 2, 127, 128, 129, 256, 300)
 """Of queries: around one block and two."""
@@ -61,7 +62,7 @@ def check(inputs: Inputs, mask: Any, *, sinks: Floats | None = None, fused: bool
     queries, keys, values = arrays = [mx.array(array) for array in inputs]
     given_mask = mask if mask is None or isinstance(mask, str) else mx.array(mask)
     given_sinks = None if sinks is None else mx.array(sinks)
-    result = attend(queries, keys, values, SCALE, given_mask, given_sinks)
+    result = attend(queries, keys, values, SCALE, given_mask, given_sinks, HERE)
     expected = reference(inputs, mask, sinks)
     assert result.dtype == mx.float32
     assert result.shape == expected.shape
@@ -168,7 +169,7 @@ def test_large_scores(level: float) -> None:
     given_queries, given_keys, given_values = map(mx.array, (queries, keys, values))
     for mask in (None, "causal"):
         result = np.array(
-            attend(given_queries, given_keys, given_values, 1.0, mask, None), np.float64
+            attend(given_queries, given_keys, given_values, 1.0, mask, None, HERE), np.float64
         )
         shifted = (queries / np.float32(SCALE), np.concatenate([0 * steps, steps], -1), values)
         assert np.abs(result - reference(shifted, mask, None)).max() < TOLERANCE
@@ -199,7 +200,7 @@ def test_anything(
 def test_halves_are_mlx_own(dtype: mx.Dtype) -> None:
     """What is not fp32 goes to MLX's kernel, bit by bit."""
     q, k, v = (mx.array(array).astype(dtype) for array in random_inputs(1, (4, 2), 130, 140))
-    result = attend(q, k, v, SCALE, "causal", None)
+    result = attend(q, k, v, SCALE, "causal", None, HERE)
     own = mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask="causal")
     assert result.dtype == dtype
     assert mx.array_equal(result, own)
@@ -211,12 +212,12 @@ def test_views_are_not_written_to(heads: int) -> None:
     cache = mx.random.normal((1, heads, 256, SIZE))
     before = np.array(cache)
     keys = cache[:, :, :140]
-    mx.eval(attend(keys[:, :, -1:], keys, keys, SCALE, None, None))
-    mx.eval(attend(keys, keys, keys, SCALE, "causal", None))
+    mx.eval(attend(keys[:, :, -1:], keys, keys, SCALE, None, None, HERE))
+    mx.eval(attend(keys, keys, keys, SCALE, "causal", None, HERE))
     assert np.array_equal(np.array(cache), before)
 
 
-@pytest.mark.skipif(not ON_CPU, reason="elsewhere it is MLX's kernel")
+@pytest.mark.skipif(HERE.fused, reason="elsewhere it is MLX's kernel")
 def test_scores_stay_small() -> None:
     """Blocks come one after the other: the scores of a long prompt are never all in memory."""
     q, k, v = (mx.array(array) for array in random_inputs(1, (4, 1), 2048, 2048))
@@ -224,5 +225,5 @@ def test_scores_stay_small() -> None:
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    mx.eval(attend(q, k, v, SCALE, "causal", None))
+    mx.eval(attend(q, k, v, SCALE, "causal", None, HERE))
     assert mx.get_peak_memory() - before < 4 * 2048 * 2048 * 4 / 4

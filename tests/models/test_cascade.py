@@ -1,6 +1,6 @@
 """Parts of attention, merged, against one softmax over all keys in double precision."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.models.cascade import Part, merge, part_of, scores_of
-from umbel.models.softmax import ON_CPU, Softmax, softmaxes
+from umbel.models.device import GPU, DevicePolicy, device_policy
+from umbel.models.softmax import Softmax, softmaxes
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 
+HERE = device_policy()
+DEVICES = (HERE, replace(GPU, compiles=False))
 ROWS, KV_HEADS, KEY, VALUE = 3, 2, 8, 5
 
 quick = settings(deadline=None, max_examples=60)
@@ -36,11 +39,13 @@ class Case:
         scores: `[ROWS, KV_HEADS, group, N]`.
         values: `[1, KV_HEADS, N, VALUE]`.
         sinks: `[KV_HEADS * group]`, or None.
+        device: how it is computed.
     """
 
     scores: Floats
     values: Floats
     sinks: Floats | None
+    device: DevicePolicy = HERE
 
     @property
     def expected(self) -> Floats:
@@ -57,7 +62,7 @@ class Case:
 
     def merged(self, parts: list[Part]) -> mx.array:
         """Merge parts, with the sinks."""
-        return merge(parts, None if self.sinks is None else mx.array(self.sinks))
+        return merge(parts, None if self.sinks is None else mx.array(self.sinks), self.device)
 
     def parts(self, cuts: list[int], inner: int = 100) -> list[Part]:
         """Compute a part for each piece between cuts, from segments of `inner` tokens."""
@@ -66,7 +71,7 @@ class Case:
         scores = [mx.array(np.ascontiguousarray(self.scores[..., piece])) for piece in pieces]
         return [
             part_of(softmax, self.segments(piece, inner))
-            for softmax, piece in zip(softmaxes(scores), pieces, strict=True)
+            for softmax, piece in zip(softmaxes(scores, self.device), pieces, strict=True)
         ]
 
     def segments(self, piece: slice, inner: int) -> list[tuple[mx.array, ...]]:
@@ -89,7 +94,8 @@ def cases(draw: st.DrawFn) -> Case:
     if draw(st.booleans()):
         middle = draw(st.sampled_from([level, 1e4, -1e4]))
         sinks = (rng.standard_normal(KV_HEADS * group) * draw(SPREADS) + middle).astype(np.float32)
-    return Case(scores.astype(np.float32), values.astype(np.float32), sinks)
+    device = draw(st.sampled_from(DEVICES))
+    return Case(scores.astype(np.float32), values.astype(np.float32), sinks, device)
 
 
 def check(result: mx.array, case: Case) -> None:
@@ -179,7 +185,7 @@ def test_softmaxes(case: Case, cuts: list[int]) -> None:
     pieces = np.split(case.scores, cuts, axis=-1)
     for piece in pieces:
         piece[..., 1:2] = -np.inf
-    softmaxed = softmaxes([mx.array(piece) for piece in pieces])
+    softmaxed = softmaxes([mx.array(piece) for piece in pieces], case.device)
     for piece, (shares, lse) in zip(pieces, softmaxed, strict=True):
         exact = piece.astype(np.float64)
         top = exact.max(axis=-1, keepdims=True)
@@ -190,18 +196,20 @@ def test_softmaxes(case: Case, cuts: list[int]) -> None:
         assert not np.array(shares)[..., 1:2].any()
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_halves(dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "device"), [(mx.float16, HERE), (mx.bfloat16, HERE), (mx.bfloat16, GPU)]
+)
+def test_halves(dtype: mx.Dtype, device: DevicePolicy) -> None:
     """Scores in half precision, as large as they may be: sums in fp32, output in their type."""
     scores = mx.array([[[[3e4, 3e4, -3e4, 0.0]]]]).astype(dtype)
-    ((shares, lse),) = softmaxes([scores])
+    ((shares, lse),) = softmaxes([scores], device)
     assert (shares.dtype, lse.dtype) == (dtype, mx.float32)
     assert shares.tolist() == [[[[0.5, 0.5, 0, 0]]]]
     values = mx.array([[[[1.0], [2.0], [3.0], [4.0]]]]).astype(dtype)
     part = part_of(Softmax(shares, lse), [(values, values)])
     for parts in ([part], [part, part]):
         for sinks in (None, mx.array([-3e4])):
-            output = merge(parts, sinks)
+            output = merge(parts, sinks, device)
             assert output.dtype == dtype
             assert output.tolist() == [[[[1.5]]]]
 
@@ -213,13 +221,13 @@ def test_nothing_else_is_touched() -> None:
     queries, keys, values = (mx.array(array) for array in arrays)
     # With a query of ones, the scores could be mistaken for a view of the keys.
     ones = scores_of(mx.ones((1, 1, 1, 1)), [(keys[..., :1],)])
-    first, _ = softmaxes([scores_of(queries, [(keys,)]), ones])
+    first, _ = softmaxes([scores_of(queries, [(keys,)]), ones], HERE)
     mx.eval(part_of(first, [(keys, values)]))
     for array, before in zip((queries, keys, values), arrays, strict=True):
         assert np.array_equal(np.array(array), before)
 
 
-@pytest.mark.skipif(not ON_CPU, reason="elsewhere they are MLX's own kernels")
+@pytest.mark.skipif(HERE.fused, reason="elsewhere they are MLX's own kernels")
 def test_softmax_is_in_place() -> None:
     """On the CPU the shares of large scores take no memory beside them."""
     scores = mx.random.normal((64, 8192))
@@ -227,6 +235,6 @@ def test_softmax_is_in_place() -> None:
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    (softmax,) = softmaxes([scores])
+    (softmax,) = softmaxes([scores], HERE)
     mx.eval(softmax)
     assert mx.get_peak_memory() - before < scores.nbytes / 8

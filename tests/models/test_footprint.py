@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from umbel.models import footprint as module
 from umbel.models.blocks import BLOCK
+from umbel.models.device import device_policy
 from umbel.models.footprint import (
     GROWTH,
     Footprint,
@@ -29,7 +30,6 @@ from umbel.models.forward import Forward
 from umbel.models.layer_states import LayerStack, LiveStates, flat_arrays
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runtime import resident_bytes
-from umbel.models.softmax import ON_CPU
 from umbel.models.spans import PackedSpan, WholeCheckpoint
 
 from .. import zoo
@@ -234,8 +234,8 @@ def test_probes_are_fitted(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "_peak", peak)
     loaded = zoo_model("llama")
-    fitted = measure_transients(loaded.stack, None)
-    long = [(300, 1000), (2048, 7)] if ON_CPU or block > BLOCK else []
+    fitted = measure_transients(loaded.stack, None, loaded.device)
+    long = [(300, 1000), (2048, 7)] if not loaded.device.fused or block > BLOCK else []
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), *long):
         measured_now = peak(None, None, tokens, context) + 2**16
         assert fitted.expected(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
@@ -308,7 +308,9 @@ def wide(name: str, **more: int) -> Forward:
     """Load a model whose window is longer than what a cache grows by."""
     stack = LayerStack(model := zoo.make(name, **more))
     text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
-    return Forward(cast("Any", SimpleNamespace(model=model, stack=stack, text=text)))
+    return Forward(
+        cast("Any", SimpleNamespace(model=model, stack=stack, text=text, device=device_policy()))
+    )
 
 
 WIDE = {

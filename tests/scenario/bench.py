@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +21,7 @@ from umbel.cachestore.forest import Layout
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.models.device import DevicePolicy, device_policy
 from umbel.models.forward import Forward
 from umbel.models.layer_states import LayerStack, LiveStates
 from umbel.models.params import SamplingParams
@@ -92,7 +93,6 @@ class RecordingForward(Forward):
     def __init__(self, loaded: "LoadedModel", *, exact: bool = False) -> None:
         with measured_once(loaded.model):
             super().__init__(loaded, exact=exact)
-        self.overlaps = True  # as on a GPU: a step is launched before the last one is read
         self.rows: list[int] = []
         self._by_state: dict[int, list[LogProbs]] = {}
         self._opened: list[LiveStates] = []
@@ -118,7 +118,11 @@ class RecordingForward(Forward):
 
 
 class Bench:
-    """One tiny model, its cache, and an engine that is stepped by hand."""
+    """One tiny model, its cache, and an engine that is stepped by hand.
+
+    As which device it runs can be said; else it is this one, where a step is launched before
+    the last one is read.
+    """
 
     def __init__(
         self,
@@ -129,13 +133,17 @@ class Bench:
         max_batch: int = 16,
         exact: bool = False,
         memory: int = 1 << 40,
+        device: DevicePolicy | None = None,
     ) -> None:
         model = shared_model(name)
         stack = LayerStack(model)
         loaded = cast(
             "LoadedModel",
             SimpleNamespace(
-                model=model, stack=stack, text=SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
+                model=model,
+                stack=stack,
+                text=SimpleNamespace(vocab_size=zoo.VOCAB_SIZE),
+                device=device or replace(device_policy(), overlaps=True),
             ),
         )
         self.model = model

@@ -26,6 +26,7 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.assembly import Assembly, assemble
 from umbel.daemon.config import Settings
+from umbel.models.device import DevicePolicy, device_policy
 from umbel.models.layer_states import LayerStack
 from umbel.models.params import SamplingParams
 from umbel.scheduler.queue import ConversationQueue
@@ -45,12 +46,21 @@ CHUNK = 64
 _PATIENCE = 60_000
 """Steps in which everything must have ended."""
 
-_loaded: dict[tuple[str, str], "LoadedModel"] = {}
+_loaded: dict[tuple[str, str, DevicePolicy], "LoadedModel"] = {}
 
 
-def zoo_model(name: str, dtype: mx.Dtype = mx.float32) -> "LoadedModel":
-    """Make a zoo model look like a loaded one; the same at every call."""
-    key = name, str(dtype)
+def zoo_model(
+    name: str, dtype: mx.Dtype = mx.float32, device: DevicePolicy | None = None
+) -> "LoadedModel":
+    """Make a zoo model look like a loaded one; the same at every call.
+
+    Args:
+        name: of the architecture.
+        dtype: of the weights.
+        device: as which device to run it; this one, unless one is given.
+    """
+    device = device or device_policy()
+    key = name, str(dtype), device
     if key not in _loaded:
         model = zoo.make(name)
         if dtype != mx.float32:
@@ -65,6 +75,7 @@ def zoo_model(name: str, dtype: mx.Dtype = mx.float32) -> "LoadedModel":
                 text=SimpleNamespace(vocab_size=zoo.VOCAB_SIZE, eos_ids=frozenset[int]()),
                 fingerprint=f"{name} {dtype}",
                 context_length=4096,
+                device=device,
             ),
         )
     return _loaded[key]

@@ -100,7 +100,7 @@ class Drill(Bench):
         drill = cls._made.pop(key, None) or cls(name, budget, exact=exact)
         if drill.forward.batches and drill.forward._rows is None:
             like = drill.forward._stack.open()
-            drill.forward._rows = rows.Rows(like, own=row // 2, limit=row)
+            drill.forward._rows = rows.Rows(like, drill.forward._device, own=row // 2, limit=row)
         drill._before = mx.get_active_memory()  # of other drills too
         yield drill
         drill.close()

@@ -1,0 +1,62 @@
+"""What differs by device, in one record that is chosen when a model is loaded."""
+
+from dataclasses import dataclass
+
+from .runtime import backend
+
+
+@dataclass(frozen=True)
+class DevicePolicy:
+    """How a model is run on a kind of device.
+
+    It is handed down as a value, so that tests can run on a CPU what a GPU runs.
+
+    Attributes:
+        fp32: weights become fp32: the device has no other fast type.
+        fused: attention is MLX's kernels. Without it scores in fp32 are computed block by
+            block, and waited for.
+        compiles: small functions are compiled into one kernel.
+        overlaps: the device computes while the host goes on, so that a step is launched before
+            the last one's tokens are read.
+        warms_up: kernels are compiled or loaded when they are first met, which must be before
+            the first request.
+        contiguous_keys: the keys of a single sequence are put in one piece, also where the
+            model runs in batches.
+        spare_steps: steps for which a batch has more rows than it needs, before it has fewer.
+    """
+
+    fp32: bool
+    fused: bool
+    compiles: bool
+    overlaps: bool
+    warms_up: bool
+    contiguous_keys: bool
+    spare_steps: int
+
+
+# MLX's exponential is slow on x86, products take all the time, and a row too many costs its
+# share of a step. To compile is to start a C++ compiler.
+CPU = DevicePolicy(
+    fp32=True,
+    fused=False,
+    compiles=False,
+    overlaps=False,
+    warms_up=False,
+    contiguous_keys=False,
+    spare_steps=0,
+)
+# Launches take the time, not rows: one who leaves is soon followed by another.
+GPU = DevicePolicy(
+    fp32=False,
+    fused=True,
+    compiles=True,
+    overlaps=True,
+    warms_up=True,
+    contiguous_keys=True,
+    spare_steps=64,
+)
+
+
+def device_policy() -> DevicePolicy:
+    """The policy of this process's default device."""
+    return CPU if backend() == "cpu" else GPU
