@@ -80,41 +80,20 @@ def assemble(
         StartError: the budget, or the device, holds no request of this model; or another
             daemon uses the folder of the disk tier.
     """
-    stack, exact = loaded.stack, settings.exact
-    forward = Forward(loaded, exact=exact)
+    forward = Forward(loaded, exact=settings.exact)
+    if settings.exact:
+        forward.footprint.least_chunk = settings.prefill_chunk
     device = device_memory()
     budget = Size(_budget(settings, device, forward.resident), device.buffers)
     keep_freed_memory(min(budget.nbytes // _FREED_SHARE, _MOST_FREED))
-    if exact:
-        forward.footprint.least_chunk = settings.prefill_chunk
     context, bound = _context(loaded, forward, budget.nbytes)
-    forward.live_within(
-        budget.nbytes,
-        piece=piece(budget.nbytes),
-        max_batch=settings.max_batch,
-        may_join=lambda nbytes: governor.make_room(Size(nbytes)),
-    )
-    if forward.overlaps and forward.promise(TOKENS).nbytes * settings.max_batch < budget.nbytes:
-        warm(forward, settings.max_batch)
-    cache = PrefixCache(
-        Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints),
-        budget=budget.nbytes,
-        checkpoints_kept=settings.checkpoints_kept,
-        grid=settings.prefill_chunk if exact else 1,
-        longest=forward.longest_segment,
-    )
+    forward.live_within(budget.nbytes, piece=piece(budget.nbytes), max_batch=settings.max_batch)
+    cache = _cache(loaded, settings, budget.nbytes, forward.longest_segment)
     governor = Governor(cache, budget)
+    forward.ask_before_joining(lambda nbytes: governor.make_room(Size(nbytes)))
+    _warm_up(loaded, settings, forward, budget.nbytes)
     disk = _open_disk(settings, loaded.fingerprint, piece(budget.nbytes), wake)
-    pager = None
-    if disk is not None:
-        pager = Pager(
-            cache,
-            disk,
-            stored,
-            budget=_disk_budget(settings, disk),
-            fingerprint=loaded.fingerprint,
-            make_room=governor.make_room,
-        )
+    pager = None if disk is None else _pager(loaded, settings, cache, governor, disk)
     pins = Pins(cache, loaded.fingerprint, disk)
     engine = Engine(
         forward,
@@ -129,14 +108,14 @@ def assemble(
             paging=Paging(pager, pins),
             pins=pins,
         ),
-        MemoryPlanner(governor, forward, fixed_chunks=exact),
+        MemoryPlanner(governor, forward, fixed_chunks=settings.exact),
         queue,
         publish,
         eos_ids=loaded.text.eos_ids,
         prefill_chunk=settings.prefill_chunk,
         max_batch=settings.max_batch,
         max_stall=settings.max_stall_ms / 1000,
-        exact=exact,
+        exact=settings.exact,
     )
     return Assembly(engine, forward, cache, governor, context, bound, disk, pager, pins)
 
@@ -175,6 +154,37 @@ def _budget(settings: Settings, device: DeviceMemory, resident: int) -> int:
             "serve a smaller model, or set cache_bytes to try all the same"
         )
     return budget
+
+
+def _cache(loaded: LoadedModel, settings: Settings, budget: int, longest: int) -> PrefixCache:
+    stack = loaded.stack
+    return PrefixCache(
+        Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints),
+        budget=budget,
+        checkpoints_kept=settings.checkpoints_kept,
+        grid=settings.prefill_chunk if settings.exact else 1,
+        longest=longest,
+    )
+
+
+def _warm_up(loaded: LoadedModel, settings: Settings, forward: Forward, budget: int) -> None:
+    """Compile kernels for as many rows as there is memory for."""
+    rows = min(settings.max_batch, budget // forward.promise(TOKENS).nbytes)
+    if loaded.device.warms_up and rows:
+        warm(forward, rows)
+
+
+def _pager(
+    loaded: LoadedModel, settings: Settings, cache: PrefixCache, governor: Governor, disk: DiskTier
+) -> Pager:
+    return Pager(
+        cache,
+        disk,
+        stored,
+        budget=_disk_budget(settings, disk),
+        fingerprint=loaded.fingerprint,
+        make_room=governor.make_room,
+    )
 
 
 def _open_disk(

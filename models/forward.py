@@ -134,24 +134,28 @@ class Forward:
 
     # -- memory ------------------------------------------------------------------------
 
-    def live_within(
-        self, budget: int, *, piece: int, max_batch: int, may_join: Callable[[int], bool]
-    ) -> None:
+    def live_within(self, budget: int, *, piece: int, max_batch: int) -> None:
         """Have running sequences keep to a budget.
 
         Args:
             budget: bytes of all state.
             piece: bytes that a copy of state may have.
             max_batch: sequences that run at once.
-            may_join: whether so many bytes may be taken for a lone sequence's keys in one piece.
         """
         token = max(1, self.footprint.sizes.token)
         self._stack.longest = max(_LEAST_PIECE, piece // token)
-        self._may_join = may_join
         while self._row_limit > _LEAST_ROW and (
             self._row_limit * token * max_batch * _ROWS_SHARE > budget
         ):
             self._row_limit //= 2
+
+    def ask_before_joining(self, may_join: Callable[[int], bool]) -> None:
+        """Have single sequences ask before their keys are copied into one piece.
+
+        Args:
+            may_join: whether so many bytes may be taken for it.
+        """
+        self._may_join = may_join
 
     @property
     def longest_segment(self) -> int:

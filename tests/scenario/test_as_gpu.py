@@ -1,0 +1,199 @@
+"""What only a GPU runs, run on the CPU: warm-up, overlap, contiguous keys, fused attention."""
+
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from umbel.models.device import GPU
+from umbel.models.layer_states import LiveStates
+from umbel.models.warm import TOKENS
+from umbel.scheduler.errors import ComputationError
+from umbel.scheduler.request import FinishReason
+from umbel.scheduler.sequence import SequenceStatus
+
+from .. import zoo
+from ..models.party import mlx_lm_alone
+from .memory_tools import CHUNK, SEEDED, Ask, Rig, Told, agents, words, zoo_model
+
+if TYPE_CHECKING:
+    from umbel.models.loader import LoadedModel
+
+# To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled.
+AS_GPU = replace(GPU, compiles=False)
+MEMORY = 1 << 30
+KINDS = ("llama", "qwen3_next", "gemma3_text", "deepseek_v3")
+"""Full attention, a hybrid, sliding windows, and one that decodes one by one."""
+
+
+def kinds(*quick: str, hows: Items[Any] = (None,)) -> list[Any]:
+    """Parameters for every kind; those not named are slow.
+
+    Args:
+        quick: names, or names and hows joined by a hyphen.
+        hows: a second parameter, if there is one.
+    """
+    listed = []
+    for how in hows:
+        for name in KINDS:
+            label = name if how is None else f"{name}-{how}"
+            values = (name,) if how is None else (name, how)
+            marks = [] if label in quick else [pytest.mark.slow]
+            listed.append(pytest.param(*values, marks=marks, id=label))
+    return listed
+
+
+def model(name: str) -> "LoadedModel":
+    """Make a zoo model that runs as on a GPU."""
+    return zoo_model(name, device=AS_GPU)
+
+
+def alone(name: str, ask: Ask) -> list[int]:
+    """The greedy answer of plain mlx-lm."""
+    net = model(name).model
+    with mlx_lm_alone(net):
+        cache: Any = make_prompt_cache(net)
+        for start in range(0, len(ask.prompt) - 1, CHUNK):
+            net(mx.array([ask.prompt[start : len(ask.prompt) - 1][:CHUNK]]), cache=cache)
+            mx.eval([layer.state for layer in cache])
+        answer = [ask.prompt[-1]]
+        for _ in range(ask.tokens):
+            answer.append(int(mx.argmax(net(mx.array([[answer[-1]]]), cache=cache)[0, -1])))
+    return answer[1:]
+
+
+def check(rig: Rig, asks: Items[Ask], told: Items[Told]) -> None:
+    """All were answered as plain mlx-lm answers, and nothing is left of them."""
+    assert [t.error for t in told] == [None] * len(told)
+    for ask, each in zip(asks, told, strict=True):
+        assert each.tokens == alone(rig.name, ask)
+    rig.check_rest()
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_every_architecture_starts_and_answers(name: str) -> None:
+    """It warms up; then agents join and leave, and each gets mlx-lm's own answer."""
+    rig = Rig(model(name), MEMORY, max_batch=6)
+    forward = rig.assembly.forward
+    rows = {shape[0] for shape in forward.shapes}
+    assert rows == ({2, 3, 4, 6} if forward.batches else set())
+    asks = agents(4, user=(9, 40), answer=(28, 6, 12), every=5)
+    asks.append(replace(asks[1], at=60))  # comes when the first is alone, or nobody is there
+    check(rig, asks, rig.serve(asks))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), kinds("llama-2", "qwen3_next-0", "deepseek_v3-0", hows=(0, 2))
+)
+def test_a_small_budget_warms_up_less(name: str, rows: int) -> None:
+    """It starts, warms up as many rows as fit, and serves one after the other."""
+    promise = Rig(model(name), MEMORY, max_batch=1).assembly.forward.promise
+    budget = promise(TOKENS).nbytes * (2 * rows + 1) // 2 if rows else promise(100).nbytes * 9 // 8
+    rig = Rig(model(name), budget, max_batch=6)
+    forward = rig.assembly.forward
+    assert forward.shapes == {s for s in forward.shapes if s[0] <= rows}
+    assert bool(forward.shapes) == (rows > 1 and forward.batches)
+    asks = agents(3, system=20, user=(12,), answer=(20,))
+    check(rig, asks, rig.serve(asks))
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    kinds(
+        *("llama-cancel", "deepseek_v3-fail", "gemma3_text-preempt"),
+        hows=("cancel", "fail", "preempt"),
+    ),
+)
+def test_one_ends_while_its_step_is_under_way(
+    name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sequence that goes with a token on its way; its neighbours' answers are mlx-lm's."""
+    rig = Rig(model(name), 1 << 26, max_batch=6)
+    asks = agents(3, system=70, user=(9, 20, 14), answer=(30,))
+    names = [rig.send(ask) for ask in asks]
+    live = [rig.live[name] for name in names]
+    rig.until(lambda: all(len(s.output) >= 9 for s in live))
+    assert live[1].drawn is not None
+    if how == "cancel":
+        live[1].cancelled = True
+    elif how == "fail":
+        fail_for(rig, live[1].states, monkeypatch)
+    else:
+        rig.squeeze()
+        assert SequenceStatus.PAUSED in [s.status for s in live]
+        rig.allow(rig.budget)
+    rig.until(lambda: rig.idle)
+    told = [rig.told[name] for name in names]
+    if how != "preempt":
+        gone, ask = told.pop(1), asks.pop(1)
+        assert gone.reason is (FinishReason.CANCELLED if how == "cancel" else FinishReason.ERROR)
+        assert isinstance(gone.error, ComputationError) == (how == "fail")
+        assert gone.tokens == alone(name, ask)[: len(gone.tokens)]
+    check(rig, asks, told)
+
+
+def fail_for(rig: Rig, states: LiveStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a sequence fail after it was fed its next token, and before one is chosen for it."""
+    reuse, real = rig.engine._reuse, rig.engine._reuse.advanced
+
+    def advanced(sequence: Any) -> None:
+        if sequence.states is states:
+            raise RuntimeError("it failed")
+        real(sequence)
+
+    monkeypatch.setattr(reuse, "advanced", advanced)
+
+
+@pytest.mark.parametrize("name", kinds("llama", "qwen3_next"))
+def test_keys_in_one_piece_are_nobodys_but_the_sequences_own(name: str) -> None:
+    """One that was alone copied what it leases: cut, evicted or shared, it is answered right."""
+    rig = Rig(model(name), 1 << 26, max_batch=6)
+    first = Ask(words(150, "shared"), 40)
+    other = Ask([*first.prompt[:90], *words(30, "other")], 30)
+    (told,) = rig.serve([replace(first, tokens=2)])
+    assert told.error is None
+    name_of = rig.send(first)
+    rig.until(lambda: len(rig.live[name_of].output) >= 12)
+    states = rig.live[name_of].states
+    assert states.joined == bool(states.addressable)
+    rig.assembly.cache.evict(0)  # what nobody leases
+    later = rig.send(other)  # cuts the leased span, and makes it leave its copy for a row
+    rig.until(lambda: len(rig.live[later].output) >= 4)
+    rig.squeeze()
+    rig.allow(rig.budget)
+    rig.until(lambda: rig.idle)
+    check(rig, [first, other], [rig.told[name_of], rig.told[later]])
+
+
+@pytest.mark.parametrize("name", kinds("qwen3_next"))
+def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -> None:
+    """What was paged out is read by the next daemon, after its warm-up."""
+    asks = agents(2, user=(40,), answer=(10,))
+    rig = Rig(model(name), MEMORY, disk=tmp_path, max_batch=6)
+    check(rig, asks, rig.serve(asks))
+    rig.close()
+    again = Rig(model(name), MEMORY, disk=tmp_path, max_batch=6)
+    told = again.serve(asks)
+    assert all(t.cached for t in told)
+    assert again.engine.statistics().page_ins > 0
+    check(again, asks, told)
+    again.close()
+
+
+@pytest.mark.parametrize("name", kinds("gemma3_text"))
+def test_exact_answers_do_not_depend_on_company(name: str) -> None:
+    """A seeded answer has the same tokens alone, in a crowd, and over what is cached."""
+    ask = replace(agents(1, user=(30,), answer=(24,), sampling=(SEEDED,))[0], at=40)
+    (cold,) = Rig(model(name), MEMORY, exact=True, max_batch=6).serve([ask])
+    rig = Rig(model(name), MEMORY, exact=True, max_batch=6)
+    told = rig.serve([*agents(4, user=(9, 40), answer=(28, 6), every=3), ask])
+    assert (cold.cached, cold.error) == (0, None)
+    assert told[-1].cached
+    assert told[-1].tokens == cold.tokens
+    rig.check_rest()
