@@ -84,6 +84,8 @@ def assemble(
     if settings.exact:
         forward.footprint.least_chunk = settings.prefill_chunk
     device = device_memory()
+    if forward.one_by_one is not None:
+        log.warning("decoding one by one", model=loaded.name, reason=forward.one_by_one)
     budget = Size(_budget(settings, device, forward.resident), device.buffers)
     keep_freed_memory(min(budget.nbytes // _FREED_SHARE, _MOST_FREED))
     context, bound = _context(loaded, forward, budget.nbytes)

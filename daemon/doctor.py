@@ -40,7 +40,7 @@ async def examine(settings: Settings) -> list[Finding]:
     """Look at everything a daemon needs."""
     findings = [check() for check in _CHECKS]
     findings.append(_model(settings))
-    findings.append(await _socket(settings))
+    findings += await _daemon(settings)
     return findings
 
 
@@ -89,19 +89,33 @@ def _model(settings: Settings) -> Finding:
     return Finding("ok", "model", f"{EMBEDDED} ({path.stat().st_size / 2**20:.0f} MiB)")
 
 
-async def _socket(settings: Settings) -> Finding:
+async def _daemon(settings: Settings) -> list[Finding]:
+    """Look at the socket, and at the daemon that runs there."""
     path = settings.socket_path
     if len(os.fsencode(path)) > MAX_PATH:
-        return Finding("problem", "socket", f"{path} is too long", "choose a shorter --socket")
+        return [Finding("problem", "socket", f"{path} is too long", "choose a shorter --socket")]
     if not path.exists():
-        return Finding("ok", "socket", f"{path} (no daemon runs)")
+        return [Finding("ok", "socket", f"{path} (no daemon runs)")]
     try:
         async with Client(path) as client:
             status = await client.get("/status")
     except ClientError:
-        return Finding("warning", "socket", f"{path} is left over", "umbel serve replaces it")
-    model = (status.get("model") or {}).get("name", "no model yet")
-    return Finding("ok", "socket", f"{path}: a daemon serves {model} ({status['state']})")
+        return [Finding("warning", "socket", f"{path} is left over", "umbel serve replaces it")]
+    model = status.get("model") or {}
+    name = model.get("name", "no model yet")
+    served = Finding("ok", "socket", f"{path}: a daemon serves {name} ({status['state']})")
+    return [served, *_batches(name, model.get("one_by_one"))]
+
+
+def _batches(name: str, reason: str | None) -> Iterator[Finding]:
+    """Say so if the model that is served decodes one sequence after the other."""
+    if reason is not None:
+        yield Finding(
+            "warning",
+            "batches",
+            f"{name} decodes one by one: {reason}",
+            "answers are right; with several agents at once each gets its share of the speed",
+        )
 
 
 def report(findings: list[Finding]) -> Iterator[str]:

@@ -211,6 +211,7 @@ class Daemon:
             "ready",
             model=loaded.name,
             context=assembly.context_length,
+            batches=assembly.forward.batches,
             cache_bytes=assembly.governor.budget.nbytes,
         )
 

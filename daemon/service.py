@@ -72,6 +72,7 @@ class Service:
         self.fingerprint = loaded.fingerprint
         self.weight_bytes = loaded.weight_bytes
         self.batches = assembly.forward.batches
+        self.one_by_one = assembly.forward.one_by_one
         self.exact = exact
         self.vocab_size = loaded.text.vocab_size
         self.engine = assembly.engine

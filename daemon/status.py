@@ -23,6 +23,7 @@ class ModelStatus(msgspec.Struct):
 
     Attributes:
         batches: whether sequences decode as rows of one batch, or one by one.
+        one_by_one: why they decode one by one; None if they decode in batches.
         exact: whether the same request gives the same tokens under all circumstances.
     """
 
@@ -31,6 +32,7 @@ class ModelStatus(msgspec.Struct):
     context_length: int
     weight_bytes: int
     batches: bool
+    one_by_one: str | None
     exact: bool
 
 
@@ -88,6 +90,7 @@ def status(service: Service | None, *, stopping: bool) -> Status:
         service.context_length,
         service.weight_bytes,
         service.batches,
+        service.one_by_one,
         service.exact,
     )
     if not stopping:

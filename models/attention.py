@@ -60,7 +60,9 @@ class Attention:
         """
         if isinstance(cache, BatchedLayer):
             if mask is not None:
-                raise NotBatchableError("rows of a batch attend without a mask")
+                raise NotBatchableError(
+                    "the model brings a mask, and rows of a batch are attended to without one"
+                )
             return cache.attend(queries, keys, scale, sinks)
         if isinstance(cache, TrunkState):
             segments = cache.segments(keys)  # in any case: what it fetched is let go by it

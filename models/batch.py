@@ -56,7 +56,9 @@ class BatchedLayer(ABC):
     ) -> None:
         """A token may see all that its row holds, so there is no mask."""
         if tokens != 1 or return_array or not self._sees_all(window_size):
-            raise NotBatchableError("rows of a batch decode one token, without a mask")
+            raise NotBatchableError(
+                "the model asks for a mask, and rows of a batch are attended to without one"
+            )
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -85,7 +87,9 @@ class BatchedLayer(ABC):
 
     def _check(self, keys: mx.array) -> None:
         if keys is not self._token:
-            raise NotBatchableError("the model changes its keys before attention")
+            raise NotBatchableError(
+                "the model changes its keys between its cache and its attention"
+            )
 
 
 class DenseLayer(BatchedLayer):

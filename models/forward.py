@@ -17,7 +17,7 @@ from .footprint import GROWTH, measure
 from .layer_states import Held, LiveStates
 from .loader import LoadedModel
 from .params import Row
-from .probe import batches_exactly
+from .probe import why_one_by_one
 from .rows import LIMIT, Rows
 from .runtime import launch, peak_of, resident_bytes
 from .sampling import Choice, choose
@@ -78,6 +78,7 @@ class Forward:
     Attributes:
         batches: whether sequences decode as rows of one batch. A model for which that would
             change answers decodes them one by one.
+        one_by_one: why they do not, in words; None if they do.
         shapes: shapes of batches that have been computed with.
         footprint: what sequences and steps take.
         resident: bytes that were active when it was made: the weights.
@@ -97,7 +98,8 @@ class Forward:
         self._may_join: Callable[[int], bool] = lambda _: True
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
-        self.batches = batches_exactly(loaded.model, loaded.stack, loaded.device)
+        self.one_by_one = why_one_by_one(loaded.model, loaded.stack, loaded.device)
+        self.batches = self.one_by_one is None
         self.footprint = measure(
             loaded.stack,
             self._prefill,

@@ -289,7 +289,9 @@ class Rows:
             arrays = BatchedArrays(len(cache.cache))
             self._wholes.append(arrays)
             return arrays
-        raise NotBatchableError(f"{type(cache).__name__} does not run in batches")
+        raise NotBatchableError(
+            f"a layer keeps its state in a {type(cache).__name__}, which has no rows"
+        )
 
     def _all_dense(self) -> list[DenseRows]:
         return [dense for dense in (self._tails, *self._rings.values()) if dense.tensors]

@@ -8,7 +8,7 @@ import umbel.models  # noqa: F401  (before mlx.core, which mlx-lm imports)
 
 import numpy as np  # isort: skip
 from mlx.utils import tree_flatten
-from mlx_lm.models import llama
+from mlx_lm.models import glm4_moe_lite, llama
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -92,6 +92,32 @@ def tiny_tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
     return tokenizer
+
+
+def tiny_one_by_one_dir(path: Path) -> Path:
+    """Write a tiny model with MLA, whose sequences decode one by one, as `tiny_model_dir` does."""
+    tiny_model_dir(path)
+    config = json.loads((path / "config.json").read_text())
+    config |= {
+        "model_type": "glm4_moe_lite",
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+    }
+    model = glm4_moe_lite.Model(glm4_moe_lite.ModelArgs.from_dict(config))
+    parameters = dict(tree_flatten(model.parameters()))
+    weights = {name: np.array(value) for name, value in parameters.items()}
+    save_file(weights, path / "model.safetensors", {"format": "mlx"})
+    (path / "config.json").write_text(json.dumps(config))
+    return path
 
 
 def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, Any]]:

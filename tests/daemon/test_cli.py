@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .running import RunningDaemon
+from ..tiny import tiny_one_by_one_dir
+from .running import RunningDaemon, running
 
 TIMEOUT = 120
 
@@ -136,6 +137,24 @@ def test_doctor(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     subjects = [line.split()[1] for line in done.stdout.splitlines() if "→" not in line]
     assert subjects == ["python", "mlx", "blas", "memory", "model", "socket"]
     assert "a daemon serves tiny (ready)" in done.stdout
+
+
+def test_a_model_that_decodes_one_by_one_says_so(short_path: Path) -> None:
+    """`/status`, the log of the start and `umbel doctor` say that, and why."""
+    with running(short_path, tiny_one_by_one_dir(short_path / "mla")) as daemon:
+        model = daemon.status()["model"]
+        done = umbel("doctor", "--socket", str(daemon.socket), folder=short_path)
+        log = daemon.log()
+    assert not model["batches"]
+    assert "without one" in model["one_by_one"]
+    (warning,) = [line for line in log.splitlines() if "decoding one by one" in line]
+    assert model["one_by_one"] in warning
+    assert "batches=false" in log
+    lines = [line for line in done.stdout.splitlines() if "→" not in line]
+    assert [line.split()[:2] for line in lines][-1] == ["warning", "batches"]
+    said = " ".join(done.stdout.split())
+    assert f"mla decodes one by one: {model['one_by_one']}" in said
+    assert done.returncode == 0
 
 
 def test_doctor_says_what_to_do(short_path: Path) -> None:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.models import sampling
+from umbel.models import probe, sampling
 from umbel.models.layer_states import LiveStates
 from umbel.models.params import Row, SamplingParams
 from umbel.models.rows import Rows
@@ -28,6 +28,14 @@ BATCHED = {
 }
 """Models whose sequences decode as rows of one batch; the others decode one by one."""
 
+REASONS = {
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm4_moe_lite"), "the model asks for a mask"),
+    "gemma3n": "the model does with a layer's state what a batch cannot",
+    "gemma4_text": "of their spread, and 5% are allowed",
+    "llama4": "a layer keeps its state in a ChunkedKVCache",
+}
+"""What is said of these others."""
+
 SHARED = ("llama", "qwen3_next", "gemma3_text", "mamba2")
 
 
@@ -46,8 +54,18 @@ def crew(count: int, *, at: int = 0, apart: int = 0) -> list[Ask]:
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_which_models_batch(name: str) -> None:
-    """A model decodes in batches exactly if that leaves its answers as they are."""
-    assert Bench(name).forward.batches == (name in BATCHED)
+    """A model decodes in batches exactly if that leaves its answers as they are, or says why."""
+    forward = Bench(name).forward
+    assert forward.batches == (name in BATCHED) == (forward.one_by_one is None)
+    assert REASONS.get(name, "") in (forward.one_by_one or "")
+
+
+def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows are further from the answers of each alone than is allowed, it says how far."""
+    monkeypatch.setattr(probe, "_BOUND", 1e-9)
+    reason = Bench("llama").forward.one_by_one
+    assert reason is not None
+    assert "logits differ by 0.0% of their spread, and 0% are allowed" in reason
 
 
 @pytest.mark.parametrize("apart", [0, 3])
