@@ -96,6 +96,7 @@ class Forward:
         self.overlaps = loaded.device.overlaps
         self._row_limit = LIMIT
         self._may_join: Callable[[int], bool] = lambda _: True
+        gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
         self.one_by_one = why_one_by_one(loaded.model, loaded.stack, loaded.device)

@@ -220,6 +220,21 @@ def test_decoding_leaves_a_window_and_no_more(name: str) -> None:
     assert sizes.whole(1 << 20) == sizes.whole(states.offset)
 
 
+def test_what_nobody_uses_is_not_taken_for_weights() -> None:
+    """Garbage of the load does not make the default budget smaller at one start than at another."""
+    before = Forward(zoo_model("llama")).resident
+    gc.disable()
+    try:
+        garbage: list[object] = [mx.zeros(1 << 20)]
+        mx.eval(garbage[0])
+        garbage.append(garbage)
+        del garbage
+        assert resident_bytes() > before
+        assert Forward(zoo_model("llama")).resident == before
+    finally:
+        gc.enable()
+
+
 # -- computing ---------------------------------------------------------------------------
 
 
