@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from replay_traces import Request
 
-from umbel.cachestore.disk_index import Record, RecordKind
 from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.lease import Lease
@@ -13,6 +12,7 @@ from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import Tokens, TrieNode
 from umbel.cachestore.pieces import Piece
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.record import Record, RecordKind
 
 NAMESPACE = Namespace("tenant", "fingerprint")
 
@@ -110,7 +110,18 @@ class Replay:
 
 def _record(number: int, start: int, end: int) -> Record:
     return Record(
-        number, RecordKind.SPAN, NAMESPACE.tenant, start, end, b"", b"", "", end - start, b"", 0
+        id=number,
+        kind=RecordKind.SPAN,
+        tenant=NAMESPACE.tenant,
+        start=start,
+        end=end,
+        prefix=b"",
+        digest=b"",
+        tokens=b"",
+        name="",
+        nbytes=end - start,
+        checksum=b"",
+        used=0,
     )
 
 

@@ -23,7 +23,8 @@ class Exported(Protocol):
 class Codec(Protocol):
     """Turns state into host memory, and files into state.
 
-    Loading raises a ValueError where a file is not what was saved.
+    Loading raises a ValueError where a file is not what was saved, and an OSError where it
+    cannot be read at present.
     """
 
     def export_span(self, span: Any, start: int, stop: int, /) -> Exported:

@@ -15,12 +15,13 @@ from pathlib import Path
 import structlog
 
 from .disk_files import HostTensor, Payload
-from .disk_index import Pin, Record, RecordKind
 from .disk_queue import DiskStatistics, WriteJob, WriteQueue, Written
-from .disk_reader import DiskReader
+from .disk_reader import DiskReader, Verified
 from .disk_start import Collected, open_folder, refuse_if_used
 from .disk_writer import DiskWriter
 from .errors import DiskTierError
+from .rare_warning import RareWarning
+from .record import Pin, Record, RecordKind
 
 __all__ = [
     "Collected",
@@ -31,6 +32,7 @@ __all__ = [
     "Pin",
     "Record",
     "RecordKind",
+    "Verified",
     "WriteJob",
     "Written",
     "refuse_if_used",
@@ -83,7 +85,8 @@ class DiskTier:
         self._pins = opened.pins
         self._queue = WriteQueue(queue_bytes, retry_after, opened.records)
         self._writer = DiskWriter(opened, self._queue, fingerprint, wake)
-        self._reader = DiskReader(self.folder, wake, self._writer.folder_is_there)
+        self._warn = RareWarning("state on disk cannot be read at present")
+        self._reader = DiskReader(self.folder, wake, self._writer.folder_is_there, self.cannot_read)
         self._threads = (self._writer.thread, self._reader.thread)
         for thread in self._threads:
             thread.start()
@@ -102,14 +105,19 @@ class DiskTier:
         """Take the results since the last call, in the order of the jobs."""
         return self._queue.completed()
 
-    def verify(self, records: Sequence[Record]) -> Future[list[Record]]:
+    def verify(self, records: Sequence[Record]) -> Future[Verified]:
         """Read files, and compare them with what was written.
 
         Returns:
-            Will have those of the records whose files are damaged or missing. Ends with a
-            DiskTierError if the tier is closed first.
+            Will have those of the records whose files are not. Ends with a DiskTierError if
+            the tier is closed first.
         """
         return self._reader.verify(records)
+
+    def cannot_read(self, reason: str) -> None:
+        """Note that a file cannot be read at present. Safe to call from any thread."""
+        self._queue.fail()
+        self._warn(reason)
 
     def path(self, record: Record) -> Path:
         """Where a record's file is."""

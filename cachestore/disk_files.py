@@ -1,4 +1,4 @@
-"""Files of the disk tier: how they are written, verified, found and removed.
+"""Files of the disk tier: how they are written, found and removed.
 
 A file is immutable and in the safetensors format: eight bytes with the header's length, a JSON
 header, the tensors' bytes one after the other. What is written becomes visible at once and as
@@ -27,16 +27,18 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from .errors import DamagedFileError, DiskTierError, FolderInUseError
+from .errors import DiskTierError, FolderInUseError
 
 LOCK = "lock"
+DIGEST = "digest"  # in a file's metadata: a record's digest, in hexadecimal
 INDEX = "index.sqlite"
 INDEX_FILES = (INDEX, f"{INDEX}-wal", f"{INDEX}-shm", f"{INDEX}-journal")
 
 # Strict, so that a model's own *.safetensors are safe in a folder that was given by mistake.
 _OWN = re.compile(r"[0-9a-f]{32}\.(safetensors|tmp)")
 _SUFFIX, _TEMPORARY = ".safetensors", ".tmp"
-_BLOCK = 4 << 20  # bytes summed and written at a time: large enough to be done without the GIL
+LENGTH = 8  # bytes at a file's start that say how long its header is
+BLOCK = 4 << 20  # bytes summed and written at a time: large enough to be done without the GIL
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -131,10 +133,10 @@ def _write_blocks(
     checksum, nbytes = xxhash.xxh3_128(), 0
     try:
         for block in blocks:
-            for start in range(0, len(block), _BLOCK):
+            for start in range(0, len(block), BLOCK):
                 if stopped():
                     raise DiskTierError("the disk tier was closed before this was written")
-                piece = block[start : start + _BLOCK]
+                piece = block[start : start + BLOCK]
                 checksum.update(piece)
                 nbytes += len(piece)
                 while len(piece):
@@ -159,7 +161,7 @@ def _header(payload: Payload) -> memoryview:
         header[name] = described
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return memoryview(len(text).to_bytes(8, "little") + text)
+    return memoryview(len(text).to_bytes(LENGTH, "little") + text)
 
 
 def _bytes(tensor: HostTensor) -> memoryview:
@@ -167,38 +169,6 @@ def _bytes(tensor: HostTensor) -> memoryview:
     if not tensor.data.nbytes:
         return memoryview(b"")
     return np.frombuffer(tensor.data, np.uint8).data
-
-
-def verify_file(
-    path: Path, nbytes: int, checksum: bytes, stopped: Callable[[], bool] = _never
-) -> None:
-    """Read a file and compare it with what was written.
-
-    Raises:
-        DamagedFileError: it is missing, no plain file, cannot be read, or differs.
-        DiskTierError: `stopped`, asked between blocks, said so.
-    """
-    try:
-        found = _sum(path, nbytes, stopped)
-    except OSError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error
-    if found != checksum:
-        raise DamagedFileError(f"{path} is not what was written: its checksum differs")
-
-
-def _sum(path: Path, nbytes: int, stopped: Callable[[], bool]) -> bytes:
-    # Without O_NONBLOCK a pipe in the file's place would keep us waiting for a writer.
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(fd, "rb", buffering=0) as file:
-        if (size := os.fstat(fd).st_size) != nbytes:
-            raise DamagedFileError(f"{path} has {size} bytes, not {nbytes}")
-        checksum = xxhash.xxh3_128()
-        block = memoryview(bytearray(min(_BLOCK, max(nbytes, 1))))
-        while count := file.readinto(block):
-            if stopped():
-                raise DiskTierError("the disk tier was closed before this was read")
-            checksum.update(block[:count])
-    return checksum.digest()
 
 
 # -- the folder ----------------------------------------------------------------------------
@@ -251,22 +221,45 @@ def is_temporary(name: str) -> bool:
     return name.endswith(_TEMPORARY)
 
 
-def own_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """List name and size in bytes of our files; links and folders are never ours."""
+def own_files(folder: Path) -> Iterator[tuple[str, int | None]]:
+    """List name and size in bytes of our files; links and folders are never ours.
+
+    The size is None where it cannot be told at present.
+
+    Raises:
+        OSError: the folder cannot be read, or not to its end.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
-            if is_file_name(entry.name) and entry.is_file(follow_symlinks=False):
-                yield entry.name, entry.stat(follow_symlinks=False).st_size
+            if is_file_name(entry.name) and (found := _plain_file(entry)) is not None:
+                yield found
 
 
-def identity(folder: Path) -> tuple[tuple[int, int], ...] | None:
+def _plain_file(entry: "os.DirEntry[str]") -> tuple[str, int | None] | None:
+    try:
+        if entry.is_file(follow_symlinks=False):
+            return entry.name, entry.stat(follow_symlinks=False).st_size
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return entry.name, None
+    return None
+
+
+Identity = tuple[tuple[int, int], ...]
+
+
+def identity(folder: Path) -> Identity | None:
     """Tell the folder's lock and index, and so the folder, from others of the same names.
 
     Returns:
         Device and number of both; None when one is missing.
+
+    Raises:
+        OSError: that cannot be told at present.
     """
     try:
         found = [os.lstat(path) for path in (folder / LOCK, folder / INDEX)]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return tuple((status.st_dev, status.st_ino) for status in found)

@@ -8,77 +8,46 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+import structlog
+
+from .digests import digest_of
 from .disk_files import INDEX, is_file_name, is_temporary
 from .errors import DiskTierError
+from .record import Pin, Record, RecordKind
 
-FORMAT = 1  # of the index and of the files' contents; raised when either changes
+FORMAT = 2  # of the index and of the files' contents; raised when either changes
 
 _BUSY_SECONDS = 5.0  # someone else looks at the index, with sqlite3's shell for example
-_COLUMNS = "id, kind, tenant, start, end, prefix, tokens, name, nbytes, checksum, used"
+_COLUMNS = "id, kind, tenant, start, end, prefix, digest, tokens, name, nbytes, checksum, used"
 _SCHEMA = (
     """CREATE TABLE records (
         id INTEGER PRIMARY KEY AUTOINCREMENT, fingerprint TEXT NOT NULL, kind TEXT NOT NULL,
         tenant TEXT NOT NULL, start INTEGER NOT NULL, end INTEGER NOT NULL,
-        prefix BLOB NOT NULL, tokens BLOB NOT NULL, name TEXT NOT NULL UNIQUE,
-        nbytes INTEGER NOT NULL, checksum BLOB NOT NULL, used INTEGER NOT NULL)""",
+        prefix BLOB NOT NULL, digest BLOB NOT NULL, tokens BLOB NOT NULL,
+        name TEXT NOT NULL UNIQUE, nbytes INTEGER NOT NULL, checksum BLOB NOT NULL,
+        used INTEGER NOT NULL)""",
     """CREATE TABLE pins (
         fingerprint TEXT NOT NULL, tenant TEXT NOT NULL, name TEXT NOT NULL,
-        tokens BLOB NOT NULL, PRIMARY KEY (fingerprint, tenant, name))""",
+        tokens BLOB NOT NULL, digest BLOB NOT NULL,
+        PRIMARY KEY (fingerprint, tenant, name))""",
     f"PRAGMA user_version = {FORMAT}",
 )
-# What SQLite says of a file that is none of its own, or damaged, or lacks our tables.
-_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
+# What SQLite says of a file that is damaged, or none of its own, also in the middle of its use.
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT})
+# And of one that cannot be begun with: it lacks our tables, or has values that make no sense.
+_CORRUPT = _DAMAGED | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
+_RECORD = (int, str, str, int, int, bytes, bytes, bytes, str, int, bytes, int)
+_PIN = (str, str, bytes, bytes)
+_HEADER = 20  # bytes of SQLite's header that are looked at here
+_WRITE_VERSION, _NEWEST = 18, 2  # where it stands how to write; what SQLite can
+_LATEST = 1 << 62  # a recency counter counts on from what is read, and must not overflow
 
-
-class RecordKind(Enum):
-    """What a file holds: the state of consecutive tokens, or all state at one offset."""
-
-    SPAN = "span"
-    CHECKPOINT = "checkpoint"
-
-
-@dataclass(frozen=True)
-class Record:
-    """One file, as the index knows it.
-
-    Attributes:
-        id: unique for ever in its index.
-        kind: what the file holds.
-        tenant: whose it is.
-        start: offset in the token path where it begins.
-        end: offset where it ends; a checkpoint's is its start.
-        prefix: the owner's digest, 16 bytes, of the path's tokens before `start`.
-        tokens: its own tokens [start, end), int32 little-endian; empty for a checkpoint.
-        name: the file's name in the folder.
-        nbytes: the file's size.
-        checksum: xxh3_128 of the file, 16 bytes.
-        used: the owner's recency counter; larger is newer.
-    """
-
-    id: int
-    kind: RecordKind
-    tenant: str
-    start: int
-    end: int
-    prefix: bytes
-    tokens: bytes
-    name: str
-    nbytes: int
-    checksum: bytes
-    used: int
-
-
-class Pin(NamedTuple):
-    """A path that a user wants kept. Tokens are int32 little-endian."""
-
-    name: str
-    tenant: str
-    tokens: bytes
+log = structlog.get_logger()
 
 
 class UnusableIndexError(Exception):
@@ -102,7 +71,14 @@ class DiskIndex:
     def __init__(self, folder: Path) -> None:
         path = folder / INDEX
         # SQLite would make it readable for all, and follow a link.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            header = os.pread(fd, _HEADER, 0)
+        finally:
+            os.close(fd)
+        if header[_WRITE_VERSION:][:1] > bytes([_NEWEST]):
+            # SQLite would only read it, and say no more than a disk that may not be written.
+            raise UnusableIndexError("its header says that it cannot be written")
         # The tier opens it on the thread that wants the records, then gives it to the writer.
         self._database = sqlite3.connect(
             path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -131,7 +107,7 @@ class DiskIndex:
         self._database.execute("PRAGMA synchronous = NORMAL")
         if fresh:
             self._transact(_SCHEMA)
-        elif verdict := self._fault():
+        if verdict := self._fault():
             raise UnusableIndexError(verdict)
 
     def add(self, fingerprint: str, record: Record) -> Record:
@@ -174,9 +150,9 @@ class DiskIndex:
         """Keep a pin, in place of the tenant's older one of that name."""
         with self._transaction():
             self._database.execute(
-                "INSERT OR REPLACE INTO pins (fingerprint, tenant, name, tokens) "
-                "VALUES (?, ?, ?, ?)",
-                (fingerprint, pin.tenant, pin.name, pin.tokens),
+                "INSERT OR REPLACE INTO pins (fingerprint, tenant, name, tokens, digest) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (fingerprint, pin.tenant, pin.name, pin.tokens, _pin_digest(fingerprint, pin)),
             )
 
     def unpin(self, fingerprint: str, name: str, tenant: str) -> None:
@@ -190,12 +166,26 @@ class DiskIndex:
     def pins(self, fingerprint: str) -> list[Pin]:
         """List a model's pins. Those of other models stay: a user asked for them.
 
+        One whose tokens or whose owner are not those that were pinned is removed.
+
         Raises:
             UnusableIndexError: the index is damaged.
         """
-        query = "SELECT name, tenant, tokens FROM pins WHERE fingerprint = ? ORDER BY tenant, name"
+        query = (
+            "SELECT name, tenant, tokens, digest FROM pins WHERE fingerprint = ? "
+            "ORDER BY tenant, name"
+        )
+        sound = []
         with _damage():
-            return [Pin(*row) for row in self._database.execute(query, (fingerprint,))]
+            for row in self._database.execute(query, (fingerprint,)).fetchall():
+                _check_types(row, _PIN)
+                pin = Pin(*row[:-1])
+                if _pin_digest(fingerprint, pin) == row[-1]:
+                    sound.append(pin)
+                    continue
+                log.warning("a pin is damaged and is forgotten: pin it again", pin=pin.name)
+                self.unpin(fingerprint, pin.name, pin.tenant)
+        return sound
 
     def close(self) -> None:
         """Close the connection; idempotent."""
@@ -218,15 +208,44 @@ class DiskIndex:
                 self._database.execute(statement)
 
     def _fault(self) -> str:
-        """What SQLite finds damaged in its own structure; empty if nothing."""
-        with closing(self._database.execute("PRAGMA quick_check(1)")) as cursor:
+        """What is damaged in SQLite's own structure, or in our tables; empty if nothing.
+
+        Not by `quick_check`: it does not compare the rows with the index of their names, and
+        a row that is not in that can never be removed.
+        """
+        with closing(self._database.execute("PRAGMA integrity_check(1)")) as cursor:
             verdict = str(cursor.fetchone()[0])
-        return "" if verdict == "ok" else verdict
+        if verdict != "ok":
+            return verdict
+        return "" if _tables() <= _tables_of(self._database) else "its tables are not ours"
 
     def _value(self, query: str) -> int:
         with closing(self._database.execute(query)) as cursor:
             value: int = cursor.fetchone()[0]
         return value
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the index is damaged, by what an attempt to write it has met."""
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)
+    return code & 0xFF in _DAMAGED
+
+
+@cache
+def _tables() -> frozenset[tuple[str, ...]]:
+    """Our tables as SQLite describes them."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        for statement in _SCHEMA:
+            database.execute(statement)
+        return _tables_of(database)
+
+
+def _tables_of(database: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
+    return frozenset(database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
+
+
+def _pin_digest(fingerprint: str, pin: Pin) -> bytes:
+    return digest_of(fingerprint, pin.tenant, pin.name, pin.tokens)
 
 
 @contextmanager
@@ -251,6 +270,7 @@ def _row(record: Record) -> tuple[object, ...]:
         record.start,
         record.end,
         record.prefix,
+        record.digest,
         record.tokens,
         record.name,
         record.nbytes,
@@ -259,15 +279,22 @@ def _row(record: Record) -> tuple[object, ...]:
     )
 
 
-def _record(
-    row_id: int, kind: str, tenant: str, start: int, end: int, *rest: bytes | str | int
-) -> Record:
+def _record(*row: Any) -> Record:
     """Read a row.
 
     Raises:
         ValueError: it is none that `add` wrote; above all, no path that leads elsewhere.
     """
-    record = Record(row_id, RecordKind(kind), tenant, start, end, *rest)  # type: ignore[arg-type]
+    _check_types(row, _RECORD)  # SQLite keeps values of any type in any column
+    row_id, kind, *rest = row
+    record = Record(row_id, RecordKind(kind), *rest)
     if not is_file_name(record.name) or is_temporary(record.name):
         raise ValueError(f"{record.name!r} is no name of a file of the cache")
+    if not (0 <= record.start <= record.end and record.nbytes >= 0 <= record.used < _LATEST):
+        raise ValueError(f"the numbers of {record.name} make no sense")
     return record
+
+
+def _check_types(row: tuple[Any, ...], types: tuple[type, ...]) -> None:
+    if tuple(map(type, row)) != types:
+        raise ValueError("a row has values of other types than were written")

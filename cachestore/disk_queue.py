@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .disk_files import Payload
-from .disk_index import Record, RecordKind
+from .record import Record, RecordKind
 
 State = Literal["on", "suspended", "off"]
 
@@ -29,6 +29,7 @@ class WriteJob(NamedTuple):
     start: int
     end: int
     prefix: bytes
+    digest: bytes
     tokens: bytes
     used: int
     payload: Payload
@@ -67,7 +68,7 @@ class DiskStatistics:
         records: how many those are.
         queued_bytes: bytes of tensors and tokens that wait to be written, or are being.
         writes: files written since the start.
-        failures: writes, transactions and removals that failed since the start.
+        failures: writes, reads, transactions and removals that failed since the start.
     """
 
     state: State

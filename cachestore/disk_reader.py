@@ -5,16 +5,30 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
-from .disk_files import verify_file
-from .disk_index import Record
-from .errors import DamagedFileError, DiskTierError
+from .disk_files import DIGEST
+from .disk_verify import verify_file
+from .errors import DamagedFileError, DiskTierError, UnreadableFileError
+from .record import Record
 
 log = structlog.get_logger()
 
 _CLOSED = "the disk cache was closed"
+
+
+class Verified(NamedTuple):
+    """What came of comparing files with what was written. The others are whole.
+
+    Attributes:
+        damaged: whose file is missing, or differs, or holds the state of another path.
+        unreadable: whose file cannot be read at present.
+    """
+
+    damaged: list[Record]
+    unreadable: list[Record]
 
 
 class DiskReader:
@@ -24,22 +38,28 @@ class DiskReader:
         folder: where they are.
         wake: called when a future has its result.
         on_damage: called when a file was damaged or missing.
+        on_unreadable: called, with the reason, when a file could not be read.
     """
 
     def __init__(
-        self, folder: Path, wake: Callable[[], None], on_damage: Callable[[], object]
+        self,
+        folder: Path,
+        wake: Callable[[], None],
+        on_damage: Callable[[], object],
+        on_unreadable: Callable[[str], None],
     ) -> None:
         self._folder = folder
         self._wake = wake
         self._on_damage = on_damage
+        self._on_unreadable = on_unreadable
         self._changed = threading.Condition()  # guards all that follows
-        self._waiting: deque[tuple[Future[list[Record]], list[Record]]] = deque()
+        self._waiting: deque[tuple[Future[Verified], list[Record]]] = deque()
         self._closed = self._abandoned = False
         self.thread = threading.Thread(target=self._run, name="umbel-disk-reader", daemon=True)
 
-    def verify(self, records: Sequence[Record]) -> Future[list[Record]]:
-        """Have files verified; the result is those that are damaged."""
-        future: Future[list[Record]] = Future()
+    def verify(self, records: Sequence[Record]) -> Future[Verified]:
+        """Have files verified."""
+        future: Future[Verified] = Future()
         with self._changed:
             if not self._closed:
                 self._waiting.append((future, list(records)))
@@ -80,25 +100,31 @@ class DiskReader:
             future, records = self._waiting.popleft()
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result([record for record in records if self._is_damaged(record)])
+                future.set_result(self._verify(records))
             except Exception as error:  # noqa: BLE001  (it belongs to whoever waits for it)
                 future.set_exception(error)
             self._call_wake()
         return True
 
-    def _is_damaged(self, record: Record) -> bool:
-        try:
-            verify_file(
-                self._folder / record.name,
-                record.nbytes,
-                record.checksum,
-                lambda: self._abandoned,
-            )
-        except DamagedFileError as error:
-            log.warning("a file of the disk cache is damaged", reason=str(error))
-            self._on_damage()
-            return True
-        return False
+    def _verify(self, records: list[Record]) -> Verified:
+        verified = Verified([], [])
+        for record in records:
+            try:
+                self._compare(record)
+            except DamagedFileError as error:
+                log.warning("a file of the disk cache is damaged", reason=str(error))
+                self._on_damage()
+                verified.damaged.append(record)
+            except UnreadableFileError as error:
+                self._on_unreadable(str(error))
+                verified.unreadable.append(record)
+        return verified
+
+    def _compare(self, record: Record) -> None:
+        path = self._folder / record.name
+        metadata = verify_file(path, record.nbytes, record.checksum, lambda: self._abandoned)
+        if metadata.get(DIGEST) != record.digest.hex():
+            raise DamagedFileError(f"{path} holds the state of another path")
 
     def _call_wake(self) -> None:
         try:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import structlog
 
-from .disk_files import INDEX_FILES, claim, is_temporary, own_files
-from .disk_index import DiskIndex, OutdatedIndexError, Pin, Record, UnusableIndexError
+from .disk_files import INDEX_FILES, Identity, claim, identity, is_temporary, own_files
+from .disk_index import DiskIndex, OutdatedIndexError, UnusableIndexError
 from .errors import DiskTierError
+from .record import Pin, Record
 
 log = structlog.get_logger()
 
@@ -42,9 +43,13 @@ class Collected:
 
 @dataclass(frozen=True)
 class Opened:
-    """A folder ready for use. `lock_fd` holds its lock; whoever has this closes both."""
+    """A folder ready for use. `lock_fd` holds its lock; whoever has this closes both.
+
+    `identity` is that of the folder; see there.
+    """
 
     folder: Path
+    identity: Identity | None
     index: DiskIndex
     lock_fd: int
     records: list[Record]
@@ -78,7 +83,7 @@ def open_folder(folder: Path, fingerprint: str) -> Opened:
         except BaseException:
             os.close(lock_fd)
             raise
-    except (OSError, sqlite3.Error, UnusableIndexError) as error:
+    except (OSError, MemoryError, sqlite3.Error, UnusableIndexError) as error:
         raise DiskTierError(
             f"the cache folder {folder} cannot be used: {reason_of(error)}; make it writable "
             "for this user, free space on its disk, or choose another one"
@@ -90,7 +95,7 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, OSError):
         said = error.strerror or str(error)
         return f"{said} ({error.filename})" if error.filename else said
-    return str(error)
+    return str(error) or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -107,10 +112,11 @@ def _open_locked(folder: Path, fingerprint: str, lock_fd: int) -> Opened:
     contents, outdated = _open_index(folder, fingerprint)
     try:
         records, collected = _collect(contents, folder, outdated=outdated)
+        opened = identity(folder)
     except BaseException:
         contents.index.close()
         raise
-    return Opened(folder, contents.index, lock_fd, records, contents.pins, collected)
+    return Opened(folder, opened, contents.index, lock_fd, records, contents.pins, collected)
 
 
 def _open_index(folder: Path, fingerprint: str) -> tuple[_Contents, bool]:
@@ -142,25 +148,29 @@ def _read_index(folder: Path, fingerprint: str) -> _Contents:
 def _collect(
     contents: _Contents, folder: Path, *, outdated: bool
 ) -> tuple[list[Record], Collected]:
-    """Remove what is of no use; return what is left, ascending by start, and the count."""
+    """Remove what is of no use; return what is left, ascending by start, and the count.
+
+    A file whose size cannot be told may be whole, and stays.
+    """
     files = dict(own_files(folder))
     kept, dropped = [], list(contents.others)
     counts = Counter(other_model=len(dropped))
     for record in contents.own:
-        size = files.get(record.name)
-        if size == record.nbytes:
+        present = record.name in files
+        if present and files[record.name] in (None, record.nbytes):
             kept.append(record)
             continue
         dropped.append(record)
-        counts["missing" if size is None else "wrong_size"] += 1
-    rowless = files.keys() - {record.name for record in (*kept, *dropped)}
+        counts["wrong_size" if present else "missing"] += 1
+    sizes = {name: size for name, size in files.items() if size is not None}
+    rowless = sizes.keys() - {record.name for record in (*kept, *dropped)}
     without_row = "other_format" if outdated else "orphans"
     counts.update("temporaries" if is_temporary(name) else without_row for name in rowless)
     # Those without a row first: that may free what the transaction needs on a full disk.
-    counts["nbytes"] += _remove(folder, rowless, files)
+    counts["nbytes"] += _remove(folder, rowless, sizes)
     if dropped:
         contents.index.remove(record.id for record in dropped)
-    counts["nbytes"] += _remove(folder, (record.name for record in dropped), files)
+    counts["nbytes"] += _remove(folder, (record.name for record in dropped), sizes)
     return kept, Collected(**counts)
 
 

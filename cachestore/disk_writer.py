@@ -9,11 +9,12 @@ from functools import partial
 
 import structlog
 
-from .disk_files import identity, new_name, write_file
-from .disk_index import Pin, Record
+from .disk_files import DIGEST, identity, new_name, write_file
+from .disk_index import is_damage
 from .disk_queue import State, Work, WriteJob, WriteQueue
 from .disk_start import Opened, reason_of
 from .errors import DiskTierError
+from .record import Pin, Record
 
 log = structlog.get_logger()
 
@@ -34,7 +35,7 @@ class DiskWriter:
         self._folder = opened.folder
         self._index = opened.index
         self._lock_fd = opened.lock_fd
-        self._identity = identity(opened.folder)
+        self._identity = opened.identity
         self._queue = queue
         self._fingerprint = fingerprint
         self._wake = wake
@@ -61,8 +62,11 @@ class DiskWriter:
         If not, the tier is off: the rows describe files that are elsewhere, and another tier
         may have the folder.
         """
-        if identity(self._folder) == self._identity is not None:
-            return True
+        try:
+            if identity(self._folder) == self._identity is not None:
+                return True
+        except OSError:
+            return True  # as far as can be told
         reason = f"{self._folder} was removed or replaced: restart umbel to use it again"
         self._leave("off", reason)
         return False
@@ -97,19 +101,19 @@ class DiskWriter:
 
     def _answer(self, job: WriteJob) -> None:
         """Write, and say what came of it."""
-        record, failure = None, ""
+        record, failure = None, None
         try:
             record = self._write(job)
         except (OSError, sqlite3.Error) as error:
-            failure = reason_of(error)  # not the error: its traceback would keep the payload
+            failure = _meaning(error)  # not the error: its traceback would keep the payload
         except DiskTierError:  # the tier is being closed
             pass
         except Exception:
             log.exception("a payload cannot be written")
             self._queue.fail()
         self._queue.answer(job, record)
-        if failure:
-            self._suspend(failure)
+        if failure is not None:
+            self._suspend(*failure)
         elif record is not None and self._unremoved:  # now there is room for that
             self._transact(self._remove_rows)
         self._wake()
@@ -119,8 +123,12 @@ class DiskWriter:
         if identity(self._folder) != self._identity:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
         name = new_name()
+        metadata = job.payload.metadata | {DIGEST: job.digest.hex()}
         nbytes, checksum = write_file(
-            self._folder, name, job.payload, lambda: self._queue.abandoned
+            self._folder,
+            name,
+            job.payload._replace(metadata=metadata),
+            lambda: self._queue.abandoned,
         )
         record = Record(
             id=0,  # the index gives it one
@@ -129,6 +137,7 @@ class DiskWriter:
             start=job.start,
             end=job.end,
             prefix=job.prefix,
+            digest=job.digest,
             tokens=job.tokens,
             name=name,
             nbytes=nbytes,
@@ -166,14 +175,21 @@ class DiskWriter:
         try:
             transaction()
         except sqlite3.Error as error:
-            self._suspend(reason_of(error))
+            self._suspend(*_meaning(error))
 
-    def _suspend(self, reason: str) -> None:
+    def _suspend(self, state: State, reason: str) -> None:
         self._queue.fail()
         if self.folder_is_there():
-            self._leave("suspended", reason)
+            self._leave(state, reason)
 
     def _leave(self, state: State, reason: str) -> None:
         if self._queue.leave(state, reason):
             log.warning("the disk cache takes nothing more", state=state, reason=reason)
         self._wake()  # what waited was refused
+
+
+def _meaning(error: OSError | sqlite3.Error) -> tuple[State, str]:
+    """What follows from a failure, and why: nothing is ever written into a damaged index."""
+    if isinstance(error, sqlite3.Error) and is_damage(error):
+        return "off", f"its index is damaged ({error}): restart umbel to begin anew"
+    return "suspended", reason_of(error)

@@ -22,4 +22,8 @@ class FolderInUseError(DiskTierError):
 
 
 class DamagedFileError(CacheError):
-    """A file is missing, cannot be read, or is not what was written."""
+    """A file is missing, or is not what was written: it will never be of use."""
+
+
+class UnreadableFileError(CacheError):
+    """A file cannot be read at present. It may be whole, and is to be left alone."""

@@ -1,8 +1,9 @@
 """Brings what is on disk only back into memory, while the request that needs it waits.
 
 Files are verified on the disk tier's reader; then the engine's thread reads a node at a time,
-between its steps. What the disk does not give back is forgotten, with all that goes on from
-it: a miss, and no error.
+between its steps. What is damaged is forgotten, with all that goes on from it. What cannot be
+read at present stays where it is, and is asked for again after a while. Both are a miss, and
+no error: the request computes the tokens itself.
 """
 
 import enum
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from .codec import Codec
-from .disk import DiskTier, Record
-from .errors import DamagedFileError
+from .disk import DiskTier, Record, Verified
+from .errors import DamagedFileError, UnreadableFileError
 from .forest import Namespace
 from .ledger import Size
 from .node import Tokens, TrieNode
 from .pieces import Piece
 from .prefix_cache import Missing, PrefixCache
+from .resting import Resting
 from .state import Checkpoint, Span
 from .trie import RadixTrie
 
@@ -62,16 +64,16 @@ class Patience:
 
 @dataclass(eq=False)
 class _Fetch:
-    """What is being read: nodes, parents first, and which of their files are damaged.
+    """What is being read: nodes, parents first, and what came of verifying their files.
 
     Attributes:
-        verified: the ids of the files that were asked for; others may have come since.
+        asked: the ids of the files that were asked for; others may have come since.
     """
 
     trie: RadixTrie
     missing: Missing
-    verified: set[int]
-    damaged: "Future[list[Record]]"
+    asked: set[int]
+    verified: "Future[Verified]"
 
 
 class Fetcher:
@@ -96,27 +98,28 @@ class Fetcher:
         self._codec = codec
         self._make_room = make_room
         self._fetches: list[_Fetch] = []
+        self._unreadable = Resting()
         # Of what was read last; all of a model's states are packed alike.
         self._span_buffers = self._checkpoint_buffers = 1
 
     @property
     def ready(self) -> bool:
         """Whether something is verified and waits to be read."""
-        return any(fetch.damaged.done() for fetch in self._fetches)
+        return any(fetch.verified.done() for fetch in self._fetches)
 
     def want(self, namespace: Namespace, tokens: Tokens) -> Fetching:
         """Have what is on disk of a prompt read."""
         trie = self._cache.trie(namespace)
         if trie is None:
             return Fetching.NOTHING
-        missing = self._cache.missing(trie, tokens)
+        missing = self._cache.missing(trie, tokens, self._unreadable)
         if not missing.nodes:
             return Fetching.NOTHING
         if any(node in fetch.missing.nodes for fetch in self._fetches for node in missing.nodes):
             return Fetching.UNDER_WAY
         records = {r.id: r for node in missing.nodes for r in missing.records(node)}
-        damaged = self._tier.verify(list(records.values()))
-        self._fetches.append(_Fetch(trie, missing, set(records), damaged))
+        verified = self._tier.verify(list(records.values()))
+        self._fetches.append(_Fetch(trie, missing, set(records), verified))
         return Fetching.BEGUN
 
     def give_up(self) -> None:
@@ -125,10 +128,10 @@ class Fetcher:
 
     def step(self) -> None:
         """Read one node whose files were verified."""
-        fetch = next((fetch for fetch in self._fetches if fetch.damaged.done()), None)
+        fetch = next((fetch for fetch in self._fetches if fetch.verified.done()), None)
         if fetch is None:
             return
-        if fetch.damaged.exception() is not None or not self._advance(fetch):
+        if fetch.verified.exception() is not None or not self._advance(fetch):
             self._fetches.remove(fetch)
 
     def _advance(self, fetch: _Fetch) -> bool:
@@ -136,17 +139,17 @@ class Fetcher:
         node = fetch.missing.nodes.pop(0)
         if not _attached(fetch.trie, node):
             return False
-        if any(record.id not in fetch.verified for record in fetch.missing.records(node)):
+        if any(record.id not in fetch.asked for record in fetch.missing.records(node)):
             return False  # it was paged out, or cut, meanwhile
-        damaged = {record.id for record in fetch.damaged.result()}
-        read = self._read_span(fetch.trie, node, damaged)
+        verified = fetch.verified.result()
+        read = self._read_span(fetch.trie, node, verified)
         if read and node is fetch.missing.holder:
-            read = self._read_checkpoint(fetch.trie, node, damaged)
+            read = self._read_checkpoint(fetch.trie, node, verified)
         if read:
             self._cache.refresh(node)
         return read and bool(fetch.missing.nodes)
 
-    def _read_span(self, trie: RadixTrie, node: TrieNode, damaged: set[int]) -> bool:
+    def _read_span(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
         """Have a node's span in memory; whether it is."""
         if node.span is not None or not node.stored:
             return True
@@ -156,12 +159,16 @@ class Fetcher:
             return False  # it was paged out again meanwhile
         if not self._room_below(parent, Size(nbytes, self._span_buffers)):
             return False
+        records = [piece.record for piece in node.stored]
         try:
-            _check(damaged, [piece.record for piece in node.stored])
+            _check(verified, records)
             span = self._load(node)
-        except (OSError, ValueError, DamagedFileError) as error:
+        except (FileNotFoundError, ValueError, DamagedFileError) as error:
             trie.forget(node)
-            self._missed(node, error)
+            self._lost(node, error)
+            return False
+        except (OSError, MemoryError, UnreadableFileError) as error:
+            self._missed(records, error)
             return False
         trie.set_span(node, span)
         self._span_buffers = span.buffers
@@ -177,7 +184,7 @@ class Fetcher:
             raise ValueError("the files hold fewer tokens than the index says")
         return span
 
-    def _read_checkpoint(self, trie: RadixTrie, node: TrieNode, damaged: set[int]) -> bool:
+    def _read_checkpoint(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
         """Have a node's checkpoint in memory; whether it is."""
         record = node.stored_checkpoint
         if node.checkpoint is not None or record is None:
@@ -185,15 +192,18 @@ class Fetcher:
         if not self._room_below(node, Size(record.nbytes, self._checkpoint_buffers)):
             return False
         try:
-            _check(damaged, [record])
+            _check(verified, [record])
             checkpoint: Checkpoint = self._codec.load_checkpoint(self._tier.path(record))
             if checkpoint.offset != node.end:
                 checkpoint.close()
                 raise ValueError("the file holds another offset's state")  # noqa: TRY301
-        except (OSError, ValueError, DamagedFileError) as error:
+        except (FileNotFoundError, ValueError, DamagedFileError) as error:
             trie.drop_stored_checkpoint(node)
             trie.prune(node)
-            self._missed(node, error)
+            self._lost(node, error)
+            return False
+        except (OSError, MemoryError, UnreadableFileError) as error:
+            self._missed([record], error)
             return False
         trie.set_checkpoint(node, checkpoint)
         self._checkpoint_buffers = checkpoint.buffers
@@ -211,16 +221,24 @@ class Fetcher:
             for held in path:
                 held.pins -= 1
 
-    def _missed(self, node: TrieNode, error: Exception) -> None:
+    def _missed(self, records: list[Record], error: Exception) -> None:
+        """Leave alone for a while what cannot be read at present."""
+        self._unreadable.add(record.id for record in records)
+        if not isinstance(error, UnreadableFileError):  # of that the tier knows
+            self._tier.cannot_read(str(error))
+
+    def _lost(self, node: TrieNode, error: Exception) -> None:
         self._cache.drop_empty_tries()
         # Who found a file damaged has warned, and named it.
         level = logging.INFO if isinstance(error, DamagedFileError) else logging.WARNING
         log.log(level, "state on disk is lost", tokens=node.end, error=str(error))
 
 
-def _check(damaged: set[int], records: list[Record]) -> None:
-    if any(record.id in damaged for record in records):
+def _check(verified: Verified, records: list[Record]) -> None:
+    if any(record in verified.damaged for record in records):
         raise DamagedFileError("a file of it is damaged")
+    if any(record in verified.unreadable for record in records):
+        raise UnreadableFileError("a file of it cannot be read at present")
 
 
 def _attached(trie: RadixTrie, node: TrieNode) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .disk_index import Record
 from .ledger import Size
 from .pieces import Piece
+from .record import Record
 from .state import Checkpoint, Span
 
 Tokens = NDArray[np.int32]

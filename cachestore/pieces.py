@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .disk_index import Record, RecordKind
+from .record import Record, RecordKind
 
 
 class Piece(NamedTuple):

@@ -13,15 +13,16 @@ What is restored from is pinned from match to close. What matches beyond it is n
 computes these tokens again has them itself, and must not keep a second copy from being evicted.
 """
 
+from collections.abc import Container
 from typing import NamedTuple
 
 from .checkpoints import Reason
-from .disk_index import Record
 from .errors import CacheError
 from .forest import Forest, Layout, Namespace
 from .lease import Lease
 from .ledger import Kind, Ledger, Size
 from .node import Tokens, TrieNode, has_checkpoint, size_in_memory
+from .record import Record
 from .state import Checkpoint, Span
 from .trie import RadixTrie
 
@@ -169,13 +170,20 @@ class PrefixCache(Forest):
             return matched
         return min([matched, *(n.start for n in node.path() if n.span is None)])
 
-    def missing(self, trie: RadixTrie, prompt: Tokens) -> Missing:
-        """Say which state a prompt could be restored from if it were in memory."""
+    def missing(self, trie: RadixTrie, prompt: Tokens, unreadable: Container[int] = ()) -> Missing:
+        """Say which state a prompt could be restored from if it were in memory.
+
+        Args:
+            trie: where.
+            prompt: all of its tokens.
+            unreadable: ids of files that are as good as not there.
+        """
         node, matched = trie.match(prompt)
         limit = self._limit(matched, len(prompt))
-        path, holder = node.path(), None
+        path, holder = _readable(node.path(), unreadable), None
         if self.layout.checkpoints:
-            holder = next((n for n in reversed(path) if n.end <= limit and has_checkpoint(n)), None)
+            whole = (n for n in reversed(path) if n.end <= limit and has_checkpoint(n))
+            holder = next((n for n in whole if _restorable(n, unreadable)), None)
             path = path[: path.index(holder) + 1] if holder is not None else []
         nodes = [n for n in path if n.paged_out and n.start < limit]
         if holder is not None and holder.checkpoint is None and holder not in nodes:
@@ -336,6 +344,20 @@ class PrefixCache(Forest):
         ):
             node = trie.merge(parent)
             parent = node.parent
+
+
+def _readable(path: list[TrieNode], unreadable: Container[int]) -> list[TrieNode]:
+    """Cut a path where a node's tokens are on disk only, and cannot be read."""
+    for number, node in enumerate(path):
+        if node.span is None and any(p.record.id in unreadable for p in node.stored):
+            return path[:number]
+    return path
+
+
+def _restorable(node: TrieNode, unreadable: Container[int]) -> bool:
+    """Whether a node's checkpoint is in memory, or in a file that can be read."""
+    stored = node.stored_checkpoint
+    return node.checkpoint is not None or (stored is not None and stored.id not in unreadable)
 
 
 def _idle(node: TrieNode, offset: int, holder: TrieNode | None) -> Size:

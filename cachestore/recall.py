@@ -3,33 +3,28 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .disk_index import Record, RecordKind
+from .digests import hasher, record_digest
 from .forest import Namespace
 from .node import Tokens, TrieNode, path_tokens
 from .pieces import Piece
 from .prefix_cache import PrefixCache
+from .record import Record, RecordKind
 from .trie import RadixTrie
 
-_DIGEST = 16  # bytes of a digest
 _SIZE = 4  # bytes of a token
 _Place = tuple[str, int, bytes]  # tenant, offset, digest of the tokens before it
-
-
-def digest(tokens: Tokens) -> bytes:
-    """Name a path of tokens."""
-    return blake2b(tokens.tobytes(), digest_size=_DIGEST).digest()
 
 
 def recall(cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> list[Record]:
     """Put what is on disk into a cache's tries. Nothing is read but the index.
 
     A record says by a digest which tokens come before its own. They are those of some other
-    record, or the path has a hole, and the record is of no use.
+    record, or the path has a hole, and the record is of no use. By another digest it says
+    what the whole path is, its own tokens included: nothing is placed where that differs.
 
     Args:
         cache: empty.
@@ -45,7 +40,7 @@ def recall(cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> l
     for record in records:
         before = places.find(record)
         tokens = _tokens(record)
-        if before is None or tokens is None:
+        if before is None or tokens is None or not _is_whole(record, before, fingerprint):
             orphans.append(record)
             continue
         path = np.concatenate([before.tokens, tokens])
@@ -64,6 +59,15 @@ def _tokens(record: Record) -> Tokens | None:
     if not record.end or len(record.tokens) != _SIZE * (record.end - record.start):
         return None
     return np.frombuffer(record.tokens, np.int32)
+
+
+def _is_whole(record: Record, before: "_Before", fingerprint: str) -> bool:
+    """Whether a record is the one that was written, tokens, tenant and offsets."""
+    hashed = before.hashed.copy()
+    hashed.update(record.tokens)
+    path = hashed.digest()
+    kind, start, end = record.kind.value, record.start, record.end
+    return record_digest(fingerprint, record.tenant, kind, start, end, path) == record.digest
 
 
 class _Before(NamedTuple):
@@ -101,7 +105,7 @@ class _Places:
     def find(self, record: Record) -> _Before | None:
         """What comes before a record; None if nobody has it."""
         if not record.start:
-            return _Before(None, 0, blake2b(digest_size=_DIGEST))
+            return _Before(None, 0, hasher())
         return self._known.get((record.tenant, record.start, record.prefix))
 
     def reach(self, record: Record, before: _Before, node: TrieNode) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .codec import Codec, Exported
+from .digests import hasher, record_digest
 from .disk import DiskTier, HostTensor, Payload, Record, RecordKind, WriteJob, Written
 from .forest import Namespace
 from .ledger import Account, Kind, Size
 from .node import Tokens, TrieNode, path_tokens, size_of
 from .pieces import Piece
 from .prefix_cache import PrefixCache
-from .recall import digest
 from .state import Checkpoint, Span
 from .trie import RadixTrie
 
@@ -157,15 +157,23 @@ class Saver:
 
     def _write(self, job: _Job, kind: RecordKind, start: int, exported: Exported) -> bool:
         tensors = {name: HostTensor(*tensor) for name, tensor in exported.tensors.items()}
+        tenant, fingerprint = job.namespace
+        end, tokens = len(job.path), job.path[start:].tobytes()
+        hashed = hasher()
+        hashed.update(job.path[:start].tobytes())
+        prefix = hashed.digest()
+        hashed.update(tokens)
+        path = hashed.digest()
         taken = self._tier.write(
             WriteJob(
                 token=job,
                 kind=kind,
-                tenant=job.namespace.tenant,
+                tenant=tenant,
                 start=start,
-                end=len(job.path),
-                prefix=digest(job.path[:start]),
-                tokens=job.path[start:].tobytes(),
+                end=end,
+                prefix=prefix,
+                digest=record_digest(fingerprint, tenant, kind.value, start, end, path),
+                tokens=tokens,
                 used=max(job.node.last_used, job.node.checkpoint_used),
                 payload=Payload(tensors, exported.metadata),
             )

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .disk_index import Record
 from .ledger import Kind, Ledger
 from .node import Tokens, TrieNode, common_length, has_checkpoint, size_of
 from .pieces import FileUse, Piece, cut, join
+from .record import Record
 from .state import Checkpoint, Span
 
 

@@ -21,5 +21,9 @@ class StoredStateError(ValueError):
     """A file does not hold the state that was saved in it."""
 
 
+class UnreadableStateError(OSError):
+    """A file of saved state cannot be read at present; it may be whole."""
+
+
 class TemplateError(ValueError):
     """The model's chat template refuses these messages."""

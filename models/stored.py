@@ -4,6 +4,7 @@ Bytes go out and come in as they are, so that what is restored is what was saved
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ import mlx.core as mx  # isort: skip  (after runtime, which chooses the BLAS fir
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import StoredStateError
+from .errors import StoredStateError, UnreadableStateError
 from .spans import PackedSpan, Places, WholeCheckpoint
 from .whole import Chunk, Record, Recurrent, Ring
 
@@ -28,6 +29,8 @@ _NAMES = {
     mx.uint8: "U8",
     mx.bool_: "BOOL",
 }
+_LENGTH = 8  # bytes at a file's start that say how long its header is
+_METADATA = "__metadata__"  # in the header, the one entry that is no array
 _RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Ring, Recurrent, Chunk)}
 
 
@@ -81,6 +84,7 @@ def load_span(parts: Sequence[tuple[Path, int, int]]) -> PackedSpan:
 
     Raises:
         StoredStateError: a file is not what was saved.
+        OSError: a file cannot be read at present.
     """
     loaded = [_read(path) for path, _, _ in parts]
     places = _places(loaded[0][1])
@@ -103,6 +107,7 @@ def load_checkpoint(path: Path) -> WholeCheckpoint:
 
     Raises:
         StoredStateError: the file is not what was saved.
+        OSError: the file cannot be read at present.
     """
     arrays, metadata = _read(path)
     try:
@@ -131,8 +136,32 @@ def _read(path: Path) -> tuple[list[mx.array], dict[str, str]]:
         loaded: Any = mx.load(str(path), return_metadata=True)
         arrays, metadata = loaded
         return [arrays[str(number)] for number in range(len(arrays))], metadata
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise StoredStateError(f"the file cannot be read: {error}") from error
+    except (ValueError, KeyError) as error:
+        raise StoredStateError(f"the file makes no sense: {error}") from error
+    except RuntimeError as error:
+        _check_form(path)
+        raise UnreadableStateError(f"the file cannot be read: {error}") from error
+
+
+def _check_form(path: Path) -> None:
+    """Tell a file that is broken from one that MLX cannot read just now: it says the same of both.
+
+    Raises:
+        StoredStateError: it is missing, or not as long as it says.
+        OSError: it cannot be read at present.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH), "little")
+            size = os.fstat(file.fileno()).st_size
+            header = json.loads(file.read(min(length, size)))
+        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != _METADATA]
+    except FileNotFoundError as error:
+        raise StoredStateError("the file is missing") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoredStateError(f"the file's header makes no sense: {error}") from error
+    if _LENGTH + length + max(ends, default=0) != size:
+        raise StoredStateError("the file is not as long as it says")
 
 
 def _evaluate(arrays: list[mx.array]) -> None:
@@ -140,7 +169,7 @@ def _evaluate(arrays: list[mx.array]) -> None:
     try:
         mx.eval(arrays)
     except RuntimeError as error:
-        raise StoredStateError(f"the file cannot be read: {error}") from error
+        raise UnreadableStateError(f"the file cannot be read: {error}") from error
 
 
 def _places(metadata: dict[str, str]) -> Places:

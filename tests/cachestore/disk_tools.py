@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from umbel.cachestore import disk_files, disk_reader
+from umbel.cachestore import disk_files, disk_reader, disk_verify
 from umbel.cachestore.disk import (
     DiskTier,
     HostTensor,
@@ -48,6 +48,7 @@ def job(token: int = 0, *, items: int = 1000, **changes: object) -> WriteJob:
         start=token,
         end=token + 4,
         prefix=token.to_bytes(16, "little"),
+        digest=(token + 1).to_bytes(16, "big"),
         tokens=np.arange(token, token + 4, dtype="<i4").tobytes(),
         used=token,
         payload=payload(items, token),
@@ -83,7 +84,9 @@ def write(tier: DiskTier, *jobs: WriteJob) -> list[Record]:
 
 def damaged(tier: DiskTier, *records: Record) -> list[Record]:
     """Wait for what the tier finds damaged."""
-    return tier.verify(records).result(PATIENCE)
+    verified = tier.verify(records).result(PATIENCE)
+    assert verified.unreadable == []
+    return verified.damaged
 
 
 def own_names(folder: Path) -> set[str]:
@@ -161,8 +164,8 @@ def _at_statement(start: str, count: int, tier: DiskTier) -> None:
 
 
 def _in_verify(_: DiskTier) -> None:
-    def verify(path: Path, nbytes: int, checksum: bytes, _: object) -> None:
-        disk_files.verify_file(path, nbytes, checksum, _die)
+    def verify(path: Path, nbytes: int, checksum: bytes, _: object) -> dict[str, str]:
+        return disk_verify.verify_file(path, nbytes, checksum, _die)
 
     vars(disk_reader)["verify_file"] = verify
 

@@ -16,7 +16,7 @@ import pytest
 import structlog.testing
 
 from umbel.cachestore import disk, disk_writer
-from umbel.cachestore.disk import DiskTier, HostTensor, Payload, Record, WriteJob
+from umbel.cachestore.disk import DiskTier, HostTensor, Payload, Record, Verified, WriteJob
 from umbel.cachestore.disk_files import write_file
 from umbel.cachestore.errors import DiskTierError
 
@@ -285,7 +285,7 @@ def test_a_cancelled_verification_holds_nobody_up(tmp_path: Path) -> None:
         assert futures[-1].cancel()
         with pytest.raises(CancelledError):
             futures[-1].result(PATIENCE)
-        assert [future.result(PATIENCE) for future in futures[:-1]] == [[]] * 4
+        assert [future.result(PATIENCE) for future in futures[:-1]] == [Verified([], [])] * 4
         assert damaged(tier, record) == []
 
 
@@ -332,7 +332,7 @@ def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
             assert tier.write(job(token))
         future = tier.verify([])
         tier.close(PATIENCE)
-        assert future.result(0) == []
+        assert future.result(0) == Verified([], [])
         written = [done.record for done in tier.completed()]
         assert len(written) == 50
         assert None not in written
@@ -370,7 +370,7 @@ def test_closing_gives_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return original(fd, data[:64])
 
     with structlog.testing.capture_logs() as logs, opened(tmp_path) as tier:
-        monkeypatch.setattr("umbel.cachestore.disk_files._BLOCK", 1 << 10)
+        monkeypatch.setattr("umbel.cachestore.disk_files.BLOCK", 1 << 10)
         monkeypatch.setattr(os, "write", slow)
         for token in range(3):
             assert tier.write(job(token, items=1_000_000))
@@ -392,7 +392,7 @@ def test_closing_gives_up_verifying(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The futures end with an error, those that wait and that which is being answered."""
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=100_000))
-        monkeypatch.setattr("umbel.cachestore.disk_files._BLOCK", 16)
+        monkeypatch.setattr("umbel.cachestore.disk_verify.BLOCK", 16)
         futures = [tier.verify([record] * 1000) for _ in range(3)]
         wait_until(futures[0].running)
         tier.close(0)

@@ -14,6 +14,7 @@ import structlog.testing
 
 from umbel.cachestore import disk_queue
 from umbel.cachestore.disk import DiskTier, Record
+from umbel.cachestore.disk_files import INDEX
 from umbel.cachestore.errors import DiskTierError
 
 from .disk_tools import (
@@ -350,6 +351,38 @@ def test_a_file_that_cannot_be_removed_stays_behind(
         assert tier.records == []
         assert tier.collected.orphans == 1
         assert own_names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("what", ["write", "delete", "pin"])
+def test_an_index_that_is_damaged_while_it_is_used(tmp_path: Path, what: str) -> None:
+    """Ends the tier, with one warning; files are still read, and a restart begins anew."""
+    with opened(tmp_path, retry_after=0.0) as tier:
+        kept = write(tier, *(job(token, tokens=bytes(9000)) for token in range(9)))
+        database = tier._writer._index._database
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        database.execute("PRAGMA cache_size = 1")
+        size = (tmp_path / INDEX).stat().st_size
+        with (tmp_path / INDEX).open("r+b") as index:
+            index.seek(4096)
+            index.write(b"\xa5" * (size - 4096))
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(2):
+                if what == "write":
+                    assert tier.write(job(20)) or tier.statistics().state == "off"
+                elif what == "delete":
+                    tier.delete(kept[:1])
+                else:
+                    tier.pin("name", "tenant", bytes(4))
+                assert tier.flush(PATIENCE)
+        assert tier.statistics().state == "off"
+        assert "restart umbel to begin anew" in tier.statistics().reason
+        assert len(logs) == 1
+        assert {done.record for done in tier.completed()} <= {None}
+        assert damaged(tier, *kept[1:]) == []
+        assert not tier.write(job(21))
+    with opened(tmp_path) as tier:
+        assert tier.records == []
+        write(tier, job(22))
 
 
 # -- gone ----------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from umbel.cachestore.disk_files import (
     Payload,
     new_name,
     own_files,
-    verify_file,
     write_file,
 )
-from umbel.cachestore.errors import DamagedFileError, DiskTierError
+from umbel.cachestore.disk_verify import verify_file
+from umbel.cachestore.errors import DamagedFileError, DiskTierError, UnreadableFileError
 
 from .disk_tools import payload
 
@@ -221,7 +221,7 @@ def test_another_size_needs_no_reading(
         verify_file(path, nbytes, checksum)
 
 
-def test_a_file_that_cannot_be_read_is_damaged(
+def test_a_file_that_cannot_be_read_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when its mode was changed; root, whom modes do not stop, sees it as well."""
@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_read_is_damaged(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(DamagedFileError, match="Permission denied"):
+    with pytest.raises(UnreadableFileError, match="Permission denied"):
         verify_file(path, nbytes, checksum)
 
 

@@ -1,6 +1,7 @@
 """What the disk tier finds at its start: what it keeps, removes, leaves alone and refuses."""
 
 import os
+import re
 import signal
 import sqlite3
 import stat
@@ -13,6 +14,7 @@ import structlog.testing
 
 from umbel.cachestore.disk import Collected, DiskTier, Pin, Record, RecordKind
 from umbel.cachestore.disk_files import INDEX, new_name
+from umbel.cachestore.disk_index import FORMAT
 from umbel.cachestore.errors import DiskTierError, FolderInUseError
 
 from .disk_tools import FINGERPRINT, PATIENCE, child, damaged, job, opened, own_names, write
@@ -182,6 +184,18 @@ def _garble_names(folder: Path) -> None:
     _garble(folder, (page - 1) * size, size)
 
 
+def _garble_a_name(folder: Path) -> None:
+    """Flip a bit of what only lookups by name read, and what leaves its structure whole."""
+    with closing(sqlite3.connect(folder / INDEX)) as database:
+        (name,) = database.execute("SELECT name FROM records WHERE id = 2").fetchone()
+    before = (folder / INDEX).read_bytes()
+    first, second = (found.start() for found in re.finditer(name.encode(), before))
+    at = second if before[first - 60 : first].count(b"tenant") else first
+    flipped = bytearray(before)
+    flipped[at] ^= 1
+    (folder / INDEX).write_bytes(flipped)
+
+
 CORRUPTION: dict[str, Callable[[Path], object]] = {
     "header": lambda folder: _garble(folder, 0, 16),
     "schema": lambda folder: _garble(folder, 100, 400),
@@ -196,6 +210,16 @@ CORRUPTION: dict[str, Callable[[Path], object]] = {
     "kind": lambda folder: change(folder, "UPDATE records SET kind = 'other' WHERE id = 2"),
     "text": lambda folder: change(folder, "UPDATE records SET tenant = CAST(x'ff' AS TEXT)"),
     "name": lambda folder: change(folder, "UPDATE records SET name = '../../x' WHERE id = 2"),
+    "type": lambda folder: change(folder, "UPDATE records SET tenant = x'41' WHERE id = 2"),
+    "before the start": lambda folder: change(folder, "UPDATE records SET start = -1 WHERE id = 2"),
+    "recency": lambda folder: change(folder, "UPDATE records SET used = 1 << 62 WHERE id = 2"),
+    "layout": lambda folder: change(
+        folder,
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_master SET sql = replace(sql, 'used INTEGER', 'used INTEGEX')",
+    ),
+    "a name in the index of names": _garble_a_name,
+    "write version": lambda folder: _garble(folder, 18, 1),
     "temporary": lambda folder: change(
         folder, "UPDATE records SET name = printf('%032d.tmp', 0) WHERE id = 2"
     ),
@@ -220,12 +244,12 @@ def test_a_damaged_index_is_started_anew(tmp_path: Path, corruption: str) -> Non
 def test_a_newer_index_is_refused(tmp_path: Path) -> None:
     """Nothing of it is touched: the newer umbel will want it."""
     made(tmp_path)
-    change(tmp_path, "PRAGMA user_version = 2")
+    change(tmp_path, f"PRAGMA user_version = {FORMAT + 1}")
     (tmp_path / new_name().replace("safetensors", "tmp")).write_bytes(b"unfinished")
     before = content(tmp_path)
     assert "newer umbel" in refuse(tmp_path)
     assert content(tmp_path) == before
-    change(tmp_path, "PRAGMA user_version = 1")
+    change(tmp_path, f"PRAGMA user_version = {FORMAT}")
     with opened(tmp_path) as tier:
         assert len(tier.records) == 3
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from umbel.cachestore import check, saver
+from umbel.cachestore.digests import digest
 from umbel.cachestore.disk import RecordKind
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import TrieNode, as_tokens, path_tokens
 from umbel.cachestore.pieces import Piece
-from umbel.cachestore.recall import digest
 from umbel.cachestore.trie import RadixTrie
 
 from .fakes import EVERYTHING, HYBRID, KV, RECURRENT, STACKS, Stack, conversation

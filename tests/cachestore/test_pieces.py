@@ -3,7 +3,7 @@
 from collections import Counter
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import given, settings
 
 from umbel.cachestore.disk import Record, RecordKind
 from umbel.cachestore.node import as_tokens
@@ -15,10 +15,22 @@ def record(number: int, start: int, end: int, kind: RecordKind = RecordKind.SPAN
     """Describe a file that nobody reads."""
     own = as_tokens(range(start, end)).tobytes()
     return Record(
-        number, kind, "tenant", start, end, b"", own, f"{number}", 100 + number, b"", number
+        id=number,
+        kind=kind,
+        tenant="tenant",
+        start=start,
+        end=end,
+        prefix=b"",
+        digest=b"",
+        tokens=own,
+        name=f"{number}",
+        nbytes=100 + number,
+        checksum=b"",
+        used=number,
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
 def test_what_is_cut_can_be_joined(lengths: list[int], offset: int) -> None:
     """Joining undoes cutting, and says which file was in both parts."""

@@ -6,15 +6,17 @@ from pathlib import Path
 from uuid import uuid4
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from umbel.cachestore import check
+from umbel.cachestore.digests import digest, record_digest
 from umbel.cachestore.disk import Record, RecordKind
 from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.node import Tokens, as_tokens, path_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
-from umbel.cachestore.recall import digest, recall
+from umbel.cachestore.recall import recall
 
 from .fakes import EVERYTHING, KV, NAMESPACE, PLENTY, RECURRENT, Stack
 from .pager_tools import PagedWorld, damage, has_on_disk, on_disk
@@ -31,19 +33,30 @@ def span(number: int, tokens: Tokens, start: int, /, **changes: str | bytes) -> 
         start=start,
         end=len(tokens),
         prefix=digest(tokens[:start]),
+        digest=b"",
         tokens=tokens[start:].tobytes(),
         name=f"{number}",
         nbytes=4 * (len(tokens) - start),
         checksum=b"",
         used=number,
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return sealed(replace(made, **changes), tokens[:start])  # type: ignore[arg-type]
+
+
+def sealed(record: Record, before: Tokens) -> Record:
+    """Give a record the digest of what it says of itself, after some tokens."""
+    path = digest(np.frombuffer(before.tobytes() + record.tokens, np.uint8))
+    kind, start, end = record.kind.value, record.start, record.end
+    fingerprint = NAMESPACE.fingerprint
+    made = record_digest(fingerprint, record.tenant, kind, start, end, path)
+    return replace(record, digest=made)
 
 
 def whole(number: int, tokens: Tokens, *, spans: bool) -> Record:
     """Describe the file of the whole state at a path's end."""
     start = len(tokens) if spans else 0
-    return replace(span(number, tokens, start), kind=RecordKind.CHECKPOINT)
+    made = replace(span(number, tokens, start), kind=RecordKind.CHECKPOINT)
+    return sealed(made, tokens[:start])
 
 
 def recalled(*records: Record, stack: Stack = KV, longest: int = 1 << 62) -> PrefixCache:
@@ -85,9 +98,13 @@ def test_what_is_recalled_is_what_was_there(
         for prompt, namespace in served:
             world.serve(prompt[:-1], namespace=namespace)
         world.settle()
-        expected = [world.probe(*each) for each in served]
         before = on_disk(world.cache)
         tokens = world.cache.statistics().stored_tokens
+        world.page_out()  # in memory, a later checkpoint may rewind; from disk none is read
+        expected = []
+        for prompt, namespace in served:
+            world.fetch(prompt, namespace)
+            expected.append(world.probe(prompt, namespace))
         world.restart()
         assert all(has_on_disk(world.cache, path) for path in before)
         assert world.cache.statistics().stored_tokens == tokens
@@ -228,13 +245,56 @@ def test_what_makes_no_sense_is_collected(layout: Layout) -> None:
     bad = [
         span(1, path, 0, tokens=path[:29].tobytes()),
         span(2, path, 0, tokens=path.tobytes()[:-1]),
-        replace(whole(3, path, spans=False), end=0, tokens=b""),
+        sealed(replace(whole(3, path, spans=False), end=0, tokens=b""), path[:0]),
         span(4, path, 9, prefix=b"none"),
     ]
     cache = PrefixCache(layout, budget=PLENTY)
     assert recall(cache, bad, NAMESPACE.fingerprint) == bad
     assert list(cache.tries()) == []
     assert check.problems(cache) == []
+
+
+FIELDS: dict[str, object] = {
+    "kind": RecordKind.CHECKPOINT,
+    "tenant": OTHER.tenant,
+    "start": 9,
+    "end": 21,
+    "prefix": digest(as_tokens(range(1, 11))),
+    "digest": bytes(16),
+    "tokens": as_tokens(range(11, 21)).tobytes(),
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("layout", [KV.layout, RECURRENT.layout, EVERYTHING.layout])
+def test_each_field_of_a_record_counts(layout: Layout, field: str) -> None:
+    """One that is not what was written is of no use; what comes before it stays."""
+    path, before = as_tokens(range(20)), as_tokens(range(1, 11))
+    records = [span(1, path[:10], 0), span(2, before, 0), span(3, path, 10)]
+    records += [span(number, path[: number - 3], 0, tenant=OTHER.tenant) for number in (12, 13)]
+    records.append(replace(records.pop(2), **{field: FIELDS[field]}))  # type: ignore[arg-type]
+    cache = PrefixCache(layout, budget=PLENTY)
+    ascending = sorted(records, key=lambda record: record.start)
+    assert [r.id for r in recall(cache, ascending, NAMESPACE.fingerprint)] == [3]
+
+
+def test_another_models_record_is_of_no_use() -> None:
+    """Were it for the fingerprint in its row alone, it would be this one's."""
+    record = span(1, as_tokens(range(20)), 0)
+    assert recall(PrefixCache(KV.layout, budget=PLENTY), [record], "another") == [record]
+
+
+def test_any_bit_of_a_records_own_tokens() -> None:
+    """None is taken for another path; what goes on from it is of no use either."""
+    path = as_tokens(np.random.default_rng(1).integers(0, 150_000, 40))
+    first, second = span(1, path[:25], 0), span(2, path, 25)
+    for bit in range(8 * len(first.tokens)):
+        tokens = bytearray(first.tokens)
+        tokens[bit // 8] ^= 1 << bit % 8
+        cache = PrefixCache(KV.layout, budget=PLENTY)
+        flipped = replace(first, tokens=bytes(tokens))
+        assert recall(cache, [flipped, second], NAMESPACE.fingerprint) == [flipped, second]
+        assert list(cache.tries()) == []
 
 
 def test_long_conversations_are_recalled_in_little_memory() -> None:

@@ -1,8 +1,10 @@
 """L1 from disk: what is read back is what was saved, bit by bit, and goes on bit by bit."""
 
+import errno
 import itertools
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import numpy as np
@@ -168,3 +170,49 @@ def test_a_file_that_makes_no_sense_is_refused(damage: str, tmp_path: Path) -> N
         load_checkpoint(path)
     with pytest.raises(StoredStateError):
         load_span([(other, 0, 150)])
+
+
+def _fail(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError("[load_safetensors] Failed to open file")
+
+
+def _no_descriptors(*_: object, **__: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+@pytest.mark.parametrize("step", ["load", "look", "read"])
+def test_a_file_that_cannot_be_read_is_not_broken(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX says the same of both; the pager must not delete the one that is whole."""
+    state = Stored("falcon_h1", mx.float32)
+    assert state.checkpoint is not None
+    assert state.span is not None
+    checkpoint = write(tmp_path, "c.safetensors", export_checkpoint(state.checkpoint))
+    span = write(tmp_path, "s.safetensors", export_span(state.span, 0, 150))
+
+    def load(path: Path) -> None:
+        if path == checkpoint:
+            load_checkpoint(path)
+        else:
+            load_span([(path, 0, 150)])
+
+    evaluate = mx.eval
+    for path in (checkpoint, span):
+        whole = path.read_bytes()
+
+        def cut_short(*arrays: Any, path: Path = path) -> None:
+            os.truncate(path, 2000)
+            evaluate(*arrays)
+
+        with monkeypatch.context() as patched:
+            if step == "read":
+                patched.setattr(mx, "eval", cut_short)
+            else:
+                patched.setattr(mx, "load", _fail)
+            if step == "look":
+                patched.setattr(Path, "open", _no_descriptors)
+            with pytest.raises(OSError, match="Too many open" if step == "look" else "cannot be"):
+                load(path)
+        path.write_bytes(whole)
+        load(path)
