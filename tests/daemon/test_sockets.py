@@ -5,10 +5,12 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from umbel.daemon import sockets
 from umbel.daemon.errors import SocketError
 from umbel.daemon.sockets import MAX_PATH, UnixListener
 
@@ -121,6 +123,157 @@ def test_folder_open_to_others_is_refused(short_path: Path) -> None:
     folder.chmod(0o1777)
     with UnixListener(folder / "u.sock") as listener:
         assert connects(listener.path)
+
+
+@pytest.fixture
+def make_foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Make a path another user's: really where we are root, else by being somebody else."""
+
+    def make(path: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, 4321, -1, follow_symlinks=False)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: 4321)
+
+    return make
+
+
+def test_folder_of_another_user_is_refused(
+    short_path: Path, make_foreign: Callable[[Path], None]
+) -> None:
+    """Its owner could put another socket in this one's place, whatever its mode is."""
+    folder = short_path / "theirs"
+    folder.mkdir(mode=0o700)
+    make_foreign(folder)
+    with pytest.raises(SocketError, match="theirs belongs to another user"):
+        UnixListener(folder / "u.sock")
+    assert list(folder.iterdir()) == []
+
+
+def test_link_of_another_user_is_refused(
+    short_path: Path, make_foreign: Callable[[Path], None]
+) -> None:
+    """A way that leads to the folder through our own links is good, through theirs it is not."""
+    (short_path / "real").mkdir(mode=0o700)
+    (short_path / "first").symlink_to("second")
+    (short_path / "second").symlink_to("real")
+    path = short_path / "first" / "u.sock"
+    with UnixListener(path):
+        assert connects(path)
+    make_foreign(short_path / "second")
+    with pytest.raises(SocketError, match="is another user's link"):
+        UnixListener(path)
+    assert [entry.name for entry in (short_path / "real").iterdir()] == ["u.sock.lock"]
+
+
+def test_socket_of_another_user_is_refused(
+    short_path: Path, make_foreign: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not replaced, and what it is for still reaches it."""
+    path = short_path / "u.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        make_foreign(path)
+        monkeypatch.setattr(sockets, "_is_trusted", lambda _info: True)
+        monkeypatch.setattr(sockets, "_check_lock", lambda *_: None)
+        with pytest.raises(SocketError, match="another user's socket"):
+            UnixListener(path)
+        assert connects(path)
+
+
+def test_lock_follows_no_link(short_path: Path) -> None:
+    """A link in the lock's place is refused, and where it leads to nothing happens."""
+    precious, new = short_path / "precious", short_path / "new"
+    precious.write_text("4321\n")  # looks like a lock
+    lock = short_path / "u.sock.lock"
+    for target in (precious, new):
+        lock.symlink_to(target)
+        with pytest.raises(SocketError, match="no lock file of this user's"):
+            UnixListener(short_path / "u.sock")
+        lock.unlink()
+    assert precious.read_text() == "4321\n"
+    assert not new.exists()
+
+
+@pytest.mark.parametrize("content", ["precious", "12 34\n", "1234\nand more", "1234", " "])
+def test_lock_spares_what_it_did_not_make(short_path: Path, content: str) -> None:
+    """A file that holds anything but a process's id is not written into."""
+    lock = short_path / "u.sock.lock"
+    lock.write_text(content)
+    with pytest.raises(SocketError, match="no lock file of this user's"):
+        UnixListener(short_path / "u.sock")
+    assert lock.read_text() == content
+
+
+def test_lock_spares_a_file_with_two_names(short_path: Path) -> None:
+    """What has another name belongs to something else, even if it looks like a lock."""
+    other = short_path / "other"
+    other.write_text("4321\n")
+    (short_path / "u.sock.lock").hardlink_to(other)
+    with pytest.raises(SocketError, match="no lock file of this user's"):
+        UnixListener(short_path / "u.sock")
+    assert other.read_text() == "4321\n"
+
+
+def test_lock_is_a_regular_file(short_path: Path) -> None:
+    """A FIFO, a folder or a socket in its place is refused, and does not make anybody wait."""
+    lock = short_path / "u.sock.lock"
+
+    def refuse() -> None:
+        with pytest.raises(SocketError, match="no lock file of this user's"):
+            UnixListener(short_path / "u.sock")
+
+    os.mkfifo(lock)
+    refuse()
+    lock.unlink()
+    lock.mkdir()
+    refuse()
+    lock.rmdir()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(lock))
+        refuse()
+
+
+def test_lock_of_another_user_is_refused(
+    short_path: Path, make_foreign: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner could hold it for ever, or let it go."""
+    lock = short_path / "u.sock.lock"
+    lock.write_text("4321\n")
+    make_foreign(lock)
+    monkeypatch.setattr(sockets, "_is_trusted", lambda _info: True)
+    with pytest.raises(SocketError, match="no lock file of this user's"):
+        UnixListener(short_path / "u.sock")
+    assert lock.read_text() == "4321\n"
+
+
+def test_stale_lock_is_taken(short_path: Path) -> None:
+    """What a daemon wrote, or was about to write, when it was killed is no obstacle."""
+    for content in ("4194304\n", ""):
+        (short_path / "u.sock.lock").write_text(content)
+        with UnixListener(short_path / "u.sock"):
+            assert (short_path / "u.sock.lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_temporary_name_is_not_cleared(short_path: Path) -> None:
+    """A file that happens to have the name under which the socket is made stays."""
+    hidden = short_path / f".{os.getpid():x}"
+    hidden.write_text("precious")
+    with pytest.raises(SocketError, match="is not a socket"):
+        UnixListener(short_path / "u.sock")
+    assert hidden.read_text() == "precious"
+
+
+def test_temporary_listener_leaves_nothing(short_path: Path) -> None:
+    """Its lock and its folder go as well, unless there is something else in the folder."""
+    folder = short_path / "run"
+    with UnixListener(folder / "u.sock", temporary=True) as listener:
+        assert connects(listener.path)
+    assert not folder.exists()
+    with UnixListener(folder / "u.sock", temporary=True):
+        (folder / "precious").write_text("")
+    assert [path.name for path in folder.iterdir()] == ["precious"]
 
 
 def test_impossible_folder(short_path: Path) -> None:
