@@ -1,6 +1,7 @@
 """`umbel chat`: a conversation in the terminal."""
 
 import asyncio
+import os
 import secrets
 import signal
 import sys
@@ -14,6 +15,7 @@ from rich.markup import escape
 
 from .client import Client, ClientError
 from .private import private_daemon
+from .signals import StopSignals
 
 _HELP = "Ctrl-C stops an answer; Ctrl-D or /exit ends; /new starts over."
 
@@ -90,8 +92,11 @@ async def chat(
     model: str | None,
     system: str | None,
     options: Options,
+    signals: StopSignals,
 ) -> None:
     """Answer one prompt, or hold a conversation when there is none.
+
+    Ctrl-C (SIGINT) ends an answer of a conversation; otherwise `signals` do what the caller says.
 
     Raises:
         ClientError: no daemon answers, or it refused the one prompt.
@@ -103,26 +108,29 @@ async def chat(
             await _print_answer(conversation, prompt)
             return
         console.print(f"[dim]{_HELP}[/dim]")
-        while (line := await _ask()) is not None:
-            await _turn(conversation, line, console)
+        lines = _Lines(sys.stdin.fileno())
+        while (line := await _ask(lines)) is not None:
+            await _turn(conversation, line, console, signals)
 
 
-async def _turn(conversation: Conversation, line: str, console: Console) -> None:
+async def _turn(
+    conversation: Conversation, line: str, console: Console, signals: StopSignals
+) -> None:
     if line == "/new":
         conversation.reset()
         return
     # A task of its own, so that Ctrl-C ends the answer and not the conversation.
     answering = asyncio.ensure_future(_print_answer(conversation, line))
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, answering.cancel)
     try:
-        await answering
+        with signals.calling(answering.cancel, signal.SIGINT):
+            await answering
     except asyncio.CancelledError:
+        conversing = asyncio.current_task()
+        if conversing is not None and conversing.cancelling():
+            raise
         console.print("\n[dim]stopped[/dim]")
     except ClientError as error:
         console.print(f"[red]{escape(str(error))}[/]")
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
 
 
 async def _print_answer(conversation: Conversation, text: str) -> None:
@@ -132,14 +140,49 @@ async def _print_answer(conversation: Conversation, text: str) -> None:
     sys.stdout.write("\n")
 
 
-async def _ask() -> str | None:
+class _Lines:
+    """Lines from a file descriptor, read on the event loop.
+
+    A thread that waits in `input` cannot be ended: Ctrl-C would hang until the next Enter.
+    """
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self._rest = b""
+
+    async def next(self) -> str | None:
+        """Wait for a line, without its end; None at the end of input."""
+        while b"\n" not in self._rest:
+            await self._wait()
+            if not (piece := os.read(self._source, 65536)):
+                break
+            self._rest += piece
+        if not self._rest:
+            return None
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode(sys.stdin.encoding, errors="replace")
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        try:
+            loop.add_reader(self._source, ready.set)
+        except OSError:
+            return  # a regular file, which never keeps a reader waiting
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(self._source)
+
+
+async def _ask(lines: _Lines) -> str | None:
     """Read a non-empty line; None at the end of input."""
     while True:
-        try:
-            line = await asyncio.to_thread(input, "> " if sys.stdin.isatty() else "")
-        except EOFError:
-            return None
-        if line.strip() in ("/exit", "/quit"):
+        if sys.stdin.isatty():
+            sys.stdout.write("> ")
+            sys.stdout.flush()
+        line = await lines.next()
+        if line is None or line.strip() in ("/exit", "/quit"):
             return None
         if line.strip():
             return line.strip()

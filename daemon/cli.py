@@ -1,7 +1,6 @@
 """The `umbel` command."""
 
 import asyncio
-import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.markup import escape
 from .. import __version__
 from .config import Settings, load
 from .errors import ConfigError, StartError
+from .signals import StopSignals
 
 T = TypeVar("T")
 
@@ -28,14 +28,6 @@ Model = Annotated[str | None, typer.Option(help="smollm2, a directory, or a repo
 Socket = Annotated[Path | None, typer.Option(help="Unix socket of the daemon.")]
 Config = Annotated[Path | None, typer.Option(help="Configuration file (TOML).")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")]
-
-
-def main() -> None:
-    """Run the command line; errors are one sentence on standard error and exit status 1."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 @app.callback(invoke_without_command=True)
@@ -146,7 +138,9 @@ def chat(
 
     path = _settings({"socket": None if socket is None else str(socket)}, config).socket_path
     options = Options(max_tokens, temperature)
-    _run(run(prompt, socket=path, model=model, system=system, options=options))
+    signals = StopSignals()
+    work = run(prompt, socket=path, model=model, system=system, options=options, signals=signals)
+    _run(work, signals)
 
 
 @app.command()
@@ -279,20 +273,25 @@ def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
         _fail(error)
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
+def _run(work: Coroutine[Any, Any, T], given: StopSignals | None = None) -> T:
+    """Run to the end, or until a signal cancels the work: so a private daemon ends with it."""
     from .client import ClientError  # noqa: PLC0415  (keeps --help quick)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
-    try:
-        return asyncio.run(work)
-    except ClientError as error:
-        _fail(error)
+    with given or StopSignals() as signals:
+        try:
+            return asyncio.run(_until_signal(work, signals))
+        except ClientError as error:
+            _fail(error)
+        except asyncio.CancelledError:
+            if signals.first is None:
+                raise
+            raise typer.Exit(128 + signals.first) from None
 
 
-def _leave(number: int, _frame: object) -> NoReturn:
-    """End in order when told to: a private daemon must not outlive its command."""
-    raise SystemExit(128 + number)
+async def _until_signal(work: Coroutine[Any, Any, T], signals: StopSignals) -> T:
+    task = asyncio.ensure_future(work)
+    with signals.calling(task.cancel):
+        return await task
 
 
 def _fail(error: Exception) -> NoReturn:

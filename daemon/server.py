@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from typing import Any
 
 import structlog
@@ -25,6 +24,7 @@ from .descriptors import most_connections, raise_limit
 from .errors import SocketError, StartError
 from .pressure import PressureWatch, find_source
 from .service import Service
+from .signals import StopSignals
 from .sockets import BACKLOG, UnixListener
 from .wire import WireProtocol
 
@@ -38,22 +38,30 @@ _LINGER = 2.0  # a client still sending a refused body gets this long to read th
 log = structlog.get_logger()
 
 
-def serve(settings: Settings) -> None:
-    """Run a daemon until it is told to stop (SIGTERM, SIGINT).
+def serve(settings: Settings, *, temporary: bool = False) -> None:
+    """Run a daemon until it is told to stop (SIGTERM, SIGINT, SIGHUP); they are ignored then.
+
+    Args:
+        settings: what it serves, and where.
+        temporary: it leaves nothing behind, not even the folder of its socket.
 
     Raises:
         StartError: it cannot start; the message says why.
     """
-    with UnixListener(settings.socket_path) as listener:
-        uvloop.run(Daemon(settings, listener).run())
+    with (
+        StopSignals() as signals,
+        UnixListener(settings.socket_path, temporary=temporary) as listener,
+    ):
+        uvloop.run(Daemon(settings, listener, signals).run())
 
 
 class Daemon:
     """Owns the MLX thread, the HTTP server and everything between them."""
 
-    def __init__(self, settings: Settings, listener: UnixListener) -> None:
+    def __init__(self, settings: Settings, listener: UnixListener, signals: StopSignals) -> None:
         self._settings = settings
         self._listener = listener
+        self._signals = signals
         self._front = Front(settings)
         self._thread = MLXThread(on_exit=release_thread)
         self._connections = Connections(
@@ -77,17 +85,15 @@ class Daemon:
 
     async def run(self) -> None:
         """Start, serve, stop."""
-        try:
-            await self.startup()
-            await self._stop.wait()
-        finally:
-            await self.shutdown()
+        with self._signals.calling(self._on_signal):
+            try:
+                await self.startup()
+                await self._stop.wait()
+            finally:
+                await self.shutdown()
 
     async def startup(self) -> None:
         """Listen first, so that clients hear "loading" and not "no such file"; then load."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
         await self._runner.setup()
         await self._listen(sock=self._listener.socket)
         log.info("listening", socket=str(self._listener.path), pid=os.getpid())

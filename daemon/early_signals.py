@@ -1,0 +1,28 @@
+"""What SIGTERM, SIGINT and SIGHUP do until anything else is imported.
+
+This module imports next to nothing, so that it is in force within the first lines. Before
+them, while the interpreter itself starts, the system's own reaction to a signal holds, and no
+program can change that.
+"""
+
+import os
+import signal
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def leave_at_once(status: int | None) -> None:
+    """End the process without a word when a signal comes, until `StopSignals` takes over.
+
+    Only while nothing is open yet that somebody would have to close.
+
+    Args:
+        status: the exit status; None for 128 plus the signal's number.
+    """
+
+    def leave(number: int, _frame: object) -> None:
+        # An exception could be lost in an import that catches it, or in a finaliser.
+        os._exit(128 + number if status is None else status)
+
+    for number in NUMBERS:
+        signal.signal(number, leave)

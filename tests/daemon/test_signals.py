@@ -1,0 +1,96 @@
+"""Signals at any rate and in any state: a daemon that is told to stop ends with status 0.
+
+The storms begin when the process has run its first lines. Before that, while the interpreter
+itself starts, the system's own reaction holds.
+"""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .running import START, STOP, RunningDaemon, eventually, spawn
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def storm(process: subprocess.Popen[bytes], chance: random.Random) -> None:
+    """Send signals in bursts of random lengths and distances until the process has ended."""
+    end = time.monotonic() + STOP
+    while process.poll() is None:
+        assert time.monotonic() < end, "it does not end"
+        for _ in range(chance.choice((1, 3, 400))):
+            process.send_signal(chance.choice(NUMBERS))
+        time.sleep(chance.random() * chance.choice((0.001, 0.05)))
+
+
+def assert_ended_in_order(daemon: RunningDaemon) -> None:
+    """Status 0, nothing ugly in the log, no socket."""
+    log = daemon.log()
+    assert daemon.process.wait(STOP) == 0, log
+    assert "Traceback" not in log, log
+    assert "Exception ignored" not in log, log
+    assert not daemon.socket.exists()
+
+
+def is_guarded(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has run its first lines: the kernel knows of its handlers."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    caught = next(line for line in text.splitlines() if line.startswith("SigCgt:"))
+    return all(int(caught.split()[1], 16) >> (number - 1) & 1 for number in NUMBERS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells when handlers are there")
+@pytest.mark.parametrize("seed", range(6))
+def test_storm_during_the_imports(short_path: Path, long_tiny_dir: Path, seed: int) -> None:
+    """From the first line on, the daemon ends with status 0 and without a word."""
+    chance = random.Random(seed)  # noqa: S311
+    daemon = spawn(short_path, long_tiny_dir)
+    eventually(lambda: is_guarded(daemon.process), START)
+    time.sleep(chance.random() * chance.choice((0.01, 1.0)))
+    storm(daemon.process, chance)
+    assert_ended_in_order(daemon)
+
+
+@pytest.mark.parametrize("state", ["listening", "loading", "ready", "stopping"])
+def test_storm_later(short_path: Path, long_tiny_dir: Path, state: str) -> None:
+    """While it listens, loads, serves and stops, and to the very end of the process."""
+    daemon = spawn(short_path, long_tiny_dir)
+    if state == "stopping":
+        eventually(lambda: "event=ready" in daemon.log(), START)
+        daemon.process.send_signal(signal.SIGTERM)
+    eventually(lambda: f"event={state}" in daemon.log(), START)
+    storm(daemon.process, random.Random(state))  # noqa: S311
+    assert_ended_in_order(daemon)
+
+
+def test_three_at_once(short_path: Path, long_tiny_dir: Path) -> None:
+    """Three SIGTERMs within milliseconds are one that is in a hurry."""
+    daemon = spawn(short_path, long_tiny_dir)
+    eventually(lambda: "event=ready" in daemon.log(), START)
+    for _ in range(3):
+        daemon.process.send_signal(signal.SIGTERM)
+        time.sleep(0.005)
+    assert_ended_in_order(daemon)
+    assert "event=stopped" in daemon.log()
+
+
+def test_other_commands_end_by_their_signal(short_path: Path) -> None:
+    """What is not a daemon has been interrupted, and says so: 128 plus the signal's number."""
+    program = (
+        "import os, signal, sys; from umbel.daemon.early_signals import leave_at_once;"
+        "leave_at_once(None); os.kill(os.getpid(), int(sys.argv[1])); signal.pause()"
+    )
+    for number in NUMBERS:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(int(number))],
+            capture_output=True,
+            check=False,
+            timeout=STOP,
+            cwd=short_path,
+        )
+        assert (done.returncode, done.stderr) == (128 + number, b"")
