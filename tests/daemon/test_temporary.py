@@ -1,0 +1,109 @@
+"""The daemon of `umbel chat` and `umbel demo`: it ends with its parent and leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from .running import START, STOP, eventually
+from .test_cli import environment
+
+
+@contextmanager
+def command(*words: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command whose temporary files lie in a folder, until the block ends."""
+    (folder / "tmp").mkdir()
+    with (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "umbel", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=environment(folder) | {"TMPDIR": str(folder / "tmp")},
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=STOP)
+
+
+def left_over(folder: Path) -> list[str]:
+    """What umbel has in the temporary folder; MLX keeps its compiled kernels there."""
+    return sorted(str(path) for path in (folder / "tmp").rglob("*") if "mlx" not in path.parts)
+
+
+def listens(folder: Path) -> bool:
+    """Whether a temporary daemon has made its socket."""
+    return any(name.endswith("u.sock") for name in left_over(folder))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, check=True)
+    pairs = (line.split() for line in listed.stdout.decode().splitlines())
+    return [int(child) for child, parent in pairs if int(parent) == pid]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, check=False)
+    state = listed.stdout.decode().strip()
+    return bool(state) and not state.startswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (("chat",), "starting"),
+        (("chat",), "loading"),
+        (("chat",), "ready"),
+        (("demo", "--agents", "1"), "loading"),
+    ],
+)
+def test_killed_parent(short_path: Path, words: tuple[str, ...], state: str) -> None:
+    """`kill -9` of the command ends its daemon, in any state, and nothing stays on disk."""
+    with command(*words, folder=short_path) as process:
+        daemon: int = eventually(lambda: children(process.pid), START)[0]
+        if state == "loading":
+            eventually(lambda: listens(short_path), START)
+        if state == "ready":
+            eventually(lambda: "Ctrl-C stops" in (short_path / "errors").read_text(), START)
+        assert runs(daemon)
+        process.kill()
+        process.wait(STOP)
+        eventually(lambda: not runs(daemon), STOP)
+        assert left_over(short_path) == []
+
+
+def test_killed_daemon(short_path: Path) -> None:
+    """A daemon that is killed leaves its folder to its parent, which ends in words."""
+    with command("chat", folder=short_path) as process:
+        daemon: int = eventually(lambda: children(process.pid), START)[0]
+        eventually(lambda: listens(short_path), START)
+        os.kill(daemon, signal.SIGKILL)
+        assert process.wait(STOP) == 1
+        assert left_over(short_path) == []
+        errors = (short_path / "errors").read_text()
+        assert "the private daemon did not start" in errors
+        assert "Traceback" not in errors
+
+
+def test_storm_on_the_parent(short_path: Path) -> None:
+    """Many signals end the command with the status of the first, and its daemon with it."""
+    with command("chat", folder=short_path) as process:
+        daemon: int = eventually(lambda: children(process.pid), START)[0]
+        eventually(lambda: listens(short_path), START)
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert process.returncode == 128 + signal.SIGTERM
+        eventually(lambda: not runs(daemon), STOP)
+        assert left_over(short_path) == []
+        assert "Traceback" not in (short_path / "errors").read_text()
