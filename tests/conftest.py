@@ -35,11 +35,21 @@ def pytest_collectstart() -> None:
     import umbel.models  # noqa: F401, PLC0415
 
 
+def _uses_smollm2(item: pytest.Item) -> bool:
+    fixtures = {"smollm2", "smollm2_daemon"} & set(getattr(item, "fixturenames", ()))
+    return bool(fixtures) or "[smollm2]" in item.name
+
+
 @pytest.hookimpl(tryfirst=True)  # before the markers are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what is tested with a twin of another architecture."""
+    """Mark as slow what is tested with a twin of another architecture; put SmolLM2 first.
+
+    Half of the list goes to each worker and is taken from the end of it by others, so that one
+    worker only, and not each, loads that model and starts a daemon with it.
+    """
     from .zoo import TWINS  # noqa: PLC0415
 
+    items.sort(key=lambda item: not _uses_smollm2(item))
     for item in items:
         parameters = getattr(item, "callspec", None)
         if parameters is not None and parameters.params.get("name") in TWINS:
