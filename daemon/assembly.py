@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -66,6 +67,7 @@ def assemble(
     queue: ConversationQueue,
     publish: Publish,
     wake: Callable[[], None],
+    measured: Path | None = None,
 ) -> Assembly:
     """Measure the model, size its budget, and build what runs it. Belongs to the MLX thread.
 
@@ -75,12 +77,14 @@ def assemble(
         queue: where sequences wait.
         publish: takes each step's events.
         wake: tells this thread, from any other, that the disk is done with something.
+        measured: where what is measured of models is kept, so that the same settings give the
+            same context at every start.
 
     Raises:
         StartError: the budget, or the device, holds no request of this model; or another
             daemon uses the folder of the disk tier.
     """
-    forward = Forward(loaded, exact=settings.exact)
+    forward = Forward(loaded, exact=settings.exact, measured=measured)
     if settings.exact:
         forward.footprint.least_chunk = settings.prefill_chunk
     device = device_memory()

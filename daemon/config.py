@@ -147,6 +147,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return None if self.disk_bytes is None else parse_size(self.disk_bytes)
 
     @property
+    def measured_folder(self) -> Path:
+        """Where what is measured of models is kept: memory for computing, in bytes."""
+        return platformdirs.user_cache_path("umbel") / "measured"
+
+    @property
     def body_budget(self) -> int:
         """Bytes that request bodies in flight may take, and the prompts made of them."""
         return parse_size(self.body_bytes)

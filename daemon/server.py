@@ -196,6 +196,7 @@ class Daemon:
                 self._queue,
                 handoff.publish,
                 self._thread.wake,
+                self._settings.measured_folder,
             )
         )
         self._assembly = assembly

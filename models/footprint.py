@@ -1,7 +1,8 @@
 """What a model's state takes in memory, and what computing takes besides. Measured at load."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 from .blocks import BLOCK
 from .device import DevicePolicy
 from .layer_states import Held, LayerStack, LiveStates, flat_arrays
+from .measured import key_of, measured_once
 from .runtime import peak_of
 from .spans import PackedSpan
 
@@ -21,6 +23,8 @@ _FEW, _MORE, _CONTEXT = 32, 128, 1024  # tokens of the probe's chunks, and befor
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
 _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
 _UNFORESEEN = 1.25  # what is set aside over what was measured
+_REPEATS = 3  # measurements of what is kept
+_FORMAT = 1  # of what is kept
 
 
 class Ring(NamedTuple):
@@ -224,10 +228,37 @@ def measure(
     *,
     joins: bool,
     multiple: int,
+    folder: Path | None = None,
+    of: Iterable[Any] = (),
 ) -> Footprint:
-    """Measure a loaded model; see `measure_sizes`, `measure_transients` and `Footprint`."""
-    sizes, transients = measure_sizes(stack, feed), measure_transients(stack, feed, device)
+    """Measure a loaded model; see `measure_sizes`, `measure_transients` and `Footprint`.
+
+    Args:
+        stack: the model's.
+        feed: called with token ids and live states, advances the states over them.
+        device: how it is run.
+        vocab_size: logits of a row.
+        joins: see `Footprint`.
+        multiple: see `Footprint`.
+        folder: where what varies is kept for later starts; None measures it now.
+        of: what names the model there.
+    """
+    sizes = measure_sizes(stack, feed)
+    if folder is None:
+        transients = measure_transients(stack, feed, device)
+    else:
+        key = key_of(_FORMAT, getattr(mx, "__version__", ""), *of, device, joins, multiple, sizes)
+        names = {field.name for field in fields(Transients)}
+        kept = measured_once(folder, key, names, lambda: _largest(stack, feed, device))
+        shape = kept["base"], kept["token"], kept["context"], kept["pair"]
+        transients = Transients(*shape, int(kept["block"]), kept["margin"])
     return Footprint(sizes, transients, vocab_size, joins=joins, multiple=multiple)
+
+
+def _largest(stack: LayerStack, feed: Any, device: DevicePolicy) -> dict[str, float]:
+    """Measure transients a few times, for they are kept; of each figure the largest."""
+    seen = [asdict(measure_transients(stack, feed, device)) for _ in range(_REPEATS)]
+    return {name: max(figures[name] for figures in seen) for name in seen[0]}
 
 
 def measure_sizes(stack: LayerStack, feed: Any) -> StateSizes:

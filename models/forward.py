@@ -7,6 +7,7 @@ model on tokens that may themselves still be computed; `choose` launches samplin
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -74,6 +75,7 @@ class Forward:
         loaded: the model.
         exact: the same request gives the same tokens, whatever else runs and whatever is
             cached: every step computes with `EXACT_ROWS` rows, and each attends by itself.
+        measured: the folder in which what is measured is kept for later starts, if it is.
 
     Attributes:
         batches: whether sequences decode as rows of one batch. A model for which that would
@@ -85,7 +87,9 @@ class Forward:
         overlaps: whether the device computes while the host goes on; see `DevicePolicy`.
     """
 
-    def __init__(self, loaded: LoadedModel, *, exact: bool = False) -> None:
+    def __init__(
+        self, loaded: LoadedModel, *, exact: bool = False, measured: Path | None = None
+    ) -> None:
         self._exact = exact
         self._model = loaded.model
         self._stack = loaded.stack
@@ -108,6 +112,8 @@ class Forward:
             loaded.text.vocab_size,
             joins=exact,
             multiple=EXACT_ROWS if exact and self.batches else 1,
+            folder=measured,
+            of=() if measured is None else (loaded.fingerprint,),
         )
         gc.collect()  # rows and the states in them refer to each other
 

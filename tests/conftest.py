@@ -25,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set what all processes inherit, those that run tests and those that tests start."""
     # Tests run on all cores as it is. Threads of every process on all of them wait in turns.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # What daemons measure of a model is kept for later starts: here, and not in the user's folder.
+    if config.cache is not None:
+        os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("home"))
     # A process imports a thousand modules: compiling them takes longer than what it is for.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) and config.cache is not None:
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.cache.mkdir("bytecode")))

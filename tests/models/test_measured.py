@@ -1,0 +1,113 @@
+"""What is measured once and kept."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from umbel.models import footprint
+from umbel.models.device import CPU, GPU
+from umbel.models.footprint import Transients
+from umbel.models.forward import Forward
+from umbel.models.layer_states import LayerStack
+from umbel.models.measured import Figures, key_of, measured_once
+
+from .. import zoo
+
+NAMES = {"a", "b"}
+ONE, TWO = {"a": 1, "b": 2.5}, {"a": 3, "b": 4}
+
+
+def counting(*figures: Figures) -> tuple[list[Figures], Callable[[], Figures]]:
+    """Measure these figures, one after the other; note how often."""
+    left, taken = list(figures), []
+
+    def measure() -> Figures:
+        taken.append(left.pop(0))
+        return taken[-1]
+
+    return taken, measure
+
+
+def test_the_first_figures_stay(tmp_path: Path) -> None:
+    """What a later start would have measured does not matter, and nothing else is left behind."""
+    taken, measure = counting(ONE, TWO)
+    folder = tmp_path / "new" / "folder"
+    assert measured_once(folder, "key", NAMES, measure) == ONE
+    assert measured_once(folder, "key", NAMES, measure) == ONE
+    assert len(taken) == 1
+    assert measured_once(folder, "other", NAMES, measure) == TWO
+    assert sorted(path.name for path in folder.iterdir()) == ["key.json", "other.json"]
+
+
+def test_whoever_is_first_measures_for_all(tmp_path: Path) -> None:
+    """A daemon that was still measuring takes what another one has kept meanwhile."""
+
+    def slowly() -> Figures:
+        measured_once(tmp_path, "key", NAMES, lambda: ONE)
+        return TWO
+
+    assert measured_once(tmp_path, "key", NAMES, slowly) == ONE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "{}", "\x00", '{"a": 1}', '{"a": 1, "b": 1, "c": 1}'),
+        *('{"a": 1, "b": -1}', '{"a": 1, "b": NaN}', '{"a": 1, "b": "1"}', '{"a": 1, "b": true}'),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_written_anew(tmp_path: Path, text: str) -> None:
+    """Nobody's promise rests on it."""
+    (tmp_path / "key.json").write_text(text)
+    assert measured_once(tmp_path, "key", NAMES, lambda: ONE) == ONE
+    assert json.loads((tmp_path / "key.json").read_text()) == ONE
+
+
+def test_a_folder_that_cannot_be_used_costs_the_memory_of_it_only(tmp_path: Path) -> None:
+    """The model is served with what was measured now."""
+    (tmp_path / "file").write_text("")
+    assert measured_once(tmp_path / "file", "key", NAMES, lambda: ONE) == ONE
+
+
+def test_keys_tell_apart_what_is_measured_apart() -> None:
+    """Another model, device or way of running has figures of its own."""
+    keys = {
+        key_of("a", CPU, True),
+        key_of("b", CPU, True),
+        key_of("a", GPU, True),
+        key_of("a", CPU),
+    }
+    assert len(keys) == 4
+    assert key_of("a", CPU, True) in keys
+
+
+def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far apart two measurements are: of the first start's three, the largest counts."""
+    net = zoo.make("llama")
+    text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
+    measured: list[Transients] = []
+
+    def noisy(*_: Any) -> Transients:
+        measured.append(Transients(1e5 + 7e4 * (len(measured) % 4), 100.0, 50.0, 1.0))
+        return measured[-1]
+
+    monkeypatch.setattr(footprint, "measure_transients", noisy)
+
+    def start(fingerprint: str) -> Forward:
+        loaded = SimpleNamespace(
+            model=net, stack=LayerStack(net), text=text, device=CPU, fingerprint=fingerprint
+        )
+        return Forward(cast("Any", loaded), measured=tmp_path)
+
+    first, second = start("a"), start("a")
+    assert len(measured) == 3
+    assert asdict(first.footprint._transients)["base"] == 1e5 + 2 * 7e4
+    lengths = {forward.footprint.longest_context(8 << 20) for forward in (first, second)}
+    assert len(lengths) == 1
+    start("b")
+    assert len(measured) == 6
