@@ -18,12 +18,14 @@ import msgspec
 
 START = 120.0
 STOP = 60.0
+ANSWER = 240.0
+"""Seconds without a byte: a prompt of 2,000 tokens takes a busy machine more than one minute."""
 
 
 class UnixConnection(HTTPConnection):
     """The standard library's HTTP client, over a Unix socket."""
 
-    def __init__(self, path: Path, timeout: float = 60.0) -> None:
+    def __init__(self, path: Path, timeout: float = ANSWER) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = path
 
@@ -61,7 +63,7 @@ class RunningDaemon:
     folder: Path
     environment: dict[str, str] = field(repr=False)
 
-    def connection(self, timeout: float = 60.0) -> UnixConnection:
+    def connection(self, timeout: float = ANSWER) -> UnixConnection:
         """Open a connection of one's own."""
         return UnixConnection(self.socket, timeout)
 
