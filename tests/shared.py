@@ -35,7 +35,7 @@ def measured_once(model: Any) -> Iterator[None]:
     What was measured is the maker's own: it goes on learning.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("batches_exactly", "measure"):
+        for name in ("why_one_by_one", "measure"):
             patch.setattr(forward, name, _once(getattr(forward, name), model))
         yield
 
