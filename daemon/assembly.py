@@ -139,24 +139,16 @@ def refuse_used_folder(settings: Settings) -> None:
             raise _in_use(error) from error
 
 
-def default_budget(device: DeviceMemory, resident: int) -> int:
-    """Bytes that state may take by default: what the device recommends, less what is there.
-
-    Args:
-        device: its memory.
-        resident: bytes of the weights.
-    """
-    return device.recommended - device.headroom - resident
-
-
 def _budget(settings: Settings, device: DeviceMemory, resident: int) -> int:
+    """Bytes that state may take: what is set, or what weights and request bodies leave."""
     if settings.cache_budget is not None:
         return settings.cache_budget
-    budget = default_budget(device, resident)
+    budget = device.recommended - device.headroom - resident - settings.body_budget
     if budget <= 0:
         raise StartError(
-            f"the model's weights take {resident} bytes, and of the {device.total} bytes of "
-            f"{device.name} {device.recommended - device.headroom} may be used: "
+            f"the model's weights take {resident} bytes and body_bytes {settings.body_budget}, "
+            f"and of the {device.total} bytes of {device.name} "
+            f"{device.recommended - device.headroom} may be used: "
             "serve a smaller model, or set cache_bytes to try all the same"
         )
     return budget

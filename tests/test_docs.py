@@ -231,3 +231,15 @@ def test_pages_name_no_machine() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"(?<![\w~.])/(work|root|home|Users|tmp)/", text), page.name
+
+
+def test_what_behaviour_promises_under_floods_is_tested() -> None:
+    """Every row names a test that is there."""
+    rows = re.findall(
+        r"^\| .+ \| .+ \| `(tests/[\w/]+\.py)::(\w+)` \|$", _page("behaviour.md"), re.MULTILINE
+    )
+    assert len(rows) >= 15
+    for file, name in rows:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        there = re.search(rf"^(async )?(def|class) {name}\b", source, re.MULTILINE)
+        assert there, f"{file}::{name}"
