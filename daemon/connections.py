@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, error: APIError) -> None:
         if self._transport is not None:
-            self._transport.write(_raw_answer(error))
+            self._transport.write(error.raw_answer())
             self._transport.close()
 
 
@@ -299,17 +299,3 @@ def _crowded() -> APIError:
 def _late(seconds: float) -> APIError:
     message = f"the request's headers were not complete within {seconds:g} s"
     return APIError(408, message, code="request_timeout")
-
-
-def _raw_answer(error: APIError) -> bytes:
-    """Write an answer where there is no request to answer."""
-    body, response = error.body(), error.response()
-    lines = [
-        f"HTTP/1.1 {response.status} {response.reason}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    ]
-    if error.retry_after is not None:
-        lines.append(f"Retry-After: {error.retry_after}")
-    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from ..cachestore.errors import PinError
 from ..models.errors import TemplateError
@@ -70,6 +70,18 @@ class APIError(Exception):
         if self.retry_after is not None:
             response.headers["Retry-After"] = str(self.retry_after)
         return response
+
+    def raw_answer(self) -> bytes:
+        """The whole answer as bytes, for a connection without a request; it is the last one."""
+        response, body = self.response(), self.body()
+        headers = {
+            **response.headers,
+            hdrs.CONTENT_LENGTH: str(len(body)),
+            hdrs.CONNECTION: "close",
+        }
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        head = [f"HTTP/1.1 {response.status} {response.reason}", *lines, "", ""]
+        return "\r\n".join(head).encode() + body
 
 
 class _Row(NamedTuple):

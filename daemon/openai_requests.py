@@ -88,6 +88,9 @@ class GenerationFields(CheckedBody, kw_only=True):
         """Whether a stream shall end with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    def release(self) -> None:
+        """Let go of the body's bytes, once its prompt is tokens."""
+
     def refuse_unsupported(self) -> None:
         """Refuse what would change the answer and cannot be done.
 
@@ -179,6 +182,10 @@ class ChatRequest(GenerationFields, kw_only=True):
         if self.modalities and self.modalities != ["text"]:
             raise _unsupported("modalities", "ask for text only")
 
+    def release(self) -> None:
+        """Let go of the messages, which are views of the body."""
+        self.messages = []
+
     def template_messages(self, check: Check) -> list[dict[str, Any]]:
         """Write the messages as chat templates expect them: plain text contents.
 
@@ -218,6 +225,10 @@ class CompletionRequest(GenerationFields, kw_only=True):
             raise _unsupported("echo", "leave it out")
         if self.best_of not in (None, 1):
             raise _unsupported("best_of", "leave it out")
+
+    def release(self) -> None:
+        """Let go of the prompt, which is a view of the body."""
+        self.prompt = Raw(b"")
 
     @property
     def least_characters(self) -> int:

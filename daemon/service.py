@@ -136,6 +136,7 @@ class Service:
     ) -> Generation:
         sampling = body.sampling(self.vocab_size)
         prompt, ends = await self.workers.run(encode, caller.share.nbytes)
+        body.release()
         caller.share.resize(len(prompt) * _TOKEN_BYTES)
         request = Request(
             id=caller.request_id,

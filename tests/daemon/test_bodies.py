@@ -160,6 +160,20 @@ class TestDecoding:
             assert (refusal.value.status, refusal.value.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(ChatRequest, b'{"messages": [{"role": "user"}]}'), (CompletionRequest, b'{"prompt": "x"}')],
+)
+def test_a_bodys_bytes_are_let_go(kind: Any, text: bytes) -> None:
+    """While an answer is computed nothing looks at what the budget no longer counts."""
+    raw = bytearray(text)
+    body = decode(raw, kind)
+    with pytest.raises(BufferError):
+        raw.append(0)
+    body.release()
+    raw.append(0)
+
+
 def upload(size: int) -> bytes:
     """Begin a request with a body of so many bytes, and send half of them."""
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n"
