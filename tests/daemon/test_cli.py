@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ..tiny import tiny_one_by_one_dir
-from .running import RunningDaemon, running
+from .running import RunningDaemon, eventually, running
 
 TIMEOUT = 120
 
@@ -101,52 +102,49 @@ def test_chat_interrupted(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode != 0
     assert b"Traceback" not in errors
-    end = time.monotonic() + 10
-    while tiny_daemon.status()["engine"]["running"]:
-        assert time.monotonic() < end
+    eventually(lambda: not tiny_daemon.status()["engine"]["running"], TIMEOUT)
+
+
+@contextmanager
+def conversation(
+    daemon: RunningDaemon, folder: Path
+) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """Start a chat that waits at its prompt; give it, and what its terminal is written to."""
+    terminal, inside = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "umbel", "chat", "--socket", str(daemon.socket)],
+        stdin=inside,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(folder),
+    )
+    os.close(inside)
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"> "
+    yield process, terminal
+    os.close(terminal)
 
 
 def test_chat_interrupted_at_the_prompt(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     """Ctrl-C while it waits for a line ends the conversation without one."""
-    terminal, inside = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "umbel", "chat", "--socket", str(tiny_daemon.socket)],
-        stdin=inside,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(short_path),
-    )
-    os.close(inside)
-    assert process.stdout is not None
-    assert process.stdout.read(2) == b"> "
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 128 + signal.SIGINT
-    assert b"Traceback" not in errors
-    os.close(terminal)
+    with conversation(tiny_daemon, short_path) as (process, _):
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 128 + signal.SIGINT
+        assert b"Traceback" not in errors
 
 
 def test_chat_interrupted_in_an_answer(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     """Ctrl-C ends the answer only; the conversation goes on, to its end on a terminal."""
-    terminal, inside = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "umbel", "chat", "--socket", str(tiny_daemon.socket)],
-        stdin=inside,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(short_path),
-    )
-    os.close(inside)
-    assert process.stdout is not None
-    assert process.stdout.read(2) == b"> "
-    os.write(terminal, b"hello\n")
-    process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    os.write(terminal, b"/exit\n")
-    _, errors = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0
-    assert b"stopped" in errors
-    os.close(terminal)
+    with conversation(tiny_daemon, short_path) as (process, terminal):
+        os.write(terminal, b"hello\n")
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        os.write(terminal, b"/exit\n")
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0
+        assert b"stopped" in errors
 
 
 def test_demo(short_path: Path) -> None:
