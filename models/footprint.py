@@ -23,7 +23,6 @@ _FEW, _MORE, _CONTEXT = 32, 128, 1024  # tokens of the probe's chunks, and befor
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
 _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
 _UNFORESEEN = 1.25  # what is set aside over what was measured
-_REPEATS = 3  # measurements of what is kept
 _FORMAT = 1  # of what is kept
 
 
@@ -249,16 +248,12 @@ def measure(
     else:
         key = key_of(_FORMAT, getattr(mx, "__version__", ""), *of, device, joins, multiple, sizes)
         names = {field.name for field in fields(Transients)}
-        kept = measured_once(folder, key, names, lambda: _largest(stack, feed, device))
+        kept = measured_once(
+            folder, key, names, lambda: asdict(measure_transients(stack, feed, device))
+        )
         shape = kept["base"], kept["token"], kept["context"], kept["pair"]
         transients = Transients(*shape, int(kept["block"]), kept["margin"])
     return Footprint(sizes, transients, vocab_size, joins=joins, multiple=multiple)
-
-
-def _largest(stack: LayerStack, feed: Any, device: DevicePolicy) -> dict[str, float]:
-    """Measure transients a few times, for they are kept; of each figure the largest."""
-    seen = [asdict(measure_transients(stack, feed, device)) for _ in range(_REPEATS)]
-    return {name: max(figures[name] for figures in seen) for name in seen[0]}
 
 
 def measure_sizes(stack: LayerStack, feed: Any) -> StateSizes:

@@ -34,6 +34,8 @@ def umbel(
 def environment(folder: Path, columns: int = 120) -> dict[str, str]:
     """Build an environment without settings, runtime folder or colours."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("UMBEL_", "XDG_"))}
+    if cache := os.environ.get("XDG_CACHE_HOME"):  # where models have been measured
+        kept["XDG_CACHE_HOME"] = cache
     return kept | {"HOME": str(folder), "COLUMNS": str(columns), "TERM": "dumb"}
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -87,7 +86,7 @@ def test_keys_tell_apart_what_is_measured_apart() -> None:
 
 
 def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However far apart two measurements are: of the first start's three, the largest counts."""
+    """However far apart two measurements would be."""
     net = zoo.make("llama")
     text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
     measured: list[Transients] = []
@@ -105,9 +104,8 @@ def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.Monke
         return Forward(cast("Any", loaded), measured=tmp_path)
 
     first, second = start("a"), start("a")
-    assert len(measured) == 3
-    assert asdict(first.footprint._transients)["base"] == 1e5 + 2 * 7e4
+    assert len(measured) == 1
     lengths = {forward.footprint.longest_context(8 << 20) for forward in (first, second)}
     assert len(lengths) == 1
     start("b")
-    assert len(measured) == 6
+    assert len(measured) == 2

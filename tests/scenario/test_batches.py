@@ -7,7 +7,9 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.models import probe, sampling
-from umbel.models.layer_states import LiveStates
+from umbel.models.attention import bind
+from umbel.models.device import device_policy
+from umbel.models.layer_states import LayerStack, LiveStates
 from umbel.models.params import Row, SamplingParams
 from umbel.models.rows import Rows
 from umbel.models.sampling import sample as real_sample
@@ -63,7 +65,9 @@ def test_which_models_batch(name: str) -> None:
 def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows are further from the answers of each alone than is allowed, it says how far."""
     monkeypatch.setattr(probe, "_BOUND", 1e-9)
-    reason = Bench("llama").forward.one_by_one
+    net, device = zoo.make("llama"), device_policy()
+    bind(net, device)
+    reason = probe.why_one_by_one(net, LayerStack(net), device)
     assert reason is not None
     assert "logits differ by 0.0% of their spread, and 0% are allowed" in reason
 
