@@ -209,6 +209,16 @@ class TestPipelining:
         assert tiny_daemon.status()["engine"]["generation_tokens"] - before < LONG["max_tokens"]
         assert "finish=cancelled" in tiny_daemon.log().splitlines()[-1]
 
+    def test_who_leaves_is_noticed_within_a_step(self, smollm2_daemon: RunningDaemon) -> None:
+        """With a real model's steps, and more sent ahead than aiohttp takes."""
+        with connected(smollm2_daemon.socket) as connection:
+            connection.sendall(chat_request(logit_bias={"2": -100}, **LONG) * 100)
+            eventually(lambda: smollm2_daemon.status()["engine"]["running"])
+        steps = smollm2_daemon.status()["engine"]["steps"]
+        eventually(lambda: is_idle(smollm2_daemon))
+        # One was under way, one may have begun before the loop heard, and one drops the sequence.
+        assert smollm2_daemon.status()["engine"]["steps"] - steps <= 3
+
     def test_who_leaves_after_many_small_ones_is_noticed(self, tiny_daemon: RunningDaemon) -> None:
         """At 32 requests aiohttp stops reading; that hides nobody."""
         before = tiny_daemon.status()["engine"]["generation_tokens"]
