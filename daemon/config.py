@@ -94,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 3600.0
     max_connections: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
-        Meta(description="Most open connections; 4096, or what open files allow, if unset."),
+        Meta(description="Most open connections; 4096 if unset; less where few files may be open."),
     ] = None
     body_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SIZE_PATTERN)],

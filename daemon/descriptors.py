@@ -30,11 +30,15 @@ def raise_limit() -> int:
     return sys.maxsize if wanted == resource.RLIM_INFINITY else wanted
 
 
-def most_connections(descriptors: int) -> int:
-    """Say how many connections leave room for files.
+def most_connections(descriptors: int, wanted: int | None = None) -> int:
+    """Say how many connections may be open, with room left for files.
 
     The kernel hands over a whole backlog of connections at once, before the first one of them
     can be counted and closed: that much is kept free too.
+
+    Args:
+        descriptors: that this process may have.
+        wanted: connections that the user allows; None for `MOST_CONNECTIONS`.
     """
     room = max(descriptors - BACKLOG - _FILES, descriptors // 2)
-    return min(MOST_CONNECTIONS, room)
+    return min(wanted or MOST_CONNECTIONS, room)

@@ -65,7 +65,7 @@ class Daemon:
         self._front = Front(settings)
         self._thread = MLXThread(on_exit=release_thread)
         self._connections = Connections(
-            settings.max_connections or most_connections(raise_limit()),
+            most_connections(raise_limit(), settings.max_connections),
             header_timeout=settings.header_timeout,
             idle_timeout=settings.idle_timeout,
             write_timeout=settings.write_timeout,

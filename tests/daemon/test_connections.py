@@ -1,7 +1,9 @@
 """Connections: how many, how long they may be silent, and who has left."""
 
+import resource
 import select
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ from umbel.daemon.descriptors import MOST_CONNECTIONS, most_connections
 from umbel.daemon.sockets import BACKLOG
 
 from .raw import HEALTH, PATIENCE, chat_request, connected, read_reply, read_to_end
-from .running import RunningDaemon, eventually, running
+from .running import START, RunningDaemon, eventually, is_ready, running, spawn
 
 LIMIT = 40
 LONG = {"max_tokens": 6000, "temperature": 0}
@@ -121,6 +123,24 @@ class TestTheBound:
         assert most_connections(4096) <= 4096 - BACKLOG - 256
         for descriptors in (256, 1024, 2048, 10240):
             assert 0 < most_connections(descriptors) <= max(descriptors // 2, descriptors - BACKLOG)
+        assert most_connections(1 << 20, 10_000) == 10_000
+        assert most_connections(4096, 10_000) == most_connections(4096)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="limits of a process are read in /proc")
+    def test_the_limit_of_open_files_is_raised(self, short_path: Path, tiny_dir: Path) -> None:
+        """A daemon started with a low soft limit takes what the hard one allows, and keeps it."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        try:
+            daemon = spawn(short_path, tiny_dir)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        eventually(lambda: is_ready(daemon), START)
+        limits = Path(f"/proc/{daemon.process.pid}/limits").read_text()
+        (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
+        raised, hardest = line.split()[3:5]
+        assert raised == hardest != "256"
+        assert daemon.terminate() == 0
 
     @pytest.mark.slow
     def test_five_thousand_idle_ones(self, short_path: Path, long_tiny_dir: Path) -> None:
