@@ -43,5 +43,5 @@ def _renderer(log_format: LogFormat) -> Processor:
     if log_format == "json":
         return structlog.processors.JSONRenderer()
     return structlog.processors.LogfmtRenderer(
-        key_order=["timestamp", "level", "event"], drop_missing=True
+        key_order=["timestamp", "level", "event"], drop_missing=True, bool_as_flag=False
     )
