@@ -31,6 +31,9 @@ MAX_VALUES = 100_000
 MAX_ESCAPES = 2_000_000
 """Backslashes in a body: each costs ten times what a plain character does."""
 
+MAX_BLANKS = 4_000_000
+"""Blanks between the values of a body: they take time too."""
+
 _RESERVED_SHARE = 4  # of the budget, one part in this many is for bodies that are not large
 _LARGE = 1 << 20
 _BLOCK = 64 * 1024
@@ -142,7 +145,7 @@ def check_values(body: bytearray, limit: int) -> None:
     Raises:
         APIError: 400, it has more values than `limit`, or too many escapes.
     """
-    values = quotes = escapes = start = 0
+    values = quotes = escapes = blanks = start = 0
     inside = False
     while start < len(body):
         block = _whole_escapes(bytes(body[start : start + _BLOCK]))
@@ -153,9 +156,12 @@ def check_values(body: bytearray, limit: int) -> None:
         inside ^= len(parts) % 2 == 0
         values += sum(part.count(b",") + part.count(b"[") + part.count(b"{") for part in outside)
         quotes += len(parts) - 1
+        blanks += sum(len(part) - len(part.translate(None, b" \n\r\t")) for part in outside)
         # Of two strings, a key and its value, at least one has a separator.
         if max(values, quotes // 4 - 1) > limit:
             raise APIError(400, f"the body has over {limit} values; send fewer")
+        if blanks > MAX_BLANKS:
+            raise APIError(400, f"the body has over {MAX_BLANKS} blanks between values")
         if escapes > MAX_ESCAPES:
             message = f"the body has over {MAX_ESCAPES} escapes; send text as UTF-8"
             raise APIError(400, message)

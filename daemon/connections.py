@@ -18,7 +18,7 @@ from .failures import APIError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MOST_PIPELINED = 1 << 20
+_MOST_PIPELINED = 256 << 10
 """Bytes that a client may send ahead while its request is being answered."""
 
 _WRITE_PATIENCE = 1.25
@@ -84,7 +84,7 @@ class Connections:
         """Forget a connection that has ended."""
         self._idle.pop(connection, None)
         self._busy.discard(connection)
-        if len(self) < self.limit // 2:
+        if len(self) <= self.limit // 2:
             self._crowded = False
 
     def _make_room(self) -> bool:
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
         """Hand bytes to aiohttp, or hold them until it wants more."""
         if not self._admitted:
             return
-        if not (self._requests or self._begun or self._ending):
+        if not (self._requests or self._unread or self._begun or self._ending):
             self._begun = True
             self._expect_headers(self._registry.header_timeout)
         if not (self._holding or self._held):
@@ -172,9 +172,11 @@ class Connection(asyncio.Protocol):
             self._handler.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not read: it has a while to begin."""
-        patience = self._registry.write_timeout * _WRITE_PATIENCE
-        self._unread = self._loop.call_later(patience, self.drop)
+        """The client does not read: it has a while to go on. Until it has, it is not idle."""
+        self._registry.set_busy(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._expect_reading()
         if self._admitted:
             self._handler.pause_writing()
 
@@ -182,8 +184,24 @@ class Connection(asyncio.Protocol):
         """The client reads again."""
         if self._unread is not None:
             self._unread.cancel()
+            self._unread = None
         if self._admitted:
             self._handler.resume_writing()
+        self._settle()
+
+    def _expect_reading(self) -> None:
+        if self._transport is None:
+            return
+        patience = self._registry.write_timeout * _WRITE_PATIENCE
+        unread = self._transport.get_write_buffer_size()
+        self._unread = self._loop.call_later(patience, self._still_unread, unread)
+
+    def _still_unread(self, before: int) -> None:
+        """Give who reads slowly another while, and end the others' connections."""
+        if self._transport is not None and self._transport.get_write_buffer_size() < before:
+            self._expect_reading()
+        else:
+            self.drop()
 
     # -- of aiohttp's reading ------------------------------------------------------------
 
@@ -235,9 +253,17 @@ class Connection(asyncio.Protocol):
             self._answering = False
             # aiohttp reads the rest of a body for a while, and closes: no request follows it.
             self._ending = not request.content.is_eof()
-            if self._transport is not None:
-                self._registry.set_idle(self)
-                self._expect_headers(self._registry.idle_timeout)
+            if self._holding:  # nobody bounds any more what comes while the answer is written
+                self._set_paused(True)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the next request, if the last one is answered and the answer was taken."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if not self._requests and self._unread is None:
+            self._registry.set_idle(self)
+            self._expect_headers(self._registry.idle_timeout)
 
     def answering(self) -> None:
         """The request's body has been read: from now on the transport reads without a pause."""
@@ -260,13 +286,22 @@ class Connection(asyncio.Protocol):
         """The headers did not come in time: say so if some of them did, and close."""
         if self._begun:
             self._refuse(_late(self._registry.header_timeout))
-        elif self._transport is not None:
-            self._transport.close()
+        else:
+            self.close()
 
     def _refuse(self, error: APIError) -> None:
         if self._transport is not None:
             self._transport.write(error.raw_answer())
-            self._transport.close()
+            self.close()
+
+    def close(self) -> None:
+        """End the connection when what was written has been read, or after a while."""
+        if self._transport is None:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self._loop.call_later(self._registry.write_timeout, self.drop)
+        self._transport.close()
 
 
 class _Flow:
@@ -281,6 +316,9 @@ class _Flow:
 
     def resume_reading(self) -> None:
         self.connection.release()
+
+    def close(self) -> None:
+        self.connection.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

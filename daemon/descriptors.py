@@ -34,7 +34,7 @@ def most_connections(descriptors: int, wanted: int | None = None) -> int:
     """Say how many connections may be open, with room left for files.
 
     The kernel hands over a whole backlog of connections at once, before the first one of them
-    can be counted and closed: that much is kept free too.
+    can be counted and closed: that much is kept free too, or half of few descriptors.
 
     Args:
         descriptors: that this process may have.

@@ -33,6 +33,7 @@ _THREAD_STOP = 60.0
 _LOAD_STOP = 10.0  # a load cannot be interrupted; a small one ends by itself in this time
 _CONNECTION_CLOSE = 5.0
 _SAVE_GRACE = 10.0  # state that is not written in this time is computed again
+_READ_AHEAD = 1 << 16  # bytes of a body that wait for whoever reads it
 _LINGER = 2.0  # a client still sending a refused body gets this long to read the answer
 
 log = structlog.get_logger()
@@ -162,6 +163,7 @@ class Daemon:
             access_log=None,  # type: ignore[arg-type]  # as aiohttp documents
             auto_decompress=False,  # a compressed body is refused
             lingering_time=_LINGER,
+            read_bufsize=_READ_AHEAD,
         )
 
     async def _listen_tcp(self, host: str, port: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from ..scheduler.errors import DeadlineExceededError
 from ..scheduler.queue import queue_full
@@ -54,22 +54,22 @@ class Workers:
         """
         if self._queued() + len(self._waiting) >= self._most_waiting:
             raise queue_full(self._most_waiting)
-        job = _Job()
+        job = _Job(work)
+        del work  # or this frame, which an exception holds, would keep what the job lets go
         self._waiting.add(job)
-
-        def start() -> T:
-            self._waiting.discard(job)
-            return work(job.check)
-
         lane = self._small if size <= SMALL_BODY else self._large
         try:
             async with asyncio.timeout(self._timeout):
-                return await asyncio.wrap_future(lane.submit(start))
+                return cast("T", await asyncio.wrap_future(lane.submit(self._start, job)))
         except TimeoutError as error:
             raise DeadlineExceededError("the prompt was not tokenised in time") from error
         finally:
-            job.abandoned = True
+            job.abandon()
             self._waiting.discard(job)
+
+    def _start(self, job: "_Job") -> Any:
+        self._waiting.discard(job)
+        return job.run()
 
     def close(self) -> None:
         """Take nothing more, and drop what waits; what runs ends by itself."""
@@ -78,10 +78,25 @@ class Workers:
 
 
 class _Job:
-    """Whether somebody waits for a piece of work."""
+    """A piece of work, for as long as somebody waits for it.
 
-    abandoned = False
+    A pool keeps cancelled calls in its queue. Nobody counts the body that this one works on any
+    more, so it is let go at once.
+    """
+
+    def __init__(self, work: Callable[[Check], Any]) -> None:
+        self._work: Callable[[Check], Any] | None = work
+        self._abandoned = False
+
+    def run(self) -> Any:
+        work, self._work = self._work, None
+        if work is None:
+            raise AbandonedError
+        return work(self.check)
+
+    def abandon(self) -> None:
+        self._abandoned, self._work = True, None
 
     def check(self) -> None:
-        if self.abandoned:
+        if self._abandoned:
             raise AbandonedError

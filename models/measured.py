@@ -10,7 +10,6 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,7 @@ def measured_once(
     figures = measure()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _read(path, names) is None:
-            path.unlink(missing_ok=True)
-        _write_once(path, figures)
+        _write_once(path, names, figures)
     except OSError as error:
         log.warning("measurements cannot be kept", folder=str(folder), reason=str(error))
         return figures
@@ -57,13 +54,16 @@ def measured_once(
     return _read(path, names) or figures
 
 
-def _write_once(path: Path, figures: Figures) -> None:
-    """Write a file as a whole, unless one is there."""
+def _write_once(path: Path, names: set[str], figures: Figures) -> None:
+    """Write a file as a whole, unless a good one is there, or one that cannot be read now."""
     temporary = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.tmp")
     try:
         temporary.write_text(json.dumps(dict(figures)))
-        with suppress(FileExistsError):
+        try:
             os.link(temporary, path)
+        except FileExistsError:
+            if _parse(path.read_bytes(), names) is None:
+                temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -71,8 +71,15 @@ def _write_once(path: Path, figures: Figures) -> None:
 def _read(path: Path, names: set[str]) -> Figures | None:
     """Read figures; None where there are none, or none that make sense."""
     try:
-        figures = json.loads(path.read_text())
-    except (OSError, ValueError):
+        return _parse(path.read_bytes(), names)
+    except OSError:
+        return None
+
+
+def _parse(text: bytes, names: set[str]) -> Figures | None:
+    try:
+        figures = json.loads(text)
+    except ValueError:
         return None
     if not isinstance(figures, dict) or figures.keys() != names:
         return None

@@ -162,6 +162,7 @@ CASES: dict[str, Send] = {
     "30 million prompt tokens": lambda daemon: daemon.post(
         b'{"prompt": [' + b"1," * 30_000_000 + b"1]}", TEXT
     ),
+    "5 million blanks": raw(b'{"user": ' + b" " * 5_000_000 + b'"x"}'),
     "3 million escapes": raw(b'{"user": "' + rb"\n" * 3_000_000 + b'"}'),
     "a message of 9 MiB": chat(messages=[{"role": "user", "content": "x" * (9 << 20)}]),
     "a model name of 9 MiB": chat(model="x" * (9 << 20)),

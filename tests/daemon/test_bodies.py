@@ -91,6 +91,10 @@ class TestCounting:
         """Any bytes are counted in one pass, or refused."""
         monkeypatch.setattr(bodies, "_BLOCK", block)
         monkeypatch.setattr(bodies, "MAX_ESCAPES", 1000)
+        monkeypatch.setattr(bodies, "MAX_BLANKS", 1000)
+        check_values(bytearray(b"[" + b" " * 1000 + b'"' + b" " * 5000 + b'"]'), 1000)
+        with pytest.raises(APIError, match="over 1000 blanks"):
+            check_values(bytearray(b"[" + b" \n" * 501 + b"1]"), 1000)
         for length, letters in itertools.product((1, 2, 3), ('\\"', '\\",', '"')):
             for text in map("".join, itertools.product(letters, repeat=length)):
                 check_values(bytearray(text.encode() * 7), 1000)

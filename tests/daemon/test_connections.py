@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from umbel.daemon.descriptors import MOST_CONNECTIONS, most_connections
 from umbel.daemon.sockets import BACKLOG
 
+from .crowd import parsed
 from .raw import HEALTH, PATIENCE, chat_request, connected, read_reply, read_to_end
 from .running import START, RunningDaemon, eventually, is_ready, running, spawn
 
@@ -56,6 +57,13 @@ def is_idle(daemon: RunningDaemon) -> bool:
     """Whether nothing runs and nothing waits."""
     status = daemon.status()
     return not status["engine"]["running"] and not status["waiting"]
+
+
+def is_served(daemon: RunningDaemon) -> bool:
+    """Whether a connection is let in."""
+    with suppress(ConnectionError):
+        return daemon.request("GET", "/health").status == 200
+    return False
 
 
 def open_descriptors(daemon: RunningDaemon) -> int:
@@ -101,10 +109,11 @@ class TestTheBound:
             for connection in crowd:
                 connection.sendall(chat_request(stream=True, **LONG))
                 assert connection.recv(12) == b"HTTP/1.1 200"
-            reply = daemon.request("GET", "/health")
+            with connected(daemon.socket) as newcomer:
+                reply = parsed(read_to_end(newcomer))
             assert (reply.status, reply.headers["Retry-After"]) == (503, "2")
             assert "all of them have a request" in reply.json()["error"]["message"]
-        eventually(lambda: daemon.request("GET", "/health").status == 200)
+        eventually(lambda: is_served(daemon))
         eventually(lambda: is_idle(daemon))
 
     def test_it_is_counted_before_the_key(self, daemon: RunningDaemon) -> None:
@@ -212,12 +221,13 @@ class TestPipelining:
         count = 40
         with connected(tiny_daemon.socket) as connection:
             for number in range(count):
-                connection.sendall(chat_request(max_tokens=1 + number % 3, user="x" * 5000))
+                body = {"max_tokens": 1 + number % 3, "temperature": 0, "user": "x" * 5000}
+                connection.sendall(chat_request(**body))
             replies = [read_reply(connection) for _ in range(count)]
         tokens = [reply.json()["usage"]["completion_tokens"] for reply in replies]
         assert tokens == [1 + number % 3 for number in range(count)]
 
-    @pytest.mark.parametrize("padding", [0, 200_000])
+    @pytest.mark.parametrize("padding", [0, 100_000])
     def test_who_leaves_is_noticed(self, tiny_daemon: RunningDaemon, padding: int) -> None:
         """What runs ends and what waits never begins, however much was sent ahead."""
         before = tiny_daemon.status()["engine"]["generation_tokens"]
@@ -258,11 +268,50 @@ class TestPipelining:
         assert "it pipelined too much" in tiny_daemon.log()
 
 
+def large_answer() -> bytes:
+    """Ask for an answer that is larger than what a connection holds unread."""
+    return chat_request(max_tokens=600, temperature=0, logprobs=True, top_logprobs=20)
+
+
+def test_a_request_behind_an_answer_that_is_read_late(tiny_daemon: RunningDaemon) -> None:
+    """Its headers have come long ago: it waits for its turn, and is answered."""
+    second = chat_request(max_tokens=2).replace(b"Host:", b"Connection: close\r\nHost:")
+    with connected(tiny_daemon.socket) as connection:
+        connection.sendall(large_answer())
+        eventually(lambda: tiny_daemon.status()["engine"]["running"])
+        eventually(lambda: is_idle(tiny_daemon))
+        connection.sendall(second)
+        time.sleep(1.5)  # longer than headers may take
+        received = read_to_end(connection)
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert b"HTTP/1.1 408" not in received
+
+
+def test_nothing_piles_up_behind_an_answer_that_is_not_read(tiny_daemon: RunningDaemon) -> None:
+    """What is sent ahead then is left to the kernel, which holds little."""
+    body = 50 << 20
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {body}\r\n\r\n"
+    with connected(tiny_daemon.socket) as connection:
+        connection.sendall(large_answer() + head.encode() + b"x" * 150_000)
+        eventually(lambda: tiny_daemon.status()["engine"]["running"])
+        eventually(lambda: is_idle(tiny_daemon))
+        connection.setblocking(False)
+        sent = 0
+        try:
+            for _ in range(200):
+                _, writable, _ = select.select([], [connection], [], 0.2)
+                if not writable:
+                    break
+                sent += connection.send(b"x" * 100_000)
+        except ConnectionError:
+            pass
+        assert sent < 10 << 20
+
+
 def test_an_answer_that_is_not_read_ends(tiny_daemon: RunningDaemon) -> None:
     """Also one that is no stream: what waits for its reader does not wait for ever."""
     with connected(tiny_daemon.socket) as connection:
-        body = chat_request(max_tokens=600, temperature=0, logprobs=True, top_logprobs=20)
-        connection.sendall(body)
+        connection.sendall(large_answer())
         hung_up = select.poll()
         hung_up.register(connection, 0)
         assert hung_up.poll(PATIENCE * 1000)

@@ -1,7 +1,9 @@
 """The threads that decode, render and tokenise."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 
 import pytest
@@ -79,6 +81,24 @@ async def test_who_has_left_frees_the_thread_at_the_next_stage(workers: Workers)
     after.go_on.set()
     assert await workers.run(after, LARGE) == "done"
     assert (running.ended, waiting.begun.is_set()) == ("abandoned", False)
+
+
+async def test_what_waits_for_nobody_is_let_go(workers: Workers) -> None:
+    """The body of a request that was cancelled while it waited for a thread is not kept."""
+    first = Stages()
+    running = asyncio.create_task(workers.run(first, LARGE))
+    await begun(first)
+    left = Stages()
+    kept = weakref.ref(left)
+    task = asyncio.create_task(workers.run(left, LARGE))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    del left, task
+    gc.collect()
+    assert kept() is None
+    first.go_on.set()
+    assert await running == "done"
 
 
 async def test_cancelling_starts_no_more_threads(workers: Workers) -> None:
