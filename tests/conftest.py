@@ -34,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collectstart() -> None:
-    """Choose the BLAS, before any test imports mlx.core."""
-    import umbel.models  # noqa: F401, PLC0415
+    """Choose the BLAS and keep the limit of open files, before any test imports mlx-lm."""
+    import umbel.models.open_files  # noqa: F401, PLC0415
 
 
 def _uses_smollm2(item: pytest.Item) -> bool:
