@@ -278,9 +278,13 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _expect_headers(self, seconds: float) -> None:
+        self._set_deadline(seconds, self._late)
+
+    def _set_deadline(self, seconds: float, reaction: Callable[[], None]) -> None:
+        """Call `reaction` in so many seconds; what was to be called before is not."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self._loop.call_later(seconds, self._late)
+        self._deadline = self._loop.call_later(seconds, reaction)
 
     def _late(self) -> None:
         """The headers did not come in time: say so if some of them did, and close."""
@@ -298,9 +302,7 @@ class Connection(asyncio.Protocol):
         """End the connection when what was written has been read, or after a while."""
         if self._transport is None:
             return
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self._loop.call_later(self._registry.write_timeout, self.drop)
+        self._set_deadline(self._registry.write_timeout, self.drop)
         self._transport.close()
 
 

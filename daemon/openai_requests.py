@@ -1,12 +1,7 @@
 """OpenAI's request bodies: decoded, checked, and turned into what the service takes."""
 
 import secrets
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    cast,
-)
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta, Raw

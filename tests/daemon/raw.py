@@ -35,15 +35,15 @@ def chat_request(**fields: object) -> bytes:
 
 def read_reply(connection: socket.socket) -> Reply:
     """Read one answer whose length its headers say."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += _some(connection)
-    head, _, body = received.partition(b"\r\n\r\n")
-    headers = [line.split(b":", 1) for line in head.lower().split(b"\r\n")[1:]]
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):  # not a byte more: it would be the next answer's
+        head += _some(connection, 1)
+    headers = [line.split(b":", 1) for line in head.lower().strip().split(b"\r\n")[1:]]
     length = next(int(value) for name, value in headers if name == b"content-length")
+    body = b""
     while len(body) < length:
-        body += _some(connection)
-    return parsed(head + b"\r\n\r\n" + body)
+        body += _some(connection, length - len(body))
+    return parsed(head + body)
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -59,7 +59,7 @@ def read_to_end(connection: socket.socket) -> bytes:
         received += part
 
 
-def _some(connection: socket.socket) -> bytes:
-    part = connection.recv(65536)
+def _some(connection: socket.socket, most: int) -> bytes:
+    part = connection.recv(most)
     assert part, "the daemon closed the connection"
     return part

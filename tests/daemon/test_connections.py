@@ -15,7 +15,7 @@ import pytest
 from umbel.daemon.descriptors import MOST_CONNECTIONS, most_connections
 from umbel.daemon.sockets import BACKLOG
 
-from .crowd import parsed
+from .crowd import is_idle, parsed
 from .raw import HEALTH, PATIENCE, chat_request, connected, read_reply, read_to_end
 from .running import START, RunningDaemon, eventually, is_ready, running, spawn
 
@@ -52,12 +52,6 @@ def is_closed(connection: socket.socket) -> bool:
         return True
     finally:
         connection.setblocking(True)
-
-
-def is_idle(daemon: RunningDaemon) -> bool:
-    """Whether nothing runs and nothing waits."""
-    status = daemon.status()
-    return not status["engine"]["running"] and not status["waiting"]
 
 
 def is_served(daemon: RunningDaemon) -> bool:
