@@ -6,8 +6,8 @@ from typing import NamedTuple, Self
 import msgspec
 import structlog
 
-from ..models.stop import StopScanner
-from ..models.text import TextCodec
+from ..models.text.codec import TextCodec
+from ..models.text.stop import StopScanner
 from ..scheduler.errors import ComputationError, RequestError
 from ..scheduler.handoff import EventChannel, Handoff
 from ..scheduler.request import Finished, FinishReason, Request, Started, TokenEvent

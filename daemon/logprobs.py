@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..models.params import LogProbs
-from ..models.text import TextCodec
+from ..models.text.codec import TextCodec
 
 _LEAST = -9999.0  # what OpenAI writes for a token that cannot come: JSON has no infinity
 

@@ -7,8 +7,8 @@ from msgspec import Raw
 
 from ..cachestore.checkpoints import Reason
 from ..cachestore.pins import PinDescription
-from ..models import boundaries
 from ..models.loader import LoadedModel
+from ..models.text import boundaries
 from ..scheduler.admission import Admission
 from ..scheduler.errors import UnavailableError
 from ..scheduler.handoff import Handoff

@@ -18,7 +18,7 @@ from . import embedded
 from .errors import ModelLoadError, ModelNotFoundError
 from .fingerprint import fingerprint
 from .layer_states import LayerStack
-from .text import TextCodec
+from .text.codec import TextCodec
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 # No *.py: umbel never runs code that comes with a model.

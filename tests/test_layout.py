@@ -125,7 +125,7 @@ def test_module_keeps_the_rules(module: str) -> None:
     [
         ("daemon/cli.py", "from umbel.scheduler import queue"),
         ("daemon/cli.py", "import scheduler.queue"),
-        ("scheduler/engine.py", "from models.text import TextCodec"),
+        ("scheduler/engine.py", "from models.text.codec import TextCodec"),
         ("scheduler/engine.py", "from ..daemon import cli"),
         ("scheduler/engine.py", "from .. import daemon"),
         ("scheduler/engine.py", "if TYPE_CHECKING:\n    from ..daemon.config import Settings"),

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionTokenLogprob
 from openai.types.completion_choice import Logprobs
 
 from umbel.models.loader import LoadedModel, load
-from umbel.models.text import TextCodec
+from umbel.models.text.codec import TextCodec
 
 import mlx.core as mx  # isort: skip  (after umbel.models)
 

@@ -16,7 +16,7 @@ from umbel.daemon.metrics import Metrics
 from umbel.daemon.openai_answers import Answer, Kind
 from umbel.models.loader import LoadedModel
 from umbel.models.params import LogProbs, SamplingParams
-from umbel.models.text import TextCodec
+from umbel.models.text.codec import TextCodec
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Finished, FinishReason, TokenEvent

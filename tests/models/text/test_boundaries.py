@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from umbel.models.boundaries import find
 from umbel.models.loader import LoadedModel, load
+from umbel.models.text.boundaries import find
 
-from ..tiny import tiny_model_dir
+from ...tiny import tiny_model_dir
 
 KEEPS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

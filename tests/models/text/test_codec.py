@@ -16,9 +16,9 @@ from tokenizers.models import BPE
 
 from umbel.models.errors import ModelLoadError, TemplateError
 from umbel.models.loader import LoadedModel, load
-from umbel.models.text import TextCodec
+from umbel.models.text.codec import TextCodec
 
-from ..tiny import tiny_model_dir
+from ...tiny import tiny_model_dir
 
 REPLACEMENT = "\ufffd"
 CODECS = ("smollm2", "tiny", "byte fallback")

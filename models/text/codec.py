@@ -4,9 +4,10 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from .errors import ModelLoadError, TemplateError
+from ..errors import ModelLoadError, TemplateError
 
 Message = Mapping[str, Any]
 """One chat message as the template sees it: `role`, `content` and what the role adds."""
@@ -68,8 +69,22 @@ class TextCodec:
         """Whether the model can be talked to in messages."""
         return bool(self._wrapper.has_chat_template)
 
-    def render_chat(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = True,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Render messages with the model's chat template.
+
+        Args:
+            messages: the conversation.
+            tools: their definitions as OpenAI's chat completions write them, for a template that
+                knows tools.
+            generation_prompt: whether the beginning of an answer follows.
+            options: what else the template takes, as `enable_thinking`.
 
         Raises:
             TemplateError: the model has no template, or its template refuses the messages.
@@ -81,6 +96,8 @@ class TextCodec:
                 [dict(m) for m in messages],
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
+                **({"tools": list(tools)} if tools else {}),
+                **options,
             )
         except OSError:
             raise  # no descriptor was free to read a file with: nothing the messages can help

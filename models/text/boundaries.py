@@ -8,8 +8,8 @@ counted back from the end; what other renderings have in common with the prompt 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .errors import TemplateError
-from .text import Message, TextCodec
+from ..errors import TemplateError
+from .codec import Message, TextCodec
 
 _SYSTEM_ROLES = ("system", "developer")
 _LAST_MESSAGES = 2  # boundaries before these many last messages: they may be edited

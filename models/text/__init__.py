@@ -1,0 +1,1 @@
+"""A model's text side: tokens and characters, chat template, tools, grammars. Free of mlx."""
