@@ -23,7 +23,7 @@ from umbel.scheduler.request import Finished, FinishReason, TokenEvent
 from umbel.scheduler.statistics import EngineStatistics
 
 from ..fakes import make_request
-from ..models.test_text import byte_fallback_codec
+from ..models.text.test_codec import byte_fallback_codec
 
 METRICS = Metrics(EngineStatistics, lambda: 0, None)
 PLAIN = 60  # a token of the tiny vocabulary, whatever it writes

@@ -1,0 +1,87 @@
+"""A conversation as every protocol's requests become one: plain data for a chat template."""
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the model may ask to be called.
+
+    Attributes:
+        name: what it is called.
+        description: what it does, in words; may be empty.
+        parameters: a JSON schema of its arguments, an object.
+        strict: whether its arguments must match the schema, whatever the model would write.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an earlier answer, as the client sends it back.
+
+    Attributes:
+        id: what its result refers to.
+        name: the tool's.
+        arguments: a JSON text, as it was generated.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One message.
+
+    Attributes:
+        role: whose it is.
+        content: its text; may be empty.
+        reasoning: what an assistant thought before it, if the client sends that back.
+        tool_calls: what an assistant asked for.
+        tool_call_id: whose result a tool's message is.
+        name: of the tool whose result this is, if it is known.
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tools an answer may, or must, ask for.
+
+    Attributes:
+        mode: `none`: text only. `auto`: as the model likes. `required`: at least one call.
+        name: the one tool that must be called; only with `required`.
+        parallel: whether an answer may have several calls.
+    """
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+
+
+class Conversation(msgspec.Struct, kw_only=True):
+    """What a chat template renders.
+
+    Attributes:
+        messages: at least one.
+        tools: those that the model is told of.
+        tool_choice: which of them the answer may ask for.
+        options: what else the template takes, as `enable_thinking` or `reasoning_effort`.
+    """
+
+    messages: list[Message]
+    tools: list[Tool] = []
+    tool_choice: ToolChoice = ToolChoice()
+    options: dict[str, Any] = {}
