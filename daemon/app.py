@@ -17,10 +17,13 @@ from .config import Settings
 from .connections import connection_of
 from .decoding import Body, decode
 from .failures import APIError, as_api_error
-from .generation import Generation
-from .openai_answers import Answer, Kind
-from .openai_requests import ChatRequest, CompletionRequest, GenerationFields
+from .generations import Generations
 from .pin_requests import PinRequest
+from .protocols.answers import AnswerEncoder
+from .protocols.chat import ChatRequest
+from .protocols.chat_answers import ChatAnswers
+from .protocols.completion_answers import CompletionAnswers
+from .protocols.completions import CompletionRequest
 from .quoting import quote, shorten
 from .service import Caller, Service, still_loading
 from .status import Status, status
@@ -77,14 +80,22 @@ class Front:
         caller, service = self._caller(request), self._service()
         body = await self._body(request, ChatRequest)
         self._check_model(service, body.model)
-        return await self._answer(request, body, await service.chat(body, caller), "chat")
+        usage = body.wants_usage
+        generations = await service.generate(body, caller)
+        model = service.model_name, service.fingerprint
+        answers = ChatAnswers(caller.request_id, generations, *model, usage=usage)
+        return await self._answer(request, generations, answers, stream=body.stream)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         caller, service = self._caller(request), self._service()
         body = await self._body(request, CompletionRequest)
         self._check_model(service, body.model)
-        return await self._answer(request, body, await service.completion(body, caller), "text")
+        usage = body.wants_usage
+        generations = await service.generate(body, caller)
+        model = service.model_name, service.fingerprint
+        answers = CompletionAnswers(caller.request_id, generations, *model, usage=usage)
+        return await self._answer(request, generations, answers, stream=body.stream)
 
     async def models(self, request: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -174,21 +185,25 @@ class Front:
         return _json({"name": "umbel", "version": __version__, "status": "/status"})
 
     async def _answer(
-        self, request: web.Request, body: GenerationFields, generation: Generation, kind: Kind
+        self,
+        request: web.Request,
+        generations: Generations,
+        encoder: AnswerEncoder,
+        *,
+        stream: bool | None,
     ) -> web.StreamResponse:
-        service = self._service()
-        answer = Answer(generation, kind, service.model_name, service.fingerprint)
-        async with generation:
+        async with generations:
             request[_ENTERED] = True
-            if not body.stream:
-                return _json(answer.whole(await generation.whole()))
-            stream = EventStream(
+            if not stream:
+                await generations.finish()
+                return _json(encoder.whole())
+            events = EventStream(
                 request,
-                generation.request.id,
+                {REQUEST_ID: request[_REQUEST_ID]},
                 keepalive=self._settings.keepalive,
                 write_timeout=self._settings.write_timeout,
             )
-            return await stream.send(generation, answer, usage=body.wants_usage)
+            return await events.send(generations, encoder)
 
     def _caller(self, request: web.Request) -> Caller:
         conversation = request.headers.get("X-Umbel-Conversation") or None

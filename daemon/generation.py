@@ -1,17 +1,15 @@
-"""One answer as it comes: events of the engine to pieces of text, on the event loop."""
+"""One answer as it comes: events of the engine to parts of the answer, on the event loop."""
 
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import msgspec
 import structlog
 
-from ..models.text.codec import TextCodec
-from ..models.text.stop import StopScanner
 from ..scheduler.errors import ComputationError, RequestError
 from ..scheduler.handoff import EventChannel, Handoff
 from ..scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
-from .logprobs import TokenLedger, Told
+from .answer_reader import AnswerReader, Delta
 from .metrics import Metrics
 
 log = structlog.get_logger()
@@ -23,22 +21,11 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     cached_tokens: int = 0
     completion_tokens: int = 0
-
-
-class Piece(NamedTuple):
-    """Some of an answer, or all of it.
-
-    Attributes:
-        text: what it adds to the answer.
-        tokens: those that begin in it, with their log-probabilities; None if nobody asked.
-    """
-
-    text: str
-    tokens: list[Told] | None = None
+    reasoning_tokens: int = 0
 
 
 class Generation:
-    """Reads one request's channel and turns tokens into text.
+    """Reads one request's channel and turns tokens into parts of an answer.
 
     An async context manager: leaving it, however that comes about, cancels what still
     runs, writes the request's log line and counts it.
@@ -47,6 +34,7 @@ class Generation:
         arrived_at: when the request came, on the engine's clock, in seconds.
 
     Attributes:
+        reader: of its tokens; knows what has come so far.
         finish_reason: None until the answer has ended.
         usage: grows as the answer does.
     """
@@ -55,19 +43,15 @@ class Generation:
         self,
         request: Request,
         handoff: Handoff,
-        codec: TextCodec,
-        stops: list[str],
+        reader: AnswerReader,
         metrics: Metrics,
         arrived_at: float,
     ) -> None:
         self.request = request
+        self.reader = reader
         self.usage = Usage(len(request.prompt))
         self.finish_reason: FinishReason | None = None
         self._handoff = handoff
-        self._detokenizer = codec.detokenizer()
-        self._scanner = StopScanner(stops)
-        tells = request.sampling.top_logprobs is not None
-        self._ledger = TokenLedger(codec) if tells else None
         self._metrics = metrics
         self._error: Exception | None = None
         self._matched = 0
@@ -99,8 +83,11 @@ class Generation:
         self._metrics.requests.labels(str(self.finish_reason)).inc()
         self._write_log_line()
 
-    async def next_piece(self) -> Piece | None:
+    async def next(self) -> list[Delta] | None:
         """Wait for more of the answer; None at the end. Safe to cancel and call again.
+
+        Returns:
+            An empty list, once, when the request has left the queue.
 
         Raises:
             RequestError: the request ended with an error.
@@ -112,41 +99,24 @@ class Generation:
             match event:
                 case Started():
                     self._start(event)
+                    return []
                 case TokenEvent():
-                    if text := self._take(event):
-                        return self._piece(text)
+                    if deltas := self._take(event):
+                        return deltas
                 case Finished():
                     if event.error is not None:
                         self.fail(event.error)
                         raise event.error
                     self.finish_reason = event.reason
-                    return self._rest()
+                    return self.reader.flush() or None
         return None
-
-    async def whole(self) -> Piece:
-        """Wait for the whole answer."""
-        texts, tokens = [], []
-        while (piece := await self.next_piece()) is not None:
-            texts.append(piece.text)
-            tokens += piece.tokens or []
-        return Piece("".join(texts), None if self._ledger is None else tokens)
-
-    def _piece(self, text: str) -> Piece:
-        return Piece(text, None if self._ledger is None else self._ledger.passed(text))
-
-    def _rest(self) -> Piece | None:
-        """What has been held back until it was clear that nothing follows."""
-        text = self._scanner.flush()
-        tokens = None if self._ledger is None else self._ledger.rest()
-        return Piece(text, tokens) if text or tokens else None
 
     def _start(self, event: Started) -> None:
         self._matched, self.usage.cached_tokens = event.matched, event.cached
         self._metrics.queue_seconds.observe(event.at - self._arrived_at)
 
-    def _take(self, event: TokenEvent) -> str:
-        """Count a token and decode it; a stop sequence in its text ends the answer."""
-        token = event.token
+    def _take(self, event: TokenEvent) -> list[Delta]:
+        """Count a token and read it; it may end the answer."""
         if self._first_at is None:
             self._first_at = event.at
             self._metrics.time_to_first_token.observe(event.at - self._arrived_at)
@@ -155,16 +125,16 @@ class Generation:
         self._last_at = event.at
         self.usage.completion_tokens += 1
         try:
-            if self._ledger is not None and event.logprobs is not None:
-                self._ledger.push(token, event.logprobs)
-            text = self._scanner.push(self._detokenizer.push(token))
+            deltas = self.reader.push(event.token, event.logprobs)
         except Exception as error:
-            failure = ComputationError(f"token {token} cannot be decoded: {error}")
+            failure = ComputationError(f"token {event.token} cannot be decoded: {error}")
             self.fail(failure)
             raise failure from error
-        if self._scanner.matched is not None:
+        self.usage.reasoning_tokens = self.reader.reasoning_tokens
+        if self.reader.done:
             self.finish_reason = FinishReason.STOP
-        return text
+            deltas += self.reader.flush()
+        return deltas
 
     def fail(self, error: Exception) -> None:
         """Note that the answer ended with an error."""

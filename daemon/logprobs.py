@@ -53,7 +53,6 @@ class TokenLedger:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = True
         self._written = 0
-        self._passed = 0
         self._held: deque[Told] = deque()
 
     def push(self, token: int, logprobs: LogProbs) -> None:
@@ -64,12 +63,13 @@ class TokenLedger:
         self._held.append(Told(self._place(data or b""), told))
         self._first = self._first and data is None
 
-    def passed(self, text: str) -> list[Told]:
-        """Hand out the tokens that begin in the next piece of text."""
-        self._passed += len(text)
+    def between(self, start: int, end: int) -> list[Told]:
+        """Hand out the tokens that begin in `[start, end)` of the text, and drop earlier ones."""
         told = []
-        while self._held and self._held[0].place < self._passed:
-            told.append(self._held.popleft())
+        while self._held and self._held[0].place < end:
+            token = self._held.popleft()
+            if token.place >= start:
+                told.append(token)
         return told
 
     def rest(self) -> list[Told]:

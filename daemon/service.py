@@ -1,28 +1,29 @@
 """What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from msgspec import Raw
+import msgspec
 
-from ..cachestore.checkpoints import Reason
 from ..cachestore.pins import PinDescription
 from ..models.loader import LoadedModel
-from ..models.text import boundaries
+from ..models.params import SamplingParams
 from ..scheduler.admission import Admission
 from ..scheduler.errors import UnavailableError
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import RETRY_AFTER, ConversationQueue
 from ..scheduler.request import Request
+from .answer_reader import AnswerReader
 from .assembly import Assembly
 from .bodies import Share
 from .cache_desk import CacheDesk
 from .generation import Generation
+from .generations import Generations
 from .metrics import Metrics
-from .openai_requests import ChatRequest, CompletionRequest, GenerationFields, check_tokens
 from .pin_requests import PinRequest
 from .pressure import PressureWatch
-from .workers import Check, Workers
+from .prompts import Prepared, PromptReader, Rendered
+from .protocols.generation_request import GenerationBody, GenerationRequest
+from .workers import Workers
 
 _TOKEN_BYTES = 40  # of a prompt's token while its request waits: an int, and its places in lists
 
@@ -43,13 +44,6 @@ class Caller(NamedTuple):
     conversation: str | None
     arrived_at: float
     share: Share
-
-
-class Rendered(NamedTuple):
-    """A prompt's tokens, and the offsets in it that a next turn keeps."""
-
-    prompt: list[int]
-    boundaries: list[tuple[int, Reason]]
 
 
 class Service:
@@ -82,30 +76,26 @@ class Service:
         self.disk = assembly.pager
         self.metrics = Metrics(self.engine.statistics, lambda: len(queue), assembly.pager)
         self._text = loaded.text
-        self._stack = loaded.stack
         self._handoff = handoff
         self._admission = Admission(assembly.context_length, assembly.bound)
+        self._prompts = PromptReader(loaded, self._admission)
         self._request_timeout = request_timeout
         self.workers = Workers(queue.limit, request_timeout, lambda: len(queue))
 
-    async def chat(self, body: ChatRequest, caller: Caller) -> Generation:
-        """Admit a chat request; entering the result submits it.
+    async def generate(self, body: GenerationBody, caller: Caller) -> Generations:
+        """Admit a request of any protocol; entering the result submits it.
 
         Raises:
             APIError: a field or a message is of no use to this model.
             TemplateError: the chat template refuses the messages.
-            InvalidRequestError: the prompt is empty or too long.
+            InvalidRequestError: a prompt is empty or too long.
         """
-        return await self._admit(body, caller, lambda check: self._render_body(body, check))
-
-    async def completion(self, body: CompletionRequest, caller: Caller) -> Generation:
-        """Admit a text completion; entering the result submits it.
-
-        Raises:
-            APIError: a field is of no use to this model.
-            InvalidRequestError: the prompt is empty or too long.
-        """
-        return await self._admit(body, caller, lambda check: self._encode_body(body, check))
+        prepared = await self.workers.run(
+            lambda check: self._prompts.prepare(body, check), caller.share.nbytes
+        )
+        named = caller.conversation or body.conversation_name
+        body.release()
+        return self._admit(prepared, caller._replace(conversation=named))
 
     async def pin(self, body: PinRequest, caller: Caller) -> PinDescription:
         """Keep a system prompt, computed now if need be, or a conversation.
@@ -116,90 +106,53 @@ class Service:
         """
         if body.conversation is not None:
             return await self.cache.pin_conversation(caller.tenant, body.conversation)
-        messages: list[dict[str, Any]] = [
-            {"role": "system", "content": body.system},
-            {"role": "user", "content": "1"},
-        ]
-        rendered = await self.workers.run(
-            lambda check: self._render_system(messages, check), caller.share.nbytes
+        text = body.system or ""
+        rendered, end = await self.workers.run(
+            lambda check: self._prompts.system_prompt(text, check), caller.share.nbytes
         )
-        warm_up = CompletionRequest(prompt=Raw(b'""'), max_tokens=1)
-        generation = await self._admit(warm_up, caller, lambda _: rendered)
-        async with generation:
-            await generation.whole()
-        end = next((at for at, why in rendered.boundaries if why is Reason.SYSTEM), None)
-        prompt = rendered.prompt[:end]
-        return await self.cache.pin(caller.tenant, body.name or "", prompt)
+        warm_up = GenerationRequest(
+            prompts=[rendered.prompt], sampling=SamplingParams(seed=0), max_tokens=1
+        )
+        async with self._admit(Prepared(warm_up, [rendered]), caller) as generations:
+            await generations.finish()
+        return await self.cache.pin(caller.tenant, body.name or "", rendered.prompt[:end])
 
-    async def _admit(
-        self, body: GenerationFields, caller: Caller, encode: Callable[[Check], Rendered]
+    def _admit(self, prepared: Prepared, caller: Caller) -> Generations:
+        """Hold a prompt's bytes until its answers have ended, and make what reads them."""
+        wanted, prompts = prepared
+        caller.share.resize(sum(len(prompt.prompt) for prompt in prompts) * _TOKEN_BYTES)
+        answers = [(prompt, number) for prompt in prompts for number in range(wanted.n)]
+        return Generations(
+            [
+                self._generation(wanted, prompt, caller, choice, number)
+                for choice, (prompt, number) in enumerate(answers)
+            ],
+            wanted.n,
+        )
+
+    def _generation(
+        self,
+        wanted: GenerationRequest,
+        rendered: Rendered,
+        caller: Caller,
+        choice: int,
+        number: int,
     ) -> Generation:
-        sampling = body.sampling(self.vocab_size)
-        prompt, ends = await self.workers.run(encode, caller.share.nbytes)
-        body.release()
-        caller.share.resize(len(prompt) * _TOKEN_BYTES)
+        suffix = f".{choice}" if choice else ""  # answers of one request wait for no other
+        seed = (wanted.sampling.seed + number) % 2**64
         request = Request(
-            id=caller.request_id,
+            id=caller.request_id + suffix,
             tenant=caller.tenant,
-            conversation=caller.conversation or caller.request_id,
-            prompt=prompt,
-            max_tokens=self._admission.answer_length(len(prompt), body.answer_limit),
-            sampling=sampling,
+            conversation=(caller.conversation or caller.request_id) + suffix,
+            prompt=rendered.prompt,
+            max_tokens=self._admission.answer_length(len(rendered.prompt), wanted.max_tokens),
+            sampling=msgspec.structs.replace(wanted.sampling, seed=seed),
             deadline=caller.arrived_at + self._request_timeout,
-            boundaries=ends,
+            boundaries=rendered.boundaries,
         )
-        return Generation(
-            request,
-            self._handoff,
-            self._text,
-            body.stops,
-            self.metrics,
-            caller.arrived_at,
-        )
-
-    # -- on the workers' threads ---------------------------------------------------------
-
-    def _encode_body(self, body: CompletionRequest, check: Check) -> Rendered:
-        """Encode a text completion's prompt, or look at its tokens."""
-        self._admission.check_text(body.least_characters, self._text.longest_token)
-        prompt = body.single_prompt()
-        check()
-        if isinstance(prompt, str):
-            return Rendered(self._encoded(prompt), [])
-        if prompt:  # an empty one is refused in other words
-            self._admission.answer_length(len(prompt), None)
-        check_tokens(prompt, self.vocab_size)
-        return Rendered(prompt, [])
-
-    def _render_body(self, body: ChatRequest, check: Check) -> Rendered:
-        """Encode a conversation; find its boundaries if the model needs checkpoints there."""
-        messages = body.template_messages(check)
-        self._check_messages(messages)
-        text = self._text.render_chat(messages)
-        check()
-        prompt = self._encoded(text, special_tokens=False)
-        if not self._stack.has_checkpoints:
-            return Rendered(prompt, [])
-        check()
-        found = boundaries.find(self._text, messages, prompt)
-        system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
-        return Rendered(prompt, [*system, *((end, Reason.MESSAGE) for end in found.messages)])
-
-    def _render_system(self, messages: list[dict[str, Any]], check: Check) -> Rendered:
-        self._check_messages(messages)
-        prompt = self._encoded(self._text.render_chat(messages), special_tokens=False)
-        check()
-        system = boundaries.find(self._text, messages, prompt).system
-        return Rendered(prompt, [] if system is None else [(system, Reason.SYSTEM)])
-
-    def _check_messages(self, messages: list[dict[str, Any]]) -> None:
-        """Refuse messages that cannot fit, before a template makes one text of them."""
-        characters = sum(len(message["content"]) for message in messages)
-        self._admission.check_text(characters, self._text.longest_token)
-
-    def _encoded(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        self._admission.check_text(len(text), self._text.longest_token)
-        return self._text.encode(text, special_tokens=special_tokens)
+        logprobs = wanted.sampling.top_logprobs is not None
+        reader = AnswerReader(self._text, rendered.parser(), wanted.stops, logprobs=logprobs)
+        return Generation(request, self._handoff, reader, self.metrics, caller.arrived_at)
 
     def models(self) -> list[dict[str, Any]]:
         """Describe the model as both OpenAI's and Anthropic's list of models do."""

@@ -1,4 +1,4 @@
-"""Server-sent events: one answer, piece by piece, to one client."""
+"""Server-sent events: the answers of one request, part by part, to one client."""
 
 import asyncio
 
@@ -6,80 +6,97 @@ from aiohttp import hdrs, web
 
 from ..scheduler.errors import SlowConsumerError
 from .failures import as_api_error
-from .generation import Generation, Piece
-from .openai_answers import Answer
+from .generations import ChoiceDeltas, Generations
+from .protocols.answers import AnswerEncoder
 
 REQUEST_ID = "x-request-id"
-_DONE = b"data: [DONE]\n\n"
-_COMMENT = b": keep-alive\n\n"
 
 
 class EventStream:
     """Writes events to a client, and gives up on one that does not read them.
 
+    The stream begins when the first answer does, or has kept the client waiting for a while:
+    what fails before that is answered with a status of its own.
+
     Args:
         request: the request that is answered.
-        request_id: sent as a header, as every answer's is.
-        keepalive: seconds of silence after which a comment is sent.
+        headers: of the answer.
+        keepalive: seconds of silence after which the client hears that work goes on.
         write_timeout: seconds that one event may take to be read.
     """
 
     def __init__(
-        self, request: web.Request, request_id: str, *, keepalive: float, write_timeout: float
+        self,
+        request: web.Request,
+        headers: dict[str, str],
+        *,
+        keepalive: float,
+        write_timeout: float,
     ) -> None:
         self._request = request
         self._keepalive = keepalive
         self._write_timeout = write_timeout
+        self._begun = False
         self._response = web.StreamResponse(
             headers={
                 hdrs.CONTENT_TYPE: "text/event-stream",
                 hdrs.CACHE_CONTROL: "no-cache",
-                REQUEST_ID: request_id,
+                **headers,
             }
         )
 
-    async def send(
-        self, generation: Generation, answer: Answer, *, usage: bool
-    ) -> web.StreamResponse:
-        """Stream a generation to its end, or to its error.
+    async def send(self, generations: Generations, encoder: AnswerEncoder) -> web.StreamResponse:
+        """Stream answers to their end, or to an error.
 
-        The status has been sent when an error comes, so the error is an event, and the
-        stream ends without `[DONE]`.
+        Where the status has been sent when an error comes, the error is an event.
+
+        Raises:
+            RequestError: a request ended with an error before the stream began.
         """
         try:
-            await self._send(generation, answer, usage=usage)
+            await self._send(generations, encoder)
         except TimeoutError:
-            generation.fail(SlowConsumerError("the client stopped reading its answer"))
+            generations.fail(SlowConsumerError("the client stopped reading its answer"))
             self._cut_off()
         except ConnectionError:
-            pass  # the client left: leaving the generation cancels it
+            pass  # the client left: leaving the generations cancels them
         return self._response
 
-    async def _send(self, generation: Generation, answer: Answer, *, usage: bool) -> None:
-        await self._response.prepare(self._request)
-        await self._write(answer.first() or _COMMENT)
+    async def _send(self, generations: Generations, encoder: AnswerEncoder) -> None:
         try:
-            while (piece := await self._next(generation)) is not None:
-                await self._write(answer.piece(piece))
+            while (more := await self._next(generations, encoder)) is not None:
+                await self._begin(encoder)
+                await self._write(_encoded(more, encoder))
         except (TimeoutError, ConnectionError):
             raise
-        except Exception as error:  # noqa: BLE001  (whatever it was, the client hears of it)
-            generation.fail(error)
-            await self._write(b"data: " + as_api_error(error).body() + b"\n\n")
+        except Exception as error:
+            if not self._begun:
+                raise
+            generations.fail(error)
+            await self._write(encoder.failure(as_api_error(error)))
         else:
-            await self._write(answer.last() + (answer.usage() if usage else b"") + _DONE)
+            await self._write(encoder.closing())
         async with asyncio.timeout(self._write_timeout):
             await self._response.write_eof()
 
-    async def _next(self, generation: Generation) -> Piece | None:
+    async def _begin(self, encoder: AnswerEncoder) -> None:
+        if not self._begun:
+            self._begun = True
+            await self._response.prepare(self._request)
+            await self._write(encoder.opening())
+
+    async def _next(self, generations: Generations, encoder: AnswerEncoder) -> ChoiceDeltas | None:
         while True:
             try:
                 async with asyncio.timeout(self._keepalive):
-                    return await generation.next_piece()
+                    return await generations.next()
             except TimeoutError:
-                await self._write(_COMMENT)
+                await self._begin(encoder)
+                await self._write(encoder.keepalive())
 
     async def _write(self, data: bytes) -> None:
+        if not data:
+            return
         async with asyncio.timeout(self._write_timeout):
             await self._response.write(data)
 
@@ -87,3 +104,10 @@ class EventStream:
         """Drop the connection: what the client has not read would stay in memory."""
         if self._request.transport is not None:
             self._request.transport.abort()
+
+
+def _encoded(more: ChoiceDeltas, encoder: AnswerEncoder) -> bytes:
+    choice, deltas = more
+    if deltas is None:
+        return encoder.ended(choice)
+    return encoder.deltas(choice, deltas) if deltas else encoder.began(choice)

@@ -16,12 +16,12 @@ import typer.main
 from msgspec import Meta
 from typer.core import TyperGroup
 
-from umbel.daemon import openai_requests
 from umbel.daemon.app import Front
 from umbel.daemon.cli import app as cli
 from umbel.daemon.config import ENV_PREFIX, Settings
 from umbel.daemon.generation import Generation
 from umbel.daemon.metrics import Metrics
+from umbel.daemon.protocols import chat, completions, openai_fields
 from umbel.scheduler.errors import DeadlineExceededError
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue
@@ -111,12 +111,13 @@ def _bounds(hint: object) -> list[Meta]:
 def _body_fields() -> dict[str, Any]:
     structs = [
         kind
-        for kind in vars(openai_requests).values()
+        for module in (chat, completions, openai_fields)
+        for kind in vars(module).values()
         if isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)
-        and kind.__module__ == openai_requests.__name__
+        and kind.__module__ == module.__name__
     ]
-    assert openai_requests.ChatRequest in structs
+    assert {chat.ChatRequest, completions.CompletionRequest} <= set(structs)
     return {
         name: hint
         for kind in structs
@@ -152,7 +153,7 @@ async def test_operations_page_has_every_key_of_the_request_line() -> None:
     """Each key that a request's log line can have is explained."""
     handoff = Handoff(ConversationQueue(1), lambda: None, channel_limit=1)
     metrics = Metrics(EngineStatistics, lambda: 0, None)
-    generation = Generation(make_request("req-1"), handoff, MagicMock(), [], metrics, 0.0)
+    generation = Generation(make_request("req-1"), handoff, MagicMock(), metrics, 0.0)
     with structlog.testing.capture_logs() as lines:
         async with generation:
             generation.fail(DeadlineExceededError("so that there is an error to log"))

@@ -15,7 +15,8 @@ from umbel.daemon import bodies, decoding
 from umbel.daemon.bodies import MAX_BODY, BodyBudget, check_values
 from umbel.daemon.decoding import MAX_PART, decode
 from umbel.daemon.failures import APIError
-from umbel.daemon.openai_requests import ChatRequest, CompletionRequest
+from umbel.daemon.protocols.chat import ChatRequest
+from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.scheduler.errors import UnavailableError
 
 from .raw import chat_request, connected, read_reply
@@ -119,7 +120,7 @@ class TestDecoding:
         ("kind", "body", "where"),
         [
             (ChatRequest, '{"messages": [1], "model": "%s"}', "model"),
-            (ChatRequest, '{"messages": [1], "tools": [{"a": "%s"}]}', "tools"),
+            (ChatRequest, '{"messages": [1], "tool_choice": {"a": "%s"}}', "tool_choice"),
             (CompletionRequest, '{"prompt": "x", "stop": ["%s"]}', "stop"),
         ],
     )
@@ -142,10 +143,11 @@ class TestDecoding:
         messages = [{"role": "user", "content": "x" * 900}] * 5
         body = decode(json.dumps({"messages": messages}).encode(), ChatRequest)
         seen: list[int] = []
-        assert body.template_messages(lambda: seen.append(1)) == messages
+        read = body.read_conversation(lambda: seen.append(1)).messages
+        assert [(message.role, message.content) for message in read] == [("user", "x" * 900)] * 5
         assert len(seen) == 5
         with pytest.raises(ZeroDivisionError):
-            body.template_messages(lambda: operator.truediv(1, 0) and None)
+            body.read_conversation(lambda: operator.truediv(1, 0) and None)
 
     def test_a_message_at_fault_is_named(self) -> None:
         """By its number, as deep as the fault lies."""
@@ -160,7 +162,7 @@ class TestDecoding:
                 json.dumps({"messages": [{"role": "user"}, message]}).encode(), ChatRequest
             )
             with pytest.raises(APIError) as refusal:
-                body.template_messages(lambda: None)
+                body.read_conversation(lambda: None)
             assert (refusal.value.status, refusal.value.param) == (400, param)
 
 

@@ -3,20 +3,25 @@
 import asyncio
 import math
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from umbel.daemon.generation import Generation, Piece
+from umbel.daemon.answer_reader import AnswerReader
+from umbel.daemon.generation import Generation
+from umbel.daemon.generations import Generations
 from umbel.daemon.logprobs import TokenLedger, Told
 from umbel.daemon.metrics import Metrics
-from umbel.daemon.openai_answers import Answer, Kind
+from umbel.daemon.protocols.chat_answers import ChatAnswers
+from umbel.daemon.protocols.completion_answers import CompletionAnswers
 from umbel.models.loader import LoadedModel
 from umbel.models.params import LogProbs, SamplingParams
 from umbel.models.text.codec import TextCodec
+from umbel.models.text.events import TextDelta
+from umbel.models.text.plain import PlainParser
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Finished, FinishReason, TokenEvent
@@ -35,12 +40,20 @@ relaxed = settings(
 )
 
 
+class Piece(NamedTuple):
+    """Some of an answer's text, and the tokens that begin in it."""
+
+    text: str
+    tokens: list[Told] | None
+
+
 def generation(codec: TextCodec, stops: list[str], top: int | None = 0) -> Generation:
     """Make a generation that asked for log-probabilities; for use inside a running loop."""
     handoff = Handoff(ConversationQueue(1), lambda: None, channel_limit=1000)
     sampling = SamplingParams(seed=0, top_logprobs=top)
     request = msgspec.structs.replace(make_request("req-1"), sampling=sampling)
-    return Generation(request, handoff, codec, stops, METRICS, 0.0)
+    reader = AnswerReader(codec, PlainParser(), stops, logprobs=top is not None)
+    return Generation(request, handoff, reader, METRICS, 0.0)
 
 
 async def generate(
@@ -56,8 +69,10 @@ async def generate(
         for number, token in enumerate(tokens):
             answer._channel.deliver(TokenEvent(token, 0.0, LogProbs(-float(number), [])))
         answer._channel.deliver(Finished(FinishReason.LENGTH))
-        while (piece := await answer.next_piece()) is not None:
-            pieces.append(piece)
+        while (deltas := await answer.next()) is not None:
+            for event, told in deltas:
+                assert isinstance(event, TextDelta)
+                pieces.append(Piece(event.text, told))
     return pieces, answer.finish_reason is FinishReason.STOP
 
 
@@ -133,23 +148,31 @@ def test_what_a_stop_sequence_cuts_away_is_not_told(
 def test_nothing_is_told_unasked(tiny: LoadedModel) -> None:
     """Without log-probabilities nothing is kept, and pieces have none."""
 
-    async def whole() -> Piece:
+    async def whole() -> AnswerReader:
         async with generation(tiny.text, [], top=None) as answer:
-            assert answer._ledger is None
+            assert answer.reader._ledger is None
             assert answer._channel is not None
             answer._channel.deliver(TokenEvent(PLAIN, 0.0))
             answer._channel.deliver(Finished(FinishReason.LENGTH))
-            return await answer.whole()
+            while (deltas := await answer.next()) is not None:
+                assert all(delta.tokens is None for delta in deltas)
+            return answer.reader
 
-    assert asyncio.run(whole()).tokens is None
+    collected = asyncio.run(whole()).collected()
+    assert collected.text
+    assert collected.tokens is None
 
 
-def written_answer(tiny: LoadedModel, kind: Kind, told: list[Told]) -> Any:
+def written_answer(
+    tiny: LoadedModel, kind: type[ChatAnswers | CompletionAnswers], told: list[Told]
+) -> Any:
     """Write tokens in an endpoint's shape, through JSON and back."""
 
     async def write() -> Any:
-        answer = Answer(generation(tiny.text, []), kind, "tiny", "fingerprint")
-        return msgspec.json.decode(msgspec.json.encode(answer.whole(Piece("", told))))
+        answered = generation(tiny.text, [])
+        answered.reader._tokens = told
+        answer = kind("req-1", Generations([answered]), "tiny", "fingerprint", usage=False)
+        return msgspec.json.decode(msgspec.json.encode(answer.whole()))
 
     return asyncio.run(write())["choices"][0]["logprobs"]
 
@@ -164,10 +187,10 @@ def tell(tiny: LoadedModel, token: int, logprobs: LogProbs) -> list[Told]:
 def test_infinity_is_a_number(tiny: LoadedModel) -> None:
     """JSON has neither infinity nor NaN: both are OpenAI's -9999."""
     told = tell(tiny, PLAIN, LogProbs(-math.inf, [(5, -0.5), (6, -math.inf), (7, math.nan)]))
-    (chat,) = written_answer(tiny, "chat", told)["content"]
+    (chat,) = written_answer(tiny, ChatAnswers, told)["content"]
     assert chat["logprob"] == -9999.0
     assert [likely["logprob"] for likely in chat["top_logprobs"]] == [-0.5, -9999.0, -9999.0]
-    assert written_answer(tiny, "text", told)["token_logprobs"] == [-9999.0]
+    assert written_answer(tiny, CompletionAnswers, told)["token_logprobs"] == [-9999.0]
 
 
 def test_only_the_first_token_begins_the_text() -> None:
@@ -186,7 +209,7 @@ def test_only_the_first_token_begins_the_text() -> None:
 def test_special_tokens_have_a_name_and_no_bytes(tiny: LoadedModel) -> None:
     """The end token among the likeliest can be recognised, but writes nothing."""
     told = tell(tiny, 1, LogProbs(-1.0, [(2, -0.5)]))
-    (chat,) = written_answer(tiny, "chat", told)["content"]
+    (chat,) = written_answer(tiny, ChatAnswers, told)["content"]
     assert (chat["token"], chat["bytes"]) == ("<|im_start|>", None)
     assert (chat["top_logprobs"][0]["token"], chat["top_logprobs"][0]["bytes"]) == (
         "<|im_end|>",
@@ -202,7 +225,7 @@ def test_of_two_that_look_alike_the_likelier_is_told(tiny: LoadedModel) -> None:
     likely = [(halves[0], -0.5), (halves[1], -1.5), (PLAIN, -2.5)]
     told = tell(tiny, halves[2], LogProbs(-9.0, likely))
     plain = tiny.text.read_token(PLAIN, first=False).text
-    assert written_answer(tiny, "text", told) == {
+    assert written_answer(tiny, CompletionAnswers, told) == {
         "tokens": ["\ufffd"],
         "token_logprobs": [-9.0],
         "top_logprobs": [{"\ufffd": -0.5, plain: -2.5}],

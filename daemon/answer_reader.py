@@ -1,0 +1,196 @@
+"""Tokens of one answer to its parts: detokenised, parsed, searched for stop sequences."""
+
+import secrets
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from ..models.params import LogProbs
+from ..models.text.codec import TextCodec
+from ..models.text.conversation import ToolCall
+from ..models.text.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from ..models.text.stop import StopScanner
+from .logprobs import TokenLedger, Told
+
+
+class Parser(Protocol):
+    """Finds reasoning and tool calls in text; `models.text.output` has the real ones.
+
+    Attributes:
+        in_reasoning: whether what comes next belongs to the reasoning.
+        done: nothing after this is part of the answer.
+        visible: special tokens whose text it must see.
+    """
+
+    in_reasoning: bool
+    done: bool
+    visible: frozenset[int]
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """Take more text; return what is certain."""
+        ...
+
+    def flush(self) -> list[OutputEvent]:
+        """End of text: return what was held back."""
+        ...
+
+
+class Delta(NamedTuple):
+    """More of an answer.
+
+    Attributes:
+        event: what it is; a text may be empty where only tokens are left.
+        tokens: those that begin in a text, with their log-probabilities; None if nobody asked.
+    """
+
+    event: OutputEvent
+    tokens: list[Told] | None = None
+
+
+class CollectedAnswer(msgspec.Struct):
+    """What has come of an answer so far.
+
+    Attributes:
+        text: its content.
+        reasoning: what the model thought first.
+        calls: of tools, with what has come of their arguments.
+        tokens: of the content, with their log-probabilities; None if nobody asked.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = []
+    tokens: list[Told] | None = None
+
+
+class AnswerReader:
+    """Reads one answer, token by token.
+
+    Args:
+        codec: of the model.
+        parser: of its answers.
+        stops: sequences that end the content.
+        logprobs: whether tokens are handed out with the text.
+
+    Attributes:
+        stop_sequence: the one that was found.
+        reasoning_tokens: how many tokens the reasoning has had.
+    """
+
+    def __init__(
+        self, codec: TextCodec, parser: Parser, stops: list[str], *, logprobs: bool
+    ) -> None:
+        self._detokenizer = codec.detokenizer()
+        self._parser = parser
+        self._scanner = StopScanner(stops)
+        self._held_at = 0  # where the text begins that the scanner holds
+        self._held = 0
+        self._ledger = TokenLedger(codec) if logprobs else None
+        self._last_is_text = True
+        self.reasoning_tokens = 0
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[_Call] = []
+        self._tokens: list[Told] = []
+
+    @property
+    def stop_sequence(self) -> str | None:
+        """The stop sequence that ended the content, if one did."""
+        return self._scanner.matched
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing after this is part of the answer."""
+        return self._scanner.matched is not None or self._parser.done
+
+    def push(self, token: int, logprobs: LogProbs | None) -> list[Delta]:
+        """Take the next token; return what it makes certain."""
+        self.reasoning_tokens += self._parser.in_reasoning
+        if self._ledger is not None and logprobs is not None:
+            self._ledger.push(token, logprobs)
+        return self._read(self._parser.push(self._detokenizer.push(token)))
+
+    def flush(self) -> list[Delta]:
+        """End of the answer: return what was held back until it was clear that nothing follows."""
+        deltas = self._read(self._parser.flush())
+        if self._scanner.matched is None:
+            deltas += self._texts(self._scanner.flush())
+            rest = self._ledger.rest() if self._ledger is not None and self._last_is_text else []
+            if rest:
+                self._tokens += rest
+                deltas.append(Delta(TextDelta("", self._held_at), rest))
+        return deltas
+
+    def collected(self) -> CollectedAnswer:
+        """Put together what has come so far."""
+        return CollectedAnswer(
+            "".join(self._text),
+            "".join(self._reasoning),
+            [call.collected() for call in self._calls],
+            None if self._ledger is None else self._tokens,
+        )
+
+    def _read(self, events: list[OutputEvent]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for event in events:
+            if self._scanner.matched is not None:
+                break
+            if isinstance(event, TextDelta):
+                deltas += self._content(event)
+            else:
+                deltas += self._texts(self._scanner.flush())
+                deltas.append(Delta(self._other(event)))
+        return deltas
+
+    def _content(self, event: TextDelta) -> list[Delta]:
+        """Let the content through that cannot belong to a stop sequence."""
+        deltas = []
+        if event.start != self._held_at + self._held:
+            deltas += self._texts(self._scanner.flush())
+            self._held_at = event.start
+        text = self._scanner.push(event.text)
+        self._held += len(event.text)
+        return deltas + self._texts(text)
+
+    def _texts(self, text: str) -> list[Delta]:
+        """Hand out text of the content, the next of what the scanner was given."""
+        if not text:
+            return []
+        start, end = self._held_at, self._held_at + len(text)
+        self._held_at, self._held = end, self._held - len(text)
+        self._last_is_text = True
+        self._text.append(text)
+        tokens = None if self._ledger is None else self._ledger.between(start, end)
+        self._tokens += tokens or []
+        return [Delta(TextDelta(text, start), tokens)]
+
+    def _other(self, event: OutputEvent) -> OutputEvent:
+        """Keep what is not content; a call gets the name that its result will refer to."""
+        self._last_is_text = False
+        match event:
+            case ReasoningDelta():
+                self._reasoning.append(event.text)
+            case ToolCallStart():
+                event = event._replace(id=event.id or f"call_{secrets.token_hex(12)}")
+                self._calls.append(_Call(event.id or "", event.name))
+            case ToolCallDelta():
+                self._calls[event.call].fragments.append(event.arguments)
+        return event
+
+
+class _Call:
+    """A call whose arguments are coming."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        self.fragments: list[str] = []
+        self._id = call_id
+        self._name = name
+
+    def collected(self) -> ToolCall:
+        return ToolCall(id=self._id, name=self._name, arguments="".join(self.fragments))

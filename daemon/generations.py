@@ -1,0 +1,116 @@
+"""All answers of one request: its prompts, and several answers of each."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from .answer_reader import Delta
+from .generation import Generation, Usage
+
+
+class ChoiceDeltas(NamedTuple):
+    """More of one answer.
+
+    Attributes:
+        choice: its number.
+        deltas: what came; empty when it has begun; None when it has ended.
+    """
+
+    choice: int
+    deltas: list[Delta] | None
+
+
+class Generations:
+    """Reads the answers of one request as they come, whichever comes first.
+
+    An async context manager: leaving it ends them all.
+
+    Args:
+        answers: at least one.
+        n: answers of each prompt; those of the first prompt come first.
+
+    Attributes:
+        answers: by the number of their choice.
+    """
+
+    def __init__(self, answers: list[Generation], n: int = 1) -> None:
+        self.answers = answers
+        self._n = n
+        self._stack = AsyncExitStack()
+        self._tasks: dict[asyncio.Task[list[Delta] | None], int] = {}
+        self._left = len(answers)
+
+    async def __aenter__(self) -> Self:
+        """Submit all requests.
+
+        Raises:
+            RetryLaterError: one cannot be taken now; then none is.
+        """
+        async with AsyncExitStack() as stack:
+            for generation in self.answers:
+                await stack.enter_async_context(generation)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.__aexit__(kind, error, traceback)
+
+    async def next(self) -> ChoiceDeltas | None:
+        """Wait for more of any answer; None when all have ended. Safe to cancel and call again.
+
+        Raises:
+            RequestError: one of them ended with an error.
+        """
+        if not self._left:
+            return None
+        if len(self.answers) == 1:
+            return self._noted(0, await self.answers[0].next())
+        if not self._tasks:
+            for choice in range(len(self.answers)):
+                self._await_more(choice)
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        task = done.pop()
+        choice = self._tasks.pop(task)
+        noted = self._noted(choice, task.result())
+        if noted.deltas is not None:
+            self._await_more(choice)
+        return noted
+
+    def _await_more(self, choice: int) -> None:
+        self._tasks[asyncio.ensure_future(self.answers[choice].next())] = choice
+
+    def _noted(self, choice: int, deltas: list[Delta] | None) -> ChoiceDeltas:
+        self._left -= deltas is None
+        return ChoiceDeltas(choice, deltas)
+
+    async def finish(self) -> None:
+        """Wait until all answers have ended; their readers then have them."""
+        while await self.next() is not None:
+            pass
+
+    @property
+    def usage(self) -> Usage:
+        """What all answers took; each prompt counts once."""
+        prompts = [generation.usage for generation in self.answers[:: self._n]]
+        every = [generation.usage for generation in self.answers]
+        return Usage(
+            sum(usage.prompt_tokens for usage in prompts),
+            sum(usage.cached_tokens for usage in prompts),
+            sum(usage.completion_tokens for usage in every),
+            sum(usage.reasoning_tokens for usage in every),
+        )
+
+    def fail(self, error: Exception) -> None:
+        """Note that the answers ended with an error."""
+        for generation in self.answers:
+            if generation.finish_reason is None:
+                generation.fail(error)

@@ -1,0 +1,126 @@
+"""Bodies to tokens, on the workers' threads: read, render, encode, find boundaries."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..cachestore.checkpoints import Reason
+from ..models.loader import LoadedModel
+from ..models.text import boundaries
+from ..models.text.conversation import Conversation
+from ..models.text.plain import PlainParser
+from ..scheduler.admission import Admission
+from .answer_reader import Parser
+from .protocols.completions import check_tokens
+from .protocols.generation_request import (
+    GenerationBody,
+    GenerationRequest,
+    Prompt,
+    check_sampling,
+)
+from .workers import Check
+
+
+class Rendered(NamedTuple):
+    """A prompt's tokens, and how what answers it is read.
+
+    Attributes:
+        prompt: its tokens.
+        boundaries: the offsets in it that a next turn keeps.
+        parser: makes what reads one answer.
+    """
+
+    prompt: list[int]
+    boundaries: list[tuple[int, Reason]]
+    parser: Callable[[], Parser]
+
+
+class Prepared(NamedTuple):
+    """A request that is ready for the engine.
+
+    Attributes:
+        request: what is wanted.
+        prompts: one for each of its prompts.
+    """
+
+    request: GenerationRequest
+    prompts: list[Rendered]
+
+
+class PromptReader:
+    """Turns decoded bodies into tokens, for one loaded model. Called on workers' threads."""
+
+    def __init__(self, loaded: LoadedModel, admission: Admission) -> None:
+        self._text = loaded.text
+        self._has_checkpoints = loaded.stack.has_checkpoints
+        self._admission = admission
+
+    def prepare(self, body: GenerationBody, check: Check) -> Prepared:
+        """Read a body to its tokens.
+
+        Raises:
+            APIError: a field or a message is of no use to this model.
+            TemplateError: the chat template refuses the messages.
+            ContextLengthExceededError: a prompt cannot fit.
+        """
+        self._admission.check_text(body.least_characters, self._text.longest_token)
+        request = body.generation_request(check)
+        check_sampling(request.sampling, self._text.vocab_size)
+        prompts = []
+        for prompt in request.prompts:
+            check()
+            prompts.append(self.render(prompt, check))
+        return Prepared(request, prompts)
+
+    def render(self, prompt: Prompt, check: Check) -> Rendered:
+        """Turn one prompt into tokens.
+
+        Raises:
+            TemplateError: the chat template refuses the messages.
+            ContextLengthExceededError: it cannot fit.
+        """
+        if isinstance(prompt, Conversation):
+            return self._conversation(prompt, check)
+        if isinstance(prompt, str):
+            return Rendered(self._encoded(prompt), [], PlainParser)
+        if prompt:  # an empty one is refused in other words
+            self._admission.answer_length(len(prompt), None)
+        check_tokens(prompt, self._text.vocab_size)
+        return Rendered(prompt, [], PlainParser)
+
+    def _conversation(self, conversation: Conversation, check: Check) -> Rendered:
+        """Encode a conversation; find its boundaries if the model needs checkpoints there."""
+        self._check_size(conversation)
+        messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
+        text = self._text.render_chat(messages)
+        check()
+        prompt = self._encoded(text, special_tokens=False)
+        if not self._has_checkpoints:
+            return Rendered(prompt, [], PlainParser)
+        check()
+        found = boundaries.find(self._text, messages, prompt)
+        system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
+        ends = [*system, *((end, Reason.MESSAGE) for end in found.messages)]
+        return Rendered(prompt, ends, PlainParser)
+
+    def system_prompt(self, text: str, check: Check) -> tuple[Rendered, int | None]:
+        """Render a system prompt as requests begin with it.
+
+        Returns:
+            A prompt that has it, and where it ends there; None where that cannot be told.
+        """
+        messages = [{"role": "system", "content": text}, {"role": "user", "content": "1"}]
+        self._admission.check_text(len(text), self._text.longest_token)
+        prompt = self._encoded(self._text.render_chat(messages), special_tokens=False)
+        check()
+        end = boundaries.find(self._text, messages, prompt).system
+        ends = [] if end is None else [(end, Reason.SYSTEM)]
+        return Rendered(prompt, ends, PlainParser), end
+
+    def _check_size(self, conversation: Conversation) -> None:
+        """Refuse messages that cannot fit, before a template makes one text of them."""
+        characters = sum(len(m.content) + len(m.reasoning) for m in conversation.messages)
+        self._admission.check_text(characters, self._text.longest_token)
+
+    def _encoded(self, text: str, *, special_tokens: bool = True) -> list[int]:
+        self._admission.check_text(len(text), self._text.longest_token)
+        return self._text.encode(text, special_tokens=special_tokens)

@@ -1,0 +1,1 @@
+"""Protocols: one module a dialect, over one internal request and one stream of events."""
