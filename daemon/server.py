@@ -15,13 +15,14 @@ from ..models.runtime import BLAS, backend, give_freed_memory_back, release_thre
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
-from .app import Front
+from .app import application
 from .assembly import Assembly, assemble, refuse_used_folder
 from .cache_desk import CacheDesk
 from .config import Settings
 from .connections import Connections
 from .descriptors import most_connections, raise_limit
 from .errors import SocketError, StartError
+from .handlers.entry import Entry
 from .pressure import PressureWatch, find_source
 from .service import Service
 from .signals import StopSignals
@@ -63,7 +64,7 @@ class Daemon:
         self._settings = settings
         self._listener = listener
         self._signals = signals
-        self._front = Front(settings)
+        self._entry = Entry(settings)
         self._thread = MLXThread(on_exit=release_thread)
         self._connections = Connections(
             most_connections(raise_limit(), settings.max_connections),
@@ -73,7 +74,7 @@ class Daemon:
         )
         self._servers: list[asyncio.Server] = []
         self._runner = web.AppRunner(
-            self._front.application(),
+            application(self._entry),
             handler_cancellation=True,  # a client that leaves ends its generation
             shutdown_timeout=_CONNECTION_CLOSE,
         )
@@ -108,7 +109,7 @@ class Daemon:
     async def shutdown(self) -> None:
         """Answer what waits, let what runs finish within the grace, then end it."""
         log.info("stopping")
-        self._front.stopping = True
+        self._entry.stopping = True
         if self._watch is not None:
             self._watch.cancel()
         if self._handoff is not None:
@@ -117,11 +118,11 @@ class Daemon:
         for server in self._servers:
             server.close()
         await self._runner.cleanup()
-        if self._front.service is not None:
-            self._front.service.workers.close()
+        if self._entry.service is not None:
+            self._entry.service.workers.close()
         if self._assembly is not None:
             await self._save_state(self._assembly)
-        loading = self._front.service is None
+        loading = self._entry.service is None
         try:
             await asyncio.to_thread(self._thread.stop, _LOAD_STOP if loading else _THREAD_STOP)
         except TimeoutError as error:
@@ -206,7 +207,7 @@ class Daemon:
         self._watch = asyncio.create_task(self._pressure.run())
         self._handoff = handoff
         self._thread.attach(assembly.engine.step)
-        self._front.service = Service(
+        self._entry.service = Service(
             loaded,
             assembly,
             self._queue,
@@ -239,7 +240,7 @@ class Daemon:
     def _on_share(self, share: float) -> None:
         """Shrink the budget, or let it grow again, as the system's memory allows."""
         assembly = self._assembly
-        if assembly is not None and not self._front.stopping:
+        if assembly is not None and not self._entry.stopping:
             self._thread.submit(_shrink, assembly.governor, share)
             self._thread.wake()
 

@@ -16,6 +16,7 @@ from .answer_reader import AnswerReader
 from .assembly import Assembly
 from .bodies import Share
 from .cache_desk import CacheDesk
+from .conversations import conversation_of_session
 from .generation import Generation
 from .generations import Generations
 from .metrics import Metrics
@@ -35,6 +36,7 @@ class Caller(NamedTuple):
         request_id: what it is called, here and in the answer's headers.
         tenant: who sent it.
         conversation: the name it gave, or None for a conversation of its own.
+        session: of an agent, in which it may have several conversations.
         arrived_at: when, on the engine's clock, in seconds.
         share: what its body, and then its prompt, hold of the budget of bodies.
     """
@@ -42,6 +44,7 @@ class Caller(NamedTuple):
     request_id: str
     tenant: str
     conversation: str | None
+    session: str | None
     arrived_at: float
     share: Share
 
@@ -94,6 +97,8 @@ class Service:
             lambda check: self._prompts.prepare(body, check), caller.share.nbytes
         )
         named = caller.conversation or body.conversation_name
+        if named is None and (session := caller.session or body.session_name):
+            named = conversation_of_session(session, prepared.request.prompts[0])
         body.release()
         return self._admit(prepared, caller._replace(conversation=named))
 

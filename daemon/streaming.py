@@ -9,8 +9,6 @@ from .failures import as_api_error
 from .generations import ChoiceDeltas, Generations
 from .protocols.answers import AnswerEncoder
 
-REQUEST_ID = "x-request-id"
-
 
 class EventStream:
     """Writes events to a client, and gives up on one that does not read them.

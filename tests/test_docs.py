@@ -16,10 +16,11 @@ import typer.main
 from msgspec import Meta
 from typer.core import TyperGroup
 
-from umbel.daemon.app import Front
+from umbel.daemon.app import application
 from umbel.daemon.cli import app as cli
 from umbel.daemon.config import ENV_PREFIX, Settings
 from umbel.daemon.generation import Generation
+from umbel.daemon.handlers.entry import Entry
 from umbel.daemon.metrics import Metrics
 from umbel.daemon.protocols import chat, completions, openai_fields
 from umbel.scheduler.errors import DeadlineExceededError
@@ -83,7 +84,7 @@ def test_settings_page_has_every_flag_of_serve() -> None:
 
 def test_http_page_has_every_route() -> None:
     """Each route of the application is mentioned with its method."""
-    router = Front(Settings()).application().router
+    router = application(Entry(Settings())).router
     routes = [
         f"{route.method} {route.resource.canonical}"
         for route in router.routes()
@@ -95,7 +96,7 @@ def test_http_page_has_every_route() -> None:
 
 def test_http_page_has_no_other_route() -> None:
     """The table of routes names only what the application serves."""
-    router = Front(Settings()).application().router
+    router = application(Entry(Settings())).router
     served = {(r.method, r.resource.canonical) for r in router.routes() if r.resource is not None}
     told = re.findall(r"^\| `([A-Z]+) (/\S*)` \|", _page("http-api.md"), re.MULTILINE)
     assert set(told) <= served

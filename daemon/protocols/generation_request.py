@@ -67,6 +67,11 @@ class GenerationBody(CheckedBody, kw_only=True):
         return None
 
     @property
+    def session_name(self) -> str | None:
+        """What the body calls its agent's session, if it does."""
+        return None
+
+    @property
     def least_characters(self) -> int:
         """How many characters the prompt has at least, known before it is decoded."""
         return 0

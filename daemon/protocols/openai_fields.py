@@ -15,6 +15,7 @@ MAX_BIASES = 1024
 MAX_STOP_SEQUENCES = 16
 MAX_STOP_LENGTH = 1000
 MAX_N = 8
+MAX_KEY = 256
 MAX_CHOICES = 1000
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -96,7 +97,7 @@ class OpenAIFields(GenerationBody, kw_only=True):
         StopSequence | Annotated[list[StopSequence], Meta(max_length=MAX_STOP_SEQUENCES)] | None
     ) = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=MAX_KEY)] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | None = None
     guided_regex: Annotated[str, Meta(min_length=1)] | None = None
@@ -115,6 +116,12 @@ class OpenAIFields(GenerationBody, kw_only=True):
     def stops(self) -> list[str]:
         """The stop sequences."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def session_name(self) -> str | None:
+        """The cache key, which agents set to their session's name."""
+        key = self.prompt_cache_key
+        return key if key and key.isprintable() else None
 
     @property
     def wants_usage(self) -> bool:

@@ -1,0 +1,69 @@
+"""Which conversation a request belongs to: what the client says, or its agent's session."""
+
+from collections.abc import Mapping
+
+import xxhash
+
+from ..models.text.conversation import Conversation
+from .failures import APIError
+from .protocols.generation_request import Prompt
+
+_HEADER = "X-Umbel-Conversation"
+_LONGEST = 256
+# An agent's session, and what tells its helpers apart, by the headers that agents send.
+_SESSIONS = (
+    ("X-Claude-Code-Session-Id", "X-Claude-Code-Agent-Id"),
+    ("thread-id", ""),
+    ("session-id", ""),
+    ("x-session-id", ""),
+    ("x-session-affinity", ""),
+)
+
+
+def named_conversation(headers: Mapping[str, str]) -> str | None:
+    """Read the conversation's name, if a header has it.
+
+    Raises:
+        APIError: 400, it cannot be a name.
+    """
+    return check_name(headers.get(_HEADER) or None, _HEADER)
+
+
+def check_name(name: str | None, place: str) -> str | None:
+    """Refuse a name that is too long, or would be no word in logs and /status.
+
+    Raises:
+        APIError: 400, naming where it stands.
+    """
+    if name and len(name) > _LONGEST:
+        message = f"{place} has over {_LONGEST} characters; send a shorter name"
+        raise APIError(400, message, param=place)
+    if name and not name.isprintable():
+        message = f"{place} has characters that cannot be printed; send plain text"
+        raise APIError(400, message, param=place)
+    return name
+
+
+def session(headers: Mapping[str, str]) -> str | None:
+    """Read an agent's session; a name that is no word is no session."""
+    for name, helper in _SESSIONS:
+        parts = [headers.get(part, "") for part in (name, helper) if part]
+        if parts[0] and all(part.isprintable() and len(part) <= _LONGEST for part in parts):
+            return ".".join(part for part in parts if part)
+    return None
+
+
+def conversation_of_session(name: str, prompt: Prompt) -> str:
+    """Name the conversation within a session that a prompt goes on with.
+
+    An agent sends several at once in one session: helpers, a title. Requests of one conversation
+    wait for each other, so each beginning (system prompts, and the first message after them) is a
+    conversation of its own.
+    """
+    digest = xxhash.xxh3_64()
+    if isinstance(prompt, Conversation):
+        for message in prompt.messages:
+            digest.update(f"{message.role}:{message.content}\0".encode(errors="replace"))
+            if message.role != "system":
+                break
+    return f"{name}/{digest.hexdigest()[:8]}"

@@ -1,0 +1,1 @@
+"""Handlers of HTTP requests, over one entry that reads and answers them."""

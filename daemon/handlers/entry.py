@@ -1,0 +1,140 @@
+"""What every handler stands on: who asks, what was sent, and how answers go back."""
+
+import time
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..answer_headers import ENTERED, REQUEST_ID, SHARE, answer_headers
+from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
+from ..config import Settings
+from ..connections import connection_of
+from ..conversations import named_conversation, session
+from ..decoding import Body, decode
+from ..failures import APIError
+from ..generations import Generations
+from ..protocols.answers import AnswerEncoder
+from ..quoting import quote
+from ..service import Caller, Service, still_loading
+from ..status import Status, status
+from ..streaming import EventStream
+from ..tenants import identify
+
+_DEFAULT_MODEL = "default"
+
+
+class Entry:
+    """Reads requests and sends answers, whatever protocol they are in.
+
+    Attributes:
+        service: None until the model is loaded.
+        stopping: the daemon takes no further requests.
+        bodies: the budget of what is read.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.service: Service | None = None
+        self.stopping = False
+        self.bodies = BodyBudget(settings.body_budget)
+        self._settings = settings
+
+    def caller(self, request: web.Request) -> Caller:
+        """Say whose request it is.
+
+        Raises:
+            APIError: it is nobody's who may ask, or names a conversation that is no name.
+        """
+        return Caller(
+            request[REQUEST_ID],
+            identify(request, self._settings.api_key),
+            named_conversation(request.headers),
+            session(request.headers),
+            time.monotonic(),
+            request[SHARE],
+        )
+
+    def loaded(self) -> Service:
+        """Return the service.
+
+        Raises:
+            UnavailableError: the model is still loading.
+        """
+        if self.service is None:
+            raise still_loading()
+        return self.service
+
+    def status(self) -> Status:
+        """Say how the daemon is."""
+        return status(self.service, stopping=self.stopping)
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served.
+
+        Raises:
+            APIError: 404, saying what there is.
+        """
+        served = self.loaded().model_name
+        if name in (None, "", _DEFAULT_MODEL, served):
+            return
+        message = f"there is no model {quote(name)}; this daemon serves {served!r}"
+        raise APIError(404, message, code="model_not_found", param="model")
+
+    async def body(self, request: web.Request, kind: type[Body]) -> Body:
+        """Read and decode a body; a large one off the event loop.
+
+        Raises:
+            APIError: it is no such body.
+            UnavailableError: other bodies take the room.
+        """
+        raw = await read_body(
+            request,
+            request[SHARE],
+            largest=self.bodies.largest,
+            within=self._settings.read_timeout,
+        )
+        if (connection := connection_of(request)) is not None:
+            connection.answering()
+        if len(raw) <= SMALL_BODY:
+            return decode(raw, kind)
+        service = self.loaded()
+        most = MAX_VALUES + service.context_length
+        return await service.workers.run(lambda _: _decode_large(raw, kind, most), len(raw))
+
+    async def answer(
+        self,
+        request: web.Request,
+        generations: Generations,
+        encoder: AnswerEncoder,
+        *,
+        stream: bool | None,
+    ) -> web.StreamResponse:
+        """Generate, and send what comes: as a stream of events, or whole.
+
+        Raises:
+            RequestError: a request ended with an error before anything was sent.
+        """
+        async with generations:
+            request[ENTERED] = True
+            if not stream:
+                await generations.finish()
+                return json_response(encoder.whole())
+            events = EventStream(
+                request,
+                answer_headers(request),
+                keepalive=self._settings.keepalive,
+                write_timeout=self._settings.write_timeout,
+            )
+            return await events.send(generations, encoder)
+
+
+def json_response(data: Any, status: int = 200) -> web.Response:
+    """An answer in JSON."""
+    return web.Response(
+        body=msgspec.json.encode(data), status=status, content_type="application/json"
+    )
+
+
+def _decode_large(raw: bytearray, kind: type[Body], most_values: int) -> Body:
+    check_values(raw, most_values)
+    return decode(raw, kind)
