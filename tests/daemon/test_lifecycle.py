@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from .crowd import is_idle
 from .running import Reply, RunningDaemon, UnixConnection, eventually, running, spawn
 
 USER = [{"role": "user", "content": "hello"}]
@@ -35,19 +36,13 @@ def number_running(daemon: RunningDaemon) -> int:
     return len(daemon.status()["engine"]["running"])
 
 
-def idle(daemon: RunningDaemon) -> bool:
-    """Whether nothing runs and nothing waits."""
-    status = daemon.status()
-    return not status["engine"]["running"] and not status["waiting"]
-
-
 def test_streaming_disconnect_stops_the_generation(tiny_daemon: RunningDaemon) -> None:
     """A client that leaves in mid-stream frees the engine at its next step."""
     before = tiny_daemon.status()["engine"]["generation_tokens"]
     connection, _ = begin(tiny_daemon)
     assert number_running(tiny_daemon) == 1
     connection.close()
-    eventually(lambda: idle(tiny_daemon), 10)
+    eventually(lambda: is_idle(tiny_daemon), 10)
     assert tiny_daemon.status()["engine"]["generation_tokens"] - before < 5000
     assert "finish=cancelled" in tiny_daemon.log().splitlines()[-1]
 
@@ -60,7 +55,7 @@ def test_disconnect_is_visible_within_one_step(smollm2_daemon: RunningDaemon) ->
     eventually(lambda: smollm2_daemon.status()["engine"]["running"])
     connection.close()
     steps = smollm2_daemon.status()["engine"]["steps"]
-    eventually(lambda: idle(smollm2_daemon), 10)
+    eventually(lambda: is_idle(smollm2_daemon), 10)
     # One step was under way when the connection closed, one more may have begun before
     # the loop heard of it, and one drops the sequence.
     assert smollm2_daemon.status()["engine"]["steps"] - steps <= 3
@@ -72,7 +67,7 @@ def test_whole_answer_disconnect_stops_the_generation(tiny_daemon: RunningDaemon
     connection.request("POST", CHAT, msgspec.json.encode(LONG))
     eventually(lambda: number_running(tiny_daemon) == 1)
     connection.close()
-    eventually(lambda: idle(tiny_daemon), 10)
+    eventually(lambda: is_idle(tiny_daemon), 10)
     assert "finish=cancelled" in tiny_daemon.log().splitlines()[-1]
 
 
@@ -86,7 +81,7 @@ def test_disconnect_while_waiting(tiny_daemon: RunningDaemon) -> None:
     eventually(lambda: tiny_daemon.status()["waiting"] == 0)
     assert number_running(tiny_daemon) == 1
     first.close()
-    eventually(lambda: idle(tiny_daemon), 10)
+    eventually(lambda: is_idle(tiny_daemon), 10)
 
 
 def test_requests_of_a_conversation_stay_in_order(tiny_daemon: RunningDaemon) -> None:
@@ -131,7 +126,7 @@ def test_slow_reader_is_cut_off(tiny_daemon: RunningDaemon) -> None:
     body = msgspec.json.encode(LONG | {"stream": True, "max_tokens": 8000})
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
-    eventually(lambda: idle(tiny_daemon) and "reading its answer" in tiny_daemon.log(), 60)
+    eventually(lambda: is_idle(tiny_daemon) and "reading its answer" in tiny_daemon.log(), 60)
     connection.close()
     assert tiny_daemon.post(SHORT).status == 200
 
@@ -162,7 +157,7 @@ def test_burst_is_answered_or_refused(short_path: Path, long_tiny_dir: Path) -> 
             statuses = [r.status for r in pool.map(daemon.post, [SHORT] * 200)]
         assert set(statuses) <= {200, 429}
         assert statuses.count(200) >= 51
-        assert idle(daemon)
+        assert is_idle(daemon)
 
 
 def test_deadline(short_path: Path, long_tiny_dir: Path) -> None:
