@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.cachestore.checkpoints import Reason
@@ -53,6 +53,7 @@ def test_one_byte_costs_one_token(make_world: MakeWorld) -> None:
     assert world.probe([*history, 1]) == (988, 988)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 9), st.integers(0, 600))
 def test_a_cut_frees_enough_and_less_than_a_token_more(length: int, each: int, budget: int) -> None:
     """For any length and size the budget is met, and met closely."""
