@@ -2,7 +2,8 @@
 
 aiohttp answers requests; it bounds neither connections nor the time that headers take, and
 while more is pipelined than it takes, it does not see a client leave. So each of its protocols
-stands behind a `Connection`, which is what the transport knows.
+stands behind a `Connection`, which is what the transport knows, and an `Inflow` between the two
+holds back what is sent ahead.
 """
 
 import asyncio
@@ -14,12 +15,10 @@ import structlog
 from aiohttp import web
 
 from .failures import APIError
+from .inflow import Ahead, Inflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_MOST_PIPELINED = 256 << 10
-"""Bytes that a client may send ahead while its request is being answered."""
 
 _WRITE_PATIENCE = 1.25
 """Of `write_timeout`: a stream notices first that it is not read, and says so in the log."""
@@ -39,6 +38,9 @@ class Connections:
             or from the start of the connection.
         idle_timeout: seconds that a connection stays open after an answer without a request.
         write_timeout: seconds that an answer may stay unread.
+
+    Attributes:
+        ahead: what all clients have sent ahead of their answers.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Connections:
         self.header_timeout = header_timeout
         self.idle_timeout = idle_timeout
         self.write_timeout = write_timeout
+        self.ahead = Ahead()
         self._idle: dict[Connection, None] = {}  # the one that is idle longest comes first
         self._busy: set[Connection] = set()
         self._crowded = False
@@ -106,8 +109,8 @@ class Connections:
 class Connection(asyncio.Protocol):
     """One connection: what stands between its transport and aiohttp.
 
-    While a request is answered, bytes that aiohttp does not want yet are held here, so that the
-    transport goes on reading and tells when the client leaves.
+    While a request is answered, the transport goes on reading, so that it tells when the client
+    leaves.
 
     Args:
         registry: of all connections.
@@ -125,9 +128,7 @@ class Connection(asyncio.Protocol):
         self._requests = 0  # that are being handled
         self._begun = False  # bytes of the next request have come
         self._ending = False  # no further request will be read
-        self._answering = False
-        self._held = bytearray()
-        self._holding = self._paused = False
+        self._inflow = Inflow(registry.ahead, handler.data_received, self.drop)
 
     # -- of the transport ----------------------------------------------------------------
 
@@ -138,23 +139,19 @@ class Connection(asyncio.Protocol):
         if not self._admitted:
             self._refuse(_crowded())
             return
-        self._handler.connection_made(cast("asyncio.Transport", _Flow(self, self._transport)))
+        self._inflow.begin(self._transport)
+        flow = _Flow(self, self._inflow, self._transport)
+        self._handler.connection_made(cast("asyncio.Transport", flow))
         self._expect_headers(self._registry.header_timeout)
 
     def data_received(self, data: bytes) -> None:
-        """Hand bytes to aiohttp, or hold them until it wants more."""
+        """Take bytes of a request; aiohttp gets them in its turn."""
         if not self._admitted:
             return
         if not (self._requests or self._unread or self._begun or self._ending):
             self._begun = True
             self._expect_headers(self._registry.header_timeout)
-        if not (self._holding or self._held):
-            self._handler.data_received(data)
-            return
-        self._held += data
-        if self._answering and len(self._held) > _MOST_PIPELINED:
-            log.warning("a client was cut off", reason="it pipelined too much", bytes=len(data))
-            self.drop()
+        self._inflow.receive(data)
 
     def eof_received(self) -> bool | None:
         """A client that will send no more has left: the transport closes."""
@@ -165,7 +162,7 @@ class Connection(asyncio.Protocol):
         for timer in (self._deadline, self._unread):
             if timer is not None:
                 timer.cancel()
-        self._held.clear()
+        self._inflow.end()
         self._transport = None
         if self._admitted:
             self._registry.discard(self)
@@ -177,6 +174,7 @@ class Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._expect_reading()
+        self._inflow.set_unread(True)
         if self._admitted:
             self._handler.pause_writing()
 
@@ -185,6 +183,7 @@ class Connection(asyncio.Protocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+        self._inflow.set_unread(False)
         if self._admitted:
             self._handler.resume_writing()
         self._settle()
@@ -203,39 +202,6 @@ class Connection(asyncio.Protocol):
         else:
             self.drop()
 
-    # -- of aiohttp's reading ------------------------------------------------------------
-
-    def hold(self) -> None:
-        """Give aiohttp nothing for now."""
-        self._holding = True
-        if not self._answering:
-            self._set_paused(True)
-
-    def release(self) -> None:
-        """Give aiohttp what was held, soon: it may be in the middle of something."""
-        if self._holding:
-            self._holding = False
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        if self._holding or self._transport is None:
-            return
-        held, self._held = bytes(self._held), bytearray()
-        if held:
-            self._handler.data_received(held)
-        if not self._holding:
-            self._set_paused(False)
-
-    def _set_paused(self, paused: bool) -> None:  # noqa: FBT001  (a state, and private)
-        transport = self._transport
-        if transport is None or transport.is_closing() or paused == self._paused:
-            return
-        self._paused = paused
-        if paused:
-            transport.pause_reading()
-        else:
-            transport.resume_reading()
-
     # -- of requests ---------------------------------------------------------------------
 
     @contextmanager
@@ -246,15 +212,14 @@ class Connection(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._registry.set_busy(self)
+        self._inflow.handle(whole=request.content.is_eof())
         try:
             yield
         finally:
             self._requests -= 1
-            self._answering = False
             # aiohttp reads the rest of a body for a while, and closes: no request follows it.
             self._ending = not request.content.is_eof()
-            if self._holding:  # nobody bounds any more what comes while the answer is written
-                self._set_paused(True)
+            self._inflow.finish()
             self._settle()
 
     def _settle(self) -> None:
@@ -266,9 +231,8 @@ class Connection(asyncio.Protocol):
             self._expect_headers(self._registry.idle_timeout)
 
     def answering(self) -> None:
-        """The request's body has been read: from now on the transport reads without a pause."""
-        self._answering = True
-        self._set_paused(False)
+        """The request's body has been read."""
+        self._inflow.answer()
 
     # -- of the end ----------------------------------------------------------------------
 
@@ -303,21 +267,25 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         self._set_deadline(self._registry.write_timeout, self.drop)
+        self._inflow.end()
         self._transport.close()
 
 
 class _Flow:
-    """The transport as aiohttp sees it: pauses in reading are the connection's business."""
+    """The transport as aiohttp sees it: pauses in reading are the inflow's business."""
 
-    def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, connection: Connection, inflow: Inflow, transport: asyncio.Transport
+    ) -> None:
         self.connection = connection
+        self._inflow = inflow
         self._transport = transport
 
     def pause_reading(self) -> None:
-        self.connection.hold()
+        self._inflow.hold()
 
     def resume_reading(self) -> None:
-        self.connection.release()
+        self._inflow.release()
 
     def close(self) -> None:
         self.connection.close()
