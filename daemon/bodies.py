@@ -34,6 +34,9 @@ MAX_ESCAPES = 2_000_000
 MAX_BLANKS = 4_000_000
 """Blanks between the values of a body: they take time too."""
 
+TOKEN_BYTES = 40
+"""Bytes of a prompt's token while its request waits: an int, and its places in lists."""
+
 _RESERVED_SHARE = 4  # of the budget, one part in this many is for bodies that are not large
 _LARGE = 1 << 20
 _BLOCK = 64 * 1024
@@ -54,9 +57,19 @@ class BodyBudget:
         self.used = 0
 
     @property
+    def most(self) -> int:
+        """Bytes that one request may hold, where no other has any."""
+        return max(self._limit_of(_LARGE + 1), min(self.limit, _LARGE))
+
+    @property
     def largest(self) -> int:
         """Bytes that one body may have."""
-        return min(MAX_BODY, self._limit_of(_LARGE + 1))
+        return min(MAX_BODY, self.most)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that one prompt may have."""
+        return self.most // TOKEN_BYTES
 
     @contextmanager
     def share(self) -> "Iterator[Share]":
@@ -71,8 +84,16 @@ class BodyBudget:
         """Count more bytes for a share that then has `nbytes`.
 
         Raises:
-            UnavailableError: there is no room for them.
+            APIError: 413, there never is room for so many.
+            UnavailableError: there is no room for them now.
         """
+        if nbytes > self.most:
+            message = (
+                f"the request takes {nbytes} bytes while it waits, {TOKEN_BYTES} for each token "
+                f"of its prompt, and one request may take {self.most} of the daemon's setting "
+                "body_bytes; send less, or raise the setting"
+            )
+            raise APIError(413, message, code="request_too_large")
         if more > 0 and self.used + more > self._limit_of(nbytes):
             message = "too many request bodies are in flight; try again later"
             raise UnavailableError(message, retry_after=RETRY_AFTER)
@@ -93,7 +114,8 @@ class Share:
         """Hold so many bytes instead.
 
         Raises:
-            UnavailableError: there is no room for them.
+            APIError: 413, there never is room for them.
+            UnavailableError: there is no room for them now.
         """
         self._budget.take(nbytes - self.nbytes, nbytes)
         self.nbytes = nbytes
@@ -174,5 +196,11 @@ def _whole_escapes(block: bytes) -> bytes:
 
 
 def _too_large(largest: int) -> APIError:
-    message = f"the body has over {largest // 2**20} MiB; send less"
+    if largest < MAX_BODY:
+        message = (
+            f"the body has over {largest} bytes, which is what one request may take of the "
+            "daemon's setting body_bytes; send less, or raise the setting"
+        )
+    else:
+        message = f"the body has over {largest // 2**20} MiB; send less"
     return APIError(413, message, code="request_too_large")

@@ -217,6 +217,7 @@ class Daemon:
             exact=self._settings.exact,
             request_timeout=self._settings.request_timeout,
         )
+        self._warn_of_small_bodies(assembly.context_length)
         log.info(
             "ready",
             model=loaded.name,
@@ -249,6 +250,12 @@ class Daemon:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
+
+    def _warn_of_small_bodies(self, context: int) -> None:
+        """Say so if `body_bytes` keeps part of the context out of reach."""
+        longest = self._entry.bodies.longest_prompt
+        if longest < context - 1:  # an answer takes one token at least
+            log.warning("body_bytes holds no prompt as long as the context", tokens=longest)
 
     def _warn_of_slow_blas(self) -> None:
         if backend() == "cpu" and not BLAS.fast:

@@ -14,7 +14,7 @@ from ..scheduler.queue import RETRY_AFTER, ConversationQueue
 from ..scheduler.request import Request
 from .answer_reader import AnswerReader
 from .assembly import Assembly
-from .bodies import Share
+from .bodies import TOKEN_BYTES, Share
 from .cache_desk import CacheDesk
 from .conversations import conversation_of_session
 from .generation import Generation
@@ -25,8 +25,6 @@ from .pressure import PressureWatch
 from .prompts import Prepared, PromptReader, Rendered
 from .protocols.generation_request import GenerationBody, GenerationRequest
 from .workers import Workers
-
-_TOKEN_BYTES = 40  # of a prompt's token while its request waits: an int, and its places in lists
 
 
 class Caller(NamedTuple):
@@ -125,7 +123,7 @@ class Service:
     def _admit(self, prepared: Prepared, caller: Caller) -> Generations:
         """Hold a prompt's bytes until its answers have ended, and make what reads them."""
         wanted, prompts = prepared
-        caller.share.resize(sum(len(prompt.prompt) for prompt in prompts) * _TOKEN_BYTES)
+        caller.share.resize(sum(len(prompt.prompt) for prompt in prompts) * TOKEN_BYTES)
         answers = [(prompt, number) for prompt in prompts for number in range(wanted.n)]
         return Generations(
             [

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.daemon import bodies, decoding
-from umbel.daemon.bodies import MAX_BODY, BodyBudget, check_values
+from umbel.daemon.bodies import MAX_BODY, TOKEN_BYTES, BodyBudget, check_values
 from umbel.daemon.decoding import MAX_PART, decode
 from umbel.daemon.failures import APIError
 from umbel.daemon.protocols.chat import ChatRequest
@@ -23,6 +23,7 @@ from .raw import chat_request, connected, read_reply
 from .running import RunningDaemon, eventually, running
 
 MIB = 1 << 20
+TEXT = "/v1/completions"
 JSON = st.recursive(
     st.none() | st.integers(-9, 9) | st.text('\\"[]{},:é ab', max_size=8),
     lambda inner: (
@@ -45,8 +46,11 @@ class TestTheBudget:
             share.resize(10)
             assert budget.used == 10
         assert budget.used == 0
-        with pytest.raises(UnavailableError), budget.share() as share:
-            share.resize(5 * MIB)
+        with budget.share() as other:
+            other.resize(2 * MIB)
+            with pytest.raises(UnavailableError), budget.share() as share:
+                share.resize(3 * MIB)
+            assert budget.used == 2 * MIB
         assert budget.used == 0
 
     def test_beyond_it_a_body_is_refused(self) -> None:
@@ -70,6 +74,20 @@ class TestTheBudget:
             small.resize(MIB)
         assert budget.largest == 6 * MIB
         assert BodyBudget(1 << 40).largest == MAX_BODY
+
+    @pytest.mark.parametrize("limit", [MIB, MIB + MIB // 5, 2 * MIB, 8 * MIB])
+    def test_what_never_fits_is_told_apart(self, limit: int) -> None:
+        """The most that one may take is taken where there is no other; a byte more never is."""
+        budget = BodyBudget(limit)
+        with budget.share() as share:
+            share.resize(budget.most)
+            with budget.share() as other, pytest.raises(UnavailableError):
+                other.resize(budget.most)
+            with pytest.raises(APIError, match="body_bytes") as refusal:
+                share.resize(budget.most + 1)
+            assert (refusal.value.status, refusal.value.retry_after) == (413, None)
+            assert budget.used == share.nbytes == budget.most
+        assert budget.longest_prompt * TOKEN_BYTES <= budget.most
 
 
 class TestCounting:
@@ -204,9 +222,43 @@ def test_bodies_in_flight_are_bounded(short_path: Path, tiny_dir: Path) -> None:
         assert daemon.post({**good, "user": "x" * (13 * MIB)}).status == 413
 
 
-def refused(daemon: RunningDaemon, body: Any) -> Any:
+def test_what_never_fits_is_not_told_to_come_back(short_path: Path, tmp_path: Path) -> None:
+    """Alone or not, such a prompt or body gets a 413; one that fits alone waits for its turn."""
+    from ..tiny import tiny_model_dir  # noqa: PLC0415  (it imports mlx.core)
+
+    model = tiny_model_dir(tmp_path / "tiny", max_position_embeddings=1 << 15)
+    with running(short_path, model, env={"UMBEL_BODY_BYTES": "1MiB"}) as daemon:
+        longest = MIB // TOKEN_BYTES
+        assert f'no prompt as long as the context" tokens={longest}' in daemon.log()
+        reply = daemon.post({"prompt": [5] * (longest + 1)}, TEXT)
+        assert reply.status == 413
+        assert "Retry-After" not in reply.headers
+        assert f"{MIB} of the daemon's setting body_bytes" in reply.json()["error"]["message"]
+        reply = daemon.post({"prompt": "x" * MIB}, TEXT)
+        assert reply.status == 413
+        assert "daemon's setting body_bytes" in reply.json()["error"]["message"]
+        good = {"prompt": [5] * 1500, "max_tokens": 1}
+        reply = eventually(lambda: refused_beside_an_upload(daemon, good))
+        assert int(reply.headers["Retry-After"]) > 0
+        eventually(lambda: daemon.post(good, TEXT).status == 200)
+
+
+def refused_beside_an_upload(daemon: RunningDaemon, body: Any) -> Any:
+    """The answer to a body if it is a 503; now and then it comes first, and the upload gets it."""
+    with connected(daemon.socket) as connection:
+        head = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {MIB}\r\n\r\n"
+        connection.sendall(head.encode() + b"x" * 1_000_000)
+        return refused(daemon, body, TEXT)
+
+
+def test_a_budget_that_holds_the_context_is_not_warned_of(tiny_daemon: RunningDaemon) -> None:
+    """The default one holds all that most models read."""
+    assert "as long as the context" not in tiny_daemon.log()
+
+
+def refused(daemon: RunningDaemon, body: Any, route: str = "/v1/chat/completions") -> Any:
     """The answer to a body if it is a 503."""
-    reply = daemon.post(body)
+    reply = daemon.post(body, route)
     return reply if reply.status == 503 else None
 
 
