@@ -74,8 +74,7 @@ class Inflow:
         self._transport: asyncio.Transport | None = None
         self._held = bytearray()
         self._next: asyncio.Handle | None = None  # gives aiohttp the next slice
-        self._whole = False  # a request is handled, and all of it has come
-        self._answering = False
+        self._answering = False  # a request that has come whole
         self._holding = False  # aiohttp wants nothing for now
         self._unread = False  # the client does not read its answer
         self._paused = False
@@ -112,17 +111,17 @@ class Inflow:
 
     def handle(self, *, whole: bool) -> None:
         """A request is handled from now on; it has come whole, or its body is to be read."""
-        self._whole = whole
+        self._answering = whole
         self._settle()
 
     def answer(self) -> None:
-        """It has been read: from now on the transport reads without a pause."""
-        self._whole = self._answering = True
+        """It has come whole: from now on the transport reads without a pause."""
+        self._answering = True
         self._settle()
 
     def finish(self) -> None:
         """It is answered: the next one may come."""
-        self._whole = self._answering = False
+        self._answering = False
         self._settle()
 
     def hold(self) -> None:
@@ -144,7 +143,7 @@ class Inflow:
 
     @property
     def _flows(self) -> bool:
-        return not (self._whole or self._holding or self._unread)
+        return not (self._answering or self._holding or self._unread)
 
     def _settle(self) -> None:
         """Count what is held, and read and give as the state has it."""

@@ -345,6 +345,20 @@ def test_who_leaves_while_bytes_are_held_is_noticed() -> None:
     served(scenario)
 
 
+def test_who_leaves_behind_a_request_without_a_body_is_noticed() -> None:
+    """It is whole from the start: the transport reads on, whatever follows it."""
+
+    async def scenario() -> None:
+        world = World()
+        world.inflow.handle(whole=True)
+        world.inflow.receive(b"ahead")
+        world.inflow.hold()
+        await world.turns()
+        assert (world.data, world.ahead.nbytes, world.transport.reading) == (b"", 5, True)
+
+    asyncio.run(scenario())
+
+
 def test_who_says_that_nothing_follows_has_left() -> None:
     """Half-closed right behind a body of many slices, the connection ends all the same."""
 
