@@ -4,16 +4,19 @@ import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ModelLoadError, TemplateError
+from .formats import Wrapper, read_format
+from .template import ChatTemplate
 
 Message = Mapping[str, Any]
 """One chat message as the template sees it: `role`, `content` and what the role adds."""
 
 
-class Tokenizer(Protocol):
+class Tokenizer(Wrapper, Protocol):
     """The part of mlx-lm's `TokenizerWrapper` that is used here."""
 
     eos_token_ids: set[int]
@@ -30,8 +33,8 @@ class TokenText(NamedTuple):
 
     Attributes:
         text: with U+FFFD for bytes that are no UTF-8 on their own; a special token's name.
-        data: its bytes, not always whole characters; None for special and unknown tokens,
-            which write nothing.
+        data: its bytes, not always whole characters; None for unknown tokens and special ones
+            that are not made visible, which write nothing.
     """
 
     text: str
@@ -63,6 +66,19 @@ class TextCodec:
         self.longest_token: int = max(map(len, self._fast.get_vocab()))
         self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = _TokenBytes(self._fast)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The model's way of writing conversations and answers."""
+        return ChatTemplate(self.render_chat, read_format(self._wrapper))
+
+    @cached_property
+    def markup_tokens(self) -> frozenset[int]:
+        """Special tokens that belong to markup: an `OutputParser` must see their text."""
+        form, call_text = self.template.form, self.template.abilities.call_text
+        markers = {t for m in form.markers for t in self.encode(m, special_tokens=False)}
+        inside = set(self.encode(call_text, special_tokens=False)) - self.eos_ids
+        return self._token_bytes.special & (markers | inside)
 
     @property
     def has_chat_template(self) -> bool:
@@ -125,16 +141,28 @@ class TextCodec:
         ids: list[int] = batch[0].ids
         return ids
 
-    def read_token(self, token: int, *, first: bool) -> TokenText:
-        """Read what `token` adds to a text it does or does not begin."""
-        data = self._token_bytes.read(token, first=first)
+    def read_token(
+        self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
+    ) -> TokenText:
+        """Read what `token` adds to a text it does or does not begin.
+
+        Args:
+            token: any number.
+            first: whether nothing with a text came before it.
+            visible: special tokens that write their names.
+        """
+        data = self._token_bytes.read(token, first=first, visible=visible)
         if data is None:
             return TokenText(self._fast.id_to_token(token) or "", None)
         return TokenText(data.decode(errors="replace"), data)
 
-    def detokenizer(self) -> "Detokenizer":
-        """Start the incremental decoding of one answer."""
-        return Detokenizer(self._token_bytes)
+    def detokenizer(self, visible: frozenset[int] = frozenset()) -> "Detokenizer":
+        """Start the incremental decoding of one answer.
+
+        Args:
+            visible: special tokens that write their names, as `markup_tokens`.
+        """
+        return Detokenizer(self._token_bytes, visible)
 
 
 class Detokenizer:
@@ -142,21 +170,23 @@ class Detokenizer:
 
     A token may end inside a UTF-8 sequence; its last bytes are held back until the
     character is whole. An answer that stops inside a character loses that character, and
-    bytes that are no UTF-8 become U+FFFD. Special tokens have no text.
+    bytes that are no UTF-8 become U+FFFD. Special tokens have no text, but for those made
+    visible.
 
     Not `tokenizers`' DecodeStream: it loses what stands before half a character in the
     same token and a U+FFFD at the end of the text, and raises on bytes that are no UTF-8
     in a byte-fallback vocabulary.
     """
 
-    def __init__(self, token_bytes: "_TokenBytes") -> None:
+    def __init__(self, token_bytes: "_TokenBytes", visible: frozenset[int]) -> None:
         self._token_bytes = token_bytes
+        self._visible = visible
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = True
 
     def push(self, token: int) -> str:
         """Take one token; return the text that is now certain, often empty."""
-        data = self._token_bytes.read(token, first=self._first)
+        data = self._token_bytes.read(token, first=self._first, visible=self._visible)
         if data is None:
             return ""
         self._first = False
@@ -169,7 +199,7 @@ class _TokenBytes:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self._special = frozenset(token for token, a in added.items() if a.special)
+        self.special = frozenset(token for token, a in added.items() if a.special)
         decoder = tokenizer.decoder
         state = {} if decoder is None else json.loads(decoder.__getstate__())
         kinds = set(_decoder_kinds(state))
@@ -181,15 +211,24 @@ class _TokenBytes:
             (t for w in ("a", "A", "0", ".") if (t := tokenizer.token_to_id(w)) is not None), None
         )
 
-    def read(self, token: int, *, first: bool) -> bytes | None:
+    def read(
+        self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
+    ) -> bytes | None:
         """Read what `token` adds to a text it does or does not begin.
 
         Returns:
-            Bytes, not always whole characters; None for special and unknown tokens.
+            Bytes, not always whole characters; None for unknown tokens, and for special ones
+            but those `visible`.
         """
-        word: str | None = None if token in self._special else self._tokenizer.id_to_token(token)
+        special = token in self.special
+        word: str | None = None
+        if not special or token in visible:
+            word = self._tokenizer.id_to_token(token)
         if word is None:
             return None
+        return word.encode() if special else self._read_word(token, word, first=first)
+
+    def _read_word(self, token: int, word: str, *, first: bool) -> bytes:
         if self._byte_level:
             try:
                 return bytes(_BYTES[letter] for letter in word)

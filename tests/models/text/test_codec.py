@@ -3,9 +3,11 @@
 import errno
 import json
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from tokenizers.models import BPE
 from umbel.models.errors import ModelLoadError, TemplateError
 from umbel.models.loader import LoadedModel, load
 from umbel.models.text.codec import TextCodec
+from umbel.models.text.formats import ToolParser
 
 from ...tiny import tiny_model_dir
 
@@ -50,6 +53,16 @@ def codecs(smollm2: LoadedModel, tiny: LoadedModel) -> dict[str, TextCodec]:
 
 class StubTokenizer:
     """The part of mlx-lm's wrapper that TextCodec needs, with a template of the test's."""
+
+    has_thinking = has_tool_calling = False
+    think_start: str | None = None
+    think_end: str | None = None
+    tool_call_start: str | None = None
+    tool_call_end: str | None = None
+    tool_parser: ToolParser | None = None
+    structural_markers: Sequence[str] = ()
+    response_transitions: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType({})
+    response_initial_state: str | None = None
 
     def __init__(self, backend: Tokenizer, *, template: Any = None) -> None:
         self.backend_tokenizer = backend

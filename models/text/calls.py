@@ -1,0 +1,163 @@
+"""Reads what stands between a call's markers: the model's own form, or JSON."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .formats import ToolFormat
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class Call(NamedTuple):
+    """One call.
+
+    Attributes:
+        name: of the tool, never empty.
+        arguments: the JSON text of an object, as the model wrote it where it wrote JSON.
+        id: what the model calls it, if its form has ids.
+    """
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+class MalformedCallError(ValueError):
+    """What stands between the markers is no call."""
+
+
+def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> Sequence[Call]:
+    """Read the calls in the text between two markers.
+
+    JSON is understood whatever the model's own form is. A tool that nobody knows is a call like
+    any other: agents answer it, and the model corrects itself.
+
+    Args:
+        body: the text.
+        form: whose markers stand around it.
+        tools: as OpenAI's chat completions write them; some forms have no types of their own.
+
+    Raises:
+        MalformedCallError: it holds no call, or something that is not one besides.
+    """
+    try:
+        if body.lstrip()[:1] in ("{", "[") and (found := _json_calls(body)):
+            return found
+        return _own_calls(body, form, tools)
+    except MalformedCallError:
+        raise
+    except Exception as error:  # a parser raises whatever a bad text leads to
+        raise MalformedCallError(str(error)) from error
+
+
+def _own_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> Sequence[Call]:
+    if form.parse is None:
+        raise MalformedCallError("no JSON object with a name")
+    parsed = form.parse(body, tools)
+    calls = [_own_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
+    if not calls or (form.unit and body.count(form.unit) > len(calls)):
+        raise MalformedCallError("a call that the parser passed over")
+    known = {tool["function"]["name"] for tool in tools}
+    if form.guesses and any(call.name not in known and _is_guess(call) for call in calls):
+        raise MalformedCallError("words that are no call")
+    return calls
+
+
+def _own_call(parsed: Any) -> Call:
+    if not isinstance(parsed, Mapping):
+        raise MalformedCallError("a call that is no object")
+    name, arguments, call_id = parsed.get("name"), parsed.get("arguments", {}), parsed.get("id")
+    if not isinstance(name, str) or not name.strip():
+        raise MalformedCallError("a call without a name")
+    if not isinstance(arguments, Mapping):
+        raise MalformedCallError("arguments that are no object")
+    return Call(name, _dump(arguments), call_id if isinstance(call_id, str) and call_id else None)
+
+
+def _is_guess(call: Call) -> bool:
+    """Whether a parser may have made a call of plain words: a name, and no arguments."""
+    return call.arguments == "{}" or call.arguments.startswith('{"raw": ')
+
+
+def _dump(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
+        return json.dumps(value, allow_nan=False)
+    return text
+
+
+# -- JSON ----------------------------------------------------------------------------------
+
+
+def _refuse(constant: str) -> Any:
+    raise MalformedCallError(f"{constant} is no JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse)
+# Models write line breaks into strings as they are.
+_LENIENT = json.JSONDecoder(strict=False, parse_constant=_refuse)
+
+
+def _json_calls(body: str) -> list[Call]:
+    """Read one object or a list of them; nothing where the text is no JSON."""
+    text = body.strip()
+    try:
+        value, end = _LENIENT.raw_decode(text)
+    except json.JSONDecodeError:
+        return []
+    if end != len(text):
+        return []
+    if isinstance(value, list):
+        return [_own_call(_as_call(call)) for call in value]
+    spelled = _as_call(value)
+    if not isinstance(spelled["name"], str) or not isinstance(spelled["arguments"], dict):
+        return []  # another form of JSON, which the model's own parser may know
+    return [_own_call(spelled)._replace(arguments=_own_text(text, spelled["arguments"]))]
+
+
+def _as_call(value: Any) -> dict[str, Any]:
+    """Bring the spellings of a call together: Llama's `parameters`, arguments in a string."""
+    if not isinstance(value, dict):
+        raise MalformedCallError("a call that is no object")
+    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
+    if isinstance(arguments, str):
+        arguments = _LENIENT.decode(arguments)
+    return {"name": value.get("name"), "arguments": arguments, "id": value.get("id")}
+
+
+def _own_text(text: str, arguments: Mapping[str, Any]) -> str:
+    """Find the arguments as the model wrote them, where that is strict JSON."""
+    for key in _ARGUMENTS:
+        span = _member(text, key)
+        if span is not None and span[:1] == "{":
+            try:
+                _STRICT.decode(span)
+            except json.JSONDecodeError:
+                break
+            return span
+    return _dump(arguments)
+
+
+def _member(text: str, wanted: str) -> str | None:
+    """The text of the last member of that name in a whole object."""
+    found, at = None, _skip(text, 1)
+    while text[at] == '"':
+        key, at = _LENIENT.raw_decode(text, at)
+        begin = _skip(text, _skip(text, at) + 1)
+        _, at = _LENIENT.raw_decode(text, begin)
+        if key == wanted:
+            found = text[begin:at]
+        at = _skip(text, _skip(text, at) + 1)
+        if at >= len(text):
+            break
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at

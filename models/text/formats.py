@@ -1,0 +1,194 @@
+"""How a model marks what it thinks and what it calls, as its tokenizer's wrapper says.
+
+The markers and the parsers are mlx-lm's, which chose them by the model's template. Besides
+them every model may write a call in the generic form, which `tools` describes.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
+"""States of an answer, by mlx-lm's names. In any other, what a model writes is markup."""
+
+ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], Any]
+"""mlx-lm's: the text between two markers and the tools, to one call or a list of calls."""
+
+
+class ReasoningFormat(NamedTuple):
+    """What stands before and after a model's thoughts."""
+
+    start: str
+    end: str
+
+
+class ToolFormat(NamedTuple):
+    """What stands before and after a call.
+
+    Attributes:
+        start: never empty.
+        end: empty where only the answer's end ends a call.
+        parse: the model's own form; None where there is but the generic one.
+        unit: with what each call between the markers begins, for a parser that passes over
+            those it cannot read; else empty.
+    """
+
+    start: str
+    end: str
+    parse: ToolParser | None = None
+    unit: str = ""
+
+    @property
+    def only_json(self) -> bool:
+        """Whether what stands between the markers is JSON or no call at all."""
+        return self.parse is None or _form_of(self.parse) == "json_tools"
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the parser makes a call of any words, as GLM's does."""
+        return self.parse is not None and _form_of(self.parse) == "glm47"
+
+
+GENERIC = ToolFormat("<tool_call>", "</tool_call>")
+
+# These skip calls that they cannot read, and say nothing.
+_UNITS = {
+    "kimi_k3": "<|open|>call ",
+    "minimax_m2": "<invoke name=",
+    "function_gemma": "call:",
+    "qwen3_coder": "<function=",
+}
+
+
+def _form_of(parse: ToolParser) -> str:
+    return str(getattr(parse, "__module__", "")).rpartition(".")[2]
+
+
+class Wrapper(Protocol):
+    """The part of mlx-lm's `TokenizerWrapper` that knows a model's markers."""
+
+    has_thinking: bool
+    think_start: str | None
+    think_end: str | None
+    has_tool_calling: bool
+    tool_call_start: str | None
+    tool_call_end: str | None
+    tool_parser: ToolParser | None
+    structural_markers: Sequence[str]
+    response_transitions: Mapping[str, Sequence[tuple[str, str]]]
+    response_initial_state: str | None
+
+
+class Edges:
+    """The markers that end one state, and the states to which they lead.
+
+    The marker that is complete first wins, and of two that are complete at the same character
+    the longer one: what is found does not depend on how the text was cut.
+    """
+
+    def __init__(self, targets: Mapping[str, str]) -> None:
+        self.targets = dict(targets)
+        self.longest = max(map(len, targets), default=0)
+        ordered = sorted(targets, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self._openings = frozenset(m[:n] for m in targets for n in range(1, len(m)))
+
+    def search(self, text: str, start: int, end: int) -> tuple[int, str] | None:
+        """Find the first marker in `text[start:end]`: where it begins, and which it is."""
+        if self._pattern is None or (match := self._pattern.search(text, start, end)) is None:
+            return None
+        begin, marker = match.start(), match.group()
+        for other in self.targets:  # one inside it, complete before it
+            at = text.find(other, begin, begin + len(marker) - 1)
+            if at >= 0 and at + len(other) < begin + len(marker):
+                begin, marker = at, other
+        return begin, marker
+
+    def held(self, text: str, start: int) -> int:
+        """Count the characters at the end of `text[start:]` that may begin a marker."""
+        most = min(self.longest - 1, len(text) - start)
+        return next((n for n in range(most, 0, -1) if text[-n:] in self._openings), 0)
+
+
+class OutputFormat:
+    """All of a model's markers. Immutable, so safe from any thread.
+
+    Attributes:
+        reasoning: what surrounds its thoughts; None for a model that does not think.
+        tools: its own form of calls; None where mlx-lm knows none.
+        initial: the state in which an answer begins, thinking aside.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningFormat | None = None,
+        tools: ToolFormat | None = None,
+        *,
+        structural: Sequence[str] = (),
+        transitions: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+        initial: str = NORMAL,
+    ) -> None:
+        self.reasoning = reasoning
+        self.tools = tools
+        self.initial = initial
+        self._structural = structural
+        self._transitions = transitions or {}
+        self._edges = {calls: self._compile(calls=calls) for calls in (False, True)}
+
+    def edges(self, state: str, *, calls: bool) -> Edges:
+        """Say what ends a state, where calls are looked for and where they are plain text."""
+        return self._edges[calls].get(state, _NO_EDGES)
+
+    def tool_format(self, marker: str) -> ToolFormat:
+        """Say which form of call a marker begins."""
+        return self.tools if self.tools is not None and marker == self.tools.start else GENERIC
+
+    @property
+    def call_starts(self) -> frozenset[str]:
+        """The markers that begin a call: the model's own and the generic form's."""
+        own = () if self.tools is None else (self.tools.start,)
+        return frozenset((*own, GENERIC.start))
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All texts that are markup and never content."""
+        own = {marker for edges in self._edges[True].values() for marker in edges.targets}
+        ends = {self.tools.end} if self.tools is not None else set()
+        return frozenset((own | ends) - {"", GENERIC.start})
+
+    def _compile(self, *, calls: bool) -> dict[str, Edges]:
+        table: dict[str, dict[str, str]] = {NORMAL: {}}
+        if self.reasoning is not None:
+            table[NORMAL][self.reasoning.start] = REASONING
+            table[REASONING] = {self.reasoning.end: NORMAL}
+        for marker in self._structural:
+            table[NORMAL][marker] = NORMAL
+        for state, edges in self._transitions.items():
+            named = table.setdefault(state, {})
+            # Where calls are plain text they are content, and no part of a header.
+            named.update((marker, to if to != TOOL else NORMAL) for marker, to in edges)
+        if calls:
+            for named in table.values():
+                named.update(dict.fromkeys(self.call_starts, TOOL))
+        return {state: Edges(targets) for state, targets in table.items()}
+
+
+_NO_EDGES = Edges({})
+
+
+def read_format(wrapper: Wrapper) -> OutputFormat:
+    """Ask mlx-lm's wrapper for a model's markers."""
+    reasoning = tools = None
+    if wrapper.has_thinking and wrapper.think_start and wrapper.think_end:
+        reasoning = ReasoningFormat(wrapper.think_start, wrapper.think_end)
+    if wrapper.has_tool_calling and wrapper.tool_call_start and wrapper.tool_parser:
+        parse = wrapper.tool_parser
+        unit = _UNITS.get(_form_of(parse), "")
+        tools = ToolFormat(wrapper.tool_call_start, wrapper.tool_call_end or "", parse, unit)
+    return OutputFormat(
+        reasoning,
+        tools,
+        structural=wrapper.structural_markers,
+        transitions=wrapper.response_transitions,
+        initial=wrapper.response_initial_state or NORMAL,
+    )

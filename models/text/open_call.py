@@ -1,0 +1,157 @@
+"""A call from its first marker to its last, in text that arrives in pieces."""
+
+import json
+import re
+from enum import Enum, auto
+
+from .formats import ToolFormat
+from .json_span import JsonSpan
+
+_MOST = 4 * 2**20  # characters of a call that is not passed on as it comes
+_LONGEST_HEAD = 4096  # characters before the arguments of a call that is
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+_BLANKS = re.compile(r"[ \t\r\n]*")
+
+
+class _Phase(Enum):
+    FIRST = auto()  # up to the first character that says whether it is JSON
+    JSON = auto()  # inside a JSON value
+    SEEK = auto()  # up to the end marker
+
+
+class StreamedArguments:
+    """A call's name and arguments, as they come, where a grammar guarantees the generic form.
+
+    Attributes:
+        name: of the tool; None until it is whole and the arguments begin.
+        done: the arguments have ended.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._head: str | None = ""
+        self._span = JsonSpan()
+
+    @property
+    def done(self) -> bool:
+        """Whether the arguments have ended."""
+        return self._span.done
+
+    def push(self, text: str) -> str:
+        """Take more of what stands between the markers; return what it adds to the arguments."""
+        if self._head is None or self.done:
+            return ""
+        if self.name is None:
+            self._head += text
+            match = _HEAD.match(self._head)
+            if match is None:
+                # A promise that is not kept: the call is read when it is whole.
+                self._head = None if len(self._head) > _LONGEST_HEAD else self._head
+                return ""
+            self.name, text = json.loads(match[1], strict=False), self._head[match.end() :]
+        return text[: self._span.feed(text, 0)]
+
+
+class OpenCall:
+    """Collects a call. Where it is JSON, an end marker inside a string does not end it.
+
+    Args:
+        form: whose start marker has come.
+        begin: the character of the answer at which that marker begins.
+
+    Attributes:
+        refused: it is no call.
+        ended: all of it has come.
+    """
+
+    def __init__(self, form: ToolFormat, begin: int) -> None:
+        self.form = form
+        self.begin = begin
+        self.refused = self.ended = False
+        self._phase = _Phase.FIRST
+        self._parts: list[str] = []
+        self._size = 0
+        self._tail = ""  # the end of what was searched, as much as may begin the end marker
+        self._marked = False
+        self._span = JsonSpan()
+
+    def feed(self, text: str, start: int) -> int:
+        """Read on from `text[start]`; return where the call, or the text, ends."""
+        at = start
+        while at < len(text) and not (self.ended or self.refused):
+            if self._phase is _Phase.FIRST:
+                end = self._first(text, at)
+            elif self._phase is _Phase.JSON:
+                end = self._json(text, at)
+            else:
+                end = self._seek(text, at)
+            self._parts.append(text[at:end])
+            self._size += end - at
+            at = end
+        self.refused = self.refused or (self._size > _MOST and not self.ended)
+        return at
+
+    @property
+    def text(self) -> str:
+        """All that has come, markers included."""
+        return self.form.start + "".join(self._parts)
+
+    @property
+    def body(self) -> str:
+        """What has come between the markers."""
+        text = "".join(self._parts)
+        return text.removesuffix(self.form.end) if self._marked else text
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the call can be whole although its end marker has not come."""
+        return not self.form.end or self._span.done
+
+    @property
+    def words(self) -> int:
+        """Of a call that is none: how many characters of `text` are mere text for certain.
+
+        Not all if its start marker stands in it again: the first may have been mere words.
+        """
+        text, begin = self.text, len(self.form.start)
+        if self._span.broken and self.form.end:
+            first = text.find(self.form.end, begin)
+            text = text[: first + len(self.form.end)] if first >= 0 else text
+        again = text.rfind(self.form.start, begin)
+        return len(text) if again < 0 else again
+
+    def _first(self, text: str, at: int) -> int:
+        match = _BLANKS.match(text, at)
+        at = match.end() if match else at
+        if at < len(text):
+            self.refused = self.form.only_json and text[at] not in "{["
+            self._phase = _Phase.JSON if text[at] in "{[" else _Phase.SEEK
+        return at
+
+    def _json(self, text: str, at: int) -> int:
+        end = self._span.feed(text, at)
+        if self._span.done:
+            self._phase = _Phase.SEEK
+            self.ended = not self.form.end
+        elif self._span.broken:
+            self._phase = _Phase.SEEK
+            # An end marker that was taken for part of a string has ended the call.
+            read = "".join(self._parts) + text[at:end]
+            self.refused = bool(self.form.end) and self.form.end in read
+        return end
+
+    def _seek(self, text: str, at: int) -> int:
+        end, longest = self.form.end, max(0, len(self.form.end) - 1)
+        limit = min(len(text), at + _MOST + 1 - self._size)
+        if not end:
+            return limit
+        border = self._tail + text[at : min(limit, at + longest)]
+        if (found := border.find(end)) >= 0:
+            after = at + found + len(end) - len(self._tail)
+        elif (found := text.find(end, at, limit)) >= 0:
+            after = found + len(end)
+        else:
+            self._tail = (self._tail + text[max(at, limit - longest) : limit])[-longest:]
+            return limit
+        self.ended = self._marked = True
+        return after

@@ -1,0 +1,230 @@
+"""An answer's text to events: content, reasoning and calls, as they come.
+
+What is markup depends on the model (`formats`). The rules are the same for all:
+
+- Text is passed on as soon as it cannot be part of a marker. How the text was cut changes
+  neither the events' order nor what their texts make up.
+- Spaces and line breaks directly around a marker belong to it, as templates write them.
+- A call is read when it is whole. What cannot be read, or does not end, arrives as what
+  surrounds it, whole and with its markers. A tool that nobody knows is a call all the same.
+- A call that a model begins inside its thoughts ends them, if it can be read.
+- Where no call is asked for, by `tool_choice` or for lack of tools, calls are plain text.
+"""
+
+from collections.abc import Sequence
+
+from .calls import MalformedCallError, read_calls
+from .conversation import Tool, ToolChoice
+from .events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from .formats import NORMAL, REASONING, TOOL, OutputFormat
+from .open_call import OpenCall, StreamedArguments
+from .tools import openai_tools
+
+_BLANK = " \t\r\n"
+_HELD_BLANKS = 256  # before a marker these many belong to it; more are content
+
+
+class OutputParser:
+    """Parses one answer. Not thread-safe.
+
+    Args:
+        form: the model's markers.
+        tools: those that the model was told of.
+        tool_choice: `none` leaves calls in the text; without `parallel` the first is the last.
+        in_reasoning: whether the prompt ends inside the model's thoughts.
+        guaranteed: whether a grammar sees to it that calls have the form of `tools.call_frame`:
+            their arguments are then passed on as they come.
+
+    Attributes:
+        done: the answer has all that it may have; what follows is left out.
+        calls: how many calls have begun.
+    """
+
+    def __init__(
+        self,
+        form: OutputFormat,
+        *,
+        tools: Sequence[Tool] = (),
+        tool_choice: ToolChoice | None = None,
+        in_reasoning: bool = False,
+        guaranteed: bool = False,
+    ) -> None:
+        choice = tool_choice or ToolChoice()
+        self.done = False
+        self.calls = 0
+        self._form = form
+        self._tools = openai_tools(tools)
+        self._finds_calls = bool(tools) and choice.mode != "none"
+        self._parallel = choice.parallel
+        self._guaranteed = guaranteed
+        self._state = REASONING if in_reasoning else form.initial
+        self._call: OpenCall | None = None
+        self._streamed: StreamedArguments | None = None
+        self._events: list[OutputEvent] = []
+        # What has come and is not used yet is _text[_at:]; _text[0] is character _base of all.
+        self._text, self._at, self._base = "", 0, 0
+        self._quiet_until = 0  # before this character calls are plain text
+        self._blanks, self._blanks_at = "", 0
+        self._after_marker = in_reasoning
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """Take more of what the model wrote; return what is now certain."""
+        if not self.done:
+            self._base, self._text = self._base + self._at, self._text[self._at :] + text
+            self._at = 0
+            while self._step():
+                pass
+        return self._take_events()
+
+    def flush(self) -> list[OutputEvent]:
+        """The answer has ended: return what was held back."""
+        while (call := self._call) is not None and not self.done:
+            if call.may_end or self._is_streamed:
+                self._close(call)
+            else:
+                self._give_up(call)
+            while self._step():
+                pass
+        if not self.done:
+            self._plain(len(self._text))
+            self._emit(self._blanks, self._blanks_at)
+        self.done = True
+        return self._take_events()
+
+    def _take_events(self) -> list[OutputEvent]:
+        events, self._events = self._events, []
+        return events
+
+    # -- markers ---------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """Use text up to the next marker, or of an open call; False when more is needed."""
+        if self.done or self._at == len(self._text):
+            return False
+        if self._call is not None:
+            return self._continue_call(self._call)
+        quiet = self._quiet_until - self._base
+        loud = self._finds_calls and self._at >= quiet
+        edges = self._form.edges(self._state, calls=loud)
+        end = len(self._text)
+        if self._finds_calls and not loud:
+            end = min(end, quiet + edges.longest)
+        found = edges.search(self._text, self._at, end)
+        if found is not None and (loud or not self._finds_calls or found[0] < quiet):
+            begin, marker = found
+            self._plain(begin)
+            self._at = begin + len(marker)
+            self._cross(marker, edges.targets[marker], self._base + begin)
+            return True
+        safe = len(self._text) - edges.held(self._text, self._at)
+        if self._finds_calls and not loud:
+            safe = min(safe, quiet)
+        self._plain(safe)
+        return self._finds_calls and not loud and safe == quiet
+
+    def _cross(self, marker: str, target: str, begin: int) -> None:
+        if target == TOOL:
+            self._call = OpenCall(self._form.tool_format(marker), begin)
+            self._streamed = StreamedArguments() if self._guaranteed else None
+            return
+        self._blanks = ""
+        self._state, self._after_marker = target, True
+        if marker in self._form.call_starts:  # as text, after a header that said so
+            self._after_marker = False
+            self._emit(marker, begin)
+
+    # -- text ------------------------------------------------------------------------------
+
+    def _plain(self, end: int) -> None:
+        """Pass on what comes before `end`, but for blanks that may belong to a marker."""
+        text, begin = self._text[self._at : end], self._base + self._at
+        self._at = end
+        if not text or self._state not in (NORMAL, REASONING):
+            return
+        if self._after_marker:
+            whole = len(text)
+            text = text.lstrip(_BLANK)
+            begin += whole - len(text)
+            if not text:
+                return
+            self._after_marker = False
+        if not self._form.edges(self._state, calls=self._finds_calls).targets:
+            self._emit(text, begin)
+            return
+        if self._blanks:
+            text, begin = self._blanks + text, self._blanks_at
+        kept = len(text.rstrip(_BLANK))
+        kept = max(kept, len(text) - _HELD_BLANKS)
+        self._emit(text[:kept], begin)
+        self._blanks, self._blanks_at = text[kept:], begin + kept
+
+    def _emit(self, text: str, begin: int) -> None:
+        if not text:
+            return
+        self._events.append(
+            ReasoningDelta(text) if self._state == REASONING else TextDelta(text, begin)
+        )
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def _continue_call(self, call: OpenCall) -> bool:
+        begin, self._at = self._at, call.feed(self._text, self._at)
+        streamed = self._streamed
+        if streamed is not None:
+            self._stream(streamed, self._text[begin : self._at])
+        if call.ended:
+            self._close(call)
+        elif call.refused and not self._is_streamed:
+            self._give_up(call)
+        return True
+
+    @property
+    def _is_streamed(self) -> bool:
+        return self._streamed is not None and self._streamed.name is not None
+
+    def _stream(self, streamed: StreamedArguments, text: str) -> None:
+        """Pass on what is new of a call that is certain to be one."""
+        known, done = streamed.name is not None, streamed.done
+        fragment = streamed.push(text)
+        if streamed.name is not None and not known:
+            self._begin_call(streamed.name, None)
+        if fragment:
+            self._events.append(ToolCallDelta(self.calls - 1, fragment))
+        if streamed.done and not done:
+            self._events.append(ToolCallEnd(self.calls - 1))
+
+    def _close(self, call: OpenCall) -> None:
+        if not self._is_streamed:
+            try:
+                found = read_calls(call.body, call.form, self._tools)
+            except MalformedCallError:
+                self._give_up(call)
+                return
+            for one in found if self._parallel else found[:1]:
+                self._begin_call(one.name, one.id)
+                self._events.append(ToolCallDelta(self.calls - 1, one.arguments))
+                self._events.append(ToolCallEnd(self.calls - 1))
+        self._call, self._blanks = None, ""
+        self._state, self._after_marker = NORMAL, True
+        self.done = not self._parallel
+
+    def _begin_call(self, name: str, call_id: str | None) -> None:
+        self._events.append(ToolCallStart(self.calls, name, call_id))
+        self.calls += 1
+
+    def _give_up(self, call: OpenCall) -> None:
+        """Go back to where the call began and read it as text."""
+        self._call = None
+        self._quiet_until = call.begin + call.words
+        if call.begin < self._base:
+            self._text, self._at = call.text + self._text[self._at :], 0
+            self._base = call.begin
+        else:
+            self._at = call.begin - self._base

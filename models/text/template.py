@@ -1,0 +1,351 @@
+"""Conversations to prompts with a model's chat template, whatever that template knows.
+
+What a template can do is found once, by rendering: whether it takes tools, a call's arguments
+as an object or as JSON text, earlier thoughts, a system message that is not the first. What it
+cannot do is written in another way rather than refused:
+
+- Tools in a template that knows none, or whose calls mlx-lm cannot read: the generic form, which
+  `tools` describes.
+- System messages where only the first may be one: those at the beginning become one, with an
+  empty line between; a later one becomes a message of the user's.
+- No system messages at all: they become a message of the user's.
+- Two messages of the user's one after the other where the template asks for alternation: they
+  become one, with an empty line between.
+
+`tool_choice` does not change a prompt: requests that differ in it share all of it.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import TemplateError
+from . import tools as generic
+from .calls import MalformedCallError, read_calls
+from .conversation import Conversation, Message, Tool, ToolCall
+from .formats import OutputFormat, ToolFormat
+from .json_span import JsonSpan
+
+_Dicts = list[dict[str, Any]]
+
+# What transformers' apply_chat_template takes besides what a template does.
+_RESERVED = frozenset(
+    {
+        *("messages", "conversation", "tools", "documents", "chat_template", "processor_kwargs"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "tokenizer_kwargs"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "load_audio_from_video"),
+    }
+)
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any other
+_JSON_BEGINS = re.compile(r"[{\[]\s*[\"{]")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
+class Render(Protocol):
+    """Renders message dicts with the model's own template, as `TextCodec.render_chat` does."""
+
+    def __call__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = True,
+        options: Mapping[str, Any] = ...,
+    ) -> str:
+        """Render, or raise TemplateError."""
+        ...
+
+
+class Abilities(NamedTuple):
+    """What a template can do.
+
+    Attributes:
+        tools: it tells the model of tools, and writes calls that mlx-lm can read.
+        call_text: a call as it writes one, with its markers; empty where it does not.
+        any_id: it takes any text as a call's id, and not only nine letters and digits.
+        arguments_as_text: it takes a call's arguments as JSON text, and keeps it as it is.
+        reasoning_key: the name by which it takes earlier thoughts.
+        system: it takes a system message at the beginning.
+        late_system: and in any other place, several in a row, too.
+        user_twice: it takes two messages of the user's one after the other.
+        thinking_switch: `enable_thinking` changes what it writes.
+    """
+
+    tools: bool
+    call_text: str
+    any_id: bool
+    arguments_as_text: bool
+    reasoning_key: str
+    system: bool
+    late_system: bool
+    user_twice: bool
+    thinking_switch: bool
+
+
+class ChatTemplate:
+    """One model's way of writing conversations. Safe to call from several threads at once.
+
+    Args:
+        render: with the model's own template.
+        form: the model's markers.
+    """
+
+    def __init__(self, render: Render, form: OutputFormat) -> None:
+        self.form = form
+        self._render = render
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What the template can do, found by rendering at the first use."""
+        return _Probe(self._render, self.form).abilities()
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether tools go to the template; else they are written in the generic form."""
+        return self.abilities.tools
+
+    @property
+    def supports_thinking_switch(self) -> bool:
+        """Whether the option `enable_thinking` changes what the model does."""
+        return self.abilities.thinking_switch
+
+    def render(self, conversation: Conversation, *, generation_prompt: bool = True) -> str:
+        """Render a conversation.
+
+        Args:
+            conversation: its tools and options included.
+            generation_prompt: whether the beginning of an answer follows.
+
+        Raises:
+            TemplateError: the model has no template, an option is not one of a template's, or
+                the template refuses the messages.
+        """
+        if reserved := sorted(_RESERVED.intersection(conversation.options)):
+            raise TemplateError(f"{reserved[0]!r} is not an option of a chat template")
+        native = bool(conversation.tools) and self.knows_tools
+        return self._render(
+            self._dicts(conversation, native=native),
+            tools=generic.openai_tools(conversation.tools) if native else None,
+            generation_prompt=generation_prompt,
+            options=conversation.options,
+        )
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Whether an answer to a rendered prompt begins inside the model's thoughts."""
+        reasoning = self.form.reasoning
+        return reasoning is not None and prompt.rstrip().endswith(reasoning.start)
+
+    # -- messages --------------------------------------------------------------------------
+
+    def _dicts(self, conversation: Conversation, *, native: bool) -> _Dicts:
+        """Write the messages as this template takes them."""
+        messages = conversation.messages
+        if native or (self.knows_tools and not conversation.tools):
+            dicts = self._native(messages)
+        else:
+            dicts = self._generic(messages, conversation.tools)
+        can = self.abilities
+        if not can.late_system:
+            dicts = _only_first_system(dicts)
+        if not can.system:
+            dicts = [_as_user(m) for m in dicts]
+        return dicts if can.user_twice else _alternating(dicts)
+
+    def _native(self, messages: Sequence[Message]) -> _Dicts:
+        names = {call.id: call.name for m in messages for call in m.tool_calls}
+        return [self._native_message(m, names) for m in messages]
+
+    def _native_message(self, message: Message, names: Mapping[str, str]) -> dict[str, Any]:
+        written: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            written[self.abilities.reasoning_key] = message.reasoning
+        if message.tool_calls:
+            as_text = self.abilities.arguments_as_text
+            written["tool_calls"] = [
+                _native_call(call, self._id(call.id), as_text=as_text)
+                for call in message.tool_calls
+            ]
+        if message.role == "tool":
+            called = message.tool_call_id or ""
+            written["tool_call_id"] = self._id(called)
+            written["name"] = message.name or names.get(called, "")
+        return written
+
+    def _id(self, call_id: str) -> str:
+        if self.abilities.any_id or _SHORT_ID.fullmatch(call_id):
+            return call_id
+        return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+    def _generic(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Dicts:
+        dicts: _Dicts = []
+        for is_result, group in groupby(messages, lambda m: m.role == "tool"):
+            if is_result:
+                dicts.append({"role": "user", "content": generic.results(group)})
+            else:
+                dicts += [self._generic_message(message) for message in group]
+        return _with_definitions(dicts, tools) if tools else dicts
+
+    def _generic_message(self, message: Message) -> dict[str, Any]:
+        content = generic.with_calls(message.content, message.tool_calls)
+        written: dict[str, Any] = {"role": message.role, "content": content}
+        if message.reasoning:
+            written[self.abilities.reasoning_key] = message.reasoning
+        return written
+
+
+def _native_call(call: ToolCall, call_id: str, *, as_text: bool) -> dict[str, Any]:
+    arguments: Any = call.arguments or "{}"
+    if not as_text:
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise TemplateError(f"the arguments of call {call.id!r} are no JSON") from error
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _with_definitions(dicts: _Dicts, tools: Sequence[Tool]) -> _Dicts:
+    """Put the definitions behind the last of the system messages at the beginning."""
+    count = next((i for i, m in enumerate(dicts) if m["role"] != "system"), len(dicts))
+    text = generic.definitions(tools)
+    if count == 0:
+        return [{"role": "system", "content": text}, *dicts]
+    last = dicts[count - 1]
+    told = last | {"content": _joined([last["content"], text])}
+    return [*dicts[: count - 1], told, *dicts[count:]]
+
+
+def _only_first_system(dicts: _Dicts) -> _Dicts:
+    count = next((i for i, m in enumerate(dicts) if m["role"] != "system"), len(dicts))
+    first = {"role": "system", "content": _joined(m["content"] for m in dicts[:count])}
+    return [*([first] if count else []), *(_as_user(m) for m in dicts[count:])]
+
+
+def _as_user(message: dict[str, Any]) -> dict[str, Any]:
+    return message | {"role": "user"} if message["role"] == "system" else message
+
+
+def _alternating(dicts: _Dicts) -> _Dicts:
+    merged: _Dicts = []
+    for message in dicts:
+        if merged and message["role"] == merged[-1]["role"] == "user":
+            merged[-1] = merged[-1] | {
+                "content": _joined([merged[-1]["content"], message["content"]])
+            }
+        else:
+            merged.append(message)
+    return merged
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "\n\n".join(text for text in texts if text)
+
+
+# -- probing -------------------------------------------------------------------------------
+
+
+class _Probe:
+    """Renders what no template has seen, and looks for it in what comes out."""
+
+    _TOOL = Tool(
+        name="umbel_probe_tool",
+        description="umbel_probe_words",
+        parameters={"type": "object", "properties": {"umbel_key": {"type": "string"}}},
+    )
+    _CALL = ToolCall(id="umbel0001", name=_TOOL.name, arguments='{"umbel_key":"umbel value"}')
+    _LONG_ID = "call_umbel_0001"
+
+    def __init__(self, render: Render, form: OutputFormat) -> None:
+        self._render = render
+        self._form = form
+
+    def abilities(self) -> Abilities:
+        as_text = self._call(as_text=True)
+        call = as_text or self._call(as_text=False)
+        system = self._shows(_says("system", "umbel_a"), _says("user", "umbel_b"))
+        return Abilities(
+            tools=bool(call) and self._tells_of_tools(),
+            call_text=call,
+            any_id=bool(self._call(self._LONG_ID, as_text=bool(as_text))),
+            arguments_as_text=bool(as_text),
+            reasoning_key=self._reasoning_key(),
+            system=system,
+            late_system=system and self._takes_late_system(),
+            user_twice=self._shows(_says("user", "umbel_a"), _says("user", "umbel_b")),
+            thinking_switch=self._has_thinking_switch(),
+        )
+
+    def _text(self, *messages: dict[str, Any], **kwargs: Any) -> str | None:
+        try:
+            return self._render(messages, **kwargs)
+        except TemplateError:
+            return None
+
+    def _shows(self, *messages: dict[str, Any]) -> bool:
+        """Whether all contents come out, in their order."""
+        text = self._text(*messages)
+        places = [(text or "").find(m["content"]) for m in messages]
+        return places == sorted(places) and places[0] >= 0
+
+    def _takes_late_system(self) -> bool:
+        talk = [_says("user", "umbel_c"), _says("assistant", "umbel_d")]
+        first, second = _says("system", "umbel_a"), _says("system", "umbel_b")
+        late = _says("system", "umbel_e")
+        return self._shows(first, second, *talk, late, _says("user", "umbel_f")) and self._shows(
+            *talk, late
+        )
+
+    def _tells_of_tools(self) -> bool:
+        told = generic.openai_tools([self._TOOL])
+        text = self._text(_says("user", "umbel_a"), tools=told) or ""
+        return self._TOOL.name in text and "umbel_key" in text
+
+    def _call(self, call_id: str = _CALL.id, *, as_text: bool) -> str:
+        """What the template writes for a call, if mlx-lm reads that call from it."""
+        form, told = self._form.tools, generic.openai_tools([self._TOOL])
+        if form is None:
+            return ""
+        call = _native_call(self._CALL, call_id, as_text=as_text)
+        asks = _says("assistant", "") | {"tool_calls": [call]}
+        answer = _says("tool", "umbel_b") | {"tool_call_id": call_id, "name": self._CALL.name}
+        text = self._text(_says("user", "umbel_a"), asks, answer, tools=told) or ""
+        body = _last_body(text, form)
+        if as_text and self._CALL.arguments not in body:
+            return ""
+        try:
+            read = read_calls(body, form, told)[0]
+        except MalformedCallError:
+            return ""
+        same = json.loads(read.arguments) == json.loads(self._CALL.arguments)
+        return form.start + body + form.end if same and read.name == self._CALL.name else ""
+
+    def _reasoning_key(self) -> str:
+        for key in _REASONING_KEYS:
+            asks = _says("assistant", "umbel_b") | {key: "umbel_thought"}
+            if "umbel_thought" in (self._text(_says("user", "umbel_a"), asks) or ""):
+                return key
+        return _REASONING_KEYS[0]
+
+    def _has_thinking_switch(self) -> bool:
+        asks = _says("user", "umbel_a")
+        return self._text(asks, options={"enable_thinking": False}) != self._text(
+            asks, options={"enable_thinking": True}
+        )
+
+
+def _says(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _last_body(text: str, form: ToolFormat) -> str:
+    """What stands between the last start marker and its end."""
+    rest = text.rpartition(form.start)[2]
+    if form.end:
+        return rest.partition(form.end)[0]
+    match = _JSON_BEGINS.search(rest)
+    return rest[: JsonSpan().feed(rest, match.start())] if match else ""

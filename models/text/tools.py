@@ -1,0 +1,82 @@
+"""Tools as chat templates take them, and the generic form for templates that know none.
+
+The generic form. The system prompt ends with the tools' definitions, in the client's order, one
+JSON object a line, so that all requests with the same tools share them; they stand behind the
+system prompt's own text, so that other tools still share that. A call is
+
+    <tool_call>
+    {"name": "f", "arguments": {…}}
+    </tool_call>
+
+in the assistant's text, several below each other. What a tool returned is a message of the user's:
+
+    <tool_response>
+    …
+    </tool_response>
+
+Results that follow each other stand in one message, in the order in which they came.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from .conversation import Message, Tool, ToolCall
+
+_BEFORE = """\
+# Functions
+
+You can call functions. Each line between the tags describes one as JSON: its name, what it does, \
+and a JSON schema of its arguments.
+<tools>
+"""
+_AFTER = """
+</tools>
+
+To call a function, write this, with its name and its arguments, and nothing after it:
+<tool_call>
+{"name": "the name", "arguments": {"an argument": "its value"}}
+</tool_call>
+To call several, write one block for each. What they return comes back between <tool_response> \
+and </tool_response>. Call none where you can answer without."""
+
+
+class CallFrame(NamedTuple):
+    """What a call of the generic form writes around its arguments, a JSON object."""
+
+    before: str
+    after: str
+
+
+def call_frame(name: str) -> CallFrame:
+    """Say what a model must write to call a tool: the text that a grammar asks for."""
+    written = json.dumps(name, ensure_ascii=False)
+    return CallFrame(f'<tool_call>\n{{"name": {written}, "arguments": ', "}\n</tool_call>")
+
+
+def openai_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Write tools as OpenAI's chat completions do, which is how templates take them."""
+    return [{"type": "function", "function": _function(tool)} for tool in tools]
+
+
+def definitions(tools: Sequence[Tool]) -> str:
+    """Write what the generic form's system prompt says of the tools."""
+    lines = (json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
+    return _BEFORE + "\n".join(lines) + _AFTER
+
+
+def with_calls(content: str, calls: Iterable[ToolCall]) -> str:
+    """Write an earlier answer's text and calls in the generic form."""
+    frames = ((call_frame(call.name), call.arguments) for call in calls)
+    blocks = [frame.before + (arguments or "{}") + frame.after for frame, arguments in frames]
+    return "\n".join([*([content] if content else []), *blocks])
+
+
+def results(messages: Iterable[Message]) -> str:
+    """Write what tools returned in the generic form."""
+    return "\n".join(f"<tool_response>\n{m.content}\n</tool_response>" for m in messages)
+
+
+def _function(tool: Tool) -> dict[str, Any]:
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return {"name": tool.name, "description": tool.description, "parameters": parameters}

@@ -1,0 +1,142 @@
+"""Chat templates in the manner of models that cannot be had here, rendered as transformers does."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from umbel.models.errors import TemplateError
+from umbel.models.text.template import ChatTemplate
+
+from .outputs import GENERIC, format_of
+
+_END = "{% if add_generation_prompt %}[assistant]{% endif %}"
+
+THINKING = """\
+{%- if tools or messages[0].role == 'system' %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
+{%- if tools %}
+<tools>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}</tools>{% endif %}<|im_end|>
+{% endif -%}
+{%- set ns = namespace(query=0) %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{% set ns.query = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for m in messages %}
+{%- if m.role == 'user' or (m.role == 'system' and not loop.first) %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% elif m.role == 'assistant' %}<|im_start|>assistant
+{% if m.reasoning_content and loop.index0 > ns.query %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content.lstrip('\n') }}
+{%- for call in m.tool_calls or [] %}
+{%- if m.content or not loop.first %}
+{% endif %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {% if call.function.arguments is string -%}
+{{ call.function.arguments }}{% else %}{{ call.function.arguments | tojson }}{% endif %}}
+</tool_call>{% endfor %}<|im_end|>
+{% elif m.role == 'tool' %}
+{%- if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
+<tool_response>
+{{ m.content }}
+</tool_response>
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>
+{% endif %}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% else %}<think>
+{% endif %}{% endif %}"""
+"""As Qwen3's: tools, thoughts of the turn that is not over, an opened block at the end."""
+
+OBJECTS = (
+    """\
+{%- for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}
+{%- for m in messages %}[{{ m.role }}]{{ m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>
+{{ value }}
+</parameter>
+{% endfor %}</function>
+</tool_call>{% endfor %}{% endfor %}"""
+    + _END
+)
+"""As Qwen3-Coder's: a call's arguments must be an object."""
+
+NINE_LETTER_IDS = (
+    """\
+{%- for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}
+{%- for m in messages %}[{{ m.role }}]{{ m.content }}
+{%- if m.role == 'tool' %}
+{%- if m.tool_call_id | length != 9 %}{{ raise_exception('ids have 9 letters') }}{% endif -%}
+[id={{ m.tool_call_id }}]{% endif %}
+{%- for call in m.tool_calls or [] %}
+{%- if call.id | length != 9 %}{{ raise_exception('ids have 9 letters') }}{% endif -%}
+[id={{ call.id }}]<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{%- endfor %}"""
+    + _END
+)
+"""As Mistral's: other ids are refused."""
+
+ALTERNATING = (
+    """\
+{%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}
+{%- if not loop.first and messages[loop.index0 - 1].role == m.role %}
+{{- raise_exception('roles must alternate') }}{% endif -%}
+[{{ m.role }}]{{ m.content }}{% endfor %}"""
+    + _END
+)
+"""As Llama 2's: one system message, then the user and the assistant in turns."""
+
+NO_SYSTEM = (
+    """\
+{%- if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}
+"""
+    + ALTERNATING
+)
+"""As Gemma's."""
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
+def template_of(source: str, form: str | None = None) -> ChatTemplate:
+    """Make the template of a model with one of mlx-lm's parsers, or without."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    environment.globals["raise_exception"] = _raise
+    compiled = environment.from_string(source)
+
+    def render(
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = True,
+        options: Mapping[str, Any] = {},
+    ) -> str:
+        try:
+            return compiled.render(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=generation_prompt,
+                **options,
+            )
+        except Exception as error:
+            raise TemplateError(str(error)) from error
+
+    return ChatTemplate(render, GENERIC if form is None else format_of(form))

@@ -1,0 +1,239 @@
+"""Answers become events: content, thoughts and calls, however the text is cut."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umbel.models.text.conversation import ToolChoice
+from umbel.models.text.events import TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
+from umbel.models.text.formats import OutputFormat
+from umbel.models.text.output import OutputParser
+
+from .outputs import FORMS, GENERIC, TOOLS, Part, events_of, format_of, parts_of
+
+PARIS = ("call", "get_weather", {"city": "Paris"})
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+ONE = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+NOON = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+JSON_CALLS: dict[str, tuple[str, list[Part]]] = {
+    "plain text": ("Hello there", [("text", "Hello there")]),
+    "blanks of plain text": (" a\n\n b \n", [("text", " a\n\n b \n")]),
+    "one call": (CALL, [PARIS]),
+    "two calls": (f"{CALL}\n{NOON}", [PARIS, ("call", "get_time", {})]),
+    "text around": (
+        f"Let me look.\n\n{CALL}\nDone.",
+        [("text", "Let me look."), PARIS, ("text", "Done.")],
+    ),
+    "thoughts": (
+        f"<think>\nHm.\nWell.\n</think>\n\nSo:\n{CALL}",
+        [("thought", "Hm.\nWell."), ("text", "So:"), PARIS],
+    ),
+    "empty thoughts": ("<think>\n\n</think>\n\nHi", [("text", "Hi")]),
+    "thoughts without end": ("<think>\nHm. ", [("thought", "Hm. ")]),
+    "a call ends thoughts": (
+        f"<think>Hm.\n{CALL}\nHi",
+        [("thought", "Hm."), PARIS, ("text", "Hi")],
+    ),
+    "a marker is thought of": (
+        f"<think>I use <tool_call> here.</think>{CALL}",
+        [("thought", "I use <tool_call> here."), PARIS],
+    ),
+    "a marker is spoken of": (
+        f"The <tool_call> tag.\n{CALL}",
+        [("text", "The <tool_call> tag."), PARIS],
+    ),
+    "end marker in a string": (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "</tool_call>"}}</tool_call>',
+        [("call", "get_weather", {"city": "</tool_call>"})],
+    ),
+    "line break in a string": (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a\nb"}}</tool_call>',
+        [("call", "get_weather", {"city": "a\nb"})],
+    ),
+    "arguments in a string": (
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>',
+        [PARIS],
+    ),
+    "parameters": (
+        '<tool_call>{"name": "get_weather", "parameters": {"city": "Paris"}}</tool_call>',
+        [PARIS],
+    ),
+    "a list of calls": (
+        f'<tool_call>[{ONE}, {{"name": "get_time"}}]</tool_call>',
+        [PARIS, ("call", "get_time", {})],
+    ),
+    "an unknown tool": (
+        '<tool_call>{"name": "fly", "arguments": {"to": "Paris"}}</tool_call>',
+        [("call", "fly", {"to": "Paris"})],
+    ),
+    "no end marker": (CALL.removesuffix("</tool_call>"), [PARIS]),
+    "half a marker": ("a <tool_c", [("text", "a <tool_c")]),
+    "half a marker, then more": ("a <tool_c> b", [("text", "a <tool_c> b")]),
+    "an end marker alone": ("a</tool_call>b</think>", [("text", "a</tool_call>b</think>")]),
+    "string without end before a call": (
+        f'<tool_call>{{"name": "x", "arguments": {{"a": "b}}}}</tool_call>\n{CALL}',
+        [("text", '<tool_call>{"name": "x", "arguments": {"a": "b}}</tool_call>'), PARIS],
+    ),
+}
+MALFORMED = {
+    "cut in the name": '<tool_call>\n{"name": "get_wea',
+    "cut in the arguments": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par',
+    "no JSON": "<tool_call>get_weather(Paris)</tool_call>",
+    "no name": '<tool_call>{"arguments": {"city": "Paris"}}</tool_call>',
+    "empty name": '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+    "a number as name": '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+    "arguments no object": '<tool_call>{"name": "get_time", "arguments": [1]}</tool_call>',
+    "an empty list": "<tool_call>[]</tool_call>",
+    "half a list": '<tool_call>[{"name": "get_time"}, 3]</tool_call>',
+    "no number": '<tool_call>{"name": "get_time", "arguments": {"a": NaN}}</tool_call>',
+    "junk behind": '<tool_call>{"name": "get_time", "arguments": {}} x</tool_call>',
+    "nested too deep": f'<tool_call>{{"name": {"[" * 100_000}</tool_call>',
+}
+
+
+def parts(text: str, form: OutputFormat = GENERIC, **kwargs: Any) -> list[Part]:
+    """Parse an answer that comes in one piece, character by character, and in threes."""
+    whole, single, threes = (
+        parts_of(events_of(OutputParser(form, tools=TOOLS, **kwargs), pieces))
+        for pieces in ([text], text, [text[i : i + 3] for i in range(0, len(text), 3)])
+    )
+    assert whole == single == threes
+    return whole
+
+
+@pytest.mark.parametrize("name", JSON_CALLS)
+@pytest.mark.parametrize("form", ["generic", "json_tools"])
+def test_answers_with_calls_as_json(form: str, name: str) -> None:
+    """The same text is the same answer, whether the template or umbel taught the form."""
+    text, expected = JSON_CALLS[name]
+    assert parts(text, GENERIC if form == "generic" else format_of(form)) == expected
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_model_may_use_the_generic_form(form: str) -> None:
+    """What a grammar forces has this form, whatever the model's own is."""
+    assert parts(f"Look:\n{CALL}\n{NOON}", format_of(form)) == [
+        ("text", "Look:"),
+        PARIS,
+        ("call", "get_time", {}),
+    ]
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("form", ["generic", "json_tools"])
+def test_a_malformed_call_is_text(form: str, name: str) -> None:
+    """Whole, with its markers and the blanks around it; calls around it are not touched."""
+    text = MALFORMED[name]
+    markers = GENERIC if form == "generic" else format_of(form)
+    assert parts(f"a \n{text}", markers) == [("text", f"a \n{text}")]
+    if text.endswith("</tool_call>"):
+        around = f"{CALL}\nb \n{text}\n c\n{CALL}"
+        assert parts(around, markers) == [PARIS, ("text", f"b \n{text}\n c"), PARIS]
+    assert parts(f"<think>{text}", markers) == [("thought", text)]
+
+
+def test_arguments_are_the_models_own_text() -> None:
+    """So that a later prompt can have them as they were generated."""
+    body = '{ "name" : "get_time" , "arguments" : {"b":1,  "a": "\\u00e9"} }'
+    events = OutputParser(GENERIC, tools=TOOLS).push(f"<tool_call>{body}</tool_call>")
+    assert events[1] == ToolCallDelta(0, '{"b":1,  "a": "\\u00e9"}')
+
+
+def test_text_says_where_it_begins() -> None:
+    """Log-probabilities are found by the place in all that the model wrote."""
+    text = f"<think>x</think>\n\nab {CALL}\n cd <tool_call>?</tool_call> ef"
+    for pieces in (text, [text]):
+        events = events_of(OutputParser(GENERIC, tools=TOOLS), pieces)
+        told = [event for event in events if isinstance(event, TextDelta)]
+        assert all(text[e.start : e.start + len(e.text)] == e.text for e in told)
+        assert "".join(e.text for e in told) == "abcd <tool_call>?</tool_call> ef"
+
+
+@pytest.mark.parametrize("kwargs", [{"tools": ()}, {"tool_choice": ToolChoice(mode="none")}])
+def test_without_tools_calls_are_text(kwargs: dict[str, Any]) -> None:
+    """Nobody who asked for no calls gets one; thoughts are thoughts all the same."""
+    parser = OutputParser(GENERIC, **({"tools": TOOLS} | kwargs))
+    text = f"<think>x</think>a \n{CALL}\n"
+    assert parts_of(events_of(parser, text)) == [("thought", "x"), ("text", f"a \n{CALL}\n")]
+
+
+def test_one_call_where_one_is_asked_for() -> None:
+    """Without parallel calls the answer is complete with the first."""
+    parser = OutputParser(GENERIC, tools=TOOLS, tool_choice=ToolChoice(parallel=False))
+    events = parser.push(f"a {CALL[:-1]}")
+    assert not parser.done
+    events += parser.push(CALL[-1:] + NOON)
+    assert parser.done
+    events += parser.push(NOON) + parser.flush()
+    assert parts_of(events) == [("text", "a"), PARIS]
+
+
+def test_an_answer_begins_inside_thoughts_where_the_prompt_does() -> None:
+    """The template has written the opening marker."""
+    assert parts("Hm.\n</think>\n\nHi", in_reasoning=True) == [("thought", "Hm."), ("text", "Hi")]
+    assert parts("\nHm.", in_reasoning=True) == [("thought", "Hm.")]
+
+
+def test_a_model_without_thoughts_may_write_their_markers() -> None:
+    """They are text, and nothing is held back for them."""
+    parser = OutputParser(OutputFormat(), tools=())
+    assert parser.push("<think> ") == [TextDelta("<think> ", 0)]
+
+
+def test_text_is_passed_on_as_it_comes() -> None:
+    """Only what may begin a marker, and blanks before it, wait."""
+    parser = OutputParser(GENERIC, tools=TOOLS)
+    assert parser.push("Hello <b> \n") == [TextDelta("Hello <b>", 0)]
+    assert parser.push("<to") == []
+    assert parser.push("e>") == [TextDelta(" \n<toe>", 9)]
+
+
+def test_a_guaranteed_call_is_streamed() -> None:
+    """Its name at once, its arguments as they come, and no end marker in a string ends it."""
+    arguments = '{"city": "</tool_call>\\"}", "days": 3}'
+    text = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+    begin = text.index(arguments)
+    parser = OutputParser(GENERIC, tools=TOOLS, guaranteed=True)
+    assert parser.push(text[: begin - 1]) == []
+    assert parser.push(text[begin - 1 : begin + 3]) == [
+        ToolCallStart(0, "get_weather"),
+        ToolCallDelta(0, arguments[:3]),
+    ]
+    assert parser.push(text[begin + 3 : begin + 9]) == [ToolCallDelta(0, arguments[3:9])]
+    events = events_of(OutputParser(GENERIC, tools=TOOLS, guaranteed=True), f"{text}\n{text}")
+    assert len([e for e in events if isinstance(e, ToolCallDelta)]) > len(arguments)
+    wanted = ("call", "get_weather", {"city": '</tool_call>"}', "days": 3})
+    assert parts_of(events) == [wanted, wanted]
+
+
+def test_a_guaranteed_call_that_is_cut_has_no_end() -> None:
+    """What was passed on stays; that it is not complete, the finish reason says."""
+    parser = OutputParser(GENERIC, tools=TOOLS, guaranteed=True)
+    events = events_of(parser, '<tool_call>{"name": "get_time", "arguments": {"a": "b')
+    assert events[0] == ToolCallStart(0, "get_time")
+    assert not any(isinstance(event, ToolCallEnd | TextDelta) for event in events)
+
+
+def test_a_promise_that_is_not_kept_is_no_harm() -> None:
+    """A call in another order of names is read when it is whole, and no call is text."""
+    other = '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>'
+    assert parts(f"{other} a <tool_call>b", guaranteed=True) == [PARIS, ("text", "a <tool_call>b")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_cutting_the_text_changes_nothing(data: st.DataObject) -> None:
+    """However markers, calls, malformed calls and words follow each other, in whatever pieces."""
+    words = [CALL, NOON, *MALFORMED.values(), "<think>", "</think>", "<tool_call>", "</tool_call>"]
+    words = [w for w in words if len(w) < 1000] + ["a", " ", "\n\n", '{"', "}", "<", "é"]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    inside = data.draw(st.booleans())
+    cut, whole = (
+        parts_of(events_of(OutputParser(GENERIC, tools=TOOLS, in_reasoning=inside), given_pieces))
+        for given_pieces in (pieces, [text])
+    )
+    assert cut == whole

@@ -1,0 +1,196 @@
+"""Conversations become prompts, whatever the model's template knows."""
+
+import json
+from typing import Any
+
+import pytest
+
+from umbel.models.errors import TemplateError
+from umbel.models.loader import LoadedModel
+from umbel.models.text.conversation import Conversation, Message, ToolCall, ToolChoice
+from umbel.models.text.template import ChatTemplate
+
+from .outputs import GENERIC, TOOLS, WEATHER
+from .templates import ALTERNATING, NINE_LETTER_IDS, NO_SYSTEM, OBJECTS, THINKING, template_of
+
+ASKS = Message(role="user", content="What is it like in Paris?")
+CALLS = Message(
+    role="assistant",
+    content="Let me look.",
+    tool_calls=[ToolCall(id="call_1", name="get_weather", arguments='{"city":"Paris"}')],
+)
+RAINS = Message(role="tool", content="Rain.", tool_call_id="call_1")
+SYSTEM = Message(role="system", content="You are brief.")
+TALK = [SYSTEM, ASKS, CALLS, RAINS]
+
+
+def talk(*messages: Message, **kwargs: Any) -> Conversation:
+    """Make a conversation."""
+    return Conversation(messages=list(messages), **kwargs)
+
+
+def test_generic_form_is_the_known_rendering(smollm2: LoadedModel) -> None:
+    """A model whose template knows no tools is told of them and of their results in words."""
+    template = smollm2.text.template
+    assert not template.knows_tools
+    text = template.render(talk(*TALK, tools=[WEATHER]))
+    system, _, rest = text.partition("<|im_end|>\n")
+    assert system.startswith("<|im_start|>system\nYou are brief.\n\n# Functions\n")
+    (line,) = (line for line in system.splitlines() if line.startswith('{"name": "get_'))
+    assert json.loads(line) == {
+        "name": "get_weather",
+        "description": "Looks out of the window.",
+        "parameters": WEATHER.parameters,
+    }
+    assert rest == (
+        "<|im_start|>user\nWhat is it like in Paris?<|im_end|>\n"
+        "<|im_start|>assistant\nLet me look.\n<tool_call>\n"
+        '{"name": "get_weather", "arguments": {"city":"Paris"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nRain.\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_generic_results_in_a_row_are_one_message(smollm2: LoadedModel) -> None:
+    """In the order in which they came."""
+    more = Message(role="tool", content="Noon.", tool_call_id="call_2")
+    text = smollm2.text.template.render(talk(*TALK, more, tools=TOOLS))
+    assert (
+        "<|im_start|>user\n<tool_response>\nRain.\n</tool_response>\n"
+        "<tool_response>\nNoon.\n</tool_response><|im_end|>\n"
+    ) in text
+
+
+def test_other_tools_share_the_system_prompt(smollm2: LoadedModel) -> None:
+    """Definitions stand behind its text, and the same ones are the same text."""
+    render = smollm2.text.template.render
+    one, other, again = (
+        render(talk(SYSTEM, ASKS, tools=tools)) for tools in (TOOLS, TOOLS[::-1], TOOLS)
+    )
+    assert one == again != other
+    assert one.startswith("<|im_start|>system\nYou are brief.")
+    assert other.startswith("<|im_start|>system\nYou are brief.")
+
+
+@pytest.mark.parametrize(
+    "choice", [ToolChoice(mode="none"), ToolChoice(mode="required", name="get_weather")]
+)
+def test_tool_choice_changes_no_prompt(smollm2: LoadedModel, choice: ToolChoice) -> None:
+    """All requests of a conversation share it."""
+    for template in (smollm2.text.template, template_of(THINKING, "json_tools")):
+        forced = talk(*TALK, tools=TOOLS, tool_choice=choice)
+        assert template.render(forced) == template.render(talk(*TALK, tools=TOOLS))
+
+
+def test_a_template_that_knows_tools_renders_them() -> None:
+    """Definitions, calls and results are the template's own business."""
+    template = template_of(THINKING, "json_tools")
+    assert template.knows_tools
+    text = template.render(talk(*TALK, tools=[WEATHER]))
+    assert "# Functions" not in text
+    assert "<tools>" in text
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city":"Paris"}}' in text
+    assert "<tool_response>\nRain.\n</tool_response>" in text
+
+
+def test_arguments_go_to_a_template_as_it_takes_them() -> None:
+    """As their own text where that is kept, else as an object."""
+    assert template_of(THINKING, "json_tools").abilities.arguments_as_text
+    template = template_of(OBJECTS, "qwen3_coder")
+    assert template.knows_tools
+    assert not template.abilities.arguments_as_text
+    assert "<parameter=city>\nParis\n</parameter>" in template.render(talk(*TALK, tools=TOOLS))
+    broken = Message(
+        role="assistant", tool_calls=[ToolCall(id="1", name="get_time", arguments="{")]
+    )
+    with pytest.raises(TemplateError, match="no JSON"):
+        template.render(talk(ASKS, broken, tools=TOOLS))
+
+
+def test_a_template_without_a_parser_is_not_asked_to_render_tools() -> None:
+    """Its calls could not be read: the generic form's can."""
+    template = ChatTemplate(template_of(THINKING, "json_tools")._render, GENERIC)
+    assert not template.knows_tools
+    assert "# Functions" in template.render(talk(ASKS, tools=TOOLS))
+
+
+def test_ids_that_a_template_refuses_are_shortened() -> None:
+    """A call and its result keep the same one."""
+    template = template_of(NINE_LETTER_IDS, "json_tools")
+    assert template.knows_tools
+    assert not template.abilities.any_id
+    text = template.render(talk(*TALK, tools=TOOLS))
+    ids = [part.partition("]")[0] for part in text.split("[id=")[1:]]
+    assert len(ids) == 2
+    assert ids[0] == ids[1] != "call_1"
+    short = ToolCall(id="abcdefghi", name="get_time", arguments="{}")
+    assert "[id=abcdefghi]" in template.render(
+        talk(ASKS, Message(role="assistant", tool_calls=[short]), tools=TOOLS)
+    )
+
+
+def test_late_system_messages_where_only_the_first_may_be_one() -> None:
+    """Those at the beginning become one, a later one the user's; none is refused or lost."""
+    late = [Message(role="system", content=f"Note {i}.") for i in (1, 2)]
+    text = template_of(ALTERNATING).render(talk(SYSTEM, late[0], ASKS, late[1]))
+    assert text == (
+        "[system]You are brief.\n\nNote 1.[user]What is it like in Paris?\n\nNote 2.[assistant]"
+    )
+
+
+def test_late_system_messages_where_a_template_takes_them(smollm2: LoadedModel) -> None:
+    """They stay what they are."""
+    late = Message(role="system", content="Note.")
+    text = smollm2.text.template.render(talk(SYSTEM, ASKS, late))
+    assert text.endswith("<|im_start|>system\nNote.<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_system_messages_of_a_template_without_them() -> None:
+    """They become the beginning of the user's first message, tools included."""
+    template = template_of(NO_SYSTEM)
+    assert template.render(talk(SYSTEM, ASKS)) == (
+        "[user]You are brief.\n\nWhat is it like in Paris?[assistant]"
+    )
+    assert template.render(talk(SYSTEM, ASKS, tools=TOOLS)).startswith(
+        "[user]You are brief.\n\n# Functions\n"
+    )
+
+
+def test_thinking() -> None:
+    """The switch is found by trying it, and an opened block by the prompt's end."""
+    template = template_of(THINKING, "json_tools")
+    assert template.supports_thinking_switch
+    assert not template_of(ALTERNATING).supports_thinking_switch
+    thinks = template.render(talk(ASKS, options={"enable_thinking": True}))
+    assert template.opens_reasoning(thinks)
+    not_now = template.render(talk(ASKS, options={"enable_thinking": False}))
+    assert not template.opens_reasoning(not_now)
+    assert not template.opens_reasoning(template.render(talk(ASKS), generation_prompt=False))
+    quoted = Message(role="user", content="What does <think> mean?")
+    assert not template_of(ALTERNATING).opens_reasoning(
+        template_of(ALTERNATING).render(talk(quoted))
+    )
+
+
+def test_earlier_thoughts_go_to_the_template() -> None:
+    """It keeps those of the turn that is not over, and drops older ones."""
+    template = template_of(THINKING, "json_tools")
+    thought = Message(
+        role="assistant", reasoning="Rainy?", tool_calls=CALLS.tool_calls, content="Let me look."
+    )
+    assert "Rainy?" in template.render(talk(ASKS, thought, RAINS, tools=TOOLS))
+    assert "Rainy?" not in template.render(talk(ASKS, thought, RAINS, ASKS, tools=TOOLS))
+
+
+@pytest.mark.parametrize("name", ["tokenize", "chat_template", "messages", "tools"])
+def test_an_option_cannot_take_the_place_of_the_template(smollm2: LoadedModel, name: str) -> None:
+    """Options are for the template; they are no way to bring another one."""
+    with pytest.raises(TemplateError, match=f"'{name}' is not an option"):
+        smollm2.text.template.render(talk(ASKS, options={name: "{{ 1 }}"}))
+
+
+def test_a_template_that_raises_is_a_template_error() -> None:
+    """With the template's own words."""
+    template = template_of("{{ raise_exception('never') }}", "json_tools")
+    with pytest.raises(TemplateError, match="never"):
+        template.render(talk(*TALK, tools=TOOLS))
