@@ -23,14 +23,15 @@ class Parser(Protocol):
     """Finds reasoning and tool calls in text; `models.text.output` has the real ones.
 
     Attributes:
-        in_reasoning: whether what comes next belongs to the reasoning.
         done: nothing after this is part of the answer.
-        visible: special tokens whose text it must see.
     """
 
-    in_reasoning: bool
     done: bool
-    visible: frozenset[int]
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next belongs to the reasoning, as far as is known."""
+        ...
 
     def push(self, text: str) -> list[OutputEvent]:
         """Take more text; return what is certain."""
@@ -77,6 +78,7 @@ class AnswerReader:
         parser: of its answers.
         stops: sequences that end the content.
         logprobs: whether tokens are handed out with the text.
+        markup: special tokens whose text the parser must see.
 
     Attributes:
         stop_sequence: the one that was found.
@@ -84,14 +86,20 @@ class AnswerReader:
     """
 
     def __init__(
-        self, codec: TextCodec, parser: Parser, stops: list[str], *, logprobs: bool
+        self,
+        codec: TextCodec,
+        parser: Parser,
+        stops: list[str],
+        *,
+        logprobs: bool,
+        markup: frozenset[int] = frozenset(),
     ) -> None:
-        self._detokenizer = codec.detokenizer()
+        self._detokenizer = codec.detokenizer(markup)
         self._parser = parser
         self._scanner = StopScanner(stops)
         self._held_at = 0  # where the text begins that the scanner holds
         self._held = 0
-        self._ledger = TokenLedger(codec) if logprobs else None
+        self._ledger = TokenLedger(codec, markup) if logprobs else None
         self._last_is_text = True
         self.reasoning_tokens = 0
         self._text: list[str] = []

@@ -46,10 +46,15 @@ class TokenLedger:
     Between a token and its text stand the detokenizer, which waits for whole characters,
     and the search for stop sequences, which holds text back or cuts it away. A token is
     handed out once, with the piece of text that has the character of its first byte.
+
+    Args:
+        codec: of the model.
+        markup: special tokens that write their text; as for the detokenizer.
     """
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, markup: frozenset[int] = frozenset()) -> None:
         self._codec = codec
+        self._markup = markup
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = True
         self._written = 0
@@ -57,7 +62,7 @@ class TokenLedger:
 
     def push(self, token: int, logprobs: LogProbs) -> None:
         """Take the next token of the answer."""
-        text, data = self._codec.read_token(token, first=self._first)
+        text, data = self._codec.read_token(token, first=self._first, visible=self._markup)
         top = [self._likely(other, value) for other, value in logprobs.top]
         told = TokenLogProb(text, _finite(logprobs.chosen), _numbers(data), top)
         self._held.append(Told(self._place(data or b""), told))
@@ -83,7 +88,7 @@ class TokenLedger:
         return told
 
     def _likely(self, token: int, logprob: float) -> TopLogProb:
-        text, data = self._codec.read_token(token, first=self._first)
+        text, data = self._codec.read_token(token, first=self._first, visible=self._markup)
         return TopLogProb(text, _finite(logprob), _numbers(data))
 
     def _place(self, data: bytes) -> int:

@@ -1,12 +1,14 @@
 """Bodies to tokens, on the workers' threads: read, render, encode, find boundaries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ..cachestore.checkpoints import Reason
 from ..models.loader import LoadedModel
 from ..models.text import boundaries
-from ..models.text.conversation import Conversation
+from ..models.text.conversation import Conversation, Message
+from ..models.text.output import OutputParser
 from ..models.text.plain import PlainParser
 from ..scheduler.admission import Admission
 from .answer_reader import Parser
@@ -27,11 +29,13 @@ class Rendered(NamedTuple):
         prompt: its tokens.
         boundaries: the offsets in it that a next turn keeps.
         parser: makes what reads one answer.
+        markup: special tokens whose text the parser must see.
     """
 
     prompt: list[int]
-    boundaries: list[tuple[int, Reason]]
-    parser: Callable[[], Parser]
+    boundaries: Sequence[tuple[int, Reason]] = ()
+    parser: Callable[[], Parser] = PlainParser
+    markup: frozenset[int] = frozenset()
 
 
 class Prepared(NamedTuple):
@@ -81,26 +85,33 @@ class PromptReader:
         if isinstance(prompt, Conversation):
             return self._conversation(prompt, check)
         if isinstance(prompt, str):
-            return Rendered(self._encoded(prompt), [], PlainParser)
+            return Rendered(self._encoded(prompt))
         if prompt:  # an empty one is refused in other words
             self._admission.answer_length(len(prompt), None)
         check_tokens(prompt, self._text.vocab_size)
-        return Rendered(prompt, [], PlainParser)
+        return Rendered(prompt)
 
     def _conversation(self, conversation: Conversation, check: Check) -> Rendered:
         """Encode a conversation; find its boundaries if the model needs checkpoints there."""
         self._check_size(conversation)
-        messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
-        text = self._text.render_chat(messages)
+        template = self._text.template
+        text = template.render(conversation)
         check()
         prompt = self._encoded(text, special_tokens=False)
+        parser = partial(
+            OutputParser,
+            template.form,
+            tools=conversation.tools,
+            tool_choice=conversation.tool_choice,
+            in_reasoning=template.opens_reasoning(text),
+        )
         if not self._has_checkpoints:
-            return Rendered(prompt, [], PlainParser)
+            return Rendered(prompt, [], parser, self._text.markup_tokens)
         check()
-        found = boundaries.find(self._text, messages, prompt)
+        found = boundaries.find(self._text.encode_conversation, conversation, prompt)
         system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
         ends = [*system, *((end, Reason.MESSAGE) for end in found.messages)]
-        return Rendered(prompt, ends, PlainParser)
+        return Rendered(prompt, ends, parser, self._text.markup_tokens)
 
     def system_prompt(self, text: str, check: Check) -> tuple[Rendered, int | None]:
         """Render a system prompt as requests begin with it.
@@ -108,17 +119,24 @@ class PromptReader:
         Returns:
             A prompt that has it, and where it ends there; None where that cannot be told.
         """
-        messages = [{"role": "system", "content": text}, {"role": "user", "content": "1"}]
         self._admission.check_text(len(text), self._text.longest_token)
-        prompt = self._encoded(self._text.render_chat(messages), special_tokens=False)
+        messages = [Message(role="system", content=text), Message(role="user", content="1")]
+        conversation = Conversation(messages=messages)
+        prompt = self._encoded(self._text.template.render(conversation), special_tokens=False)
         check()
-        end = boundaries.find(self._text, messages, prompt).system
+        end = boundaries.find(self._text.encode_conversation, conversation, prompt).system
         ends = [] if end is None else [(end, Reason.SYSTEM)]
-        return Rendered(prompt, ends, PlainParser), end
+        return Rendered(prompt, ends), end
 
     def _check_size(self, conversation: Conversation) -> None:
-        """Refuse messages that cannot fit, before a template makes one text of them."""
-        characters = sum(len(m.content) + len(m.reasoning) for m in conversation.messages)
+        """Refuse messages that cannot fit, before a template makes one text of them.
+
+        Reasoning does not count: templates drop it.
+        """
+        characters = sum(
+            len(m.content) + sum(len(call.arguments) for call in m.tool_calls)
+            for m in conversation.messages
+        )
         self._admission.check_text(characters, self._text.longest_token)
 
     def _encoded(self, text: str, *, special_tokens: bool = True) -> list[int]:

@@ -151,10 +151,16 @@ class Service:
             max_tokens=self._admission.answer_length(len(rendered.prompt), wanted.max_tokens),
             sampling=msgspec.structs.replace(wanted.sampling, seed=seed),
             deadline=caller.arrived_at + self._request_timeout,
-            boundaries=rendered.boundaries,
+            boundaries=list(rendered.boundaries),
         )
         logprobs = wanted.sampling.top_logprobs is not None
-        reader = AnswerReader(self._text, rendered.parser(), wanted.stops, logprobs=logprobs)
+        reader = AnswerReader(
+            self._text,
+            rendered.parser(),
+            wanted.stops,
+            logprobs=logprobs,
+            markup=rendered.markup,
+        )
         return Generation(request, self._handoff, reader, self.metrics, caller.arrived_at)
 
     def models(self) -> list[dict[str, Any]]:

@@ -74,6 +74,11 @@ class OutputParser:
         self._blanks, self._blanks_at = "", 0
         self._after_marker = in_reasoning
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next belongs to the model's thoughts, as far as is known."""
+        return self._state == REASONING
+
     def push(self, text: str) -> list[OutputEvent]:
         """Take more of what the model wrote; return what is now certain."""
         if not self.done:

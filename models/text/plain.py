@@ -8,7 +8,6 @@ class PlainParser:
 
     in_reasoning = False
     done = False
-    visible: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self._passed = 0
