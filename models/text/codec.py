@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ModelLoadError, TemplateError
+from .conversation import Conversation
 from .formats import Wrapper, read_format
 from .template import ChatTemplate
 
@@ -130,6 +131,17 @@ class TextCodec:
         The template writes its own special tokens, so none are added.
         """
         return self.encode(self.render_chat(messages), special_tokens=False)
+
+    def encode_conversation(
+        self, conversation: Conversation, *, generation_prompt: bool = True
+    ) -> list[int]:
+        """Render a conversation, its tools included, and encode the result.
+
+        Raises:
+            TemplateError: as `ChatTemplate.render`.
+        """
+        text = self.template.render(conversation, generation_prompt=generation_prompt)
+        return self.encode(text, special_tokens=False)
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Encode text, with the model's own prefix (`<s>` and the like) if it has one.

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Tokenizer
 
 from umbel.models.errors import TemplateError
+from umbel.models.loader import LoadedModel, load
 from umbel.models.text.template import ChatTemplate
 
+from ...tiny import tiny_model_dir
 from .outputs import GENERIC, format_of
 
 _END = "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -35,11 +39,11 @@ THINKING = """\
 </think>
 
 {% endif %}{{ m.content.lstrip('\n') }}
-{%- for call in m.tool_calls or [] %}
+{%- for one in m.tool_calls or [] %}{% set tool_call = one.function %}
 {%- if m.content or not loop.first %}
 {% endif %}<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {% if call.function.arguments is string -%}
-{{ call.function.arguments }}{% else %}{{ call.function.arguments | tojson }}{% endif %}}
+{"name": "{{ tool_call.name }}", "arguments": {% if tool_call.arguments is string -%}
+{{ tool_call.arguments }}{% else %}{{ tool_call.arguments | tojson }}{% endif %}}
 </tool_call>{% endfor %}<|im_end|>
 {% elif m.role == 'tool' %}
 {%- if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}
@@ -107,6 +111,21 @@ NO_SYSTEM = (
     + ALTERNATING
 )
 """As Gemma's."""
+
+
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+"""Tokens of their own in a model that thinks and calls, and not special ones."""
+
+
+def model_with(folder: Path, template: str, tokens: Sequence[str] = ()) -> LoadedModel:
+    """Load the tiny model with another chat template and more tokens; only its text side runs."""
+    path = tiny_model_dir(folder / "m")
+    config = path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in tokens])
+    tokenizer.save(str(path / "tokenizer.json"))
+    return load(str(path))
 
 
 def _raise(message: str) -> None:

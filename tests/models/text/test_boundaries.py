@@ -1,15 +1,16 @@
 """Boundaries are found by rendering, whatever the template does with earlier turns."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from umbel.models.loader import LoadedModel, load
+from umbel.models.loader import LoadedModel
 from umbel.models.text.boundaries import find
+from umbel.models.text.conversation import Conversation, Message, Tool, ToolCall
 
-from ...tiny import tiny_model_dir
+from .outputs import TOOLS
+from .templates import MARKERS, THINKING, model_with
 
 KEEPS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -32,26 +33,24 @@ ALTERNATES = (
     "and messages[loop.index0 - 1].role == 'user' %}{{ raise_exception('no') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-TALK: list[dict[str, Any]] = [
-    {"role": "system", "content": "You are one of many agents."},
-    {"role": "user", "content": "What is the plan?"},
-    {"role": "assistant", "content": "<think>hm</think>To read the report."},
-    {"role": "user", "content": "And then?"},
+TALK = [
+    Message(role="system", content="You are one of many agents."),
+    Message(role="user", content="What is the plan?"),
+    Message(role="assistant", content="<think>hm</think>To read the report."),
+    Message(role="user", content="And then?"),
 ]
 
 
-def model(folder: Path, template: str) -> LoadedModel:
-    """Load the tiny model with another chat template."""
-    path = tiny_model_dir(folder / "m")
-    config = path / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
-    return load(str(path))
+def talk_of(*messages: Message, tools: Sequence[Tool] = ()) -> Conversation:
+    """Make a conversation."""
+    return Conversation(messages=list(messages), tools=list(tools))
 
 
-def texts(loaded: LoadedModel, talk: list[dict[str, Any]]) -> tuple[str | None, list[str], str]:
+def texts(loaded: LoadedModel, talk: Conversation) -> tuple[str | None, list[str], str]:
     """The boundaries as text: what stands before each, and the whole prompt."""
-    prompt = loaded.text.encode_chat(talk)
-    found = find(loaded.text, talk, prompt)
+    encode = loaded.text.encode_conversation
+    prompt = encode(talk)
+    found = find(encode, talk, prompt)
     fast = loaded.text._fast
 
     def text(end: int) -> str:
@@ -63,7 +62,7 @@ def texts(loaded: LoadedModel, talk: list[dict[str, Any]]) -> tuple[str | None, 
 
 def test_template_that_keeps_everything(tmp_path: Path) -> None:
     """The next turn keeps the whole prompt, generation prompt included."""
-    system, messages, whole = texts(model(tmp_path, KEEPS), TALK)
+    system, messages, whole = texts(model_with(tmp_path, KEEPS), talk_of(*TALK))
     assert system is not None
     assert system.endswith("many agents.<|im_end|>\n<|im_start|>user\n")
     assert messages[-1] == whole
@@ -74,11 +73,12 @@ def test_template_that_keeps_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize("template", [DROPS_THINKING, REWRITES_THINKING])
 def test_template_that_changes_thinking(tmp_path: Path, template: str) -> None:
     """The boundary stands before what the next turn will not show again."""
-    loaded = model(tmp_path, template)
-    _, messages, whole = texts(loaded, TALK)
+    loaded = model_with(tmp_path, template)
+    _, messages, whole = texts(loaded, talk_of(*TALK))
     assert whole.endswith("<|im_start|>assistant\n<think>\n")
-    following = [*TALK, {"role": "assistant", "content": "We run the tests."}]
-    turn = loaded.text.render_chat([*following, {"role": "user", "content": "And?"}])
+    answer = Message(role="assistant", content="We run the tests.")
+    question = Message(role="user", content="And?")
+    turn = loaded.text.template.render(talk_of(*TALK, answer, question))
     assert turn.startswith(messages[-1])
     assert "And then?<|im_end|>" in messages[-1]
 
@@ -86,38 +86,66 @@ def test_template_that_changes_thinking(tmp_path: Path, template: str) -> None:
 def test_next_turn_resumes_at_the_boundary(tmp_path: Path) -> None:
     """For every template: the deepest boundary is a prefix of the next turn's tokens."""
     for number, template in enumerate((KEEPS, DROPS_THINKING, REWRITES_THINKING)):
-        loaded = model(tmp_path / str(number), template)
-        prompt = loaded.text.encode_chat(TALK)
-        end = find(loaded.text, TALK, prompt).messages[-1]
-        turn = [*TALK, {"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]
-        assert loaded.text.encode_chat(turn)[:end] == prompt[:end]
+        loaded = model_with(tmp_path / str(number), template)
+        encode = loaded.text.encode_conversation
+        prompt = encode(talk_of(*TALK))
+        end = find(encode, talk_of(*TALK), prompt).messages[-1]
+        answer, question = Message(role="assistant", content="x"), Message(role="user", content="y")
+        assert encode(talk_of(*TALK, answer, question))[:end] == prompt[:end]
 
 
 def test_system_boundary_is_shared(tmp_path: Path) -> None:
     """Two agents with one system prompt share exactly the tokens before the boundary."""
-    loaded = model(tmp_path, KEEPS)
-    other = [TALK[0], {"role": "user", "content": "Something else."}]
+    loaded = model_with(tmp_path, KEEPS)
+    other = [TALK[0], Message(role="user", content="Something else.")]
     ends = []
-    for talk in (TALK, other):
-        prompt = loaded.text.encode_chat(talk)
-        ends.append(prompt[: find(loaded.text, talk, prompt).system])
+    for talk in (talk_of(*TALK), talk_of(*other)):
+        prompt = loaded.text.encode_conversation(talk)
+        ends.append(prompt[: find(loaded.text.encode_conversation, talk, prompt).system])
     assert ends[0] == ends[1]
     assert len(ends[0]) > 10
 
 
 def test_refused_renderings_give_no_boundary(tmp_path: Path) -> None:
     """A template that refuses a made-up rendering does not fail the request."""
-    loaded = model(tmp_path, ALTERNATES)
-    prompt = loaded.text.encode_chat(TALK)
-    found = find(loaded.text, TALK, prompt)
+    loaded = model_with(tmp_path, ALTERNATES)
+    encode = loaded.text.encode_conversation
+    prompt = encode(talk_of(*TALK))
+    found = find(encode, talk_of(*TALK), prompt)
     assert found.messages
     assert all(0 < end <= len(prompt) for end in found.messages)
 
 
 def test_no_system_prompt(tmp_path: Path) -> None:
     """Without one, at most the template's own opening is shared."""
-    loaded = model(tmp_path, KEEPS)
-    talk = [{"role": "user", "content": "Hello"}]
-    prompt = loaded.text.encode_chat(talk)
-    system = find(loaded.text, talk, prompt).system
+    loaded = model_with(tmp_path, KEEPS)
+    talk = talk_of(Message(role="user", content="Hello"))
+    prompt = loaded.text.encode_conversation(talk)
+    system = find(loaded.text.encode_conversation, talk, prompt).system
     assert system is None or system < 4
+
+
+def test_tools_belong_to_the_system_boundary(tmp_path: Path) -> None:
+    """All agents with the same tools share them, with a system prompt and without."""
+    loaded = model_with(tmp_path, KEEPS)
+    for messages in (TALK, TALK[1:]):
+        system, _, _ = texts(loaded, talk_of(*messages, tools=TOOLS))
+        assert system is not None
+        assert system.endswith("answer without.<|im_end|>\n<|im_start|>user\n")
+        assert "get_weather" in system
+
+
+def test_a_tool_loop_resumes_at_the_boundary(tmp_path: Path) -> None:
+    """A template that keeps the thoughts of the turn that is not over: the next call has them."""
+    loaded = model_with(tmp_path, THINKING, MARKERS)
+    assert loaded.text.template.knows_tools
+    call = ToolCall(id="1", name="get_weather", arguments="{}")
+    messages = [
+        *TALK,
+        Message(role="assistant", reasoning="Rainy?", tool_calls=[call]),
+        Message(role="tool", content="Rain.", tool_call_id="1"),
+    ]
+    _, ends, whole = texts(loaded, talk_of(*messages, tools=TOOLS))
+    assert whole.endswith("<|im_start|>assistant\n<think>\n")
+    assert ends[-1] + "<think>\n" == whole
+    assert "Rainy?" in ends[-1]
