@@ -1,5 +1,6 @@
 """Reads what stands between a call's markers: the model's own form, or JSON."""
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from .formats import ToolFormat
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ARGUMENTS = ("arguments", "parameters")
+_NAME = re.compile(r"[^\s<>{}()\[\]\"']{1,256}")
 
 
 class Call(NamedTuple):
@@ -60,8 +62,12 @@ def _own_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) 
     calls = [_own_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
     if not calls or (form.unit and body.count(form.unit) > len(calls)):
         raise MalformedCallError("a call that the parser passed over")
+    if form.argument[0] and body.count(form.argument[0]) > body.count(form.argument[1]):
+        raise MalformedCallError("an argument that does not end")
+    if form.is_python and _passed_over(body, len(calls)):
+        raise MalformedCallError("an argument without a name")
     known = {tool["function"]["name"] for tool in tools}
-    if form.guesses and any(call.name not in known and _is_guess(call) for call in calls):
+    if any(call.name not in known and _is_guess(call, form) for call in calls):
         raise MalformedCallError("words that are no call")
     return calls
 
@@ -77,9 +83,21 @@ def _own_call(parsed: Any) -> Call:
     return Call(name, _dump(arguments), call_id if isinstance(call_id, str) and call_id else None)
 
 
-def _is_guess(call: Call) -> bool:
-    """Whether a parser may have made a call of plain words: a name, and no arguments."""
-    return call.arguments == "{}" or call.arguments.startswith('{"raw": ')
+def _is_guess(call: Call, form: ToolFormat) -> bool:
+    """Whether a parser may have made a call of plain words."""
+    if _NAME.fullmatch(call.name) is None:
+        return True
+    return form.guesses and (call.arguments == "{}" or call.arguments.startswith('{"raw": '))
+
+
+def _passed_over(body: str, calls: int) -> bool:
+    """Whether there is more in a list of Python calls than calls with named arguments."""
+    try:
+        tree = ast.parse(body.strip(), mode="eval").body
+    except (SyntaxError, ValueError):  # mlx-lm has searched it for what looks like a call
+        return body.count("(") > calls
+    listed = tree.elts if isinstance(tree, ast.List) else [tree]
+    return any(not isinstance(one, ast.Call) or bool(one.args) for one in listed)
 
 
 def _dump(value: Any) -> str:

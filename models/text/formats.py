@@ -31,12 +31,14 @@ class ToolFormat(NamedTuple):
         parse: the model's own form; None where there is but the generic one.
         unit: with what each call between the markers begins, for a parser that passes over
             those it cannot read; else empty.
+        argument: with what each argument begins and ends, where it has tags; else empty.
     """
 
     start: str
     end: str
     parse: ToolParser | None = None
     unit: str = ""
+    argument: tuple[str, str] = ("", "")
 
     @property
     def only_json(self) -> bool:
@@ -45,18 +47,32 @@ class ToolFormat(NamedTuple):
 
     @property
     def guesses(self) -> bool:
-        """Whether the parser makes a call of any words, as GLM's does."""
+        """Whether the parser may make a call without arguments of what is none, as GLM's does."""
         return self.parse is not None and _form_of(self.parse) == "glm47"
+
+    @property
+    def is_python(self) -> bool:
+        """Whether calls are written as Python's."""
+        return self.parse is not None and _form_of(self.parse) == "pythonic"
 
 
 GENERIC = ToolFormat("<tool_call>", "</tool_call>")
 
-# These skip calls that they cannot read, and say nothing.
+# By these a call or an argument is known that mlx-lm's parser passes over in silence.
 _UNITS = {
     "kimi_k3": "<|open|>call ",
     "minimax_m2": "<invoke name=",
     "function_gemma": "call:",
     "qwen3_coder": "<function=",
+}
+_ARGUMENTS = {
+    "glm47": ("<arg_key>", "</arg_value>"),
+    "kimi_k3": ("<|open|>argument ", "<|close|>argument<|sep|>"),
+    "longcat": ("<longcat_arg_key>", "</longcat_arg_value>"),
+    "minicpm5": ("<param ", "</param>"),
+    "minimax_m2": ("<parameter ", "</parameter>"),
+    "muse_spark": ("<atem:parameter ", "</atem:parameter>"),
+    "qwen3_coder": ("<parameter=", "</parameter>"),
 }
 
 
@@ -183,8 +199,13 @@ def read_format(wrapper: Wrapper) -> OutputFormat:
         reasoning = ReasoningFormat(wrapper.think_start, wrapper.think_end)
     if wrapper.has_tool_calling and wrapper.tool_call_start and wrapper.tool_parser:
         parse = wrapper.tool_parser
-        unit = _UNITS.get(_form_of(parse), "")
-        tools = ToolFormat(wrapper.tool_call_start, wrapper.tool_call_end or "", parse, unit)
+        tools = ToolFormat(
+            wrapper.tool_call_start,
+            wrapper.tool_call_end or "",
+            parse,
+            _UNITS.get(_form_of(parse), ""),
+            _ARGUMENTS.get(_form_of(parse), ("", "")),
+        )
     return OutputFormat(
         reasoning,
         tools,

@@ -103,6 +103,11 @@ class OpenCall:
         return text.removesuffix(self.form.end) if self._marked else text
 
     @property
+    def is_json(self) -> bool:
+        """Whether a JSON value has come, whole."""
+        return self._span.done
+
+    @property
     def may_end(self) -> bool:
         """Whether the call can be whole although its end marker has not come."""
         return not self.form.end or self._span.done

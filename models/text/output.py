@@ -13,7 +13,7 @@ What is markup depends on the model (`formats`). The rules are the same for all:
 
 from collections.abc import Sequence
 
-from .calls import MalformedCallError, read_calls
+from .calls import Call, MalformedCallError, read_calls
 from .conversation import Tool, ToolChoice
 from .events import (
     OutputEvent,
@@ -207,9 +207,8 @@ class OutputParser:
 
     def _close(self, call: OpenCall) -> None:
         if not self._is_streamed:
-            try:
-                found = read_calls(call.body, call.form, self._tools)
-            except MalformedCallError:
+            found = [] if self._is_words(call) else self._read(call.body, call)
+            if not found:
                 self._give_up(call)
                 return
             for one in found if self._parallel else found[:1]:
@@ -219,6 +218,22 @@ class OutputParser:
         self._call, self._blanks = None, ""
         self._state, self._after_marker = NORMAL, True
         self.done = not self._parallel
+
+    def _read(self, body: str, call: OpenCall) -> Sequence[Call]:
+        try:
+            return read_calls(body, call.form, self._tools)
+        except MalformedCallError:
+            return []
+
+    def _is_words(self, call: OpenCall) -> bool:
+        """Whether the marker was mere words, and a call or the thoughts' end came later."""
+        reasoning, body = self._form.reasoning, call.body
+        if call.is_json:
+            return False
+        if self._state == REASONING and reasoning is not None and reasoning.end in body:
+            return True
+        _, again, rest = body.rpartition(call.form.start)
+        return bool(again and call.form.end and self._read(rest, call))
 
     def _begin_call(self, name: str, call_id: str | None) -> None:
         self._events.append(ToolCallStart(self.calls, name, call_id))
