@@ -1,10 +1,14 @@
 """How a request wants its tokens chosen: plain data, free of mlx."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+
+Mask = np.ndarray[Any, np.dtype[np.uint32]]
+"""Tokens that may be chosen: `[ceil(V / 32)]` words, a token's bit is 1 << token % 32."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +54,38 @@ class Row:
         params: the request's parameters.
         prompt: its prompt tokens, read by the repetition penalty only.
         output: its tokens so far; their number is the position of the draw.
+        mask: no other tokens are chosen; None allows all.
     """
 
     params: SamplingParams
     prompt: Sequence[int]
     output: Sequence[int]
+    mask: Mask | None = field(default=None, compare=False)
+
+
+class Matcher(Protocol):
+    """Follows one answer through a grammar; `models.text.grammar.Matcher` is the real one."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but the end can follow."""
+        ...
+
+    def consume(self, token: int) -> None:
+        """Take the answer's next token; raises where it is not allowed."""
+        ...
+
+    def mask(self) -> Mask:
+        """Find the tokens that may follow. May run on any thread, beside no other call."""
+        ...
+
+
+class Grammar(Protocol):
+    """What an answer is held to; `models.text.grammar.Grammar` is the real one."""
+
+    def matcher(self) -> Matcher:
+        """Begin an answer."""
+        ...
 
 
 class LogProbs(NamedTuple):

@@ -128,7 +128,7 @@ def sample(logits: mx.array, rows: Sequence[Row], vocab_size: int) -> mx.array:
         `[B]` token ids, not yet evaluated. A row's token depends on its own logits,
         parameters, seed and position only.
     """
-    logits = _penalised(logits[:, :vocab_size].astype(mx.float32), rows)
+    logits = _masked(_penalised(logits[:, :vocab_size].astype(mx.float32), rows), rows)
     greedy = mx.argmax(logits, axis=-1)
     if all(row.params.greedy for row in rows):
         return greedy
@@ -180,6 +180,18 @@ def _has_penalty(params: SamplingParams) -> bool:
         or params.frequency_penalty
         or params.repetition_penalty != 1.0
     )
+
+
+def _masked(logits: mx.array, rows: Sequence[Row]) -> mx.array:
+    """Leave the tokens that rows' masks allow. After biases: none of them allows another."""
+    if all(row.mask is None for row in rows):
+        return logits
+    words = -(-logits.shape[-1] // 32)
+    everything = np.full(words, 2**32 - 1, np.uint32)
+    masks = [everything if row.mask is None else row.mask[:words] for row in rows]
+    bits = mx.array(np.stack(masks))[:, :, None] >> mx.arange(32, dtype=mx.uint32)
+    allowed = (bits & 1).astype(mx.bool_).reshape(len(rows), -1)[:, : logits.shape[-1]]
+    return mx.where(allowed, logits, -mx.inf)
 
 
 def _filtered(scores: mx.array, rows: Sequence[Row]) -> mx.array:

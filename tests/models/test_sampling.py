@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.models.params import Row, SamplingParams
+from umbel.models.params import Mask, Row, SamplingParams
 from umbel.models.sampling import _filtered, _penalised, sample
 
 VOCAB = 12
@@ -35,12 +36,30 @@ PARAMS = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
     logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=3),
 )
-ROWS = st.builds(Row, params=PARAMS, prompt=TOKENS, output=TOKENS)
 
 
-def row(*, output: Sequence[int] = (), prompt: Sequence[int] = (), **params: Any) -> Row:
-    """Make a row; the seed is 0 unless given."""
-    return Row(SamplingParams(**({"seed": 0} | params)), prompt, output)
+def row(
+    *,
+    output: Sequence[int] = (),
+    prompt: Sequence[int] = (),
+    allowed: Sequence[int] | None = None,
+    **params: Any,
+) -> Row:
+    """Make a row; the seed is 0 unless given, and all tokens are allowed unless some are named."""
+    mask = None if allowed is None else masked(allowed)
+    return Row(SamplingParams(**({"seed": 0} | params)), prompt, output, mask)
+
+
+def masked(allowed: Sequence[int], words: int = 2) -> Mask:
+    """Make the mask of some tokens, wider than any vocabulary here."""
+    mask = np.zeros(words, np.uint32)
+    for token in allowed:
+        mask[token // 32] |= np.uint32(1 << token % 32)
+    return mask
+
+
+MASKS = st.none() | st.sets(st.integers(0, VOCAB - 1), min_size=1).map(lambda s: masked(sorted(s)))
+ROWS = st.builds(Row, params=PARAMS, prompt=TOKENS, output=TOKENS, mask=MASKS)
 
 
 def choose(logits: Any, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
@@ -287,3 +306,50 @@ def test_extreme_temperatures_never_meet_nan(temperature: float, dtype: mx.Dtype
     rows = [row(temperature=temperature, seed=seed) for seed in range(40)]
     drawn = set(choose([mild[0].tolist()] * 40, rows))
     assert drawn == ({1} if temperature < 1 else {0, 1, 2})
+
+
+@quick
+@given(logits=LOGITS, r=ROWS, allowed=st.sets(st.integers(0, VOCAB - 1), min_size=1))
+def test_a_mask_is_the_last_word(logits: list[float], r: Row, allowed: set[int]) -> None:
+    """Whatever penalties, biases, filters and seeds there are, what is chosen is allowed."""
+    (token,) = choose([logits], [replace(r, mask=masked(sorted(allowed)))])
+    assert token in allowed
+
+
+@quick
+@given(data=st.data(), logits=LOGITS, r=ROWS)
+def test_a_mask_is_as_if_the_others_did_not_exist(
+    data: st.DataObject, logits: list[float], r: Row
+) -> None:
+    """Filters see the probabilities among the allowed tokens only, and draws follow these."""
+    allowed = data.draw(st.sets(st.integers(0, VOCAB - 1), min_size=1))
+    bare = replace(r, mask=masked(sorted(allowed)))
+    without = [x if t in allowed else -math.inf for t, x in enumerate(logits)]
+    assert choose([logits], [bare]) == choose([without], [replace(r, mask=None)])
+
+
+def test_biases_choose_among_what_a_mask_allows() -> None:
+    """+100 does not let a token through, and -100 does not leave nothing."""
+    logits = [[5.0, 4.0, 0.0]]
+    assert choose(logits, [row(temperature=0, allowed=[1, 2], logit_bias={0: 100.0})]) == [1]
+    assert choose(logits, [row(temperature=0, allowed=[1, 2], logit_bias={1: -100.0})]) == [2]
+    assert choose(logits, [row(temperature=0, allowed=[1], logit_bias={1: -100.0})]) == [1]
+    assert choose(logits, [row(temperature=0, allowed=[0], frequency_penalty=2.0, output=[0])]) == [
+        0
+    ]
+
+
+@pytest.mark.parametrize("vocab_size", [33, 64, 70, 96])
+def test_a_mask_is_read_bit_by_bit(vocab_size: int) -> None:
+    """Every token has a bit of its own, at words' borders too, beside a row without a mask."""
+    logits = np.zeros((vocab_size + 1, vocab_size + 7), np.float32)
+    words = -(-vocab_size // 32)
+    rows = [Row(SamplingParams(seed=0), [], [], masked([t], words)) for t in range(vocab_size)]
+    chosen = choose(logits, [*rows, row(temperature=0)], vocab_size)
+    assert chosen == [*range(vocab_size), 0]
+
+
+def test_a_mask_names_tokens_without_a_logit() -> None:
+    """Where the tokenizer knows more tokens than the output layer, those are not chosen."""
+    wide = Row(SamplingParams(seed=0), [], [], masked([3, 40, 90], 3))
+    assert choose([[0.0] * 36], [wide], vocab_size=96) == [3]
