@@ -27,3 +27,20 @@ class UnreadableStateError(OSError):
 
 class TemplateError(ValueError):
     """The model's chat template refuses these messages."""
+
+
+class GrammarError(ValueError):
+    """An answer cannot be held to what was asked for.
+
+    Attributes:
+        place: where in the schema the fault lies, as `properties.city.pattern`; empty for all of
+            it, or where there is no schema.
+    """
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(f"{place}: {message}" if place else message)
+        self.place = place
+
+
+class MatcherError(RuntimeError):
+    """A grammar could not be followed on; the message says why."""

@@ -23,6 +23,7 @@ CONFINED = {
     "mlx": ("models/", "cachestore/pager.py"),
     "mlx_lm": ("models/", "cachestore/pager.py"),
     "asyncio": ("daemon/", "scheduler/queue.py", "scheduler/handoff.py"),
+    "llguidance": ("models/text/",),
     "anyio": ("daemon/", "scheduler/queue.py", "scheduler/handoff.py"),
 }
 # Names that say nothing, and so attract everything.
@@ -142,6 +143,8 @@ def test_module_keeps_the_rules(module: str) -> None:
         ("models/loader.py", "from ..scheduler.sequence import Sequence"),
         ("models/loader.py", "import asyncio.queues"),
         ("daemon/cli.py", "import mlx.core as mx"),
+        ("scheduler/masks.py", "import llguidance"),
+        ("models/sampling.py", "from llguidance import numpy"),
         ("__init__.py", "from .daemon import cli"),
         ("__main__.py", "from .models import loader"),
     ],

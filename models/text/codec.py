@@ -82,6 +82,17 @@ class TextCodec:
         return self._token_bytes.special & (markers | inside)
 
     @property
+    def special_tokens(self) -> dict[str, int]:
+        """Tokens that write nothing, by their names."""
+        added = self._fast.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
+    def to_json(self) -> str:
+        """Write the tokenizer as tokenizer.json has it."""
+        text: str = self._fast.to_str()
+        return text
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the model can be talked to in messages."""
         return bool(self._wrapper.has_chat_template)

@@ -1,0 +1,102 @@
+"""How calls of tools are written, as grammars."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import GrammarError
+from .constraint import ToolCalls
+from .conversation import Tool
+from .lark import Lark
+from .schema_form import within
+from .schema_meaning import SchemaReader
+
+_START, _END = "<tool_call>", "</tool_call>"
+
+FORMS = ("generic", "json_tools", "mistral")
+"""Ways of writing calls for which there is a grammar; named as mlx-lm names its parsers."""
+
+
+def call_form(native: str | None) -> str:
+    """Name the form in which calls can be held to a grammar.
+
+    Args:
+        native: the model's own, if its template knows tools.
+
+    Returns:
+        The model's own where there is a grammar for it, else the generic one.
+    """
+    return native if native in FORMS else "generic"
+
+
+def add_calls(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> None:
+    """Write the rule `answer`.
+
+    Raises:
+        GrammarError: no tool, no such form, or a schema cannot be honoured.
+    """
+    if not calls.tools:
+        raise GrammarError("there is no tool to call")
+    if calls.form not in FORMS:
+        raise GrammarError(f"there is no grammar for calls as {calls.form!r}")
+    start, body = _BODIES[calls.form](lark, reader, calls)
+    lark.rule("body", body)
+    if calls.forced:
+        separator = "" if calls.form == "mistral" else lark.text("\n")
+        lark.rule("call", f"{lark.marker(start)} body")
+        lark.rule("answer", f"call ({separator} call)*" if calls.parallel else "call")
+    else:
+        head = lark.up_to(start)
+        lark.rule("answer", f"({head} body)* TEXT" if calls.parallel else f"{head} body | TEXT")
+
+
+def _json_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
+    options = [_named(tool, arguments) for tool, arguments in _arguments(reader, calls)]
+    body = lark.json({"anyOf": options}, reader)
+    return _START, f"{lark.text(chr(10))} {body} {lark.text(chr(10))} {lark.marker(_END)}"
+
+
+def _named(tool: Tool, arguments: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _mistral_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
+    """Either of two: newer models have a token of its own between name and arguments."""
+    start, between = "[TOOL_CALLS]", "[ARGS]"
+    if lark.knows(between):
+        headed = [
+            f"{lark.text(tool.name)} {lark.marker(between)} {lark.json(arguments, reader)}"
+            for tool, arguments in _arguments(reader, calls)
+        ]
+        return start, " | ".join(headed)
+    options = [_named(tool, arguments) for tool, arguments in _arguments(reader, calls)]
+    # One list has all calls, so that no second one follows it.
+    most = {} if calls.parallel else {"maxItems": 1}
+    listed = {"type": "array", "minItems": 1, "items": {"anyOf": options}, **most}
+    return start, lark.json(listed, reader)
+
+
+def _arguments(reader: SchemaReader, calls: ToolCalls) -> Iterator[tuple[Tool, Any]]:
+    """Each tool with the schema that its arguments must match, rewritten."""
+    for number, tool in enumerate(calls.tools):
+        if not calls.forced and not tool.strict:
+            yield tool, {"type": "object"}
+            continue
+        place = f"tools.{number}.parameters"
+        arguments = reader.read(tool.parameters, place)
+        types = arguments.get("type", "object")
+        if "object" not in (types if isinstance(types, list) else [types]):
+            raise GrammarError("must allow an object", within(place, "type"))
+        yield tool, arguments | {"type": "object"}
+
+
+_BODIES: dict[str, Callable[[Lark, SchemaReader, ToolCalls], tuple[str, str]]] = {
+    "generic": _json_body,
+    "json_tools": _json_body,
+    "mistral": _mistral_body,
+}
+"""Each form's marker, and the rule of what follows it."""

@@ -1,0 +1,237 @@
+"""Constraints to grammars, and grammars to masks of tokens.
+
+llguidance does the work: it compiles and computes masks without Python's lock and within bounds of
+its own. Nothing else of it is used than its parser and its masks.
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import llguidance
+import msgspec
+import numpy as np
+
+from ..errors import GrammarError, MatcherError
+from ..params import Mask
+from .call_grammar import add_calls
+from .codec import TextCodec
+from .constraint import Choice, Constraint, JSONObject, JSONSchema, Reasoning, Regex, ToolCalls
+from .grammar_faults import explain, first_words, rehearse
+from .lark import Lark
+from .schema_meaning import SchemaReader
+
+_MOST_OPTIONS = 10_000
+_LONGEST = 100_000  # characters of all options, or of a pattern
+_KEPT = 128
+_KEPT_BYTES = 64 << 20
+_BYTES_PER_CHARACTER = 64  # of a compiled grammar's text, as measured with large schemas
+
+LIMITS = llguidance.LLParserLimits(
+    # An object with n optional properties has rows of four times as many items.
+    max_items_in_row=10_000,
+    max_lexer_states=100_000,
+    verbose_errors=False,
+)
+
+
+class Matcher:
+    """Follows one answer. For one thread at a time; `mask` lets others run meanwhile."""
+
+    def __init__(self, parser: Any, words: int, first: Mask) -> None:
+        self._parser = parser
+        self._words = words
+        self._first: Mask | None = first
+
+    def consume(self, token: int) -> None:
+        """Take the answer's next token; not the one that ends it.
+
+        Raises:
+            MatcherError: the token was not allowed, or the grammar is too complex to go on.
+        """
+        self._first = None
+        if not self._parser.consume_token(token):
+            raise MatcherError(first_words(self._parser.get_error()))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but the end can follow."""
+        return bool(self._parser.is_stopped())
+
+    def mask(self) -> Mask:
+        """Find the tokens that may follow.
+
+        Tokens that end answers are among them where the answer may end.
+
+        Raises:
+            MatcherError: the grammar is too complex to go on.
+        """
+        if self._first is not None:
+            return self._first
+        return compute_mask(self._parser, self._words)
+
+
+class Grammar:
+    """A compiled constraint. Immutable; safe to use from any thread.
+
+    Attributes:
+        nbytes: about what it takes.
+    """
+
+    def __init__(self, parser: Any, words: int, nbytes: int) -> None:
+        self._parser = parser
+        self._words = words
+        self._first = compute_mask(parser.deep_copy(), words)
+        self.nbytes = nbytes + self._first.nbytes
+
+    def matcher(self) -> Matcher:
+        """Begin an answer."""
+        return Matcher(self._parser.deep_copy(), self._words, self._first)
+
+
+class GrammarCompiler:
+    """Compiles constraints for one model. Safe to call from several threads at once.
+
+    The first call reads the vocabulary, which takes some tenths of a second.
+
+    Args:
+        codec: of the model.
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._lock = threading.Lock()
+        self._vocabulary: Any = None
+        self._kept: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._kept_bytes = 0
+        self._special = codec.special_tokens
+
+    def compile(
+        self, constraint: Constraint | ToolCalls, *, reasoning: Reasoning | None = None
+    ) -> Grammar:
+        """Compile a constraint, or find what it was compiled to before.
+
+        Bounded in time and memory, whatever the constraint; other threads run meanwhile.
+
+        Args:
+            constraint: for the answer.
+            reasoning: what stands before the answer is free.
+
+        Raises:
+            GrammarError: an answer cannot be held to it; the message and the place say why.
+        """
+        text = msgspec.json.encode([type(constraint).__name__, constraint, reasoning])
+        key = hashlib.blake2b(text, digest_size=16).digest()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        grammar = self._compile(constraint, reasoning)
+        with self._lock:
+            self._keep(key, grammar)
+        return grammar
+
+    def _keep(self, key: bytes, grammar: Grammar) -> None:
+        if key in self._kept:
+            return  # another thread was faster
+        self._kept[key] = grammar
+        self._kept_bytes += grammar.nbytes
+        while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.nbytes
+
+    def _compile(self, constraint: Constraint | ToolCalls, reasoning: Reasoning | None) -> Grammar:
+        vocabulary = self._tokens()
+        reader, lark = SchemaReader(), Lark(self._special)
+        _add_answer(lark, reader, constraint)
+        lark.rule("start", _start(lark, reasoning))
+        rehearse(vocabulary, reader, LIMITS)
+        parser = llguidance.LLMatcher(vocabulary, str(lark), log_level=0, limits=LIMITS)
+        if parser.is_error():
+            raise explain(vocabulary, parser.get_error(), reader, LIMITS)
+        words = -(-self._codec.vocab_size // 32)
+        try:
+            return Grammar(parser, words, len(str(lark)) * _BYTES_PER_CHARACTER)
+        except MatcherError as error:
+            raise GrammarError(f"no answer can match it: {error}") from error
+
+    def _tokens(self) -> Any:
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = _vocabulary(self._codec)
+            return self._vocabulary
+
+
+def compute_mask(parser: Any, words: int) -> Mask:
+    """Compute the mask of a parser's next position; see `Matcher.mask`.
+
+    Raises:
+        MatcherError: it cannot be computed, or nothing may follow.
+    """
+    mask = np.zeros(words, np.uint32)
+    parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    if parser.is_error():  # the mask allows the end then, as if the answer were complete
+        raise MatcherError(first_words(parser.get_error()))
+    return mask
+
+
+def _vocabulary(codec: TextCodec) -> Any:
+    try:
+        return llguidance.LLTokenizer(
+            codec.to_json(), n_vocab=codec.vocab_size, eos_token=sorted(codec.eos_ids)
+        )
+    except Exception as error:  # its own choice, and a panic's message
+        words = f"this model's tokenizer cannot be held to a grammar: {error}"
+        raise GrammarError(words) from error
+
+
+def _start(lark: Lark, reasoning: Reasoning | None) -> str:
+    if reasoning is None:
+        return "answer"
+    lark.rule("GAP", r"/\n{1,2}/")
+    thought = f"{lark.up_to(reasoning.end)} GAP?"
+    if reasoning.opened:
+        return f"{thought} answer"
+    return f"({lark.marker(reasoning.start)} {thought})? answer"
+
+
+def _add_answer(lark: Lark, reader: SchemaReader, constraint: Constraint | ToolCalls) -> None:
+    """Write the rule `answer`."""
+    match constraint:
+        case JSONObject():
+            lark.rule("answer", lark.json({"type": "object"}, reader))
+        case JSONSchema(schema=schema):
+            rewritten = reader.read(schema)
+            if rewritten is False:
+                raise GrammarError("false allows nothing")
+            lark.rule("answer", lark.json(rewritten, reader))
+        case Regex(pattern=pattern):
+            lark.rule("answer", "ANSWER")
+            lark.rule("ANSWER", _terminal(pattern))
+        case Choice(options=options):
+            lark.rule("answer", "ANSWER")
+            lark.rule("ANSWER", _options(lark, options))
+        case ToolCalls():
+            add_calls(lark, reader, constraint)
+
+
+def _terminal(pattern: str) -> str:
+    if not pattern:
+        raise GrammarError("the pattern is empty")
+    if len(pattern) > _LONGEST:
+        raise GrammarError(f"the pattern has more than {_LONGEST} characters")
+    # It matches the whole answer anyway, and the compiler knows no anchors.
+    pattern = pattern.removeprefix("^")
+    if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2:
+        pattern = pattern[:-1]
+    return f"/{llguidance.regex_to_lark(pattern, '')}/"
+
+
+def _options(lark: Lark, options: list[str]) -> str:
+    if not options or "" in options:
+        raise GrammarError("a choice needs options, and an option cannot be empty")
+    if len(options) > _MOST_OPTIONS or sum(map(len, options)) > _LONGEST:
+        words = f"{_MOST_OPTIONS} options and {_LONGEST} characters together"
+        raise GrammarError(f"a choice has at most {words}")
+    return " | ".join(lark.text(option) for option in dict.fromkeys(options))

@@ -1,0 +1,95 @@
+"""Writes grammars in llguidance's dialect of Lark."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .schema_meaning import SchemaReader
+
+_JSON_OPTIONS = {
+    # Bounded: a model that has nothing to say would write line after line.
+    "whitespace_pattern": r" |\n{1,2}[ \t]{0,20}",
+    # Without \u, which lets a name be written in several ways: one that has a schema of its own
+    # would be taken for another.
+    "json_allowed_escapes": 'nrbtf"\\',
+}
+
+
+class Lark:
+    """A grammar that is being written. Its start is the rule `start`.
+
+    Args:
+        special: tokens that write nothing and are matched by their number, by name.
+    """
+
+    def __init__(self, special: Mapping[str, int]) -> None:
+        self._special = special
+        self._rules = [r"TEXT: /(?s:.*)/"]
+        self._count = 0
+
+    def __str__(self) -> str:
+        return "\n".join(self._rules) + "\n"
+
+    def rule(self, name: str, body: str) -> None:
+        """Define a rule, or in upper case a terminal."""
+        self._rules.append(f"{name}: {body}")
+
+    def text(self, text: str) -> str:
+        """Match a text, however it is cut into tokens."""
+        return json.dumps(text, ensure_ascii=False)
+
+    def knows(self, marker: str) -> bool:
+        """Whether a marker is a token of its own."""
+        return marker in self._special
+
+    def marker(self, marker: str) -> str:
+        """Match a marker: a special token where there is one, else its text."""
+        token = self._special.get(marker)
+        return self.text(marker) if token is None else f"<[{token}]>"
+
+    def up_to(self, marker: str, *, not_at_first: str | None = None) -> str:
+        """Match any text and the first of a marker behind it.
+
+        Args:
+            marker: ends what is matched.
+            not_at_first: a text with which it must not begin.
+        """
+        self._count += 1
+        name, text = f"up_to_{self._count}", "TEXT"
+        if not_at_first is not None:
+            text = f"TEXT_{self._count}"
+            self.rule(text, f"TEXT & ~({self.text(not_at_first)} TEXT)")
+        if self.knows(marker):
+            self.rule(name, f"{text} {self.marker(marker)}")
+        else:
+            self.rule(f"{name}[lazy]", f"{text} {self.text(marker)}")
+        return name
+
+    def json(self, schema: Any, reader: SchemaReader) -> str:
+        """Match JSON.
+
+        Args:
+            schema: rewritten.
+            reader: that rewrote it.
+        """
+        self._count += 1
+        name = f"json_{self._count}"
+        self.rule(name, f"%json {json.dumps(as_document(schema, reader))}")
+        return name
+
+
+def as_document(schema: Any, reader: SchemaReader) -> dict[str, Any]:
+    """Make a document of a rewritten schema: with what it refers to, and how JSON is written."""
+    definitions: dict[str, Any] = {}
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left.extend(value)
+        elif isinstance(value, dict):
+            left.extend(value.values())
+            name = str(value.get("$ref", "")).removeprefix("#/$defs/")
+            if name in reader.definitions and name not in definitions:
+                definitions[name] = reader.definitions[name]
+                left.append(definitions[name])
+    return {"x-guidance": _JSON_OPTIONS, "$defs": definitions, **({} if schema is True else schema)}
