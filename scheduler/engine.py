@@ -11,6 +11,7 @@ from ..cachestore.forest import CacheStatistics
 from ..models.params import Token
 from .errors import ComputationError, DeadlineExceededError, RequestError, UnavailableError
 from .forward import Choice, Fed, Forward
+from .masks import MaskPool
 from .memory import MemoryPlanner
 from .policy import Batch, StallBound
 from .queue import RETRY_AFTER, ConversationQueue
@@ -81,6 +82,7 @@ class Engine:
         self._exact = exact
         self._clock = clock
         self._running = self._roster.running
+        self._masks = MaskPool()
         self._drawn: tuple[Choice, list[Sequence]] | None = None  # launched, not read yet
         self._stalled = False  # the last step had a prefill chunk
         self._waits_since: float | None = None  # for memory that the disk tier holds
@@ -204,7 +206,7 @@ class Engine:
     def _begin(self, sequence: Sequence) -> None:
         self._publish_statistics()
         resumes = sequence.status is SequenceStatus.PAUSED
-        self._guarded(sequence, self._reuse.begin)
+        self._guarded(sequence, self._open)
         if sequence.status is SequenceStatus.FINISHED:
             return
         sequence.status = SequenceStatus.PREFILL
@@ -214,6 +216,12 @@ class Engine:
         started = Started(sequence.matched, sequence.cached, self._clock())
         self._events.append((sequence, started))
         self._count(prompt_tokens=sequence.num_prompt_tokens, prompt_tokens_cached=sequence.cached)
+
+    def _open(self, sequence: Sequence) -> None:
+        grammar = sequence.request.grammar
+        if grammar is not None and sequence.constraint is None:
+            sequence.constraint = self._masks.constrain(grammar)
+        self._reuse.begin(sequence)
 
     def _run(self, batch: Batch) -> None:
         """Launch this step's decode, then see to what the last one brought."""
@@ -269,7 +277,7 @@ class Engine:
         """Launch the choice of tokens for those who go on. Their answers are known by now."""
         going = {n: s for n, s in enumerate(sequences) if s.status is SequenceStatus.DECODE}
         for sequence in going.values():
-            self._guarded(sequence, self._reuse.advanced)
+            self._guarded(sequence, self._advanced)
         going = {
             n: s for n, s in going.items() if s.status is SequenceStatus.DECODE and not s.replays
         }
@@ -283,6 +291,11 @@ class Engine:
                 self._fail(sequence, choice.errors[place])
             else:
                 sequence.drawn = self._forward.drawn(choice, place)
+
+    def _advanced(self, sequence: Sequence) -> None:
+        self._reuse.advanced(sequence)
+        if sequence.constraint is not None and not sequence.replays:
+            sequence.constraint.wait()
 
     def _collect(self) -> None:
         """Wait for the tokens that were launched last, and hand them out."""
@@ -302,14 +315,19 @@ class Engine:
 
     def _decoded(self, sequence: Sequence, token: Token) -> None:
         sequence.drawn = None
-        if token.id in self._eos_ids:
+        ends = token.id in self._eos_ids
+        if sequence.constraint is not None:
+            sequence.constraint.take(token.id, ends=ends)
+        if ends:
             sequence.end_token = token.id
             self._finish(sequence, FinishReason.STOP)
             return
         sequence.output.append(token.id)
         self._events.append((sequence, TokenEvent(token.id, self._clock(), token.logprobs)))
         self._count(generation_tokens=1)
-        if len(sequence.output) >= sequence.request.max_tokens:
+        if sequence.constraint is not None and sequence.constraint.is_complete:
+            self._finish(sequence, FinishReason.STOP)
+        elif len(sequence.output) >= sequence.request.max_tokens:
             self._finish(sequence, FinishReason.LENGTH)
 
     def _guarded(self, sequence: Sequence, work: Callable[[Sequence], None]) -> None:

@@ -5,7 +5,7 @@ import enum
 import msgspec
 
 from ..cachestore.checkpoints import Reason
-from ..models.params import LogProbs, SamplingParams
+from ..models.params import Grammar, LogProbs, SamplingParams
 from .errors import RequestError
 
 
@@ -21,6 +21,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         sampling: how its tokens are chosen.
         deadline: when it must have ended, on the engine's clock, in seconds.
         boundaries: offsets in the prompt that a next turn keeps, and what they are.
+        grammar: what the answer is held to, if it is.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     deadline: float
     boundaries: list[tuple[int, Reason]] = []
+    grammar: Grammar | None = None
 
 
 class FinishReason(enum.StrEnum):

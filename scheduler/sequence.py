@@ -11,6 +11,7 @@ from .request import Request
 if TYPE_CHECKING:
     from ..cachestore.checkpoints import Reason
     from ..cachestore.lease import Lease
+    from .masks import Constraint
 
 
 class SequenceStatus(enum.StrEnum):
@@ -43,6 +44,7 @@ class Sequence:
         borders: offsets at which its prefill stops for a checkpoint, ascending.
         frontier: offset of the last prompt checkpoint, from which decode ones are counted.
         states: the model's state; None while waiting and after the end.
+        constraint: where its answer stands in its grammar, from its first start on, if it has one.
     """
 
     def __init__(self, request: Request) -> None:
@@ -60,6 +62,7 @@ class Sequence:
         self.borders: dict[int, Reason] = {}
         self.frontier = 0
         self.states: Any = None
+        self.constraint: Constraint | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -112,4 +115,5 @@ class Sequence:
     @property
     def row(self) -> Row:
         """What sampling must know of this sequence."""
-        return Row(self.request.sampling, self.request.prompt, self.output)
+        mask = None if self.constraint is None else self.constraint.mask
+        return Row(self.request.sampling, self.request.prompt, self.output, mask)

@@ -28,7 +28,7 @@ from umbel.daemon.assembly import Assembly, assemble
 from umbel.daemon.config import Settings
 from umbel.models.device import DevicePolicy, device_policy
 from umbel.models.layer_states import LayerStack
-from umbel.models.params import SamplingParams
+from umbel.models.params import Grammar, SamplingParams
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence
@@ -93,6 +93,7 @@ class Ask:
     Attributes:
         tag: of its conversation; requests that share it run one after another.
         at: the step at which it comes.
+        grammar: what the answer is held to.
     """
 
     prompt: list[int]
@@ -102,6 +103,7 @@ class Ask:
     tag: str | None = None
     at: int = 0
     deadline: float = float("inf")
+    grammar: Grammar | None = None
 
 
 @dataclass
@@ -233,6 +235,7 @@ class Rig:
             sampling=ask.sampling,
             deadline=ask.deadline,
             boundaries=ask.boundaries,
+            grammar=ask.grammar,
         )
         self.live[name] = Sequence(request)
         self.told[name] = Told()
