@@ -6,11 +6,15 @@ from typing import NamedTuple
 
 from ..cachestore.checkpoints import Reason
 from ..models.loader import LoadedModel
+from ..models.params import Grammar
 from ..models.text import boundaries
+from ..models.text.constraint import Constraint
 from ..models.text.conversation import Conversation, Message
+from ..models.text.grammar import GrammarCompiler
 from ..models.text.output import OutputParser
 from ..models.text.plain import PlainParser
 from ..scheduler.admission import Admission
+from .answer_grammar import conversation_grammar, text_grammar
 from .answer_reader import Parser
 from .protocols.completions import check_tokens
 from .protocols.generation_request import (
@@ -30,12 +34,14 @@ class Rendered(NamedTuple):
         boundaries: the offsets in it that a next turn keeps.
         parser: makes what reads one answer.
         markup: special tokens whose text the parser must see.
+        grammar: what the answer is held to, if it is.
     """
 
     prompt: list[int]
     boundaries: Sequence[tuple[int, Reason]] = ()
     parser: Callable[[], Parser] = PlainParser
     markup: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
 
 
 class Prepared(NamedTuple):
@@ -55,6 +61,7 @@ class PromptReader:
 
     def __init__(self, loaded: LoadedModel, admission: Admission) -> None:
         self._text = loaded.text
+        self._compiler = GrammarCompiler(loaded.text)
         self._has_checkpoints = loaded.stack.has_checkpoints
         self._admission = admission
 
@@ -72,46 +79,56 @@ class PromptReader:
         prompts = []
         for prompt in request.prompts:
             check()
-            prompts.append(self.render(prompt, check))
+            prompts.append(self._render(prompt, request.constraint, check))
         return Prepared(request, prompts)
 
-    def render(self, prompt: Prompt, check: Check) -> Rendered:
-        """Turn one prompt into tokens.
-
-        Raises:
-            TemplateError: the chat template refuses the messages.
-            ContextLengthExceededError: it cannot fit.
-        """
+    def _render(self, prompt: Prompt, constraint: Constraint | None, check: Check) -> Rendered:
         if isinstance(prompt, Conversation):
-            return self._conversation(prompt, check)
+            return self._conversation(prompt, constraint, check)
         if isinstance(prompt, str):
-            return Rendered(self._encoded(prompt))
-        if prompt:  # an empty one is refused in other words
-            self._admission.answer_length(len(prompt), None)
-        check_tokens(prompt, self._text.vocab_size)
-        return Rendered(prompt)
+            tokens = self._encoded(prompt)
+        else:
+            tokens = prompt
+            if tokens:  # an empty one is refused in other words
+                self._admission.answer_length(len(tokens), None)
+            check_tokens(tokens, self._text.vocab_size)
+        check()
+        return Rendered(tokens, grammar=text_grammar(self._compiler, constraint).grammar)
 
-    def _conversation(self, conversation: Conversation, check: Check) -> Rendered:
+    def _conversation(
+        self, conversation: Conversation, constraint: Constraint | None, check: Check
+    ) -> Rendered:
         """Encode a conversation; find its boundaries if the model needs checkpoints there."""
         self._check_size(conversation)
         template = self._text.template
         text = template.render(conversation)
         check()
         prompt = self._encoded(text, special_tokens=False)
+        check()
+        opened = template.opens_reasoning(text)
+        grammar, guaranteed = conversation_grammar(
+            self._compiler, template, conversation, constraint, opened=opened
+        )
         parser = partial(
             OutputParser,
             template.form,
             tools=conversation.tools,
             tool_choice=conversation.tool_choice,
-            in_reasoning=template.opens_reasoning(text),
+            in_reasoning=opened,
+            guaranteed=guaranteed,
         )
-        if not self._has_checkpoints:
-            return Rendered(prompt, [], parser, self._text.markup_tokens)
         check()
+        ends = self._boundaries(conversation, prompt)
+        return Rendered(prompt, ends, parser, self._text.markup_tokens, grammar)
+
+    def _boundaries(
+        self, conversation: Conversation, prompt: list[int]
+    ) -> list[tuple[int, Reason]]:
+        if not self._has_checkpoints:
+            return []
         found = boundaries.find(self._text.encode_conversation, conversation, prompt)
         system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
-        ends = [*system, *((end, Reason.MESSAGE) for end in found.messages)]
-        return Rendered(prompt, ends, parser, self._text.markup_tokens)
+        return [*system, *((end, Reason.MESSAGE) for end in found.messages)]
 
     def system_prompt(self, text: str, check: Check) -> tuple[Rendered, int | None]:
         """Render a system prompt as requests begin with it.

@@ -152,6 +152,7 @@ class Service:
             sampling=msgspec.structs.replace(wanted.sampling, seed=seed),
             deadline=caller.arrived_at + self._request_timeout,
             boundaries=list(rendered.boundaries),
+            grammar=rendered.grammar,
         )
         logprobs = wanted.sampling.top_logprobs is not None
         reader = AnswerReader(

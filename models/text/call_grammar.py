@@ -28,8 +28,17 @@ def call_form(native: str | None) -> str:
     return native if native in FORMS else "generic"
 
 
-def add_calls(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> None:
+def add_calls(
+    lark: Lark, reader: SchemaReader, calls: ToolCalls, content: str | None = None
+) -> None:
     """Write the rule `answer`.
+
+    Args:
+        lark: the grammar.
+        reader: of schemas.
+        calls: what may be called.
+        content: what stands in the place of calls that are not forced; None for any text around
+            them.
 
     Raises:
         GrammarError: no tool, no such form, or a schema cannot be honoured.
@@ -40,10 +49,11 @@ def add_calls(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> None:
         raise GrammarError(f"there is no grammar for calls as {calls.form!r}")
     start, body = _BODIES[calls.form](lark, reader, calls)
     lark.rule("body", body)
-    if calls.forced:
+    if calls.forced or content is not None:
         separator = "" if calls.form == "mistral" else lark.text("\n")
         lark.rule("call", f"{lark.marker(start)} body")
-        lark.rule("answer", f"call ({separator} call)*" if calls.parallel else "call")
+        several = f"call ({separator} call)*" if calls.parallel else "call"
+        lark.rule("answer", several if calls.forced else f"{several} | {content}")
     else:
         head = lark.up_to(start)
         lark.rule("answer", f"({head} body)* TEXT" if calls.parallel else f"{head} body | TEXT")

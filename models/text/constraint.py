@@ -46,12 +46,14 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
             schema. Else the answer is text in which calls may stand, and what begins like a call
             is one: the arguments of `strict` tools match, those of others are any object.
         parallel: there may be several.
+        content: what the answer must match where it is no call; only if calls are not forced.
     """
 
     tools: list[Tool]
     form: str
     forced: bool
     parallel: bool = True
+    content: Constraint | None = None
 
 
 class Reasoning(NamedTuple):

@@ -41,6 +41,11 @@ class ToolFormat(NamedTuple):
     argument: tuple[str, str] = ("", "")
 
     @property
+    def name(self) -> str:
+        """What mlx-lm calls the form; `generic` for our own."""
+        return "generic" if self.parse is None else _form_of(self.parse)
+
+    @property
     def only_json(self) -> bool:
         """Whether what stands between the markers is JSON or no call at all."""
         return self.parse is None or _form_of(self.parse) == "json_tools"

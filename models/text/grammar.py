@@ -198,22 +198,29 @@ def _start(lark: Lark, reasoning: Reasoning | None) -> str:
 
 def _add_answer(lark: Lark, reader: SchemaReader, constraint: Constraint | ToolCalls) -> None:
     """Write the rule `answer`."""
+    if isinstance(constraint, ToolCalls):
+        content = constraint.content
+        written = None if content is None else _content(lark, reader, content)
+        add_calls(lark, reader, constraint, written)
+    else:
+        lark.rule("answer", _content(lark, reader, constraint))
+
+
+def _content(lark: Lark, reader: SchemaReader, constraint: Constraint) -> str:
+    """Write what an answer without calls matches."""
     match constraint:
         case JSONObject():
-            lark.rule("answer", lark.json({"type": "object"}, reader))
+            return lark.json({"type": "object"}, reader)
         case JSONSchema(schema=schema):
             rewritten = reader.read(schema)
             if rewritten is False:
                 raise GrammarError("false allows nothing")
-            lark.rule("answer", lark.json(rewritten, reader))
+            return lark.json(rewritten, reader)
         case Regex(pattern=pattern):
-            lark.rule("answer", "ANSWER")
             lark.rule("ANSWER", _terminal(pattern))
         case Choice(options=options):
-            lark.rule("answer", "ANSWER")
             lark.rule("ANSWER", _options(lark, options))
-        case ToolCalls():
-            add_calls(lark, reader, constraint)
+    return "ANSWER"
 
 
 def _terminal(pattern: str) -> str:

@@ -1,0 +1,123 @@
+"""What an answer is held to: what its request asks for, and how its model writes it."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from ..models.errors import GrammarError
+from ..models.params import Grammar
+from ..models.text.call_grammar import call_form
+from ..models.text.constraint import Constraint, Reasoning, ToolCalls
+from ..models.text.conversation import Conversation
+from ..models.text.grammar import GrammarCompiler
+from ..models.text.schema_form import check as check_schema
+from ..models.text.schema_form import measure as measure_schema
+from ..models.text.template import ChatTemplate
+from .failures import APIError
+
+_STREAMED = ("generic", "json_tools")
+
+
+class HeldTo(NamedTuple):
+    """What an answer is held to.
+
+    Attributes:
+        grammar: None where it is free.
+        guaranteed: calls will have the form that may be passed on as it comes.
+    """
+
+    grammar: Grammar | None = None
+    guaranteed: bool = False
+
+
+def text_grammar(compiler: GrammarCompiler, constraint: Constraint | None) -> HeldTo:
+    """Compile what a text completion must match.
+
+    Raises:
+        APIError: 400, it cannot be honoured.
+    """
+    return HeldTo(_compile(compiler, constraint, None) if constraint is not None else None)
+
+
+def conversation_grammar(
+    compiler: GrammarCompiler,
+    template: ChatTemplate,
+    conversation: Conversation,
+    constraint: Constraint | None,
+    *,
+    opened: bool,
+) -> HeldTo:
+    """Compile what an answer in a conversation must match, its calls included.
+
+    Args:
+        compiler: of the model.
+        template: of the model.
+        conversation: its tools and the choice among them.
+        constraint: for the content.
+        opened: whether the prompt ends inside the model's thoughts.
+
+    Raises:
+        APIError: 400, it cannot be honoured, or a tool's schema is none.
+    """
+    for number, tool in enumerate(conversation.tools):
+        place = f"tools.{number}.parameters"
+        try:
+            measure_schema(tool.parameters, place)
+            check_schema(tool.parameters, place)
+        except GrammarError as error:
+            raise _refusal(error) from error
+    wanted = _wanted(template, conversation, constraint)
+    if wanted is None:
+        return HeldTo()
+    grammar = _compile(compiler, wanted, _reasoning(template, conversation, opened=opened))
+    return HeldTo(grammar, isinstance(wanted, ToolCalls) and wanted.form in _STREAMED)
+
+
+def _wanted(
+    template: ChatTemplate, conversation: Conversation, constraint: Constraint | None
+) -> Constraint | ToolCalls | None:
+    choice, tools = conversation.tool_choice, conversation.tools
+    if choice.name is not None:
+        tools = [tool for tool in tools if tool.name == choice.name]
+    own = template.form.tools
+    form = call_form(own.name if own is not None and template.knows_tools else None)
+    calls = ToolCalls(
+        tools=tools, form=form, forced=choice.mode == "required", parallel=choice.parallel
+    )
+    if choice.mode == "required":
+        return calls
+    if choice.mode == "none" or not tools:
+        return constraint
+    if constraint is not None:
+        return msgspec.structs.replace(calls, content=constraint)
+    return calls if any(tool.strict for tool in tools) else None
+
+
+def _reasoning(
+    template: ChatTemplate, conversation: Conversation, *, opened: bool
+) -> Reasoning | None:
+    markers = template.form.reasoning
+    if markers is None:
+        return None
+    switched_off = conversation.options.get("enable_thinking") is False
+    if switched_off and template.supports_thinking_switch and not opened:
+        return None  # the prompt has said that there are no thoughts
+    return Reasoning(markers.start, markers.end, opened)
+
+
+def _compile(
+    compiler: GrammarCompiler, wanted: Constraint | ToolCalls, reasoning: Reasoning | None
+) -> Grammar:
+    try:
+        return compiler.compile(wanted, reasoning=reasoning)
+    except GrammarError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: GrammarError) -> APIError:
+    in_tools = error.place.startswith("tools.")
+    place = error.place if in_tools else f"the schema at {error.place}" if error.place else ""
+    words = str(error).removeprefix(f"{error.place}: ") if error.place else str(error)
+    message = f"{place}: {words}" if place else f"the answer cannot be held to this: {words}"
+    param = error.place if in_tools else "response_format"
+    return APIError(400, message, code="invalid_schema", param=param)
