@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+UMBEL = ("-m", "umbel")
 START = 120.0
 STOP = 60.0
 ANSWER = 240.0
@@ -126,7 +127,11 @@ def eventually(condition: Any, timeout: float = 30.0) -> Any:
 
 
 def spawn(
-    folder: Path, model: str | Path, *flags: str, env: Mapping[str, str] | None = None
+    folder: Path,
+    model: str | Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = UMBEL,
 ) -> RunningDaemon:
     """Start a daemon without waiting for it to be ready."""
     path, log = folder / "run" / "u.sock", folder / "log"
@@ -136,7 +141,7 @@ def spawn(
         "UMBEL_DISK_DIR": str(folder / "disk"),  # each its own
         **(env or {}),
     }
-    command = [sys.executable, "-m", "umbel", "serve", "--model", str(model)]
+    command = [sys.executable, *program, "serve", "--model", str(model)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--socket", str(path), *flags],
@@ -158,10 +163,14 @@ def is_ready(daemon: RunningDaemon) -> bool:
 
 @contextmanager
 def running(
-    folder: Path, model: str | Path, *flags: str, env: Mapping[str, str] | None = None
+    folder: Path,
+    model: str | Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = UMBEL,
 ) -> Iterator[RunningDaemon]:
     """Run a daemon until the block ends; it must then exit with status 0."""
-    daemon = spawn(folder, model, *flags, env=env)
+    daemon = spawn(folder, model, *flags, env=env, program=program)
     try:
         eventually(lambda: is_ready(daemon), START)
         yield daemon

@@ -1,0 +1,152 @@
+"""The real daemon, in which a script and not the model prefers the tokens of answers.
+
+A user's message says what is to be answered, as JSON between `<plan>` and `</plan>`: a list with
+one step for each of the assistant's turns that follow. A step is text, or a tool call `{"name": …,
+"arguments": {…}}`, or a list of both. Prompts without a plan are answered with `UNPLANNED`.
+
+Everything else is real: the template that the plan came through, the model's forward pass,
+sampling, masks (what a grammar forbids cannot be preferred), the cache, the parsers, HTTP.
+
+Run as `python -m tests.clients.scripted TOKENIZER_JSON serve --model …`.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import re
+import socket
+import struct
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+UNPLANNED = "This prompt has no plan."
+_END = "<|im_end|>"
+_TURN = "<|im_start|>assistant"
+_PLAN = re.compile(r"<plan>(.*?)</plan>", re.DOTALL)
+_PREFERENCE = 1e4  # far above any logit, penalty or noise; far below infinity
+_KEPT = 64  # answers that are remembered while they are written
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+_SET_FLAGS, _UP = 0x8914, 1  # SIOCSIFFLAGS, IFF_UP
+
+Step = str | dict[str, Any] | list[str | dict[str, Any]]
+
+
+def plan(*steps: Step) -> str:
+    """Write the steps of an answer as a user's message carries them."""
+    return f"<plan>{json.dumps(list(steps), ensure_ascii=False)}</plan>"
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    """Make a step of a plan that calls a tool."""
+    return {"name": name, "arguments": arguments}
+
+
+def answer_to(prompt: str) -> str:
+    """Choose the text of an answer by its prompt.
+
+    A tool that the prompt does not define is not called: agents send the same message along with
+    other requests, such as one for a title.
+    """
+    plans = list(_PLAN.finditer(prompt))
+    if not plans:
+        return UNPLANNED
+    found = plans[-1]
+    steps: list[Step] = json.loads(found[1])
+    turns = prompt.count(_TURN, found.end()) - 1  # the last one is the answer's own
+    step = steps[min(turns, len(steps) - 1)]
+    parts = step if isinstance(step, list) else [step]
+    defined = prompt[: found.start()] + prompt[found.end() :]
+    return "\n".join(_written(part, defined) for part in parts)
+
+
+def _written(part: str | dict[str, Any], defined: str) -> str:
+    if isinstance(part, str):
+        return part
+    if f'"{part["name"]}"' not in defined:
+        return UNPLANNED
+    return f"<tool_call>\n{json.dumps(part, ensure_ascii=False)}\n</tool_call>"
+
+
+class Script:
+    """Prefers tokens of the chosen answers.
+
+    Args:
+        tokenizer: the model's `tokenizer.json`.
+    """
+
+    def __init__(self, tokenizer: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._end = self._tokenizer.encode(_END, add_special_tokens=False).ids[0]
+        self._answers: OrderedDict[int, tuple[Sequence[int], list[int]]] = OrderedDict()
+
+    def prefer(self, logits: Any, rows: Mapping[int, Any]) -> Any:
+        """Raise the logits of the next token of each row's answer.
+
+        Args:
+            logits: `[B, V]`.
+            rows: requests by the number of their row; `prompt` and `output` are read.
+        """
+        for number, row in rows.items():
+            answer = self._answer(row.prompt)
+            at = len(row.output)
+            token = answer[at] if at < len(answer) else self._end
+            logits = logits.at[number, token].add(_PREFERENCE)
+        return logits
+
+    def _answer(self, prompt: Sequence[int]) -> list[int]:
+        """Encode the answer, once for each request: its prompt is one object all the while."""
+        if id(prompt) not in self._answers:
+            text = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
+            tokens = self._tokenizer.encode(answer_to(text), add_special_tokens=False).ids
+            self._answers[id(prompt)] = prompt, tokens
+            if len(self._answers) > _KEPT:
+                self._answers.popitem(last=False)
+        return self._answers[id(prompt)][1]
+
+
+def install(script: Script) -> None:
+    """Have every sampling step in this process follow the script."""
+    from umbel.models import forward  # noqa: PLC0415  (seconds; `main` handles signals first)
+
+    real = forward.Forward.choose
+
+    def choose(self: Any, fed: Any, rows: Mapping[int, Any], *more: Any, **named: Any) -> Any:
+        if fed.logits is not None:
+            fed = forward.Fed(script.prefer(fed.logits, rows), fed.errors)
+        return real(self, fed, rows, *more, **named)
+
+    forward.Forward.choose = choose  # type: ignore[method-assign]
+
+
+def leave_network() -> None:
+    """Move this process to a network of its own, where there is nobody; only root can.
+
+    Whoever is not let in stays where it is: clients are offline by their settings then.
+    """
+    libc = ctypes.CDLL(None)
+    if sys.platform != "linux" or os.geteuid() != 0 or libc.unshare(_NEW_NETWORK) != 0:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
+
+
+def main() -> None:
+    """Run the `umbel` command with the script installed."""
+    from umbel.__main__ import main as umbel  # noqa: PLC0415
+    from umbel.daemon.early_signals import leave_at_once  # noqa: PLC0415
+
+    leave_at_once(0)
+    leave_network()
+    script = Script(Path(sys.argv.pop(1)))
+    install(script)
+    umbel()
+
+
+if __name__ == "__main__":
+    main()

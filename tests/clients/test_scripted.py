@@ -1,0 +1,55 @@
+"""The script: what clients' tests rely on."""
+
+import pytest
+
+from ..daemon.running import RunningDaemon
+from .outside import requests_in
+from .scripted import UNPLANNED, answer_to, call, plan
+
+TURN = "<|im_start|>assistant\n"
+
+
+def ask(daemon: RunningDaemon, *messages: tuple[str, str]) -> str:
+    """Send a conversation and return the answer's text."""
+    turns = [{"role": role, "content": text} for role, text in messages]
+    answer = daemon.post({"model": "scripted", "messages": turns, "temperature": 1}).json()
+    assert answer["choices"][0]["finish_reason"] == "stop", answer
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def test_the_daemon_follows_the_plan(scripted_daemon: RunningDaemon) -> None:
+    """Each turn of a conversation is answered with its own step, character for character."""
+    steps = ("Bonjour, 世界! 👩‍🚀\n", "Then this.")
+    first = ask(scripted_daemon, ("user", plan(*steps)))
+    assert first == steps[0]
+    again = ("user", plan(*steps)), ("assistant", first), ("user", "go on")
+    assert ask(scripted_daemon, *again) == steps[1]
+    assert ask(scripted_daemon, ("user", "hello")) == UNPLANNED
+
+
+def test_long_prompts(scripted_daemon: RunningDaemon) -> None:
+    """A prompt as long as an agent's is computed, and cached for the next turn."""
+    system = ("system", "You are an agent. " * 4500)
+    asked = system, ("user", plan("one", "two"))
+    assert ask(scripted_daemon, *asked) == "one"
+    assert ask(scripted_daemon, *asked, ("assistant", "one"), ("user", "?")) == "two"
+    last = requests_in(scripted_daemon.log())[-1]
+    assert int(last["total"]) > 20_000
+    assert int(last["left"]) < 20
+
+
+@pytest.mark.parametrize("defined", [True, False])
+def test_only_defined_tools_are_called(defined: bool) -> None:  # noqa: FBT001
+    """A plan's call becomes text where the prompt does not define the tool."""
+    system = '[{"name": "Write"}]' if defined else "You write titles."
+    answer = answer_to(system + plan(call("Write", path="a")) + TURN)
+    called = '<tool_call>\n{"name": "Write", "arguments": {"path": "a"}}\n</tool_call>'
+    assert answer == (called if defined else UNPLANNED)
+
+
+def test_the_last_plan_counts() -> None:
+    """A later user's plan replaces an earlier one, and its steps begin anew."""
+    prompt = plan("a", "b") + TURN + "a" + plan("c", "d") + TURN
+    assert answer_to(prompt) == "c"
+    assert answer_to(prompt + "c" + TURN) == "d"
+    assert answer_to(prompt + "c" + TURN + "d" + TURN) == "d"
