@@ -2,7 +2,8 @@
 
 A user's message says what is to be answered, as JSON between `<plan>` and `</plan>`: a list with
 one step for each of the assistant's turns that follow. A step is text, or a tool call `{"name": …,
-"arguments": {…}}`, or a list of both. Prompts without a plan are answered with `UNPLANNED`.
+"arguments": {…}}`, or a list of both; `RESULT` in a text stands for what the last tool returned.
+Prompts without a plan are answered with `UNPLANNED`.
 
 Everything else is real: the template that the plan came through, the model's forward pass,
 sampling, masks (what a grammar forbids cannot be preferred), the cache, the parsers, HTTP.
@@ -26,8 +27,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 UNPLANNED = "This prompt has no plan."
+RESULT = "(the result)"
 _END = "<|im_end|>"
 _TURN = "<|im_start|>assistant"
+_RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 _PLAN = re.compile(r"<plan>(.*?)</plan>", re.DOTALL)
 _PREFERENCE = 1e4  # far above any logit, penalty or noise; far below infinity
 _KEPT = 64  # answers that are remembered while they are written
@@ -62,7 +65,9 @@ def answer_to(prompt: str) -> str:
     step = steps[min(turns, len(steps) - 1)]
     parts = step if isinstance(step, list) else [step]
     defined = prompt[: found.start()] + prompt[found.end() :]
-    return "\n".join(_written(part, defined) for part in parts)
+    results = _RESPONSE.findall(prompt, found.end())
+    text = "\n".join(_written(part, defined) for part in parts)
+    return text.replace(RESULT, results[-1]) if results else text
 
 
 def _written(part: str | dict[str, Any], defined: str) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from ..daemon.running import RunningDaemon
 from .outside import requests_in
-from .scripted import UNPLANNED, answer_to, call, plan
+from .scripted import RESULT, UNPLANNED, answer_to, call, plan
 
 TURN = "<|im_start|>assistant\n"
 
@@ -53,3 +53,13 @@ def test_the_last_plan_counts() -> None:
     assert answer_to(prompt) == "c"
     assert answer_to(prompt + "c" + TURN) == "d"
     assert answer_to(prompt + "c" + TURN + "d" + TURN) == "d"
+
+
+def test_a_result_is_quoted() -> None:
+    """A step quotes what the last tool returned, so that a test sees that it arrived."""
+    asked = (
+        "<tool_response>\nnever\n</tool_response>" + plan(call("look"), f"It is {RESULT}.") + TURN
+    )
+    returned = "<tool_response>\n21 degrees\n</tool_response>"
+    assert answer_to(asked + "calls" + returned + TURN) == "It is 21 degrees."
+    assert answer_to(asked + "calls" + TURN) == f"It is {RESULT}."
