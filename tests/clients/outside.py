@@ -4,10 +4,13 @@
 they run in it too: they then reach the daemon, and nobody else.
 """
 
+import json
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,16 +24,16 @@ _PATIENCE = 200.0  # seconds; the longest prompt takes an idle machine less than
 _PAIR = re.compile(r"(\w+)=(\S*)")
 
 
-def installed(pattern: str) -> Path:
+def installed(pattern: str) -> str:
     """Find what `.ci/clients` has installed, or skip the test."""
     for path in sorted(INSTALLED.glob(pattern)):
-        return path
+        return str(path)
     pytest.skip(f"no {pattern} in .clients: .ci/clients installs it where registries are reached")
 
 
 def run(
     daemon: RunningDaemon,
-    command: Sequence[str | Path],
+    command: Sequence[str],
     home: Path,
     stdin: str = "",
     **environment: str,
@@ -45,7 +48,7 @@ def run(
         environment: what it is to find besides `HOME`, `PATH` and `TERM`.
     """
     done = subprocess.run(
-        [*_in_network_of(daemon), *map(str, command)],
+        [*_in_network_of(daemon), *command],
         cwd=home,
         env={"HOME": str(home), "PATH": "/usr/bin:/bin", "TERM": "dumb", **environment},
         input=stdin,
@@ -58,11 +61,39 @@ def run(
     return done.stdout
 
 
-def run_program(daemon: RunningDaemon, name: str, home: Path, *arguments: str) -> str:
-    """Run one of `programs/` with the Python that has the clients' packages."""
-    python = installed("venv/bin/python")
-    where = (str(daemon.socket), f"http://127.0.0.1:{daemon.tcp_port()}")
-    return run(daemon, [python, "-W", "error", PROGRAMS / name, *where, *arguments], home)
+def run_program(
+    daemon: RunningDaemon,
+    name: str,
+    home: Path,
+    tasks: Mapping[str, str],
+    *,
+    recipe: str = "",
+    ours: bool = False,
+) -> Any:
+    """Run one of `programs/`.
+
+    Args:
+        daemon: whom it talks to.
+        name: its file.
+        home: its home and working directory.
+        tasks: what it is to ask, by what for.
+        recipe: lines of Python that it begins with.
+        ours: whether this environment has its packages, and not only that of `.ci/clients`.
+
+    Returns:
+        What it printed, as JSON.
+    """
+    python = sys.executable if ours else installed("venv/bin/python")
+    output = run(
+        daemon,
+        [python, str(PROGRAMS / name), json.dumps(tasks)],
+        home,
+        RECIPE=recipe,
+        SOCKET=str(daemon.socket),
+        URL=f"http://127.0.0.1:{daemon.tcp_port()}",
+        LITELLM_LOCAL_MODEL_COST_MAP="true",  # it would fetch them otherwise
+    )
+    return json.loads(output)
 
 
 def _in_network_of(daemon: RunningDaemon) -> list[str]:

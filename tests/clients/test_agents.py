@@ -1,0 +1,111 @@
+"""Coding agents from npm, each through a task that takes tool calls, offline."""
+
+import json
+from pathlib import Path
+
+from ..daemon.running import RunningDaemon, eventually
+from .outside import installed, requests_in, run
+from .recipes import recipe
+from .scripted import call, plan
+
+TEXT = "written by an agent\n"
+DONE = "All is done."
+
+
+def run_recipe(
+    daemon: RunningDaemon,
+    title: str,
+    program: str,
+    arguments: list[str],
+    home: Path,
+    stdin: str = "",
+    **environment: str,
+) -> str:
+    """Run the commands of a recipe, the last of which is the agent, with more arguments.
+
+    The agent must make three requests at least, and the last one must find its prompt in the
+    cache, all but its end.
+    """
+    lines = recipe(title, "sh", daemon).strip()
+    (home / "bin").mkdir()
+    (home / "bin" / lines.split()[-1]).symlink_to(program)
+    environment |= {"SOCKET": str(daemon.socket), "PATH": f"{home}/bin:/usr/bin:/bin"}
+    before = len(requests_in(daemon.log()))
+    command = ["sh", "-euc", f'{lines} "$@"', "sh", *arguments]
+    output = run(daemon, command, home, stdin, **environment)
+    eventually(lambda: len(requests_in(daemon.log())) >= before + 3)
+    requests = requests_in(daemon.log())[before:]
+    assert all(request["finish"] != "error" for request in requests)
+    largest = max(requests, key=lambda request: int(request["total"]))
+    assert int(largest["total"]) > 2000
+    assert int(largest["cached"]) > 0.9 * int(largest["total"])
+    return output
+
+
+def test_claude_code(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """Claude Code over the Unix socket: it writes a file, runs a command and answers."""
+    task = plan(
+        call("Write", file_path=str(tmp_path / "made.txt"), content=TEXT),
+        call("Bash", command="cp made.txt copied.txt", description="Copy the file"),
+        DONE,
+    )
+    output = run_recipe(
+        scripted_daemon,
+        "Claude Code",
+        installed("npm/node_modules/@anthropic-ai/claude-code-*/claude"),
+        ["-p", task, "--allowedTools", "Write,Bash", "--output-format", "json"],
+        tmp_path,
+    )
+    told = json.loads(output)
+    assert (told["result"], told["num_turns"], told["is_error"]) == (DONE, 3, False)
+    assert told["usage"]["cache_read_input_tokens"] > 0
+    assert (tmp_path / "made.txt").read_text() == TEXT
+    assert (tmp_path / "copied.txt").read_text() == TEXT
+
+
+def test_codex(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """Codex over TCP: it runs two commands and answers."""
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex" / "config.toml").write_text(recipe("Codex", "toml", scripted_daemon))
+    task = plan(
+        call("exec_command", cmd=f"printf '{TEXT.strip()}\\n' > made.txt"),
+        call("exec_command", cmd="cp made.txt copied.txt"),
+        DONE,
+    )
+    output = run_recipe(
+        scripted_daemon,
+        "Codex",
+        installed("npm/node_modules/@openai/codex-*/vendor/*/bin/codex"),
+        # No sandbox: Codex's own takes rights that a container does not give.
+        ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "--json", task],
+        tmp_path,
+    )
+    events = [json.loads(line) for line in output.splitlines()]
+    items = [event["item"] for event in events if event["type"] == "item.completed"]
+    assert [item["exit_code"] for item in items if item["type"] == "command_execution"] == [0, 0]
+    assert [item["text"] for item in items if item["type"] == "agent_message"] == [DONE]
+    assert events[-1]["type"] == "turn.completed"
+    assert events[-1]["usage"]["cached_input_tokens"] > 0
+    assert (tmp_path / "copied.txt").read_text() == TEXT
+
+
+def test_opencode(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """Opencode over TCP: it writes a file, runs a command and answers."""
+    (tmp_path / "opencode.json").write_text(recipe("opencode", "json", scripted_daemon))
+    task = plan(
+        call("write", filePath=str(tmp_path / "made.txt"), content=TEXT),
+        call("bash", command="cp made.txt copied.txt", description="Copy the file"),
+        DONE,
+    )
+    output = run_recipe(
+        scripted_daemon,
+        "opencode",
+        installed("npm/node_modules/opencode-*/bin/opencode"),
+        ["run"],
+        tmp_path,
+        stdin=task,  # as an argument it would arrive in quotes, with all quotes in it escaped
+        OPENCODE_DISABLE_MODELS_FETCH="1",
+    )
+    assert output.strip().endswith(DONE)
+    assert (tmp_path / "made.txt").read_text() == TEXT
+    assert (tmp_path / "copied.txt").read_text() == TEXT
