@@ -14,7 +14,9 @@ from .failures import APIError, as_api_error
 from .handlers.cache import CacheHandlers
 from .handlers.entry import Entry
 from .handlers.info import InfoHandlers
+from .handlers.messages import MessagesHandlers
 from .handlers.openai import OpenAIHandlers
+from .protocols.errors import error_response
 from .quoting import shorten
 
 log = structlog.get_logger()
@@ -23,7 +25,7 @@ log = structlog.get_logger()
 def application(entry: Entry) -> web.Application:
     """Build the aiohttp application."""
     app = web.Application(middlewares=[_surround(entry)])
-    for handlers in (OpenAIHandlers, InfoHandlers, CacheHandlers):
+    for handlers in (OpenAIHandlers, MessagesHandlers, InfoHandlers, CacheHandlers):
         app.add_routes(handlers(entry).routes())
     return app
 
@@ -67,17 +69,17 @@ def _failure(request: web.Request, error: Exception) -> web.Response:
         failure = as_api_error(error)
         if not isinstance(error, APIError | RequestError) and failure.status >= 500:  # noqa: PLR2004
             log.error("handler failed", path=shorten(request.path), exc_info=error)
+    response = error_response(request, failure)
     if request.get(ENTERED, False):
-        return failure.response()  # the generation has written its own line
+        return response  # the generation has written its own line
     write = log.info if failure.status < 500 else log.warning  # noqa: PLR2004
     write(
         "refused",
         request=request[REQUEST_ID],
-        status=failure.status,
+        status=response.status,
         code=failure.code,
         message=failure.message,
     )
-    response = failure.response()
     if isinstance(error, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))
     if not request.content.is_eof():

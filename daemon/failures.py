@@ -22,6 +22,18 @@ _LONGEST = 2000
 """Characters of a message; what is quoted in it has a bound of its own."""
 
 
+class Overflow(NamedTuple):
+    """How a prompt does not fit, in tokens.
+
+    Attributes:
+        tokens: of the prompt, or a bound below that.
+        most: what a prompt may have.
+    """
+
+    tokens: int
+    most: int
+
+
 class APIError(Exception):
     """A request ends with this answer.
 
@@ -32,6 +44,7 @@ class APIError(Exception):
         code: the machine-readable reason, if there is one.
         param: the field of the request at fault, if it is one.
         retry_after: seconds after which trying again makes sense.
+        overflow: of the context, if that is what is wrong.
     """
 
     def __init__(
@@ -43,6 +56,7 @@ class APIError(Exception):
         code: str | None = None,
         param: str | None = None,
         retry_after: int | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -51,6 +65,7 @@ class APIError(Exception):
         self.code = code
         self.param = param
         self.retry_after = retry_after
+        self.overflow = overflow
 
     def body(self) -> bytes:
         """The error in OpenAI's shape."""
@@ -111,10 +126,20 @@ def as_api_error(error: Exception) -> APIError:
     if isinstance(error, APIError):
         return error
     retry_after = error.retry_after if isinstance(error, RetryLaterError) else None
+    overflow = (
+        Overflow(error.tokens, error.most)
+        if isinstance(error, ContextLengthExceededError)
+        else None
+    )
     for row in _TABLE:
         if isinstance(error, row.error):
             return APIError(
-                row.status, str(error), kind=row.kind, code=row.code, retry_after=retry_after
+                row.status,
+                str(error),
+                kind=row.kind,
+                code=row.code,
+                retry_after=retry_after,
+                overflow=overflow,
             )
     return APIError(
         500,

@@ -100,6 +100,20 @@ class Service:
         body.release()
         return self._admit(prepared, caller._replace(conversation=named))
 
+    async def count_tokens(self, body: GenerationBody, caller: Caller) -> int:
+        """Count the tokens of a request's prompts; nothing is computed.
+
+        Raises:
+            APIError: a field or a message is of no use to this model.
+            TemplateError: the chat template refuses the messages.
+            ContextLengthExceededError: a prompt is too long to be tokenised.
+        """
+        prepared = await self.workers.run(
+            lambda check: self._prompts.prepare(body, check), caller.share.nbytes
+        )
+        body.release()
+        return sum(len(rendered.prompt) for rendered in prepared.prompts)
+
     async def pin(self, body: PinRequest, caller: Caller) -> PinDescription:
         """Keep a system prompt, computed now if need be, or a conversation.
 

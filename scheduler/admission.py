@@ -71,4 +71,4 @@ class Admission:
                 f"{self._memory.needed(tokens + 1)} bytes, and {self._memory.usable} of "
                 "cache_bytes may be used.)"
             )
-        return ContextLengthExceededError(message)
+        return ContextLengthExceededError(message, tokens=tokens, most=self.context_length - 1)

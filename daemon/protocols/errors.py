@@ -1,0 +1,48 @@
+"""Errors in the dialect that a request speaks; its path says which."""
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..answer_headers import REQUEST_ID
+from ..failures import APIError
+
+MESSAGES = "/v1/messages"
+"""The path below which everything is Anthropic's."""
+
+_OVERLOADED = 529
+# Anthropic's status where it has one of its own, and its type of error; what has no row is
+# the request's fault below 500, and the daemon's from there on.
+_STATUSES = {503: _OVERLOADED}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    _OVERLOADED: "overloaded_error",
+}
+
+
+def error_response(request: web.Request, failure: APIError) -> web.Response:
+    """Answer a request with an error, in the shape and the words that its client reads."""
+    response = failure.response()
+    path = request.path
+    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+        response.set_status(_STATUSES.get(failure.status, failure.status))
+        response.body = msgspec.json.encode(messages_error(failure, request[REQUEST_ID]))
+    return response
+
+
+def messages_error(failure: APIError, request_id: str) -> dict[str, Any]:
+    """Write an error in Anthropic's shape."""
+    status = _STATUSES.get(failure.status, failure.status)
+    other = "invalid_request_error" if status < 500 else "api_error"  # noqa: PLR2004
+    message = failure.message
+    if failure.overflow is not None:  # the words in which agents look for the two numbers
+        tokens, most = failure.overflow
+        message = f"prompt is too long: {tokens} tokens > {most} maximum"
+    error = {"type": _TYPES.get(status, other), "message": message}
+    return {"type": "error", "error": error, "request_id": request_id}

@@ -1,0 +1,210 @@
+"""Answers of Anthropic's messages, whole and as events."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from ...models.text.conversation import ToolCall
+from ...models.text.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from ...scheduler.request import FinishReason
+from ..answer_reader import CollectedAnswer, Delta
+from ..failures import APIError
+from ..generation import Generation
+from ..generations import Generations
+from .answers import named_event
+from .errors import messages_error
+from .messages_signature import sign
+
+BlockKind = Literal["text", "thinking", "tool_use"]
+StopReason = Literal[
+    "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
+]
+
+
+class MessageAnswers:
+    """Writes the answer of one message; see `AnswerEncoder`.
+
+    Args:
+        request_id: of the request.
+        generations: its one answer.
+        model: the name the answer carries.
+        max_tokens: how many tokens the client allowed.
+        shows_thinking: whether the answer has the text of what the model thought; else only
+            the signature carries it.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        generations: Generations,
+        model: str,
+        *,
+        max_tokens: int | None,
+        shows_thinking: bool,
+    ) -> None:
+        self._request_id = request_id
+        (self._generation,) = generations.answers
+        self._max_tokens = max_tokens
+        self._shows_thinking = shows_thinking
+        self._common = {
+            "id": request_id.replace("req-", "msg_", 1),
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+        self._started = False
+        self._blocks = 0
+        self._open: BlockKind | None = None
+        self._hidden: list[str] = []
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        return {
+            **self._common,
+            "content": self._content(self._generation.reader.collected()),
+            "stop_reason": self._stop_reason(),
+            "stop_sequence": self._generation.reader.stop_sequence,
+            "usage": usage_of(self._generation),
+        }
+
+    def opening(self) -> bytes:
+        """Nothing: the first event tells what was cached, which is known later."""
+        return b""
+
+    def began(self, _choice: int) -> bytes:
+        """The message, still empty."""
+        if self._started:
+            return b""
+        self._started = True
+        message: dict[str, Any] = {
+            **self._common,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage_of(self._generation),
+        }
+        return _event("message_start", message=message)
+
+    def deltas(self, choice: int, deltas: list[Delta]) -> bytes:
+        """Deltas of blocks, which begin and end as needed."""
+        return self.began(choice) + b"".join(self._delta(delta.event) for delta in deltas)
+
+    def ended(self, choice: int) -> bytes:
+        """The end of the last block, and why the answer ended."""
+        delta = {
+            "stop_reason": self._stop_reason(),
+            "stop_sequence": self._generation.reader.stop_sequence,
+        }
+        told = _event("message_delta", delta=delta, usage=usage_of(self._generation))
+        return self.began(choice) + self._close() + told
+
+    def closing(self) -> bytes:
+        """The last event."""
+        return _event("message_stop")
+
+    def keepalive(self) -> bytes:
+        """A ping."""
+        return _event("ping")
+
+    def failure(self, error: APIError) -> bytes:
+        """The error; no `message_stop` follows it."""
+        return named_event("error", messages_error(error, self._request_id))
+
+    def _delta(self, event: OutputEvent) -> bytes:
+        match event:
+            case TextDelta(text=text) if text:
+                return self._begin("text", text="") + self._more("text_delta", text=text)
+            case ReasoningDelta(text=text):
+                return self._begin("thinking", thinking="", signature="") + self._thought(text)
+            case ToolCallStart(name=name, id=call_id):
+                return self._close() + self._begin("tool_use", id=call_id, name=name, input={})
+            case ToolCallDelta(arguments=arguments):
+                return self._more("input_json_delta", partial_json=arguments)
+            case ToolCallEnd():
+                return self._close()
+        return b""
+
+    def _thought(self, text: str) -> bytes:
+        """Show it, or keep it for the signature and say that work goes on."""
+        if self._shows_thinking:
+            return self._more("thinking_delta", thinking=text)
+        self._hidden.append(text)
+        return self.keepalive()
+
+    def _begin(self, kind: BlockKind, **empty: Any) -> bytes:
+        """Begin a block unless one of this kind is open."""
+        if self._open == kind:
+            return b""
+        closed = self._close()
+        self._open = kind
+        block = {"type": kind, **empty}
+        return closed + _event("content_block_start", index=self._blocks, content_block=block)
+
+    def _more(self, kind: str, **delta: str) -> bytes:
+        shown = {"type": kind, **delta}
+        return _event("content_block_delta", index=self._blocks, delta=shown)
+
+    def _close(self) -> bytes:
+        """End the open block, if there is one; thinking is signed first."""
+        if self._open is None:
+            return b""
+        signed = b""
+        if self._open == "thinking":
+            signed = self._more("signature_delta", signature=sign("".join(self._hidden)))
+            self._hidden = []
+        stopped = _event("content_block_stop", index=self._blocks)
+        self._open = None
+        self._blocks += 1
+        return signed + stopped
+
+    def _content(self, answer: CollectedAnswer) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = []
+        if answer.reasoning:
+            shown, hidden = (
+                (answer.reasoning, "") if self._shows_thinking else ("", answer.reasoning)
+            )
+            content.append({"type": "thinking", "thinking": shown, "signature": sign(hidden)})
+        if answer.text:
+            content.append({"type": "text", "text": answer.text})
+        return content + [_whole_call(call) for call in answer.calls]
+
+    def _stop_reason(self) -> StopReason:
+        generation = self._generation
+        if generation.reader.stop_sequence is not None:
+            return "stop_sequence"
+        if generation.finish_reason is FinishReason.LENGTH:
+            cut = generation.request.max_tokens < (self._max_tokens or 0)
+            return "model_context_window_exceeded" if cut else "max_tokens"
+        return "tool_use" if generation.reader.collected().calls else "end_turn"
+
+
+def usage_of(generation: Generation) -> dict[str, Any]:
+    """Anthropic's usage: the prompt is what was read from the cache and what was not."""
+    used = generation.usage
+    return {
+        "input_tokens": used.prompt_tokens - used.cached_tokens,
+        "cache_read_input_tokens": used.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": used.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": used.reasoning_tokens},
+    }
+
+
+def _whole_call(call: ToolCall) -> dict[str, Any]:
+    """A call; one that ended in its middle is text, so that nobody runs half of it."""
+    try:
+        arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"type": "text", "text": f"{call.name} {call.arguments}"}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return named_event(kind, {"type": kind, **data})

@@ -1,0 +1,213 @@
+"""The blocks of Anthropic's messages: which there are, where they may stand, and their text."""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw
+
+from ..decoding import decode_part
+from ..failures import APIError
+from ..quoting import quote
+from .generation_request import unsupported
+
+MAX_BLOCKS = 1000
+
+Blocks = Annotated[list[Raw], Meta(max_length=MAX_BLOCKS)]
+
+
+class TextBlock(msgspec.Struct):
+    """Text."""
+
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct):
+    """What an assistant thought: shown, or carried by the signature."""
+
+    thinking: str = ""
+    signature: str = ""
+
+
+class RedactedBlock(msgspec.Struct):
+    """What an assistant thought, encrypted for Anthropic: it says nothing here."""
+
+
+class ToolUseBlock(msgspec.Struct):
+    """A call."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct):
+    """What came of a call."""
+
+    tool_use_id: str
+    content: str | Blocks | None = None
+    is_error: bool | None = None
+
+
+class ToolReferenceBlock(msgspec.Struct):
+    """A tool that a search for tools has found; all tools are told of anyway."""
+
+    tool_name: str
+
+
+class Citations(msgspec.Struct):
+    """Whether the answer shall cite."""
+
+    enabled: bool | None = None
+
+
+class DocumentBlock(msgspec.Struct):
+    """A document."""
+
+    source: Raw
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+
+
+class DocumentSource(msgspec.Struct):
+    """Where a document's text is."""
+
+    type: str
+    data: str | None = None
+    content: str | Blocks | None = None
+
+
+class SearchResultBlock(msgspec.Struct):
+    """A text that the client has found."""
+
+    source: str
+    title: str
+    content: Blocks
+    citations: Citations | None = None
+
+
+Block = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ToolReferenceBlock
+    | DocumentBlock
+    | SearchResultBlock
+)
+
+_TEXTS: dict[str, type[Block]] = {
+    "text": TextBlock,
+    "document": DocumentBlock,
+    "search_result": SearchResultBlock,
+}
+_KINDS: dict[str, dict[str, type[Block]]] = {
+    "system": {"text": TextBlock},
+    "user": {**_TEXTS, "tool_result": ToolResultBlock},
+    "assistant": {
+        "text": TextBlock,
+        "thinking": ThinkingBlock,
+        "redacted_thinking": RedactedBlock,
+        "tool_use": ToolUseBlock,
+    },
+    "tool result": {**_TEXTS, "tool_reference": ToolReferenceBlock},
+    "document": {"text": TextBlock},
+    "search result": {"text": TextBlock},
+}
+"""What may stand where."""
+
+
+class _Kind(msgspec.Struct):
+    type: str
+
+
+Placed = Sequence[tuple[str, Block]]
+"""Blocks, each with its place in the body."""
+
+
+def read_blocks(content: str | list[Raw], where: str, place: str) -> Placed:
+    """Read a content.
+
+    Args:
+        content: a text, or blocks.
+        where: it stands; a key of `_KINDS`.
+        place: of it in the body.
+
+    Raises:
+        APIError: 400, naming the block that cannot stand there.
+    """
+    if isinstance(content, str):
+        return [(place, TextBlock(content))]
+    return [
+        (at, _read_block(raw, where, at))
+        for index, raw in enumerate(content)
+        for at in [f"{place}[{index}]"]
+    ]
+
+
+def _read_block(raw: Raw, where: str, place: str) -> Block:
+    kind = decode_part(raw, _Kind, place).type
+    if (known := _KINDS[where].get(kind)) is not None:
+        block: Block = decode_part(raw, known, place)
+        return block
+    if kind == "image":
+        message = f"{place} is an image, which this model cannot see; send text"
+        raise APIError(400, message, code="unsupported_parameter", param=place)
+    message = (
+        f"{place} is a block of type {quote(kind)}, which cannot stand in a {where} here; "
+        f"send {', '.join(_KINDS[where])}"
+    )
+    raise APIError(400, message, code="unsupported_parameter", param=place)
+
+
+def texts_of(blocks: Placed) -> list[str]:
+    """List the texts of blocks that have one.
+
+    Raises:
+        APIError: 400, naming what cannot be read.
+    """
+    return [_text_of(place, block) for place, block in blocks]
+
+
+def text_in(content: str | list[Raw], where: str, place: str) -> str:
+    """Read a content that is text; see `read_blocks`."""
+    return joined(texts_of(read_blocks(content, where, place)))
+
+
+def _text_of(place: str, block: Block) -> str:
+    match block:
+        case TextBlock(text=text):
+            return text
+        case ToolReferenceBlock(tool_name=name):
+            return name
+        case DocumentBlock():
+            _refuse_citations(place, block.citations)
+            return joined([block.title, block.context, _document(place, block.source)])
+        case SearchResultBlock():
+            _refuse_citations(place, block.citations)
+            text = text_in(block.content, "search result", f"{place}.content")
+            return joined([block.title, block.source, text])
+    raise TypeError(f"{block} has no text")
+
+
+def _document(place: str, raw: Raw) -> str:
+    source: DocumentSource = decode_part(raw, DocumentSource, f"{place}.source")
+    if source.type == "text" and source.data is not None:
+        return source.data
+    if source.type == "content" and source.content is not None:
+        return text_in(source.content, "document", f"{place}.source.content")
+    raise unsupported(
+        f"{place}.source of type {quote(source.type)}", "send the document's text as type text"
+    )
+
+
+def _refuse_citations(place: str, citations: Citations | None) -> None:
+    if citations is not None and citations.enabled:
+        raise unsupported(f"{place}.citations", "leave them out")
+
+
+def joined(texts: Iterable[str | None]) -> str:
+    """Put blocks together, each on a line of its own."""
+    return "\n".join(text for text in texts if text)
