@@ -186,6 +186,8 @@ class MessagesFields(GenerationBody, kw_only=True):
         for index, raw in enumerate(self.messages):
             check()
             reader.add(raw, f"messages[{index}]")
+        if not reader.messages:
+            raise APIError(400, "messages have no text; send a user's", param="messages")
         if reader.messages[-1].role == "assistant":
             message = (
                 "an assistant's last message is not continued; the conversation must end with "
@@ -196,7 +198,7 @@ class MessagesFields(GenerationBody, kw_only=True):
         for turns in [edit.kept_turns() for edit in managed.edits or []]:
             if turns is not None:
                 reader.keep_thinking(turns)
-        tools = read_tools(self.tools or [], check)
+        tools = [t for t in read_tools(self.tools or [], check) if t.name not in reader.removed]
         return Conversation(
             messages=reader.messages,
             tools=tools,

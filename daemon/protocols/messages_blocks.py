@@ -1,7 +1,7 @@
 """The blocks of Anthropic's messages: which there are, where they may stand, and their text."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw
@@ -87,6 +87,25 @@ class SearchResultBlock(msgspec.Struct):
     citations: Citations | None = None
 
 
+class ToolReference(msgspec.Struct):
+    """A tool of the request's, by its name."""
+
+    type: Literal["tool_reference"]
+    name: str
+
+
+class ToolAdditionBlock(msgspec.Struct):
+    """From here on a tool is offered; it is told of from the start."""
+
+    tool: ToolReference
+
+
+class ToolRemovalBlock(msgspec.Struct):
+    """From here on a tool is not offered."""
+
+    tool: ToolReference
+
+
 Block = (
     TextBlock
     | ThinkingBlock
@@ -96,6 +115,8 @@ Block = (
     | ToolReferenceBlock
     | DocumentBlock
     | SearchResultBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
 )
 
 _TEXTS: dict[str, type[Block]] = {
@@ -103,9 +124,13 @@ _TEXTS: dict[str, type[Block]] = {
     "document": DocumentBlock,
     "search_result": SearchResultBlock,
 }
+_CHANGES: dict[str, type[Block]] = {
+    "tool_addition": ToolAdditionBlock,
+    "tool_removal": ToolRemovalBlock,
+}
 _KINDS: dict[str, dict[str, type[Block]]] = {
-    "system": {"text": TextBlock},
-    "user": {**_TEXTS, "tool_result": ToolResultBlock},
+    "system": {"text": TextBlock, **_CHANGES},
+    "user": {**_TEXTS, "tool_result": ToolResultBlock, **_CHANGES},
     "assistant": {
         "text": TextBlock,
         "thinking": ThinkingBlock,
@@ -156,7 +181,7 @@ def _read_block(raw: Raw, where: str, place: str) -> Block:
         message = f"{place} is an image, which this model cannot see; send text"
         raise APIError(400, message, code="unsupported_parameter", param=place)
     message = (
-        f"{place} is a block of type {quote(kind)}, which cannot stand in a {where} here; "
+        f"{place} is a block of type {quote(kind)}, which is not supported there; "
         f"send {', '.join(_KINDS[where])}"
     )
     raise APIError(400, message, code="unsupported_parameter", param=place)

@@ -15,6 +15,8 @@ from .messages_blocks import (
     Placed,
     TextBlock,
     ThinkingBlock,
+    ToolAdditionBlock,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     joined,
@@ -45,10 +47,12 @@ class MessageReader:
 
     Attributes:
         messages: what has become of those that were read.
+        removed: names of tools that are not offered any more.
     """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.removed: set[str] = set()
         self._turns: list[int] = []  # of each message: how many turns of the user's come before
         self._turn = 0
         self._called: dict[str, str] = {}
@@ -67,14 +71,12 @@ class MessageReader:
             case "user":
                 self._user(blocks)
             case "system":
-                texts = [without_billing(text) for text in texts_of(blocks)]
-                self._append(Message(role="system", content=joined(texts)))
+                self.system(texts_of(self._without_changes(blocks)))
 
     def system(self, texts: list[str]) -> None:
-        """Take the system prompt, which comes first."""
-        told = [text for text in map(without_billing, texts) if text]
-        if told:
-            self._append(Message(role="system", content=joined(told)))
+        """Take a system prompt; the one outside the messages comes first."""
+        if told := joined(map(without_billing, texts)):
+            self._append(Message(role="system", content=told))
 
     def keep_thinking(self, turns: int) -> None:
         """Forget what was thought before so many of the last turns in which anything was."""
@@ -94,7 +96,7 @@ class MessageReader:
 
     def _assistant(self, blocks: Placed) -> None:
         """One message, however its parts were mixed: that is what templates can render."""
-        calls = [_call(place, b) for place, b in blocks if isinstance(b, ToolUseBlock)]
+        calls = [_call(block) for _, block in blocks if isinstance(block, ToolUseBlock)]
         self._called.update({call.id: call.name for call in calls})
         thoughts = [
             block.thinking or hidden_in(block.signature)
@@ -113,12 +115,27 @@ class MessageReader:
     def _user(self, blocks: Placed) -> None:
         """Results of calls, and then what the user says."""
         results = [(p, b) for p, b in blocks if isinstance(b, ToolResultBlock)]
-        said = [(p, b) for p, b in blocks if not isinstance(b, ToolResultBlock)]
+        said = [
+            (p, b) for p, b in self._without_changes(blocks) if not isinstance(b, ToolResultBlock)
+        ]
         self._turn += not results
         for place, result in results:
             self._append(self._result(place, result))
-        if said or not results:
+        if said or not blocks:
             self._append(Message(role="user", content=joined(texts_of(said))))
+
+    def _without_changes(self, blocks: Placed) -> Placed:
+        """Note which tools are offered from here on."""
+        left = []
+        for place, block in blocks:
+            match block:
+                case ToolAdditionBlock():
+                    self.removed.discard(block.tool.name)
+                case ToolRemovalBlock():
+                    self.removed.add(block.tool.name)
+                case _:
+                    left.append((place, block))
+        return left
 
     def _result(self, place: str, result: ToolResultBlock) -> Message:
         called = result.tool_use_id
@@ -137,9 +154,6 @@ class MessageReader:
         )
 
 
-def _call(place: str, block: ToolUseBlock) -> ToolCall:
-    try:
-        arguments = msgspec.json.encode(block.input).decode()
-    except RecursionError as error:
-        raise APIError(400, f"{place}.input is nested too deeply", param=place) from error
+def _call(block: ToolUseBlock) -> ToolCall:
+    arguments = msgspec.json.encode(block.input).decode()
     return ToolCall(id=block.id, name=block.name, arguments=arguments)

@@ -1,0 +1,359 @@
+"""Answers of Anthropic's messages, with the official SDK as the reader."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import anthropic
+import httpx2
+import msgspec
+import pytest
+from anthropic.types import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.daemon.answer_reader import AnswerReader
+from umbel.daemon.failures import as_api_error
+from umbel.daemon.generation import Generation
+from umbel.daemon.generations import Generations
+from umbel.daemon.protocols.messages_answers import MessageAnswers
+from umbel.daemon.protocols.messages_signature import hidden_in
+from umbel.models.text.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from umbel.scheduler.errors import UnavailableError
+from umbel.scheduler.request import FinishReason
+
+from ..fakes import make_request
+
+Script = list[list[OutputEvent]]
+"""What each token says."""
+
+
+class ScriptedText:
+    """The codec and the parser of a script: a token is its line."""
+
+    in_reasoning = False
+    done = False
+    visible: frozenset[int] = frozenset()
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def detokenizer(self) -> "ScriptedText":
+        """Its tokens are texts already."""
+        return self
+
+    def push(self, token: Any) -> Any:
+        """Detokenise a number to itself, and parse that to a line of the script."""
+        return token if isinstance(token, str) else str(token)
+
+    def flush(self) -> list[OutputEvent]:
+        """Nothing is held back."""
+        return []
+
+
+class ScriptedParser(ScriptedText):
+    """Says a line for each token."""
+
+    def push(self, token: Any) -> Any:
+        """Say it."""
+        return self._script[int(token)]
+
+
+class Answer(NamedTuple):
+    """One answer in both shapes."""
+
+    stream: bytes
+    whole: dict[str, Any]
+
+
+def generation_of(
+    script: Script, *, stops: list[str] | None = None, max_tokens: int = 100
+) -> Generation:
+    """Make the generation of a script, without an engine."""
+    codec: Any = ScriptedText(script)
+    reader = AnswerReader(codec, ScriptedParser(script), stops or [], logprobs=False)
+    unused: Any = None  # it is never submitted
+    request = make_request("req-1", list(range(10)), max_tokens=max_tokens)
+    generation = Generation(request, unused, reader, unused, 0.0)
+    generation.usage.cached_tokens = 7
+    return generation
+
+
+def answered(
+    script: Script,
+    finish: FinishReason = FinishReason.STOP,
+    *,
+    shows_thinking: bool = True,
+    stops: list[str] | None = None,
+    room: int = 100,
+) -> Answer:
+    """Answer with a script, streamed and whole."""
+    generation = generation_of(script, stops=stops, max_tokens=room)
+    answers = MessageAnswers(
+        "req-1",
+        Generations([generation]),
+        "tiny",
+        max_tokens=100,
+        shows_thinking=shows_thinking,
+    )
+    sent = [answers.opening(), answers.keepalive(), answers.began(0)]
+    for token in range(len(script)):
+        if not generation.reader.done:
+            generation.usage.completion_tokens += 1
+            sent.append(answers.deltas(0, generation.reader.push(token, None)))
+    sent.append(answers.deltas(0, generation.reader.flush()))
+    generation.finish_reason = finish
+    sent += [answers.ended(0), answers.closing()]
+    return Answer(b"".join(sent), answers.whole())
+
+
+def read(stream: bytes) -> Message:
+    """Read a stream as the SDK does."""
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx2.MockTransport(
+        lambda _: httpx2.Response(200, headers=headers, content=stream)
+    )
+    http = anthropic.DefaultHttpxClient(transport=transport)
+    with (
+        anthropic.Anthropic(api_key="-", max_retries=0, http_client=http) as client,
+        client.messages.stream(
+            model="tiny", max_tokens=1, messages=[{"role": "user", "content": "x"}]
+        ) as events,
+    ):
+        return events.get_final_message()
+
+
+def shown(message: Message) -> list[dict[str, Any]]:
+    """What the SDK found in the content, as JSON would have it."""
+    told = ("type", "text", "thinking", "signature", "id", "name", "input")
+    return [
+        {key: value for key, value in block.to_dict().items() if key in told}
+        for block in message.content
+    ]
+
+
+def events_of(stream: bytes) -> list[tuple[str, Any]]:
+    """Take a stream apart."""
+    parts = [part.split(b"\n") for part in stream.split(b"\n\n")[:-1]]
+    return [
+        (name.removeprefix(b"event: ").decode(), msgspec.json.decode(data.removeprefix(b"data: ")))
+        for name, data in parts
+    ]
+
+
+def call(number: int, name: str, *arguments: str) -> list[OutputEvent]:
+    """Write the events of a call."""
+    more = [ToolCallDelta(number, fragment) for fragment in arguments]
+    return [ToolCallStart(number, name, f"call_{number}"), *more, ToolCallEnd(number)]
+
+
+THOUGHT_TEXT_TOOLS: Script = [
+    [ReasoningDelta("Hm")],
+    [ReasoningDelta(", ü.")],
+    [TextDelta("Let ", 10)],
+    [TextDelta("me.", 14)],
+    call(0, "look", '{"a":', "1}"),
+    call(1, "wait"),
+]
+
+
+def test_thought_text_and_tools_are_the_same_in_both_shapes() -> None:
+    """The SDK reads from the stream what the whole answer has."""
+    stream, whole = answered(THOUGHT_TEXT_TOOLS)
+    message = read(stream)
+    assert shown(message) == whole["content"]
+    assert whole["content"] == [
+        {"type": "thinking", "thinking": "Hm, ü.", "signature": "umbel."},
+        {"type": "text", "text": "Let me."},
+        {"type": "tool_use", "id": "call_0", "name": "look", "input": {"a": 1}},
+        {"type": "tool_use", "id": "call_1", "name": "wait", "input": {}},
+    ]
+    assert message.stop_reason == whole["stop_reason"] == "tool_use"
+    assert message.stop_sequence is whole["stop_sequence"] is None
+    assert message.id == whole["id"] == "msg_1"
+    assert message.usage.to_dict() == whole["usage"]
+
+
+def test_the_prompt_is_what_was_read_and_what_was_not() -> None:
+    """Cached tokens are no input tokens; message_start has the prompt's share already."""
+    stream, whole = answered([[TextDelta("x", 0)]])
+    assert whole["usage"] == {
+        "input_tokens": 3,
+        "cache_read_input_tokens": 7,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 1,
+        "output_tokens_details": {"thinking_tokens": 0},
+    }
+    start = dict(events_of(stream))["message_start"]["message"]["usage"]
+    assert start == whole["usage"] | {"output_tokens": 0}
+
+
+def test_thinking_that_is_not_shown_comes_back_with_its_signature() -> None:
+    """The client sees none of it, hears that work goes on, and can send it back."""
+    stream, whole = answered(THOUGHT_TEXT_TOOLS, shows_thinking=False)
+    (thought, *_) = shown(read(stream))
+    assert thought == whole["content"][0]
+    assert thought["thinking"] == ""
+    assert hidden_in(thought["signature"]) == "Hm, ü."
+    assert b"Hm" not in stream
+    names = [name for name, _ in events_of(stream)]
+    assert names[2:6] == ["content_block_start", "ping", "ping", "content_block_delta"]
+
+
+@pytest.mark.parametrize(
+    ("script", "finish", "room", "reason"),
+    [
+        ([[TextDelta("x", 0)]], FinishReason.STOP, 100, "end_turn"),
+        ([[TextDelta("x", 0)]], FinishReason.LENGTH, 100, "max_tokens"),
+        ([[TextDelta("x", 0)]], FinishReason.LENGTH, 50, "model_context_window_exceeded"),
+        ([call(0, "look")], FinishReason.STOP, 100, "tool_use"),
+        ([call(0, "look")], FinishReason.LENGTH, 100, "max_tokens"),
+        ([], FinishReason.STOP, 100, "end_turn"),
+    ],
+)
+def test_stop_reasons(script: Script, finish: FinishReason, room: int, reason: str) -> None:
+    """Why an answer ended, in both shapes; the context may end it before max_tokens does."""
+    stream, whole = answered(script, finish, room=room)
+    assert read(stream).stop_reason == whole["stop_reason"] == reason
+
+
+def test_a_stop_sequence_is_named() -> None:
+    """Which one it was is told, and it is not in the text."""
+    script: Script = [[TextDelta("one EN", 0)], [TextDelta("D two", 6)]]
+    stream, whole = answered(script, stops=["END"])
+    message = read(stream)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "END")
+    assert shown(message) == whole["content"] == [{"type": "text", "text": "one "}]
+
+
+def test_half_a_call_is_text() -> None:
+    """Nobody shall run it, and nothing of it is lost."""
+    started: list[OutputEvent] = [ToolCallStart(0, "rm"), ToolCallDelta(0, '{"path": "/')]
+    stream, whole = answered([started], FinishReason.LENGTH)
+    assert whole["content"] == [{"type": "text", "text": 'rm {"path": "/'}]
+    assert read(stream).stop_reason == "max_tokens"
+
+
+def test_text_after_a_call_is_a_block_of_its_own() -> None:
+    """The stream keeps the order in which things came."""
+    stream, _ = answered([call(0, "look"), [TextDelta("So", 20)]])
+    assert [block["type"] for block in shown(read(stream))] == ["tool_use", "text"]
+
+
+def test_an_error_in_a_stream_is_the_clients_exception() -> None:
+    """The SDK raises what its type says, and the id of the request is in it."""
+    generation = generation_of([])
+    answers = MessageAnswers(
+        "req-1", Generations([generation]), "tiny", max_tokens=1, shows_thinking=True
+    )
+    failed = answers.failure(as_api_error(UnavailableError("stopping", retry_after=1)))
+    with pytest.raises(anthropic.APIStatusError) as raised:
+        read(answers.began(0) + failed)
+    assert raised.value.body == {
+        "type": "error",
+        "error": {"type": "overloaded_error", "message": "stopping"},
+        "request_id": "req-1",
+    }
+
+
+def test_began_twice_is_one_message() -> None:
+    """Whatever comes first, a stream begins with one message_start."""
+    script: Script = [[TextDelta("x", 0)]]
+    generation = generation_of(script)
+    answers = MessageAnswers(
+        "req-1", Generations([generation]), "tiny", max_tokens=1, shows_thinking=True
+    )
+    first = answers.deltas(0, generation.reader.push(0, None))
+    names = [name for name, _ in events_of(first + answers.began(0))]
+    assert names == ["message_start", "content_block_start", "content_block_delta"]
+
+
+_words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> Script:
+    """Draw tokens that say text, thoughts and calls, in any order."""
+    kinds = st.lists(st.sampled_from(["text", "thought", "call", "nothing"]), max_size=12)
+    script: Script = []
+    calls = start = 0
+    for kind in draw(kinds):
+        match kind:
+            case "text":
+                words = draw(_words)
+                script.append([TextDelta(words, start)])
+                start += len(words)
+            case "thought":
+                script.append([ReasoningDelta(draw(_words))])
+            case "call":
+                arguments = msgspec.json.encode(draw(st.dictionaries(_words, _words))).decode()
+                cut = draw(st.integers(0, len(arguments)))
+                fragments = [part for part in (arguments[:cut], arguments[cut:]) if part]
+                script.append(call(calls, "look", *fragments))
+                calls += 1
+                start += len(arguments)
+            case _:
+                script.append([])
+    return script
+
+
+def balanced(events: Iterable[tuple[str, Any]]) -> list[str]:
+    """Check the order of events; return the kinds of the blocks."""
+    order = [(name, data) for name, data in events if name != "ping"]
+    assert [name for name, _ in order[-2:]] == ["message_delta", "message_stop"]
+    assert order[0][0] == "message_start"
+    kinds: list[str] = []
+    is_open = False
+    deltas = {
+        "text": ("text_delta",),
+        "thinking": ("thinking_delta", "signature_delta"),
+        "tool_use": ("input_json_delta",),
+    }
+    for name, data in order[1:-2]:
+        assert data["type"] == name
+        if name == "content_block_start":
+            assert not is_open
+            assert data["index"] == len(kinds)
+            kinds.append(data["content_block"]["type"])
+            is_open = True
+            continue
+        assert is_open
+        assert data["index"] == len(kinds) - 1
+        if name == "content_block_delta":
+            assert data["delta"]["type"] in deltas[kinds[-1]]
+        else:
+            assert name == "content_block_stop"
+            is_open = False
+    assert not is_open
+    return kinds
+
+
+@given(script=scripts(), shows_thinking=st.booleans())
+def test_any_order_of_parts_is_balanced(script: Script, *, shows_thinking: bool) -> None:
+    """Blocks begin and end in order, and the SDK finds in them what the whole answer has."""
+    stream, whole = answered(script, shows_thinking=shows_thinking)
+    kinds = balanced(events_of(stream))
+    found = shown(read(stream))
+    assert [block["type"] for block in found] == kinds
+
+    def of(kind: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [block for block in blocks if block["type"] == kind]
+
+    def joined(kind: str, blocks: list[dict[str, Any]]) -> str:
+        return "".join(block[kind] for block in of(kind, blocks))
+
+    def thoughts(blocks: list[dict[str, Any]]) -> str:
+        return "".join(
+            block["thinking"] or hidden_in(block["signature"]) for block in of("thinking", blocks)
+        )
+
+    assert joined("text", found) == joined("text", whole["content"])
+    assert thoughts(found) == thoughts(whole["content"])
+    assert of("tool_use", found) == of("tool_use", whole["content"])
