@@ -50,3 +50,14 @@ def smollm2_daemon() -> Iterator[RunningDaemon]:
         running(Path(folder), "smollm2") as daemon,
     ):
         yield daemon
+
+
+@pytest.fixture(scope="session")
+def locked_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
+    """A daemon with the tiny model that needs a key on TCP: `secret`."""
+    env = {"UMBEL_API_KEY": "secret"}
+    with (
+        tempfile.TemporaryDirectory(prefix="u") as folder,
+        running(Path(folder), long_tiny_dir, "--port", "0", env=env) as daemon,
+    ):
+        yield daemon

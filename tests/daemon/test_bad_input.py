@@ -12,7 +12,7 @@ import pytest
 
 from .running import Reply, RunningDaemon
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 # Greedy: drawn at random, the first token is now and then the one that ends the answer.
 MESSAGE = {"role": "user", "content": "hello"}
 GOOD = {"messages": [MESSAGE], "max_tokens": 2, "temperature": 0}
@@ -56,21 +56,28 @@ def raw(body: bytes) -> Send:
     return lambda daemon: daemon.post(body)
 
 
-def _too_large(daemon: RunningDaemon) -> Reply:
+def message(*blocks: Any, **fields: Any) -> Send:
+    """Send a good message of Anthropic's with some fields changed, or with these blocks."""
+    blocked = {"messages": [{"role": "user", "content": list(blocks)}]} if blocks else {}
+    return lambda daemon: daemon.post({**GOOD, **blocked, **fields}, MESSAGES)
+
+
+def _too_large(daemon: RunningDaemon, route: str = CHAT) -> Reply:
     body = b'{"messages": "' + b"x" * HUGE + b'"}'
-    return _by_hand(daemon, f"Content-Length: {len(body)}\r\n\r\n".encode() + body[: 2**20])
+    rest = f"Content-Length: {len(body)}\r\n\r\n".encode() + body[: 2**20]
+    return _by_hand(daemon, rest, route)
 
 
-def _headers_only(daemon: RunningDaemon) -> Reply:
-    return _by_hand(daemon, b"Content-Length: 100\r\n\r\n")
+def _headers_only(daemon: RunningDaemon, route: str = CHAT) -> Reply:
+    return _by_hand(daemon, b"Content-Length: 100\r\n\r\n", route)
 
 
-def _by_hand(daemon: RunningDaemon, rest: bytes) -> Reply:
+def _by_hand(daemon: RunningDaemon, rest: bytes, route: str = CHAT) -> Reply:
     """Send what no HTTP client would, and read one answer."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(30)
         connection.connect(str(daemon.socket))
-        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n".encode() + rest)
+        connection.sendall(f"POST {route} HTTP/1.1\r\nHost: localhost\r\n".encode() + rest)
         head, _, body = _read_all(connection).partition(b"\r\n\r\n")
     return Reply(int(head.split()[1]), {}, body)
 
@@ -173,6 +180,52 @@ CASES: dict[str, Send] = {
     "20 MB of text": text(prompt="word " * 4_000_000),
     "an unknown route": lambda daemon: daemon.request("GET", "/v1/nothing"),
     "a wrong method": lambda daemon: daemon.request("GET", CHAT),
+    "a message without max_tokens": message(max_tokens=None),
+    "malformed JSON in a message": lambda daemon: daemon.post(b'{"messages": [', MESSAGES),
+    "a message of an unknown role": message(messages=[{"role": "robot", "content": "hi"}]),
+    "a message with an image": message({"type": "image", "source": {"type": "url", "url": "x"}}),
+    "a message with an unknown block": message({"type": "video"}),
+    "a message with 1,001 blocks": message(*[PART] * 1001),
+    "a message with a PDF": message({"type": "document", "source": {"type": "base64"}}),
+    "a tool_result without its tool_use": message({"type": "tool_result", "tool_use_id": "t1"}),
+    "a message that an assistant began": message(
+        messages=[MESSAGE, {"role": "assistant", "content": "The"}]
+    ),
+    "a message's tool without a schema": message(tools=[{"name": "look"}]),
+    "a message's tool of an unknown type": message(tools=[{"type": "magic_1", "name": "m"}]),
+    "a message's tool_choice that names no tool": message(
+        tools=[{"name": "see", "input_schema": {}}], tool_choice={"type": "tool", "name": "look"}
+    ),
+    "a message's tool_choice that names a server's tool": message(
+        tools=[
+            {"type": "web_search_20250305", "name": "web_search"},
+            {"name": "see", "input_schema": {}},
+        ],
+        tool_choice={"type": "tool", "name": "web_search"},
+    ),
+    "a message that clears tool uses": message(
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}
+    ),
+    "a message that thinks beyond max_tokens": message(
+        thinking={"type": "enabled", "budget_tokens": 1024}
+    ),
+    "a message with an MCP server": message(mcp_servers=[{"type": "url", "url": "x"}]),
+    "a message with two formats": message(
+        output_format={"type": "json_schema", "schema": {}},
+        output_config={"format": {"type": "json_schema", "schema": {}}},
+    ),
+    "a message to an unknown model": message(model="claude-99"),
+    "a message that is longer than the context": message(
+        messages=[{"role": "user", "content": "word " * 4000}]
+    ),
+    "a compressed message": lambda daemon: daemon.request(
+        "POST", MESSAGES, gzip.compress(msgspec.json.encode(GOOD)), {"Content-Encoding": "gzip"}
+    ),
+    "a message's body over 64 MiB": lambda daemon: _too_large(daemon, MESSAGES),
+    "a message's headers, and then no body": lambda daemon: _headers_only(daemon, MESSAGES),
+    "a count of nothing": lambda daemon: daemon.post({}, f"{MESSAGES}/count_tokens"),
+    "an unknown route below messages": lambda daemon: daemon.request("GET", f"{MESSAGES}/batches"),
+    "a wrong method for messages": lambda daemon: daemon.request("GET", MESSAGES),
 }
 
 
@@ -186,7 +239,7 @@ def test_row(row: Row, tiny_daemon: RunningDaemon) -> None:
     """Each bad input gets what its row says, and the next request is served."""
     reply = CASES[row.name](tiny_daemon)
     error = reply.json()["error"]
-    assert (reply.status, error["type"], error["code"]) == (row.status, row.kind, row.code)
+    assert (reply.status, error["type"], error.get("code")) == (row.status, row.kind, row.code)
     assert row.words in error["message"]
     assert tiny_daemon.process.poll() is None
     good = tiny_daemon.post(GOOD)

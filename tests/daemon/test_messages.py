@@ -1,0 +1,247 @@
+"""Anthropic's messages over HTTP, against the tiny model."""
+
+import http.client
+from typing import Any
+
+import anthropic
+import httpx2
+import msgspec
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from umbel.daemon.answer_headers import REQUEST_ID
+from umbel.daemon.failures import APIError, as_api_error
+from umbel.daemon.protocols.errors import error_response
+from umbel.scheduler.errors import (
+    ComputationError,
+    ContextLengthExceededError,
+    DeadlineExceededError,
+    QueueFullError,
+    UnavailableError,
+)
+
+from .fixtures import TINY_CONTEXT
+from .running import Reply, RunningDaemon
+
+MESSAGES = "/v1/messages"
+GOOD: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 4,
+    "temperature": 0,
+}
+
+
+def ask(daemon: RunningDaemon, **fields: Any) -> Any:
+    """Ask for a message that differs from a good one in some fields."""
+    reply = daemon.post({**GOOD, **fields}, MESSAGES)
+    assert reply.status == 200, reply.body
+    return reply.json()
+
+
+def events(reply: Reply) -> list[tuple[str, Any]]:
+    """Take a stream apart."""
+    parts = [part.split("\n") for part in reply.body.decode().split("\n\n")[:-1]]
+    return [
+        (name.removeprefix("event: "), msgspec.json.decode(data.removeprefix("data: ")))
+        for name, data in parts
+    ]
+
+
+def test_a_whole_message(tiny_daemon: RunningDaemon) -> None:
+    """Its shape, its usage, and the request's id in its headers."""
+    reply = tiny_daemon.post(GOOD, f"{MESSAGES}?beta=true")
+    answer = reply.json()
+    assert reply.status == 200
+    assert answer["id"].removeprefix("msg_") == reply.headers["request-id"].removeprefix("req-")
+    assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "tiny")
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
+    assert [block["type"] for block in answer["content"]] == ["text"]
+    assert answer["usage"]["output_tokens"] == 4
+
+
+def test_a_stream_has_the_same_answer(tiny_daemon: RunningDaemon) -> None:
+    """Named events, and every datum has its event's name as its type."""
+    whole = ask(tiny_daemon)
+    reply = tiny_daemon.post({**GOOD, "stream": True}, MESSAGES)
+    assert reply.headers["Content-Type"] == "text/event-stream"
+    told = events(reply)
+    assert all(name == data["type"] for name, data in told)
+    deltas = [data["delta"]["text"] for name, data in told if name == "content_block_delta"]
+    assert "".join(deltas) == whole["content"][0]["text"]
+    assert told[-2][1]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_the_usage_adds_up_to_the_count(tiny_daemon: RunningDaemon) -> None:
+    """What was read from the cache and what was not is the whole prompt, as counted."""
+    body = {**GOOD, "system": "The usage adds up, whatever was cached."}
+    counted = tiny_daemon.post({**body, "max_tokens": None}, f"{MESSAGES}/count_tokens").json()
+    usages = [ask(tiny_daemon, **body)["usage"] for _ in range(2)]
+    for usage in usages:
+        parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        assert sum(usage[part] for part in parts) == counted["input_tokens"]
+    assert usages[1]["input_tokens"] < usages[0]["input_tokens"]
+
+
+def test_the_billing_header_breaks_no_sharing(tiny_daemon: RunningDaemon) -> None:
+    """Requests that differ in it alone share all that one request shares with itself."""
+    told = {"type": "text", "text": "Agents that differ in a header share this. " * 10}
+
+    def usage(digest: str, *, first: bool) -> Any:
+        words = f"x-anthropic-billing-header: cc_version=2.1.329.{digest}; cc_entrypoint=cli;"
+        header = {"type": "text", "text": words}
+        return ask(tiny_daemon, system=[header, told] if first else [told, header])["usage"]
+
+    cold = usage("0a8", first=True)
+    warm = usage("0a8", first=True)
+    assert warm["input_tokens"] < cold["input_tokens"]
+    assert usage("bc8", first=True) == warm
+    assert usage("ffe", first=False) == warm
+
+
+def test_the_conversation_is_claude_codes_session(tiny_daemon: RunningDaemon) -> None:
+    """By its header, or else by what it writes into user_id."""
+    user_id = '{"device_id":"d","account_uuid":"","session_id":"session-in-body"}'
+    ask(tiny_daemon, metadata={"user_id": user_id})
+    tiny_daemon.request("POST", MESSAGES, GOOD, {"X-Claude-Code-Session-Id": "session-in-header"})
+    assert "conversation=session-in-body/" in tiny_daemon.log()
+    assert "conversation=session-in-header/" in tiny_daemon.log()
+
+
+def test_any_version_and_any_beta_is_accepted(tiny_daemon: RunningDaemon) -> None:
+    """The headers choose nothing here."""
+    headers = {"anthropic-version": "2099-01-01", "anthropic-beta": "claude-code-1,unknown-2"}
+    assert tiny_daemon.request("POST", MESSAGES, GOOD, headers).status == 200
+
+
+def test_tools_that_are_left_out_are_logged(tiny_daemon: RunningDaemon) -> None:
+    """Whoever misses one finds it in the log."""
+    ask(tiny_daemon, tools=[{"type": "web_search_20250305", "name": "web_search"}])
+    assert "tools left out" in tiny_daemon.log()
+    assert "'web_search_20250305'" in tiny_daemon.log()
+
+
+def test_pings_while_it_waits(tiny_daemon: RunningDaemon) -> None:
+    """The client hears that work goes on, before message_start too."""
+    busy, response = tiny_daemon.stream(
+        {"messages": GOOD["messages"], "max_tokens": 3000, "logit_bias": {"2": -100}}
+    )
+    try:
+        response.readline()
+        connection = tiny_daemon.connection()
+        connection.request("POST", MESSAGES, msgspec.json.encode({**GOOD, "stream": True}))
+        waiting = connection.getresponse()
+        assert waiting.readline() == b"event: ping\n"
+        assert waiting.readline() == b'data: {"type":"ping"}\n'
+    finally:
+        busy.close()
+    rest = waiting.read()
+    connection.close()
+    assert rest.count(b"event: message_start\n") == rest.count(b"event: message_stop\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "raised"),
+    [
+        (APIError(400, "no"), 400, "invalid_request_error", anthropic.BadRequestError),
+        (APIError(401, "no"), 401, "authentication_error", anthropic.AuthenticationError),
+        (APIError(403, "no"), 403, "permission_error", anthropic.PermissionDeniedError),
+        (APIError(404, "no"), 404, "not_found_error", anthropic.NotFoundError),
+        (APIError(405, "no"), 405, "invalid_request_error", anthropic.APIStatusError),
+        (APIError(408, "no"), 408, "invalid_request_error", anthropic.APIStatusError),
+        (APIError(413, "no"), 413, "request_too_large", anthropic.APIStatusError),
+        (APIError(415, "no"), 415, "invalid_request_error", anthropic.APIStatusError),
+        (QueueFullError("no", retry_after=3), 429, "rate_limit_error", anthropic.RateLimitError),
+        (ComputationError("no"), 500, "api_error", anthropic.InternalServerError),
+        (DeadlineExceededError("no"), 504, "timeout_error", anthropic.InternalServerError),
+        (
+            UnavailableError("no", retry_after=3),
+            *(529, "overloaded_error", anthropic.InternalServerError),
+        ),
+    ],
+)
+def test_errors(
+    error: Exception, status: int, kind: str, raised: type[anthropic.APIStatusError]
+) -> None:
+    """Each has Anthropic's status and type, and is the SDK's own exception."""
+    request = make_mocked_request("POST", f"{MESSAGES}/count_tokens?beta=true")
+    request[REQUEST_ID] = "req-1"
+    response = error_response(request, as_api_error(error))
+    body = response.body
+    assert isinstance(body, bytes)
+    answer = httpx2.Response(response.status, headers=dict(response.headers), content=body)
+    transport = httpx2.MockTransport(lambda _: answer)
+    with (
+        anthropic.Anthropic(
+            api_key="-",
+            max_retries=0,
+            http_client=anthropic.DefaultHttpxClient(transport=transport),
+        ) as client,
+        pytest.raises(raised) as refused,
+    ):
+        client.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": "x"}])
+    assert refused.value.status_code == status
+    assert refused.value.body == {
+        "type": "error",
+        "error": {"type": kind, "message": "no"},
+        "request_id": "req-1",
+    }
+    waits = refused.value.response.headers.get("Retry-After")
+    assert waits == ("3" if status in (429, 529) else None)
+
+
+def test_other_paths_keep_openais_shape() -> None:
+    """Only what lies below messages is Anthropic's."""
+    for path in ("/v1/chat/completions", "/v1/messagesx", "/nothing"):
+        request = make_mocked_request("POST", path)
+        request[REQUEST_ID] = "req-1"
+        response = error_response(request, as_api_error(UnavailableError("no", retry_after=3)))
+        assert response.status == 503
+        assert isinstance(response.body, bytes)
+        assert msgspec.json.decode(response.body)["error"]["code"] == "service_unavailable"
+
+
+def test_the_words_of_a_context_that_is_too_long(tiny_daemon: RunningDaemon) -> None:
+    """Claude Code looks for exactly these, and compacts; the count says the same number."""
+    body = {**GOOD, "messages": [{"role": "user", "content": "word " * 4000}]}
+    counted = tiny_daemon.post(body, f"{MESSAGES}/count_tokens").json()["input_tokens"]
+    assert counted >= TINY_CONTEXT
+    reply = tiny_daemon.post(body, MESSAGES)
+    assert reply.status == 400
+    words = f"prompt is too long: {counted} tokens > {TINY_CONTEXT - 1} maximum"
+    assert reply.json()["error"] == {"type": "invalid_request_error", "message": words}
+
+
+def test_a_prompt_that_just_does_not_fit_is_over_the_maximum() -> None:
+    """The numbers make sense where no room is left for one token of an answer."""
+    error = as_api_error(ContextLengthExceededError("no", tokens=100, most=99))
+    request = make_mocked_request("POST", MESSAGES)
+    request[REQUEST_ID] = "req-1"
+    response = error_response(request, error)
+    assert isinstance(response.body, bytes)
+    message = msgspec.json.decode(response.body)["error"]["message"]
+    assert message == "prompt is too long: 100 tokens > 99 maximum"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Authorization": "Bearer secret"}, 200),
+        ({"x-api-key": "secret"}, 200),
+        ({"x-api-key": "wrong"}, 401),
+        ({}, 401),
+    ],
+)
+def test_both_headers_have_the_key(
+    locked_daemon: RunningDaemon, headers: dict[str, str], status: int
+) -> None:
+    """Old clients send x-api-key, new ones a bearer; who has neither hears it in dialect."""
+    connection = http.client.HTTPConnection("127.0.0.1", locked_daemon.tcp_port(), timeout=60)
+    connection.request("POST", MESSAGES, msgspec.json.encode(GOOD), headers)
+    response = connection.getresponse()
+    body = msgspec.json.decode(response.read())
+    connection.close()
+    assert response.status == status
+    assert body["type"] == ("message" if status == 200 else "error")
+    if status == 401:
+        assert body["error"]["type"] == "authentication_error"
+        assert body["request_id"] == response.headers["request-id"]
