@@ -22,7 +22,15 @@ from umbel.daemon.config import ENV_PREFIX, Settings
 from umbel.daemon.generation import Generation
 from umbel.daemon.handlers.entry import Entry
 from umbel.daemon.metrics import Metrics
-from umbel.daemon.protocols import chat, completions, openai_fields
+from umbel.daemon.protocols import (
+    chat,
+    completions,
+    messages,
+    messages_blocks,
+    messages_reader,
+    messages_tools,
+    openai_fields,
+)
 from umbel.scheduler.errors import DeadlineExceededError
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue
@@ -112,13 +120,18 @@ def _bounds(hint: object) -> list[Meta]:
 def _body_fields() -> dict[str, Any]:
     structs = [
         kind
-        for module in (chat, completions, openai_fields)
+        for module in (
+            *(chat, completions, openai_fields),
+            *(messages, messages_blocks, messages_reader, messages_tools),
+        )
         for kind in vars(module).values()
         if isinstance(kind, type)
         and issubclass(kind, msgspec.Struct)
         and kind.__module__ == module.__name__
     ]
-    assert {chat.ChatRequest, completions.CompletionRequest} <= set(structs)
+    assert {messages.MessagesRequest, chat.ChatRequest, completions.CompletionRequest} <= set(
+        structs
+    )
     return {
         name: hint
         for kind in structs

@@ -107,6 +107,43 @@ def test_the_conversation_is_claude_codes_session(tiny_daemon: RunningDaemon) ->
     assert "conversation=session-in-header/" in tiny_daemon.log()
 
 
+def test_what_claude_code_sends(tiny_daemon: RunningDaemon) -> None:
+    """A body as recorded, in the middle of a session: every field of it is known here."""
+    hint = {"cache_control": {"type": "ephemeral"}}
+    header = "x-anthropic-billing-header: cc_version=2.1.329.0a8; cc_entrypoint=sdk-cli;"
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    thought = {"type": "thinking", "thinking": "", "signature": "umbel.SG0="}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"path": "a"}, **hint}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "It is empty."}
+    reminder = {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>", **hint}
+    body = {
+        "model": "tiny",
+        "max_tokens": 32000,
+        "system": [
+            {"type": "text", "text": header},
+            {"type": "text", "text": "You are an agent.", **hint},
+        ],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Read a."}]},
+            {"role": "system", "content": [{"type": "text", "text": "Here is Linux.", **hint}]},
+            {"role": "assistant", "content": [thought, call]},
+            {"role": "user", "content": [result, reminder]},
+        ],
+        "tools": [
+            {"name": "Read", "description": "", "input_schema": schema, "defer_loading": True},
+        ],
+        "metadata": {"user_id": '{"device_id":"d","account_uuid":"","session_id":"s"}'},
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "stop_sequences": ["e", " ", "a"],
+        "stream": True,
+    }
+    reply = tiny_daemon.post(body, f"{MESSAGES}?beta=true")
+    assert reply.status == 200, reply.body
+    assert events(reply)[-1] == ("message_stop", {"type": "message_stop"})
+
+
 def test_any_version_and_any_beta_is_accepted(tiny_daemon: RunningDaemon) -> None:
     """The headers choose nothing here."""
     headers = {"anthropic-version": "2099-01-01", "anthropic-beta": "claude-code-1,unknown-2"}

@@ -23,6 +23,7 @@ def test_a_prompt_without_room_for_an_answer_is_refused(prompt_length: int) -> N
     message = str(refusal.value)
     assert "maximum context length is 8 tokens" in message
     assert str(prompt_length) in message
+    assert (refusal.value.tokens, refusal.value.most) == (prompt_length, 7)
 
 
 def test_a_context_cut_for_memory_says_so_in_bytes() -> None:
@@ -33,6 +34,7 @@ def test_a_context_cut_for_memory_says_so_in_bytes() -> None:
             refuse()
         assert "maximum context length is 8 tokens" in str(refusal.value)
         assert "take 2100 bytes, and 900 of cache_bytes may be used" in str(refusal.value)
+        assert (refusal.value.tokens, refusal.value.most) == (20, 7)
 
 
 def test_the_longest_prompt_leaves_one_token() -> None:
