@@ -7,10 +7,13 @@ import anthropic
 import httpx2
 import msgspec
 import pytest
-from aiohttp.test_utils import make_mocked_request
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from umbel.daemon.answer_headers import REQUEST_ID
+from umbel.daemon.app import application
+from umbel.daemon.config import Settings
 from umbel.daemon.failures import APIError, as_api_error
+from umbel.daemon.handlers.entry import Entry
 from umbel.daemon.protocols.errors import error_response
 from umbel.scheduler.errors import (
     ComputationError,
@@ -19,6 +22,7 @@ from umbel.scheduler.errors import (
     QueueFullError,
     UnavailableError,
 )
+from umbel.scheduler.queue import RETRY_AFTER
 
 from .fixtures import TINY_CONTEXT
 from .running import Reply, RunningDaemon
@@ -224,6 +228,19 @@ def test_errors(
     }
     waits = refused.value.response.headers.get("Retry-After")
     assert waits == ("3" if status in (429, 529) else None)
+
+
+async def test_a_daemon_that_is_loading_is_overloaded() -> None:
+    """On the wire too, with the time after which to come back."""
+    async with TestClient(TestServer(application(Entry(Settings())))) as client:
+        response = await client.post(MESSAGES, json=GOOD)
+        body = await response.json()
+    assert (response.status, response.headers["Retry-After"]) == (529, str(RETRY_AFTER))
+    assert body["error"] == {
+        "type": "overloaded_error",
+        "message": "the model is still loading",
+    }
+    assert body["request_id"] == response.headers["request-id"]
 
 
 def test_other_paths_keep_openais_shape() -> None:
