@@ -14,6 +14,14 @@ SHARE = web.RequestKey("share", Share)
 """What the request holds of the budget of bodies."""
 
 
+FOR_BROWSERS = web.RequestKey("for_browsers", dict[str, str])
+"""Headers that tell a browser which pages may read the answer."""
+
+
 def answer_headers(request: web.Request) -> dict[str, str]:
-    """The request's id under the names by which OpenAI's and Anthropic's SDKs know it."""
-    return {"x-request-id": request[REQUEST_ID], "request-id": request[REQUEST_ID]}
+    """What every answer carries.
+
+    The request's id goes under the names by which OpenAI's and Anthropic's SDKs know it.
+    """
+    name = request[REQUEST_ID]
+    return {"x-request-id": name, "request-id": name, **request[FOR_BROWSERS]}

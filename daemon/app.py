@@ -8,24 +8,35 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from ..scheduler.errors import RequestError
-from .answer_headers import ENTERED, REQUEST_ID, SHARE, answer_headers
+from .answer_headers import ENTERED, FOR_BROWSERS, REQUEST_ID, SHARE, answer_headers
 from .connections import connection_of
 from .failures import APIError, as_api_error
 from .handlers.cache import CacheHandlers
 from .handlers.entry import Entry
 from .handlers.info import InfoHandlers
 from .handlers.messages import MessagesHandlers
+from .handlers.models import ModelHandlers
 from .handlers.openai import OpenAIHandlers
+from .handlers.tokens import TokenHandlers
 from .protocols.errors import error_response
 from .quoting import shorten
 
 log = structlog.get_logger()
 
+_HANDLERS = (
+    OpenAIHandlers,
+    MessagesHandlers,
+    ModelHandlers,
+    TokenHandlers,
+    InfoHandlers,
+    CacheHandlers,
+)
+
 
 def application(entry: Entry) -> web.Application:
     """Build the aiohttp application."""
     app = web.Application(middlewares=[_surround(entry)])
-    for handlers in (OpenAIHandlers, MessagesHandlers, InfoHandlers, CacheHandlers):
+    for handlers in _HANDLERS:
         app.add_routes(handlers(entry).routes())
     return app
 
@@ -35,10 +46,11 @@ def _surround(entry: Entry) -> Middleware:
     async def surround(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Give every request an id and a share of the budget, and every error a shape."""
         request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
+        request[FOR_BROWSERS] = entry.cross_origin.headers(request)
         with _handling(request), entry.bodies.share() as share:
             request[SHARE] = share
             try:
-                response = await handler(request)
+                response = entry.cross_origin.preflight(request) or await handler(request)
             except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
                 response = _failure(request, error)
                 _count_refusal(entry, request)

@@ -43,9 +43,17 @@ def _version(
 def serve(
     *,
     model: Model = None,
+    aliases: Annotated[
+        list[str] | None,
+        typer.Option("--alias", help="Another name of the model; may be given several times."),
+    ] = None,
     socket: Socket = None,
     host: Annotated[str | None, typer.Option(help="TCP address, with --port.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port; no TCP unless given.")] = None,
+    cors_origins: Annotated[
+        list[str] | None,
+        typer.Option("--cors-origin", help="Origin of a web page that may use the daemon."),
+    ] = None,
     prefill_chunk: Annotated[
         int | None, typer.Option(help="Most prompt tokens one step computes.")
     ] = None,
@@ -90,9 +98,11 @@ def serve(
     """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
     flags = {
         "model": model,
+        "aliases": aliases or None,
         "socket": None if socket is None else str(socket),
         "host": host,
         "port": port,
+        "cors_origins": cors_origins or None,
         "prefill_chunk": prefill_chunk,
         "cache_bytes": cache_bytes,
         "no_cache": no_cache or None,

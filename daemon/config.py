@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -11,13 +11,21 @@ import msgspec
 import platformdirs
 from msgspec import Meta
 
+from .aliases import check_aliases, read_aliases
 from .errors import ConfigError
+from .origins import check_origins
 
 ENV_PREFIX = "UMBEL_"
 SIZE_PATTERN = r"^\d+ ?([KMGT]i?B)?$"
 _UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 LogFormat = Literal["text", "json"]
 _LEAST_BODIES = 1 << 20
+
+TABLES = {"aliases": "models"}
+"""The settings that stand in a table of the file, and in which."""
+
+# Settings that a flag, given several times, and a variable, with commas, have as words.
+_LISTED: dict[str, Callable[[list[str]], Any]] = {"aliases": read_aliases, "cors_origins": list}
 
 
 def default_socket() -> Path:
@@ -40,6 +48,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """All settings of a daemon. Durations are in seconds."""
 
     model: Annotated[str, Meta(description="Model: smollm2, a directory, or org/name.")] = "smollm2"
+    aliases: Annotated[
+        dict[str, str], Meta(description="Other names of the model, for tools that have their own.")
+    ] = {}
     socket: Annotated[str | None, Meta(description="Unix socket to listen on.")] = None
     host: Annotated[str | None, Meta(description="TCP address; loopback unless a key is set.")] = (
         None
@@ -52,6 +63,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[str, Meta(min_length=1)] | None,
         Meta(description="Key that TCP clients must send (never a flag: ps would show it)."),
     ] = None
+    cors_origins: Annotated[
+        list[str],
+        Meta(description="Origins of web pages that may use the daemon; no page if none."),
+    ] = []
     prefill_chunk: Annotated[
         int, Meta(ge=1, le=65536, description="Most prompt tokens one step computes.")
     ] = 512
@@ -181,14 +196,19 @@ def load(
     """Merge the three sources and check the result.
 
     Args:
-        flags: what was given on the command line; None means not given.
+        flags: what was given on the command line; None means not given. One that may be given
+            several times is a list of words.
         file: the file to read; by default `UMBEL_CONFIG`, else `default_file()` if it exists.
         environment: where `UMBEL_…` variables are looked up.
 
     Raises:
         ConfigError: a file cannot be read, a key is unknown, or a value is of no use.
     """
-    given = {key: value for key, value in flags.items() if value is not None}
+    given = {
+        key: _LISTED[key](value) if key in _LISTED else value
+        for key, value in flags.items()
+        if value is not None
+    }
     values = {**_read_file(file, environment), **_read_environment(environment), **given}
     return _check(_convert(values, "setting"))
 
@@ -204,8 +224,29 @@ def _read_file(file: Path | None, environment: Mapping[str, str]) -> dict[str, A
         raise ConfigError(f"there is no configuration file {path}") from error
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
+    values = _settings_in(values, f"key of {path.name}")
     _convert(values, f"key of {path.name}")
     return values
+
+
+def _settings_in(file: dict[str, Any], what: str) -> dict[str, Any]:
+    """Find the settings of a file, those in its tables too."""
+    found: dict[str, Any] = {}
+    for key, value in file.items():
+        if key in TABLES.values() and isinstance(value, dict):
+            found |= {f"{key}.{name}": part for name, part in value.items()}
+        else:
+            found[key] = value
+    settings = {file_key(name): name for name in Settings.__struct_fields__}
+    for key in found:
+        if key not in settings:
+            raise ConfigError(f"unknown {what} {key!r}; there are: {', '.join(settings)}")
+    return {settings[key]: value for key, value in found.items()}
+
+
+def file_key(setting: str) -> str:
+    """Say how a setting is written in the file: with its table, if it is in one."""
+    return f"{TABLES[setting]}.{setting}" if setting in TABLES else setting
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -217,6 +258,9 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         if key not in hints:
             raise ConfigError(f"unknown environment variable {name}; {_known()}")
+        if key in _LISTED:
+            values[key] = _LISTED[key]([part.strip() for part in text.split(",") if part.strip()])
+            continue
         try:
             values[key] = msgspec.convert(text, hints[key], strict=False)
         except msgspec.ValidationError as error:
@@ -242,6 +286,8 @@ def _known() -> str:
 def _check(settings: Settings) -> Settings:
     if settings.body_budget < _LEAST_BODIES:
         raise ConfigError(f"setting body_bytes: it must be at least {_LEAST_BODIES} bytes (1MiB)")
+    check_aliases(settings.aliases, settings.model)
+    check_origins(settings.cors_origins)
     if settings.host is not None and settings.port is None:
         raise ConfigError("setting host: it needs a port too")
     if settings.tcp and not is_loopback(settings.tcp[0]) and settings.api_key is None:

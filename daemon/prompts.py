@@ -16,6 +16,7 @@ from ..models.text.plain import PlainParser
 from ..scheduler.admission import Admission
 from .answer_grammar import conversation_grammar, text_grammar
 from .answer_reader import Parser
+from .failures import APIError
 from .protocols.completions import check_tokens
 from .protocols.generation_request import (
     GenerationBody,
@@ -24,6 +25,9 @@ from .protocols.generation_request import (
     check_sampling,
 )
 from .workers import Check
+
+_TOLD_BEYOND = 65_536  # tokens of a prompt that is only counted, beyond the context
+_TOKENS_AT_ONCE = 1024
 
 
 class Rendered(NamedTuple):
@@ -64,6 +68,7 @@ class PromptReader:
         self._compiler = GrammarCompiler(loaded.text)
         self._has_checkpoints = loaded.stack.has_checkpoints
         self._admission = admission
+        self._most_told = admission.context_length + _TOLD_BEYOND
 
     def prepare(self, body: GenerationBody, check: Check) -> Prepared:
         """Read a body to its tokens.
@@ -94,6 +99,47 @@ class PromptReader:
             check_tokens(tokens, self._text.vocab_size)
         check()
         return Rendered(tokens, grammar=text_grammar(self._compiler, constraint).grammar)
+
+    def tokens(
+        self, prompt: Conversation | str, check: Check, *, special_tokens: bool
+    ) -> list[int]:
+        """Turn a prompt into tokens that nothing has to answer.
+
+        Args:
+            prompt: what is encoded.
+            check: called between two stages.
+            special_tokens: whether a text gets those that the tokenizer adds.
+
+        Raises:
+            TemplateError: the chat template refuses the messages.
+            ContextLengthExceededError: it is far beyond the context.
+        """
+        if isinstance(prompt, str):
+            tokens = self._encoded(prompt, special_tokens=special_tokens)
+        else:
+            self._check_size(prompt)
+            tokens = self._text.encode_conversation(prompt)
+        if len(tokens) > self._most_told:
+            self._admission.answer_length(len(tokens), None)
+        return tokens
+
+    def text(self, tokens: list[int], check: Check) -> str:
+        """Say what tokens write, special ones by their names; U+FFFD for what is no UTF-8.
+
+        Raises:
+            APIError: there is no such token, or there are too many.
+        """
+        if len(tokens) > self._most_told:
+            message = f"there are over {self._most_told} tokens; send fewer"
+            raise APIError(400, message, param="tokens")
+        check_tokens(tokens, self._text.vocab_size, "tokens")
+        written = bytearray()
+        for index, token in enumerate(tokens):
+            if index % _TOKENS_AT_ONCE == 0:
+                check()
+            text, data = self._text.read_token(token, first=not written)
+            written += text.encode() if data is None else data
+        return written.decode(errors="replace")
 
     def _conversation(
         self, conversation: Conversation, constraint: Constraint | None, check: Check

@@ -1,6 +1,6 @@
 """What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +24,8 @@ from .pin_requests import PinRequest
 from .pressure import PressureWatch
 from .prompts import Prepared, PromptReader, Rendered
 from .protocols.generation_request import GenerationBody, GenerationRequest
-from .workers import Workers
+from .protocols.tokens import DetokenizeRequest, TokenizeRequest
+from .workers import Check, Workers
 
 
 class Caller(NamedTuple):
@@ -114,6 +115,31 @@ class Service:
         body.release()
         return sum(len(rendered.prompt) for rendered in prepared.prompts)
 
+    async def tokenize(self, body: TokenizeRequest, caller: Caller) -> list[int]:
+        """Say which tokens a prompt has.
+
+        Raises:
+            APIError: a field or a message is of no use to this model.
+            TemplateError: the chat template refuses the messages.
+            ContextLengthExceededError: it is far beyond the context.
+        """
+
+        def tokens(check: Check) -> list[int]:
+            prompt = body.prompt_to_read(check)
+            return self._prompts.tokens(prompt, check, special_tokens=body.special_tokens)
+
+        return await self.workers.run(tokens, caller.share.nbytes)
+
+    async def detokenize(self, body: DetokenizeRequest, caller: Caller) -> str:
+        """Say what tokens write.
+
+        Raises:
+            APIError: there is no such token, or there are too many.
+        """
+        return await self.workers.run(
+            lambda check: self._prompts.text(body.tokens_to_read(), check), caller.share.nbytes
+        )
+
     async def pin(self, body: PinRequest, caller: Caller) -> PinDescription:
         """Keep a system prompt, computed now if need be, or a conversation.
 
@@ -177,22 +203,6 @@ class Service:
             markup=rendered.markup,
         )
         return Generation(request, self._handoff, reader, self.metrics, caller.arrived_at)
-
-    def models(self) -> list[dict[str, Any]]:
-        """Describe the model as both OpenAI's and Anthropic's list of models do."""
-        return [
-            {
-                "id": self.model_name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "umbel",
-                "type": "model",
-                "display_name": self.model_name,
-                "created_at": "1970-01-01T00:00:00Z",
-                "max_model_len": self.context_length,
-                "context_length": self.context_length,
-            }
-        ]
 
 
 def still_loading() -> UnavailableError:

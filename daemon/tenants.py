@@ -4,6 +4,7 @@ import hmac
 import socket
 import struct
 import sys
+from collections.abc import Collection
 
 from aiohttp import hdrs, web
 from yarl import URL
@@ -15,12 +16,20 @@ from .quoting import quote
 DEFAULT = "default"
 
 
-def identify(request: web.Request, api_key: str | None) -> str:
+def identify(
+    request: web.Request, api_key: str | None, origins: Collection[str] = frozenset()
+) -> str:
     """Name the tenant of a request, or refuse it.
 
     On the Unix socket the file's mode has decided who may connect, and the kernel says who
     did. On TCP the key decides, if there is one. A browser is refused there unless its page
-    came from this machine: any web page can send requests to a loopback port.
+    came from this machine, or from an origin that may: any web page can send requests to a
+    loopback port.
+
+    Args:
+        request: whose sender is asked for.
+        api_key: what callers on TCP must send, if anything.
+        origins: of web pages that may use the daemon.
 
     Raises:
         APIError: 401 without the right key; 403 from a foreign web page or for a host name
@@ -34,7 +43,7 @@ def identify(request: web.Request, api_key: str | None) -> str:
             message = "this daemon needs its API key: send it as 'Authorization: Bearer KEY'"
             raise APIError(401, message, code="invalid_api_key")
         return "key"
-    _refuse_browsers(request)
+    _refuse_browsers(request, origins)
     return DEFAULT
 
 
@@ -72,14 +81,13 @@ def _host_of(url: str) -> str:
         return ""
 
 
-def _refuse_browsers(request: web.Request) -> None:
+def _refuse_browsers(request: web.Request, origins: Collection[str]) -> None:
     host = _host_of(f"http://{request.host}")
     if not is_loopback(host):
         raise APIError(
             403, f"this daemon does not answer for the host {quote(host)}", code="bad_host"
         )
     origin = request.headers.get(hdrs.ORIGIN)
-    if origin and not is_loopback(_host_of(origin)):
-        raise APIError(
-            403, f"web pages of {quote(origin)} may not use this daemon", code="bad_origin"
-        )
+    if origin and origin not in origins and not is_loopback(_host_of(origin)):
+        message = f"web pages of {quote(origin)} may not use this daemon; cors_origins names some"
+        raise APIError(403, message, code="bad_origin")

@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from umbel.daemon.cli import app
-from umbel.daemon.config import ENV_PREFIX, Settings
+from umbel.daemon.config import ENV_PREFIX, Settings, file_key
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -37,6 +37,9 @@ user's configuration folder: `~/.config/umbel/` on Linux,
 model = "smollm2"
 port = 8080
 stop_grace = 60
+
+[models.aliases]
+gpt-4o = "default"
 ```
 
 | key | variable | flag | value | default | what it does |
@@ -46,6 +49,18 @@ stop_grace = 60
 _NOTES = """
 `socket` unset means `umbel.sock` in the user's runtime folder, or, on a Linux session without
 `XDG_RUNTIME_DIR`, in `~/.local/state/umbel/`. `umbel serve` logs the path. `~` is expanded.
+
+`models.aliases` maps other names to the served model: to its name, or to `default`, which is
+whatever is served. Many tools ask for a model of their own choice; an alias answers to that name,
+and [the list of models](http-api.md#models) has it. As a variable, aliases are separated by commas,
+and as a flag, each has its own `--alias`: `NAME`, or `NAME=MODEL`. What is given in one place
+replaces what a weaker one has. An alias has 1 to 255 characters, all printable.
+
+`cors_origins` names the origins of web pages that may use the daemon, as browsers write them:
+`https://app.example`, `http://localhost:3000`. As a variable they are separated by commas, and as a
+flag, each has its own `--cors-origin`. `*` is refused: any page that the user opens could then ask
+the model and read the answers. With `api_key` set, such a page must send the key too. What else
+browsers are told is in [http-api.md](http-api.md#web-pages).
 
 `host` needs `port`. A `host` that can be reached from outside needs `api_key`.
 
@@ -60,6 +75,7 @@ the daemon from starting. [memory.md](memory.md#the-budget) has the default,
 or a `disk_bytes` of 0, there is no state on disk either.
 """
 
+_OF_STRINGS = {"object": "table of strings", "array": "list of strings"}
 _BOUNDS = (
     ("minimum", "at least {}"),
     ("exclusiveMinimum", "over {}"),
@@ -86,11 +102,11 @@ def _rows() -> Iterator[tuple[str, ...]]:
     for key, schema in _schemas().items():
         flag = flags.get(key)
         yield (
-            f"`{key}`",
+            f"`{file_key(key)}`",
             f"`{ENV_PREFIX}{key.upper()}`",
             f"`{flag}`" if flag else "none",
             _value(schema),
-            "unset" if schema["default"] is None else f"`{schema['default']}`",
+            "unset" if schema["default"] in (None, [], {}) else f"`{schema['default']}`",
             schema["description"],
         )
 
@@ -108,6 +124,8 @@ def _value(schema: dict[str, Any]) -> str:
         return ", or ".join(_value(part) for part in schema["anyOf"] if part["type"] != "null")
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    if schema["type"] in _OF_STRINGS:
+        return _OF_STRINGS[schema["type"]]
     bounds = [text.format(schema[name]) for name, text in _BOUNDS if name in schema]
     return ", ".join([schema["type"], *bounds])
 

@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from ..aliases import DEFAULT_MODEL
 from ..answer_headers import ENTERED, REQUEST_ID, SHARE, answer_headers
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
 from ..config import Settings
 from ..connections import connection_of
 from ..conversations import named_conversation, session
+from ..cors import CrossOrigin
 from ..decoding import Body, decode
 from ..failures import APIError
 from ..generations import Generations
@@ -21,8 +23,6 @@ from ..status import Status, status
 from ..streaming import EventStream
 from ..tenants import identify
 
-_DEFAULT_MODEL = "default"
-
 
 class Entry:
     """Reads requests and sends answers, whatever protocol they are in.
@@ -31,12 +31,14 @@ class Entry:
         service: None until the model is loaded.
         stopping: the daemon takes no further requests.
         bodies: the budget of what is read.
+        cross_origin: which web pages may use the daemon.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.service: Service | None = None
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
+        self.cross_origin = CrossOrigin(settings.cors_origins)
         self._settings = settings
 
     def caller(self, request: web.Request) -> Caller:
@@ -47,7 +49,7 @@ class Entry:
         """
         return Caller(
             request[REQUEST_ID],
-            identify(request, self._settings.api_key),
+            identify(request, self._settings.api_key, self._settings.cors_origins),
             named_conversation(request.headers),
             session(request.headers),
             time.monotonic(),
@@ -68,16 +70,23 @@ class Entry:
         """Say how the daemon is."""
         return status(self.service, stopping=self.stopping)
 
+    def model_names(self) -> list[str]:
+        """List what the model may be called: its own name, and then its aliases."""
+        return list(dict.fromkeys([self.loaded().model_name, *self._settings.aliases]))
+
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served.
 
         Raises:
-            APIError: 404, saying what there is.
+            APIError: 404, saying what there is, and how there can be more.
         """
-        served = self.loaded().model_name
-        if name in (None, "", _DEFAULT_MODEL, served):
+        served = self.model_names()
+        if name in (None, "", DEFAULT_MODEL) or name in served:
             return
-        message = f"there is no model {quote(name)}; this daemon serves {served!r}"
+        message = (
+            f"there is no model {quote(name)}; this daemon serves {served[0]!r}; to serve it by "
+            "that name too, start it with --alias NAME or [models.aliases] in umbel.toml"
+        )
         raise APIError(404, message, code="model_not_found", param="model")
 
     async def body(self, request: web.Request, kind: type[Body]) -> Body:

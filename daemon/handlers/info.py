@@ -1,8 +1,10 @@
-"""What there is, and how it is: models, health, metrics, status."""
+"""What runs, and how it is: health, metrics, status, version, the description of all routes."""
+
+from importlib.resources import files
 
 from aiohttp import hdrs, web
 
-from ... import __version__
+from ... import __version__, daemon
 from .entry import Entry, json_response
 
 
@@ -11,47 +13,27 @@ class InfoHandlers:
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
+        self._openapi = files(daemon).joinpath("openapi.yaml").read_bytes()
 
     def routes(self) -> list[web.RouteDef]:
         """List what is handled here."""
         return [
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{name:.+}", self.model),
             web.get("/health", self.health),
             web.get("/ready", self.ready),
+            web.get("/health/ready", self.ready),
             web.get("/metrics", self.metrics),
             web.get("/status", self.status),
+            web.get("/version", self.version),
+            web.get("/openapi.yaml", self.openapi),
             web.get("/", self.root),
         ]
-
-    async def models(self, request: web.Request) -> web.Response:
-        """`GET /v1/models`."""
-        self._entry.caller(request)
-        models = self._entry.loaded().models()
-        name = models[0]["id"]
-        return json_response(
-            {
-                "object": "list",
-                "data": models,
-                "has_more": False,
-                "first_id": name,
-                "last_id": name,
-            }
-        )
-
-    async def model(self, request: web.Request) -> web.Response:
-        """`GET /v1/models/{name}`."""
-        self._entry.caller(request)
-        service = self._entry.loaded()
-        self._entry.check_model(request.match_info["name"])
-        return json_response(service.models()[0])
 
     async def health(self, _request: web.Request) -> web.Response:
         """`GET /health`: the process answers. Waits for nothing."""
         return json_response({"status": "ok"})
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """`GET /ready`: whether a request sent now would be served."""
+        """`GET /ready`, also `/health/ready`: whether a request sent now would be served."""
         state = self._entry.status()
         return json_response({"status": state.state}, status=200 if state.state == "ready" else 503)
 
@@ -67,6 +49,16 @@ class InfoHandlers:
         """`GET /status`: what runs, what waits, what it takes."""
         self._entry.caller(request)
         return json_response(self._entry.status())
+
+    async def version(self, request: web.Request) -> web.Response:
+        """`GET /version`: of this program."""
+        self._entry.caller(request)
+        return json_response({"version": __version__})
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """`GET /openapi.yaml`: the description of these routes."""
+        self._entry.caller(request)
+        return web.Response(body=self._openapi, content_type="application/yaml")
 
     async def root(self, request: web.Request) -> web.Response:
         """`GET /`: who this is."""

@@ -81,7 +81,7 @@ class CompletionRequest(OpenAIFields, kw_only=True):
         return cast("list[Prompt]", prompt)
 
 
-def check_tokens(prompt: list[int], vocab_size: int) -> None:
+def check_tokens(prompt: list[int], vocab_size: int, param: str = "prompt") -> None:
     """Refuse token ids that do not exist.
 
     Raises:
@@ -90,4 +90,4 @@ def check_tokens(prompt: list[int], vocab_size: int) -> None:
     for token in prompt:
         if not 0 <= token < vocab_size:
             message = f"token {token} does not exist; there are 0 to {vocab_size - 1}"
-            raise APIError(400, message, param="prompt")
+            raise APIError(400, message, param=param)

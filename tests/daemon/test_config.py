@@ -92,6 +92,92 @@ def test_tcp_beyond_loopback_needs_a_key() -> None:
         load({"host": "127.0.0.1"}, environment={})
 
 
+def test_aliases_of_three_sources(toml: Path) -> None:
+    """A table, a variable with commas, a flag given several times: the stronger replaces."""
+    toml.write_text("[models.aliases]\ngpt-4o = 'default'\n'a,b=c' = 'smollm2'\n")
+    variable = {"UMBEL_ALIASES": "x, y=smollm2,"}
+    assert load({}, file=toml, environment={}).aliases == {"gpt-4o": "default", "a,b=c": "smollm2"}
+    assert load({}, file=toml, environment=variable).aliases == {"x": "default", "y": "smollm2"}
+    flags = {"aliases": ["z", "org/w=default"]}
+    settings = load(flags, file=toml, environment=variable)
+    assert settings.aliases == {"z": "default", "org/w": "default"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([""], "an alias has no name; write NAME, or NAME=MODEL"),
+        (["=smollm2"], "an alias has no name"),
+        (["a\x1bb"], r"alias 'a\x1bb' has characters that cannot be printed"),
+        (["a" * 256], "has over 255 characters"),
+        (["a", "a=smollm2"], "alias 'a' is given twice"),
+        (["default"], "alias 'default' is a name of the served model already"),
+        (["smollm2"], "alias 'smollm2' is a name of the served model already"),
+        (["a=gpt-4o"], "alias 'a' stands for 'gpt-4o', but 'smollm2' is served"),
+    ],
+)
+def test_bad_aliases(words: list[str], message: str) -> None:
+    """What no request could use, or leads nowhere, is refused in words."""
+    with pytest.raises(ConfigError) as caught:
+        load({"aliases": words}, environment={})
+    assert message in str(caught.value)
+
+
+def test_longest_alias() -> None:
+    """255 characters are a name."""
+    assert load({"aliases": ["a" * 255]}, environment={}).aliases == {"a" * 255: "default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("models = 3", "unknown key of umbel.toml 'models'; there are: model, models.aliases"),
+        ("[models]\nalias = {}", "unknown key of umbel.toml 'models.alias'; there are: model"),
+        ("[aliases]\na = 'default'", "unknown key of umbel.toml 'aliases'"),
+        ("[models]\naliases = 'a'", "aliases: Expected `object`, got `str`"),
+        ("[models.aliases]\na = 3", "aliases[...]: Expected `str`, got `int`"),
+    ],
+)
+def test_bad_table(toml: Path, text: str, words: str) -> None:
+    """A table with other keys, or with values that are none, is refused."""
+    toml.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load({}, file=toml, environment={})
+    assert words in str(caught.value)
+
+
+def test_origins_of_two_sources() -> None:
+    """A variable with commas, a flag given several times."""
+    variable = {"UMBEL_CORS_ORIGINS": "https://app.example, http://localhost:3000"}
+    origins = ["https://app.example", "http://localhost:3000"]
+    assert load({}, environment=variable).cors_origins == origins
+    page = ["app://obsidian.md", "http://[::1]:8080", "https://xn--mnchen-3ya.example"]
+    assert load({"cors_origins": page}, environment=variable).cors_origins == page
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        ("*", "would let every web page use this daemon"),
+        ("null", "is no origin; write scheme, host"),
+        ("", "is no origin"),
+        ("app.example", "is no origin"),
+        ("https://app.example/", "is no origin"),
+        ("https://app.example/page", "is no origin"),
+        ("https://app.example:443", "is no origin"),
+        ("https://App.example", "is no origin"),
+        ("https://me@app.example", "is no origin"),
+        ("https://a b", "is no origin"),
+        ("https://[", "is no origin"),
+    ],
+)
+def test_bad_origins(origin: str, words: str) -> None:
+    """What no browser sends as an origin would never match, so it is refused."""
+    with pytest.raises(ConfigError) as caught:
+        load({"cors_origins": [origin]}, environment={})
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("host", "expected"),
     [

@@ -1,0 +1,36 @@
+"""Text to tokens and back."""
+
+from aiohttp import web
+
+from ..protocols.tokens import DetokenizeRequest, TokenizeRequest
+from .entry import Entry, json_response
+
+
+class TokenHandlers:
+    """Handlers of `/tokenize` and `/detokenize`."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def routes(self) -> list[web.RouteDef]:
+        """List what is handled here."""
+        return [
+            web.post("/tokenize", self.tokenize),
+            web.post("/detokenize", self.detokenize),
+        ]
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """`POST /tokenize`: the tokens of a text, or of a conversation with its beginning."""
+        caller, service = self._entry.caller(request), self._entry.loaded()
+        body = await self._entry.body(request, TokenizeRequest)
+        self._entry.check_model(body.model)
+        tokens = await service.tokenize(body, caller)
+        length = {"max_model_len": service.context_length}
+        return json_response({"count": len(tokens), **length, "tokens": tokens})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """`POST /detokenize`: what tokens write, special ones by their names."""
+        caller, service = self._entry.caller(request), self._entry.loaded()
+        body = await self._entry.body(request, DetokenizeRequest)
+        self._entry.check_model(body.model)
+        return json_response({"prompt": await service.detokenize(body, caller)})

@@ -1,0 +1,155 @@
+"""openapi.yaml says what the daemon does: its routes, its fields, and its answers."""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from umbel.daemon.app import application
+from umbel.daemon.config import Settings
+from umbel.daemon.handlers.entry import Entry
+from umbel.daemon.pin_requests import PinRequest
+from umbel.daemon.protocols.chat import ChatMessage, ChatRequest
+from umbel.daemon.protocols.completions import CompletionRequest
+from umbel.daemon.protocols.openai_fields import StructuredOutputs
+from umbel.daemon.protocols.tokens import DetokenizeRequest, TokenizeRequest
+from umbel.daemon.status import MemoryStatus, ModelStatus, Status
+
+from ..tiny import tiny_model_dir
+from .running import RunningDaemon, running
+
+PAGE = Path(__file__).parents[2] / "daemon" / "openapi.yaml"
+BODIES: tuple[type[msgspec.Struct], ...] = (
+    *(ChatRequest, ChatMessage, CompletionRequest, StructuredOutputs),
+    *(TokenizeRequest, DetokenizeRequest, PinRequest, Status),
+)
+# Answers of random requests come to their end soon.
+CONTEXT = 96
+SECONDS = 60
+SEED = 20261122
+
+
+def described() -> dict[str, Any]:
+    """Read the description."""
+    return msgspec.yaml.decode(PAGE.read_bytes(), type=dict[str, Any])
+
+
+def properties(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """List what a schema names, with what it is put together from."""
+    found = dict(schema.get("properties", {}))
+    for part in schema.get("allOf", []):
+        whole = schemas[part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+        found |= properties(whole, schemas)
+    return found
+
+
+def test_every_route_is_described_and_no_other() -> None:
+    """Routes of the application are the paths of the description, method by method."""
+    served = {
+        (route.method, re.sub(r":[^}]*", "", route.resource.canonical))
+        for route in application(Entry(Settings())).router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    told = {(m.upper(), path) for path, item in described()["paths"].items() for m in item}
+    assert told == served
+
+
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
+def test_every_field_is_described_and_no_other(kind: type[msgspec.Struct]) -> None:
+    """The schema of a body, or of an answer, names the fields of its struct."""
+    schemas = described()["components"]["schemas"]
+    told = properties(schemas[kind.__name__], schemas)
+    assert sorted(told) == sorted(kind.__struct_encode_fields__)
+
+
+def test_parts_of_the_status_are_described() -> None:
+    """The same for the structs within the status."""
+    parts = described()["components"]["schemas"]["Status"]["properties"]
+    for name, kind in (("model", ModelStatus), ("memory", MemoryStatus)):
+        assert sorted(parts[name]["properties"]) == sorted(kind.__struct_encode_fields__)
+
+
+def test_bounds_are_those_of_the_fields() -> None:
+    """Where a number has bounds, the description has the same ones."""
+    schemas = described()["components"]["schemas"]
+    keys = ("minimum", "maximum", "exclusiveMinimum", "maxLength", "maxItems", "maxProperties")
+    compared = 0
+    for kind in (ChatRequest, CompletionRequest, PinRequest):
+        own = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+        told = properties(schemas[kind.__name__], schemas)
+        for name, schema in own.items():
+            for part in schema.get("anyOf", [schema]):
+                bounds = {key: part[key] for key in keys if key in part}
+                if bounds and part["type"] in ("integer", "number", "object"):
+                    compared += 1
+                    assert bounds.items() <= told[name].items(), name
+    assert compared > 10
+
+
+def test_references_lead_somewhere() -> None:
+    """Every reference names a component, and every component is used."""
+    page = described()
+    named = set(re.findall(r'\$ref: "#/components/(\w+/\w+)"', PAGE.read_text()))
+    there = {
+        f"{kind}/{name}"
+        for kind, parts in page["components"].items()
+        if kind != "securitySchemes"
+        for name in parts
+    }
+    assert named == there
+
+
+@pytest.fixture
+def small_daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
+    """A daemon whose answers are short, on TCP."""
+    model = tiny_model_dir(tmp_path / "tiny", max_position_embeddings=CONTEXT)
+    with (
+        tempfile.TemporaryDirectory(prefix="u") as folder,
+        running(Path(folder), model, "--port", "0") as daemon,
+    ):
+        yield daemon
+
+
+def narrowed(page: dict[str, Any]) -> dict[str, Any]:
+    """Leave one model to ask for, one way to ask for structure, and what is not refused anyway.
+
+    Most requests would end there.
+    """
+    page["components"]["schemas"]["ChatMessage"]["properties"]["role"]["enum"].remove("tool")
+    for schema in page["components"]["schemas"].values():
+        for part in (schema, *schema.get("allOf", [])):
+            fields = part.get("properties", {})
+            for name, field in list(fields.items()):
+                if "Refused" in field.get("description", "") or name.startswith("guided_"):
+                    del fields[name]
+            if "model" in fields and "state" not in fields:
+                fields["model"] = {"enum": [None, "default", "tiny", ""]}
+    return page
+
+
+@pytest.mark.slow
+def test_random_requests(small_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """Whatever is sent, no answer is a 5xx, and none contradicts the description."""
+    page = tmp_path / "openapi.json"
+    page.write_bytes(msgspec.json.encode(narrowed(described())))
+    checks = (
+        "not_a_server_error,status_code_conformance,content_type_conformance,"
+        "response_headers_conformance,response_schema_conformance,negative_data_rejection,"
+        "unsupported_method,use_after_free"
+    )
+    command = [
+        *(str(Path(sys.executable).with_name("schemathesis")), "run", str(page)),
+        *("--url", f"http://127.0.0.1:{small_daemon.tcp_port()}", "--checks", checks),
+        *("--phases", "examples,coverage,fuzzing", "--max-examples", "40"),
+        *("--seed", str(SEED), "--max-time", str(SECONDS), "--request-timeout", "60"),
+        *("--suppress-health-check", "all", "--warnings", "off", "--continue-on-failure"),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert small_daemon.process.poll() is None
