@@ -18,6 +18,8 @@ MESSAGE = {"role": "user", "content": "hello"}
 GOOD = {"messages": [MESSAGE], "max_tokens": 2, "temperature": 0}
 DOC = Path(__file__).parents[2] / "docs" / "behaviour.md"
 PART = {"type": "text", "text": "x"}
+CALL = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f"}}]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "4"}
 HUGE = 64 * 1024 * 1024 + 1
 
 Send = Callable[[RunningDaemon], Reply]
@@ -49,6 +51,11 @@ def chat(**fields: Any) -> Send:
 def text(**fields: Any) -> Send:
     """Send a text completion."""
     return lambda daemon: daemon.post({"prompt": "hello", "max_tokens": 2, **fields}, TEXT)
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    """Define a tool."""
+    return {"type": "function", "function": {"name": name, **more}}
 
 
 def raw(body: bytes) -> Send:
@@ -105,11 +112,22 @@ CASES: dict[str, Send] = {
     "an image": chat(
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     ),
+    "a part that is no text": chat(
+        messages=[{"role": "user", "content": [{"type": "text", "text": 5}]}]
+    ),
+    "a call in the old way": chat(
+        messages=[{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]
+    ),
+    "a tool result without a call": chat(messages=[RESULT]),
+    "a tool result before its call": chat(messages=[RESULT, CALL]),
     "an unknown model": chat(model="gpt-99"),
     "an empty prompt": text(prompt=""),
     "an empty list of tokens": text(prompt=[]),
     "a prompt token that does not exist": text(prompt=[1, 99999999]),
-    "two prompts in one request": text(prompt=["a", "b"]),
+    "129 prompts": text(prompt=["a"] * 129),
+    "17 prompts of 8 answers each": text(prompt=["a"] * 17, n=8),
+    "prompts that mix tokens and text": text(prompt=["a", 5]),
+    "an empty list among prompts": text(prompt=[[5], []]),
     "a prompt longer than the context": text(prompt=[5] * 9000),
     "max_tokens of 0": chat(max_tokens=0),
     "max_tokens below 0": chat(max_tokens=-5),
@@ -132,7 +150,9 @@ CASES: dict[str, Send] = {
     "a stop sequence of 10,000 characters": chat(stop="x" * 10_000),
     "an empty stop sequence": chat(stop=[""]),
     "17 stop sequences": chat(stop=[str(i) for i in range(17)]),
-    "n=2": chat(n=2),
+    "n=9": chat(n=9),
+    "n=0": text(n=0),
+    "a prompt_cache_key of 300 characters": chat(prompt_cache_key="k" * 300),
     "logprobs as a number": chat(logprobs=3),
     "top_logprobs without logprobs": chat(top_logprobs=3),
     "top_logprobs with logprobs=false": chat(logprobs=False, top_logprobs=0),
@@ -141,13 +161,44 @@ CASES: dict[str, Send] = {
     "logprobs as true in a text completion": text(logprobs=True),
     "logprobs over 5 in a text completion": text(logprobs=6),
     "logprobs below 0 in a text completion": text(logprobs=-1),
-    "tools": chat(tools=[{"type": "function", "function": {"name": "f"}}]),
+    "a tool without a name": chat(tools=[{"type": "function", "function": {}}]),
+    "a tool without a function": chat(tools=[{"type": "function"}]),
+    "a tool with a bad name": chat(tools=[tool("two words")]),
+    "two tools of one name": chat(tools=[tool("f"), tool("f")]),
+    "a tool of another type": chat(tools=[{"type": "web_search"}]),
+    "a tool whose parameters are no object": chat(tools=[tool("f", parameters=[])]),
+    "a tool choice that names no tool": chat(
+        tools=[tool("f")], tool_choice={"type": "function", "function": {"name": "g"}}
+    ),
+    "a tool choice of required without tools": chat(tool_choice="required"),
+    "a tool choice that is none": chat(tools=[tool("f")], tool_choice="perhaps"),
     "functions": chat(functions=[{"name": "f"}]),
-    "a JSON response_format": chat(response_format={"type": "json_object"}),
+    "a response_format of another type": chat(response_format={"type": "xml"}),
+    "a response_format without a schema": chat(response_format={"type": "json_schema"}),
+    "a response_format in a text completion": text(response_format={"type": "json_object"}),
+    "two things to match": chat(response_format={"type": "json_object"}, guided_regex="a"),
+    "an empty regex": text(guided_regex=""),
+    "no choice to match": text(guided_choice=[]),
+    "1,001 choices to match": text(structured_outputs={"choice": ["a"] * 1001}),
+    "a grammar to match": chat(structured_outputs={"grammar": "root ::= x"}),
+    "a guided_grammar": chat(guided_grammar="root ::= x"),
+    "a chat_template_kwargs that rendering sets": chat(chat_template_kwargs={"messages": []}),
+    "a chat_template_kwargs that is no name": chat(chat_template_kwargs={"a b": 1}),
+    "65 chat_template_kwargs": chat(chat_template_kwargs={f"a{i}": 1 for i in range(65)}),
+    "verbosity": chat(verbosity="high"),
+    "web_search_options": chat(web_search_options={}),
+    "audio": chat(audio={"voice": "x"}),
     "audio modalities": chat(modalities=["audio"]),
     "suffix": text(suffix="end"),
     "echo": text(echo=True),
     "best_of=3": text(best_of=3),
+    "use_beam_search": text(use_beam_search=True),
+    "min_tokens": chat(min_tokens=5),
+    "ignore_eos": chat(ignore_eos=True),
+    "stop_token_ids": chat(stop_token_ids=[5]),
+    "bad_words": chat(bad_words=["no"]),
+    "length_penalty": text(length_penalty=1.2),
+    "typical_p": chat(typical_p=0.5),
     "stream_options without stream": chat(stream_options={"include_usage": True}),
     "a conversation name of 300 characters": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Conversation": "c" * 300}
@@ -155,6 +206,7 @@ CASES: dict[str, Send] = {
     "a conversation name that is not text": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Conversation": "caf\xe9"}
     ),
+    "a conversation in the body of 300 characters": chat(conversation={"id": "c" * 300}),
     "a compressed body": lambda daemon: daemon.request(
         "POST", CHAT, gzip.compress(msgspec.json.encode(GOOD)), {"Content-Encoding": "gzip"}
     ),
@@ -254,7 +306,8 @@ def test_bad_fields_are_named(tiny_daemon: RunningDaemon) -> None:
         "top_k=1000000": "top_k",
         "logit_bias over 100": "logit_bias[...]",
         "an unknown model": "model",
-        "tools": "tools",
+        "a tool of another type": "tools[0] of type 'web_search'",
+        "two tools of one name": "tools[1]",
         "top_logprobs without logprobs": "top_logprobs",
         "top_logprobs over 20": "top_logprobs",
         "logprobs over 5 in a text completion": "logprobs",
@@ -276,6 +329,26 @@ def test_unknown_fields_are_accepted(tiny_daemon: RunningDaemon) -> None:
     """SDKs add fields of their own; those that do not change the answer are ignored."""
     extra = {"metadata": {"a": "b"}, "user": "u", "store": False, "service_tier": "auto"}
     assert tiny_daemon.post(GOOD | extra).status == 200
+
+
+def test_neutral_values_are_served(tiny_daemon: RunningDaemon) -> None:
+    """A field that is refused may say what holds anyway."""
+    neutral = {
+        "best_of": 1,
+        "use_beam_search": False,
+        "min_tokens": 0,
+        "ignore_eos": False,
+        "stop_token_ids": [],
+        "bad_words": [],
+        "length_penalty": 1.0,
+        "typical_p": 1,
+        "modalities": ["text"],
+        "verbosity": "medium",
+        "functions": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+    }
+    assert tiny_daemon.post(GOOD | neutral).status == 200
 
 
 def test_extreme_numbers_are_served(tiny_daemon: RunningDaemon) -> None:
