@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from umbel.daemon.app import application
 from umbel.daemon.cli import app as cli
-from umbel.daemon.config import ENV_PREFIX, Settings
+from umbel.daemon.config import ENV_PREFIX, Settings, file_key
 from umbel.daemon.generation import Generation
 from umbel.daemon.handlers.entry import Entry
 from umbel.daemon.metrics import Metrics
@@ -30,6 +30,8 @@ from umbel.daemon.protocols import (
     messages_reader,
     messages_tools,
     openai_fields,
+    tokens,
+    tools,
 )
 from umbel.scheduler.errors import DeadlineExceededError
 from umbel.scheduler.handoff import Handoff
@@ -79,7 +81,7 @@ def test_settings_page_is_generated() -> None:
 def test_settings_page_has_every_setting() -> None:
     """Each setting stands there as key and as environment variable."""
     keys = Settings.__struct_fields__
-    names = [*keys, *(ENV_PREFIX + key.upper() for key in keys)]
+    names = [*map(file_key, keys), *(ENV_PREFIX + key.upper() for key in keys)]
     assert _not_in("settings.md", names) == []
 
 
@@ -121,7 +123,7 @@ def _body_fields() -> dict[str, Any]:
     structs = [
         kind
         for module in (
-            *(chat, completions, openai_fields),
+            *(chat, completions, openai_fields, tokens, tools),
             *(messages, messages_blocks, messages_reader, messages_tools),
         )
         for kind in vars(module).values()
