@@ -136,6 +136,10 @@ class Generation:
             deltas += self.reader.flush()
         return deltas
 
+    def cancel(self) -> None:
+        """End the answer; what has come of it stays."""
+        self._handoff.cancel(self.request.id)
+
     def fail(self, error: Exception) -> None:
         """Note that the answer ended with an error."""
         self.finish_reason, self._error = FinishReason.ERROR, error

@@ -3,10 +3,13 @@
 import asyncio
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from .answer_reader import Delta
 from .generation import Generation, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 class ChoiceDeltas(NamedTuple):
@@ -32,10 +35,13 @@ class Generations:
 
     Attributes:
         answers: by the number of their choice.
+        at_end: what is done once when all have ended, before anybody hears of it.
     """
 
     def __init__(self, answers: list[Generation], n: int = 1) -> None:
         self.answers = answers
+        self.at_end: Callable[[], Awaitable[None]] | None = None
+        self._ending: asyncio.Future[None] | None = None
         self._n = n
         self._stack = AsyncExitStack()
         self._tasks: dict[asyncio.Task[list[Delta] | None], int] = {}
@@ -71,6 +77,7 @@ class Generations:
             RequestError: one of them ended with an error.
         """
         if not self._left:
+            await self._end()
             return None
         if len(self.answers) == 1:
             return self._noted(0, await self.answers[0].next())
@@ -84,6 +91,12 @@ class Generations:
         if noted.deltas is not None:
             self._await_more(choice)
         return noted
+
+    async def _end(self) -> None:
+        if self._ending is None and self.at_end is not None:
+            self._ending = asyncio.ensure_future(self.at_end())
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
 
     def _await_more(self, choice: int) -> None:
         self._tasks[asyncio.ensure_future(self.answers[choice].next())] = choice
@@ -108,6 +121,11 @@ class Generations:
             sum(usage.completion_tokens for usage in every),
             sum(usage.reasoning_tokens for usage in every),
         )
+
+    def cancel(self) -> None:
+        """End all answers; what has come of them stays."""
+        for generation in self.answers:
+            generation.cancel()
 
     def fail(self, error: Exception) -> None:
         """Note that the answers ended with an error."""
