@@ -17,6 +17,7 @@ from .handlers.info import InfoHandlers
 from .handlers.messages import MessagesHandlers
 from .handlers.models import ModelHandlers
 from .handlers.openai import OpenAIHandlers
+from .handlers.responses import ResponsesHandlers
 from .handlers.tokens import TokenHandlers
 from .protocols.errors import error_response
 from .quoting import shorten
@@ -25,6 +26,7 @@ log = structlog.get_logger()
 
 _HANDLERS = (
     OpenAIHandlers,
+    ResponsesHandlers,
     MessagesHandlers,
     ModelHandlers,
     TokenHandlers,

@@ -115,6 +115,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SIZE_PATTERN)],
         Meta(description="Bytes that request bodies and waiting prompts may take; then 503."),
     ] = "256MiB"
+    responses_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | Annotated[str, Meta(pattern=SIZE_PATTERN)],
+        Meta(description="Bytes that stored responses may take, on disk or else in memory."),
+    ] = "128MiB"
     header_timeout: Annotated[
         float, Meta(gt=0, description="Time a client may take to send its request's headers.")
     ] = 30.0
@@ -170,6 +174,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def body_budget(self) -> int:
         """Bytes that request bodies in flight may take, and the prompts made of them."""
         return parse_size(self.body_bytes)
+
+    @property
+    def responses_budget(self) -> int:
+        """Bytes that stored responses may take."""
+        return parse_size(self.responses_bytes)
 
     @property
     def tcp(self) -> tuple[str, int] | None:

@@ -1,10 +1,10 @@
 """Bodies decoded and checked, large ones part by part: a single call holds up all threads."""
 
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from .failures import APIError
 from .quoting import shorten
@@ -62,6 +62,17 @@ def decode_part(raw: Raw, kind: Any, place: str) -> Any:
     if len(memoryview(raw)) > MAX_PART:
         raise _too_large(place)
     return _decode(raw, kind, place)
+
+
+def decode_parts(raw: Raw, most: int, place: str) -> list[Raw]:
+    """Find the parts of a list, and decode none.
+
+    Raises:
+        APIError: 400, it is no list, or has more than `most` parts.
+    """
+    kind: Any = Annotated[list[Raw], Meta(max_length=most)]
+    parts: list[Raw] = _decode(raw, kind, place)
+    return parts
 
 
 def _decode(raw: bytes | bytearray | Raw, kind: type[Part], place: str) -> Part:

@@ -24,6 +24,8 @@ from .descriptors import most_connections, raise_limit
 from .errors import SocketError, StartError
 from .handlers.entry import Entry
 from .pressure import PressureWatch, find_source
+from .response_desk import ResponseDesk
+from .response_store import ResponseStore
 from .service import Service
 from .signals import StopSignals
 from .sockets import BACKLOG, UnixListener
@@ -120,6 +122,8 @@ class Daemon:
         await self._runner.cleanup()
         if self._entry.service is not None:
             self._entry.service.workers.close()
+        if self._entry.responses is not None:
+            await self._entry.responses.close()
         if self._assembly is not None:
             await self._save_state(self._assembly)
         loading = self._entry.service is None
@@ -207,6 +211,7 @@ class Daemon:
         self._watch = asyncio.create_task(self._pressure.run())
         self._handoff = handoff
         self._thread.attach(assembly.engine.step)
+        self._entry.responses = await self._open_responses(assembly)
         self._entry.service = Service(
             loaded,
             assembly,
@@ -225,6 +230,12 @@ class Daemon:
             batches=assembly.forward.batches,
             cache_bytes=assembly.governor.budget.nbytes,
         )
+
+    async def _open_responses(self, assembly: Assembly) -> ResponseDesk:
+        """Open what is stored of responses: beside the state on disk, or else in memory."""
+        folder = None if assembly.disk is None else assembly.disk.folder
+        budget = self._settings.responses_budget
+        return ResponseDesk(await asyncio.to_thread(ResponseStore, folder, budget))
 
     async def _drain(self, handoff: Handoff) -> None:
         hurry = asyncio.ensure_future(self._hurry.wait())

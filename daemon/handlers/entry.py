@@ -18,6 +18,7 @@ from ..failures import APIError
 from ..generations import Generations
 from ..protocols.answers import AnswerEncoder
 from ..quoting import quote
+from ..response_desk import ResponseDesk
 from ..service import Caller, Service, still_loading
 from ..status import Status, status
 from ..streaming import EventStream
@@ -29,6 +30,7 @@ class Entry:
 
     Attributes:
         service: None until the model is loaded.
+        responses: those that are stored; None until the model is loaded.
         stopping: the daemon takes no further requests.
         bodies: the budget of what is read.
         cross_origin: which web pages may use the daemon.
@@ -36,6 +38,7 @@ class Entry:
 
     def __init__(self, settings: Settings) -> None:
         self.service: Service | None = None
+        self.responses: ResponseDesk | None = None
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
         self.cross_origin = CrossOrigin(settings.cors_origins)
@@ -65,6 +68,16 @@ class Entry:
         if self.service is None:
             raise still_loading()
         return self.service
+
+    def stored(self) -> ResponseDesk:
+        """Return the desk of stored responses.
+
+        Raises:
+            UnavailableError: the model is still loading.
+        """
+        if self.responses is None:
+            raise still_loading()
+        return self.responses
 
     def status(self) -> Status:
         """Say how the daemon is."""

@@ -62,15 +62,19 @@ def read_chat_tools(raws: Sequence[Raw], check: Check) -> list[Tool]:
     return checked(tools)
 
 
-def checked(tools: list[Tool]) -> list[Tool]:
+def checked(tools: list[Tool], places: Sequence[str] | None = None) -> list[Tool]:
     """Refuse names that are none, or are there twice.
+
+    Args:
+        tools: to check.
+        places: where each stands in the body, if that is not its place in the list.
 
     Raises:
         APIError: 400, naming the tool.
     """
     seen: set[str] = set()
     for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
+        place = places[index] if places else f"tools[{index}]"
         if not _NAME.fullmatch(tool.name):
             message = f"{place} is named {quote(tool.name)}; send 1 to 128 letters, digits or _.:/-"
             raise APIError(400, message, param=place)

@@ -1,0 +1,248 @@
+"""Items of a response's input, and how they become the messages of a conversation."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from ...models.text.conversation import Message, ToolCall
+from ..decoding import decode_part, decode_parts
+from ..failures import APIError
+from ..quoting import quote
+from ..workers import Check
+from .chat import MAX_PARTS, text_of
+from .generation_request import unsupported
+
+MAX_ITEMS = 10_000
+MAX_REFERRED = 16 * 1024 * 1024
+"""Bytes of stored items that one request may take up by their ids."""
+
+_Id = Annotated[str, Meta(min_length=1, max_length=256)]
+_Parts = Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)]
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+_PAST = "previous_response_id"
+
+FindItem = Callable[[str], bytes | None]
+"""Looks up the JSON of an item by its id."""
+
+
+class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One item of any kind: `type` says which of the fields it has."""
+
+    type: str | None = None
+    id: _Id | None = None
+    status: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | _Parts | None = None
+    call_id: _Id | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | _Parts | None = None
+    summary: _Parts | None = None
+    encrypted_content: str | None = None
+
+
+class ReadItems(msgspec.Struct):
+    """What was read.
+
+    Attributes:
+        messages: of the conversation.
+        kept: the JSON of each item, with type and id, as a store keeps it.
+    """
+
+    messages: list[Message]
+    kept: list[bytes]
+
+
+def new_id(prefix: str) -> str:
+    """Name something that is sent to a client."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def internal_name(name: str, namespace: str | None) -> str:
+    """Name a tool as the model knows it: names within a namespace are not its own."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def custom_arguments(text: str) -> str:
+    """Write the input of a custom tool as the arguments of the function that it is here."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def split_input(raw: Raw) -> list[Raw]:
+    """Split the input into its items; a text is a user's message.
+
+    Raises:
+        APIError: 400, it is neither, or has too many items; 413 for a text that is too large.
+    """
+    first = bytes(memoryview(raw)[:1])
+    if first == b"[":
+        return decode_parts(raw, MAX_ITEMS, "input")
+    text = decode_part(raw, str, "input") if first == b'"' else None
+    if text is None:
+        decode_part(raw, str | list[Any], "input")
+        raise APIError(400, "input is empty; send a text, or a list of items", param="input")
+    item = InputItem(type="message", role="user", content=[{"type": "input_text", "text": text}])
+    return [Raw(msgspec.json.encode(item))]
+
+
+def read_items(
+    past: Sequence[bytes], raws: Sequence[Raw], find: FindItem, check: Check
+) -> ReadItems:
+    """Read items to messages, one by one.
+
+    Args:
+        past: the items of the responses before, which were read once.
+        raws: the input's items.
+        find: looks up items that are referred to.
+        check: called between two items.
+
+    Raises:
+        APIError: 400 or 404, naming what is wrong.
+    """
+    if len(past) + len(raws) > MAX_ITEMS:
+        message = f"the input and what it goes on with have over {MAX_ITEMS} items; send fewer"
+        raise APIError(400, message, param="input")
+    messages = _Messages()
+    for body in past:
+        check()
+        messages.add(decode_part(Raw(body), InputItem, _PAST), _PAST)
+    kept, referred = [], 0
+    for index, raw in enumerate(raws):
+        check()
+        place = f"input[{index}]"
+        item = decode_part(raw, InputItem, place)
+        if item.type == "item_reference":
+            body = _find(item, find, place)
+            referred += len(body)
+            if referred > MAX_REFERRED:
+                message = f"{place}: the items referred to have over {MAX_REFERRED // 2**20} MiB"
+                raise APIError(400, message, param=place)
+            item = decode_part(Raw(body), InputItem, place)
+        messages.add(item, place)
+        kept.append(_kept(item))
+    return ReadItems(messages.messages, kept)
+
+
+def _find(item: InputItem, find: FindItem, place: str) -> bytes:
+    body = find(item.id) if item.id else None
+    if body is None:
+        message = f"{place} refers to an item {quote(item.id)} that is not stored; send the item"
+        raise APIError(404, message, code="item_not_found", param=place)
+    return body
+
+
+def _kept(item: InputItem) -> bytes:
+    """Write an item as it is listed later; texts are written out as parts."""
+    item.type = item.type or "message"
+    item.id = item.id or new_id(_PREFIXES[item.type])
+    if item.type == "message" and isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        more: dict[str, Any] = {"annotations": []} if item.role == "assistant" else {}
+        item.content = [{"type": kind, "text": item.content, **more}]
+    return msgspec.json.encode(item)
+
+
+class _Messages:
+    """Builds messages. What an answer consists of, one item each, becomes one message again."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._turn: Message | None = None
+        self._text_is_last = False
+        self._called: dict[str, str] = {}
+
+    def add(self, item: InputItem, place: str) -> None:
+        """Take the next item.
+
+        Raises:
+            APIError: 400, naming what it lacks.
+        """
+        match item.type or "message":
+            case "message":
+                self._message(item, place)
+            case "reasoning":
+                self._assistant().reasoning += _reasoning_of(item, place)
+                self._text_is_last = False
+            case "function_call":
+                self._call(item, _needed(item, "arguments", place), place)
+            case "custom_tool_call":
+                self._call(item, custom_arguments(_needed(item, "input", place)), place)
+            case "function_call_output" | "custom_tool_call_output":
+                self._output(item, place)
+            case _:
+                raise unsupported(f"{place} of type {quote(item.type)}", "leave it out")
+
+    def _message(self, item: InputItem, place: str) -> None:
+        role = _needed(item, "role", place)
+        text = text_of(place, item.content)
+        if role != "assistant":
+            self._turn = None
+            # Templates know "system"; "developer" is OpenAI's newer name for the same voice.
+            known: Literal["system", "user"] = "user" if role == "user" else "system"
+            self.messages.append(Message(role=known, content=text))
+            return
+        if self._text_is_last:  # two texts in a row are two answers
+            self._turn = None
+        self._assistant().content += text
+        self._text_is_last = True
+
+    def _assistant(self) -> Message:
+        """Return the answer that is being put together."""
+        if self._turn is None:
+            self._turn = Message(role="assistant", tool_calls=[])
+            self.messages.append(self._turn)
+            self._text_is_last = False
+        return self._turn
+
+    def _call(self, item: InputItem, arguments: str, place: str) -> None:
+        call_id = _needed(item, "call_id", place)
+        name = internal_name(_needed(item, "name", place), item.namespace)
+        call = ToolCall(id=call_id, name=name, arguments=arguments)
+        self._assistant().tool_calls.append(call)
+        self._text_is_last = False
+        self._called[call_id] = name
+
+    def _output(self, item: InputItem, place: str) -> None:
+        call_id = _needed(item, "call_id", place)
+        if call_id not in self._called:
+            message = (
+                f"{place} is the output of a call {quote(call_id)} that no item before it asks "
+                "for; send the item with that call too, or previous_response_id"
+            )
+            raise APIError(400, message, param=f"{place}.call_id")
+        self._turn = None
+        text = text_of(place, item.output)
+        name = self._called[call_id]
+        self.messages.append(Message(role="tool", content=text, tool_call_id=call_id, name=name))
+
+
+def _needed(item: InputItem, field: str, place: str) -> str:
+    value = getattr(item, field)
+    if value is None:
+        message = f"{place} of type {quote(item.type or 'message')} needs {field}"
+        raise APIError(400, message, param=f"{place}.{field}")
+    return str(value)
+
+
+def _reasoning_of(item: InputItem, place: str) -> str:
+    """Read what was thought: the reasoning itself, or else what a client kept of it."""
+    content = item.content or item.summary or []
+    if isinstance(content, str):
+        return content
+    texts = [part.get("text") for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise APIError(400, f"{place} has reasoning that is no text", param=f"{place}.content")
+    return "".join(str(text) for text in texts)

@@ -1,0 +1,194 @@
+"""Tools of a response: functions, namespaces of them, and custom ones that take a text."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import structlog
+from msgspec import Meta, Raw
+
+from ...models.text.conversation import Tool, ToolChoice
+from ..decoding import decode_part
+from ..failures import APIError
+from ..quoting import quote
+from ..workers import Check
+from .generation_request import unsupported
+from .response_items import internal_name
+from .tools import MAX_TOOLS, Function, checked, choose, read_choice
+
+log = structlog.get_logger()
+
+# Run by OpenAI, or trained into its models: nobody here could call them.
+_HOSTED = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "programmatic_tool_calling",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_preview",
+    }
+)
+_CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+class CalledTool(NamedTuple):
+    """How a client knows a tool.
+
+    Attributes:
+        name: within its namespace, if it has one.
+        namespace: that.
+        custom: whether it takes a text in place of arguments.
+    """
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+class ResponseTools(NamedTuple):
+    """The tools of one request.
+
+    Attributes:
+        tools: as the model is told of them.
+        called: by the names that the model knows.
+        shown: the JSON of those that it is told of, as the client sent them.
+    """
+
+    tools: list[Tool]
+    called: dict[str, CalledTool]
+    shown: list[Raw]
+
+
+class _ResponseTool(msgspec.Struct):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: Annotated[list[Raw], Meta(max_length=MAX_TOOLS)] | None = None
+
+
+class _Found(NamedTuple):
+    tool: Tool
+    called: CalledTool
+    place: str
+
+
+def read_response_tools(raws: Sequence[Raw], check: Check) -> ResponseTools:
+    """Read tools, one by one. Hosted ones are left out, and the log says so.
+
+    Raises:
+        APIError: 400 for a tool of an unknown kind, and for what `checked` refuses.
+    """
+    found: list[_Found] = []
+    shown, dropped = [], set()
+    for index, raw in enumerate(raws):
+        check()
+        place = f"tools[{index}]"
+        tool = decode_part(raw, _ResponseTool, place)
+        if _is_hosted(tool.type):
+            dropped.add(tool.type)
+            continue
+        found += _read(tool, place, check)
+        shown.append(Raw(bytes(raw)))  # what was decoded is a view of the whole body
+        if len(found) > MAX_TOOLS:
+            raise APIError(400, f"there are over {MAX_TOOLS} tools; send fewer", param="tools")
+    if dropped:
+        log.info("hosted tools left out", types=",".join(sorted(dropped)))
+    tools = checked([one.tool for one in found], [one.place for one in found])
+    return ResponseTools(tools, {one.tool.name: one.called for one in found}, shown)
+
+
+def read_response_choice(
+    choice: str | dict[str, Any] | None, tools: ResponseTools, *, parallel: bool | None
+) -> tuple[list[Tool], ToolChoice]:
+    """Read which tools may be called.
+
+    Returns:
+        Those that the model is told of, and the choice among them.
+
+    Raises:
+        APIError: 400 for what is no choice, or names no tool.
+    """
+    several = parallel is not False
+    match choice:
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
+            kept = _allowed(allowed, tools)
+            return kept, choose(mode, None, kept, parallel=several)
+        case {"type": "custom" | "function", "name": str(name), **rest}:
+            named = internal_name(name, _namespace(rest))
+            return tools.tools, choose("required", named, tools.tools, parallel=several)
+        case _:
+            return tools.tools, read_choice(choice, tools.tools, parallel=parallel)
+
+
+def _allowed(allowed: list[Any], tools: ResponseTools) -> list[Tool]:
+    names = set()
+    for entry in allowed[: MAX_TOOLS + 1]:
+        name = entry.get("name") if isinstance(entry, dict) else None
+        known = isinstance(name, str) and internal_name(name, _namespace(entry)) in tools.called
+        if not known:
+            kind = entry.get("type") if isinstance(entry, dict) else entry
+            message = (
+                f"tool_choice allows {quote(name if isinstance(name, str) else kind)}, but tools "
+                "does not have it; send names of functions that it has"
+            )
+            raise APIError(400, message, param="tool_choice")
+        names.add(internal_name(entry["name"], _namespace(entry)))
+    return [tool for tool in tools.tools if tool.name in names]
+
+
+def _namespace(choice: Mapping[Any, Any]) -> str | None:
+    namespace = choice.get("namespace")
+    return namespace if isinstance(namespace, str) else None
+
+
+def _is_hosted(kind: str) -> bool:
+    # Versions of one tool end in their date.
+    return kind in _HOSTED or kind.startswith(("web_search_", "code_interpreter_"))
+
+
+def _read(tool: _ResponseTool, place: str, check: Check) -> list[_Found]:
+    if tool.type != "namespace":
+        return [_one(tool, place, None)]
+    if not tool.name:
+        raise APIError(400, f"{place} is a namespace without a name", param=f"{place}.name")
+    found = []
+    for index, raw in enumerate(tool.tools or []):
+        check()
+        inner = f"{place}.tools[{index}]"
+        found.append(_one(decode_part(raw, _ResponseTool, inner), inner, tool.name))
+    return found
+
+
+def _one(tool: _ResponseTool, place: str, namespace: str | None) -> _Found:
+    if tool.type not in ("function", "custom"):
+        advice = "send functions, namespaces or custom tools"
+        raise unsupported(f"{place} of type {quote(tool.type)}", advice)
+    if tool.name is None:
+        raise APIError(400, f"{place} has no name", param=f"{place}.name")
+    custom = tool.type == "custom"
+    if custom and (tool.format or {}).get("type", "text") != "text":
+        raise unsupported(f"{place}.format", "send a function with a JSON schema, or no format")
+    function = Function(
+        name=internal_name(tool.name, namespace),
+        description=tool.description,
+        parameters=_CUSTOM_PARAMETERS if custom else tool.parameters,
+        strict=tool.strict,
+    )
+    return _Found(function.tool(), CalledTool(tool.name, namespace, custom), place)
