@@ -25,7 +25,7 @@ BEGIN;
 CREATE TABLE responses (
     key INTEGER PRIMARY KEY, tenant TEXT NOT NULL, id TEXT NOT NULL, previous TEXT,
     conversation TEXT NOT NULL, status TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL,
-    input_bytes INTEGER NOT NULL, bytes INTEGER NOT NULL, body BLOB NOT NULL, UNIQUE (tenant, id)
+    bytes INTEGER NOT NULL, body BLOB NOT NULL, UNIQUE (tenant, id)
 );
 CREATE TABLE items (
     response INTEGER NOT NULL REFERENCES responses (key) ON DELETE CASCADE,
@@ -162,8 +162,6 @@ def _prepare(database: sqlite3.Connection) -> None:
     (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
-    # Nobody is making these any more.
-    database.execute("DELETE FROM responses WHERE status = 'in_progress'")
 
 
 @contextmanager

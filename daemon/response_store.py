@@ -36,11 +36,13 @@ class StoredResponse(NamedTuple):
     """A response as it is kept.
 
     Attributes:
-        status: as in its body.
+        id: of the response.
+        status: as in its body; not `in_progress`.
         body: the JSON of the response object, but for its output.
         output: its items.
     """
 
+    id: str
     status: str
     body: bytes
     output: list[StoredItem]
@@ -98,50 +100,31 @@ class ResponseStore:
         """Let go of the file."""
         self._database.close()
 
-    def begin(
+    def put(
         self,
         tenant: str,
-        response_id: str,
+        response: StoredResponse,
         *,
         previous: str | None,
         conversation: str,
-        body: bytes,
-        items: Sequence[StoredItem],
+        inputs: Sequence[StoredItem],
     ) -> None:
-        """Keep a response that has no answer yet, and its input."""
+        """Keep a response, under the name in which a next one goes on."""
+        named = tenant, response.id, previous, conversation, response.status
+        nbytes = _ROW_BYTES + len(response.body) + _size(inputs) + _size(response.output)
 
         def insert(database: sqlite3.Connection) -> None:
-            named = tenant, response_id, previous, conversation
-            now, taken = self._clock(), _ROW_BYTES + _size(items)
+            now = self._clock()
             key = database.execute(
                 "INSERT INTO responses (tenant, id, previous, conversation, status, created, used,"
-                " input_bytes, bytes, body) VALUES (?, ?, ?, ?, 'in_progress', ?, ?, ?, ?, ?)",
-                (*named, now, now, taken, taken + len(body), body),
+                " bytes, body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*named, now, now, nbytes, response.body),
             ).lastrowid
-            _insert(database, key, items, is_output=False)
+            _insert(database, key, inputs, is_output=False)
+            _insert(database, key, response.output, is_output=True)
             self._collect(database)
 
         self._database.write(insert)
-
-    def finish(
-        self, tenant: str, response_id: str, status: str, body: bytes, output: Sequence[StoredItem]
-    ) -> None:
-        """Keep what came of a response; nothing if it is not there any more."""
-
-        def update(database: sqlite3.Connection) -> None:
-            row = _find(database, "key", tenant, response_id, 0.0)
-            if row is None:
-                return
-            database.execute("DELETE FROM items WHERE response = ? AND is_output", row)
-            database.execute(
-                "UPDATE responses SET status = ?, body = ?, used = ?, bytes = input_bytes + ?"
-                " WHERE key = ?",
-                (status, body, self._clock(), len(body) + _size(output), *row),
-            )
-            _insert(database, row[0], output, is_output=True)
-            self._collect(database)
-
-        self._database.write(update)
 
     def delete(self, tenant: str, response_id: str) -> bool:
         """Forget a response; say whether it was there."""
@@ -163,7 +146,7 @@ class ResponseStore:
 
         def get(database: sqlite3.Connection) -> StoredResponse:
             key, status, body = self._row(database, "key, status, body", tenant, response_id)
-            return StoredResponse(status, body, _items(database, key, outputs=(1,)))
+            return StoredResponse(response_id, status, body, _items(database, key, outputs=(1,)))
 
         return self._database.read(get)
 

@@ -11,7 +11,7 @@ from .failures import APIError
 from .generations import Generations
 from .protocols.generation_request import GenerationBody, GenerationRequest
 from .protocols.response_answers import ResponseAnswers
-from .protocols.response_object import ResponseObject
+from .protocols.response_object import ResponseObject, Status
 from .protocols.response_output import Output
 from .protocols.responses import ReadResponse, ResponsesRequest
 from .quoting import quote
@@ -22,6 +22,7 @@ from .response_store import (
     PastTooLongError,
     ResponseStore,
     StoredItem,
+    StoredResponse,
     UnfinishedResponseError,
 )
 from .service import Caller
@@ -82,6 +83,8 @@ class ResponseTurn:
     Attributes:
         id: of the response.
         request: what the service is asked for.
+        items: of its input, if it is to be stored.
+        is_over: the answer has ended; the store has what is left of it.
     """
 
     def __init__(
@@ -100,92 +103,98 @@ class ResponseTurn:
         self._caller = caller
         self._model = model
         self._desk = desk
-        self._stores = body.store is not False
-        self._object: ResponseObject | None = None
-        self._output: Output | None = None
+        self.items: list[StoredItem] = []
+        self._object: tuple[ResponseObject, Output] | None = None
+        self._conversation = self.id
         self._answers: ResponseAnswers | None = None
         self._generations: Generations | None = None
+        self.is_over = False
         self._is_settled = False
-        self._is_discarded = False
 
     def answers(self, generations: Generations) -> ResponseAnswers:
         """Take the answer that is coming; it is stored before its end is told."""
-        if self._object is None or self._output is None:
-            raise RuntimeError("the body was not read")
+        object_, output = self._read_body()
+        self._answers = ResponseAnswers(object_, generations, output)
         self._generations = generations
-        self._answers = ResponseAnswers(self._object, generations, self._output)
         generations.at_end = self._store_at_end
         return self._answers
 
+    @property
+    def status(self) -> str:
+        """How far the response is."""
+        last = self._answers.last if self._answers else None
+        return "in_progress" if last is None else str(last["status"])
+
+    def now(self, status: Status = "in_progress") -> dict[str, Any]:
+        """The response object as it is now."""
+        if self._answers is not None and self._answers.last is not None:
+            return self._answers.last
+        object_, output = self._read_body()
+        usage = self._generations.usage if self._generations else None
+        return object_.make(status, output.items, usage)
+
     def cancel(self) -> dict[str, Any]:
-        """End the answer, and say what has come of it."""
-        if self._generations is None or self._object is None or self._output is None:
-            raise RuntimeError("there is no answer yet")
-        self._generations.cancel()
-        return self._object.make("cancelled", self._output.items, self._generations.usage)
+        """End the answer; return the object with what has come of it."""
+        if self._generations is not None:
+            self._generations.cancel()
+        return self.now("cancelled")
 
     def leave(self) -> None:
-        """See to it that what came of the answer is stored, if a client may know of it."""
-        if self._is_settled:
-            return
-        if self._answers is None or not self._body.stream:
-            self.discard()
-        else:
+        """Store what came of an answer that was cut off, if a client may know of it."""
+        if not self._is_settled and self._body.stream and self._answers is not None:
             self._store(self._answers.whole())
 
     def discard(self) -> None:
-        """Forget it: the client hears of an error, or of nothing, and not of a response."""
-        self._is_settled = self._is_discarded = True
-        if self._stores:
-            self._desk.submit(self._forget)
-
-    def _forget(self, store: ResponseStore) -> None:
-        store.delete(self._caller.tenant, self.id)
+        """Store nothing: the client hears of an error and not of a response, or deletes it."""
+        self._is_settled = True
 
     def _begin(self, read: ReadResponse) -> None:
-        """Note what the body says, and store its input. Called on a worker's thread."""
-        self._object = ResponseObject(self.id, self._model, self._body, read.tools.shown)
+        """Note what the body says. Called on a worker's thread."""
         logprobs = self._body.told_logprobs is not None
-        self._output = Output(read.tools.called, logprobs=logprobs)
-        if self._stores:
-            self._desk.store.begin(
-                self._caller.tenant,
-                self.id,
-                previous=self._body.previous_response_id,
-                conversation=self._caller.conversation or self.request.conversation_name or self.id,
-                body=msgspec.json.encode(self._object.make("in_progress")),
-                items=[_stored(item) for item in read.items],
-            )
-            if self._is_discarded:  # while it was written
-                self._forget(self._desk.store)
+        output = Output(read.tools.called, logprobs=logprobs)
+        self._object = ResponseObject(self.id, self._model, self._body, read.tools.shown), output
+        self._conversation = self._caller.conversation or self.request.conversation_name or self.id
+        if self._body.store is not False:
+            self.items = [_stored(item) for item in read.items]
+
+    def _read_body(self) -> tuple[ResponseObject, Output]:
+        if self._object is None:
+            raise RuntimeError("the body was not read")
+        return self._object
 
     async def _store_at_end(self) -> None:
-        if self._answers is not None and (storing := self._store(self._answers.whole())):
-            await asyncio.wrap_future(storing)
+        if not self._is_settled and self._answers is not None:
+            await asyncio.wrap_future(self._store(self._answers.whole()))
+        self.is_over = True
 
-    def _store(self, last: dict[str, Any]) -> Future[None] | None:
-        """Store a response as it stays."""
+    def _store(self, last: dict[str, Any]) -> Future[None]:
+        """Store a response as it stays, if it shall be."""
         self._is_settled = True
-        if not self._stores:
-            return None
-        tenant, response_id = self._caller.tenant, self.id
+        previous = self._body.previous_response_id
 
-        def finish(store: ResponseStore) -> None:
+        def put(store: ResponseStore) -> None:
+            if self._body.store is False:
+                return
             output = [StoredItem(item["id"], msgspec.json.encode(item)) for item in last["output"]]
             body = msgspec.json.encode({**last, "output": []})
-            store.finish(tenant, response_id, last["status"], body, output)
+            store.put(
+                self._caller.tenant,
+                StoredResponse(self.id, last["status"], body, output),
+                previous=previous,
+                conversation=self._conversation,
+                inputs=self.items,
+            )
 
-        return self._desk.submit(finish)
+        return self._desk.submit(put)
 
 
-async def find_past(body: ResponsesRequest, caller: Caller, desk: ResponseDesk) -> Past | None:
-    """Look up what a body goes on with; its bytes count with the body's.
+async def find_past(previous: str | None, caller: Caller, desk: ResponseDesk) -> Past | None:
+    """Look up what a response goes on with; its bytes count with the body's.
 
     Raises:
         APIError: 404 for a response that is not there; 400 for one that is of no use.
         UnavailableError: there is no room for it, or the disk cannot be read.
     """
-    previous = body.previous_response_id
     if previous is None:
         return None
     try:
@@ -195,14 +204,19 @@ async def find_past(body: ResponsesRequest, caller: Caller, desk: ResponseDesk) 
         code = "previous_response_not_found"
         raise APIError(404, message, code=code, param="previous_response_id") from error
     except UnfinishedResponseError as error:
-        message = f"the response {quote(previous)} is {error}; go on with one that is completed"
-        raise APIError(400, message, param="previous_response_id") from error
+        raise unfinished(previous, str(error)) from error
     except PastTooLongError as error:
         message = f"what came before {quote(previous)} is too long; begin anew, with less input"
         code = "context_length_exceeded"
         raise APIError(400, message, code=code, param="previous_response_id") from error
     caller.share.resize(caller.share.nbytes + past.nbytes)
     return past
+
+
+def unfinished(previous: str, status: str) -> APIError:
+    """Say that nothing can go on with a response, because of its status."""
+    message = f"the response {quote(previous)} is {status}; go on with one that is completed"
+    return APIError(400, message, param="previous_response_id")
 
 
 def _stored(body: bytes) -> StoredItem:

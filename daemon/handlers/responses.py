@@ -1,6 +1,7 @@
 """OpenAI's responses."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -12,9 +13,18 @@ from ..generations import Generations
 from ..protocols.response_answers import ResponseAnswers
 from ..protocols.responses import ResponsesRequest
 from ..quoting import quote
-from ..response_store import NoSuchResponseError, StoredItem, StoredResponse
-from ..response_turn import ResponseTurn, TurnBody, find_past
+from ..response_store import (
+    NoSuchResponseError,
+    Past,
+    ResponseStore,
+    StoredItem,
+    StoredResponse,
+)
+from ..response_turn import ResponseTurn, TurnBody, find_past, unfinished
+from ..service import Caller
 from .entry import Entry, json_response
+
+T = TypeVar("T")
 
 MAX_LISTED = 100
 _LISTED = 20
@@ -44,7 +54,7 @@ class ResponsesHandlers:
         service, desk = entry.loaded(), entry.stored()
         body = await entry.body(request, ResponsesRequest)
         entry.check_model(body.model)
-        past = await find_past(body, caller, desk)
+        past = await self._past(body, caller)
         turn = ResponseTurn(body, caller, past, service.model_name, desk)
         running = caller.tenant, turn.id
         try:
@@ -67,7 +77,7 @@ class ResponsesHandlers:
         service, desk = entry.loaded(), entry.stored()
         body = await entry.body(request, ResponsesRequest)
         entry.check_model(body.model)
-        past = await find_past(body, caller, desk)
+        past = await self._past(body, caller)
         turn = TurnBody(body=body, caller=caller, past=past, store=desk.store)
         tokens = await service.count_tokens(turn, caller)
         return json_response({"object": "response.input_tokens", "input_tokens": tokens})
@@ -77,42 +87,66 @@ class ResponsesHandlers:
         if request.query.get("stream", "false") != "false":
             message = "a stored response cannot be streamed; leave stream out"
             raise APIError(400, message, code="unsupported_parameter", param="stream")
-        return json_response(_object(await self._stored(request)))
+        if (turn := self._turn(request)) is not None:
+            return json_response(turn.now())
+        return json_response(_object(await self._look(request, ResponseStore.get)))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """`DELETE /v1/responses/{id}`."""
-        tenant, name = self._entry.caller(request).tenant, request.match_info["id"]
-        self._entry.loaded()
-        if not await self._entry.stored().look(lambda store: store.delete(tenant, name)):
-            raise _not_found(name)
+        """`DELETE /v1/responses/{id}`; of one that is being made, nothing is stored."""
+        turn = self._turn(request)
+        if turn is not None:
+            turn.discard()
+        elif not await self._look(request, ResponseStore.delete):
+            raise _not_found(request)
+        name = request.match_info["id"]
         return json_response({"id": name, "object": "response", "deleted": True})
 
     async def input_items(self, request: web.Request) -> web.Response:
         """`GET /v1/responses/{id}/input_items`."""
-        tenant, name = self._entry.caller(request).tenant, request.match_info["id"]
-        self._entry.loaded()
-        try:
-            items = await self._entry.stored().look(lambda store: store.input_items(tenant, name))
-        except NoSuchResponseError as error:
-            raise _not_found(name) from error
-        return json_response(_page(items, request))
+        turn = self._turn(request)
+        items = turn.items if turn else await self._look(request, ResponseStore.input_items)
+        return json_response(_page(items, request.query))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """`POST /v1/responses/{id}/cancel`: end one that is being made."""
-        tenant, name = self._entry.caller(request).tenant, request.match_info["id"]
-        if (turn := self._running.get((tenant, name))) is not None:
+        turn = self._turn(request)
+        if turn is not None and turn.status == "in_progress":
             return json_response(turn.cancel())
-        status = (await self._stored(request)).status
-        message = f"the response {quote(name)} is {status}; only a running one can be cancelled"
+        status = turn.status if turn else (await self._look(request, ResponseStore.get)).status
+        message = f"the response is {status}; only one that is being made can be cancelled"
         raise APIError(400, message)
 
-    async def _stored(self, request: web.Request) -> StoredResponse:
+    async def _past(self, body: ResponsesRequest, caller: Caller) -> Past | None:
+        """Look up what a body goes on with.
+
+        Raises:
+            APIError: 400 or 404, it is of no use, or not there.
+        """
+        previous = body.previous_response_id or ""
+        if (turn := self._made(caller.tenant, previous)) is not None:
+            raise unfinished(previous, turn.status)
+        return await find_past(body.previous_response_id, caller, self._entry.stored())
+
+    def _turn(self, request: web.Request) -> ResponseTurn | None:
+        """Find a response that is being made."""
+        return self._made(self._entry.caller(request).tenant, request.match_info["id"])
+
+    def _made(self, tenant: str, name: str) -> ResponseTurn | None:
+        turn = self._running.get((tenant, name))
+        return None if turn is None or turn.is_over else turn
+
+    async def _look(self, request: web.Request, find: Callable[[ResponseStore, str, str], T]) -> T:
+        """Ask the store for a response.
+
+        Raises:
+            APIError: 404, it is not there.
+        """
         tenant, name = self._entry.caller(request).tenant, request.match_info["id"]
         self._entry.loaded()
         try:
-            return await self._entry.stored().look(lambda store: store.get(tenant, name))
+            return await self._entry.stored().look(lambda store: find(store, tenant, name))
         except NoSuchResponseError as error:
-            raise _not_found(name) from error
+            raise _not_found(request) from error
 
     async def _whole(
         self, request: web.Request, generations: Generations, answers: ResponseAnswers
@@ -130,26 +164,26 @@ def _object(stored: StoredResponse) -> dict[str, Any]:
     return {**fields, "output": [Raw(item.body) for item in stored.output]}
 
 
-def _page(items: list[StoredItem], request: web.Request) -> dict[str, Any]:
+def _page(items: list[StoredItem], query: Mapping[str, str]) -> dict[str, Any]:
     """List some items, newest first unless asked otherwise.
 
     Raises:
         APIError: 400 for a limit, an order or an item that is none.
     """
-    limit, order = request.query.get("limit", str(_LISTED)), request.query.get("order", "desc")
-    if limit not in map(str, range(1, MAX_LISTED + 1)):
+    limit, order, after = (query.get(name) for name in ("limit", "order", "after"))
+    if limit is not None and limit not in map(str, range(1, MAX_LISTED + 1)):
         message = f"limit is {quote(limit)}; send 1 to {MAX_LISTED}"
         raise APIError(400, message, param="limit")
-    if order not in ("asc", "desc"):
+    if order not in (None, "asc", "desc"):
         raise APIError(400, f"order is {quote(order)}; send asc or desc", param="order")
     listed = items if order == "asc" else items[::-1]
-    if (after := request.query.get("after")) is not None:
+    if after is not None:
         places = [place for place, item in enumerate(listed) if item.id == after]
         if not places:
             message = f"after is {quote(after)}, which is no item of this response"
             raise APIError(400, message, param="after")
         listed = listed[places[0] + 1 :]
-    page = listed[: int(limit)]
+    page = listed[: int(limit or _LISTED)]
     return {
         "object": "list",
         "data": [Raw(item.body) for item in page],
@@ -159,5 +193,6 @@ def _page(items: list[StoredItem], request: web.Request) -> dict[str, Any]:
     }
 
 
-def _not_found(name: str) -> APIError:
-    return APIError(404, f"Response with id {quote(name)} not found.", code="response_not_found")
+def _not_found(request: web.Request) -> APIError:
+    message = f"Response with id {quote(request.match_info['id'])} not found."
+    return APIError(404, message, code="response_not_found")

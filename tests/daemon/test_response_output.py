@@ -1,0 +1,389 @@
+"""A response's items and events: balanced, in order, and what OpenAI's own types allow."""
+
+import asyncio
+import json
+from typing import Any, cast
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+from openai import omit
+from openai._models import construct_type_unchecked
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from umbel.daemon.answer_reader import Delta
+from umbel.daemon.failures import APIError
+from umbel.daemon.generation import Usage
+from umbel.daemon.generations import Generations
+from umbel.daemon.logprobs import TokenLogProb, Told, TopLogProb
+from umbel.daemon.protocols.response_answers import ResponseAnswers
+from umbel.daemon.protocols.response_object import ResponseObject
+from umbel.daemon.protocols.response_output import Output
+from umbel.daemon.protocols.response_tools import CalledTool
+from umbel.daemon.protocols.responses import ResponsesRequest
+from umbel.models.text.events import (
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from umbel.scheduler.request import FinishReason
+
+STRICT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+CALLED = {
+    "add": CalledTool("add"),
+    "agents__close": CalledTool("close", namespace="agents"),
+    "patch": CalledTool("patch", custom=True),
+}
+TOOLS = [
+    {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False},
+    {"type": "namespace", "name": "agents", "description": "d", "tools": []},
+    {"type": "custom", "name": "patch"},
+]
+
+
+class Ended:
+    """An answer that has ended, for a given reason."""
+
+    def __init__(self, reason: FinishReason | None) -> None:
+        self.finish_reason = reason
+
+
+class Answered:
+    """Answers as an encoder sees them."""
+
+    def __init__(self, reason: FinishReason | None) -> None:
+        self.answers = [Ended(reason)]
+        self.usage = Usage(10, 4, 6, 2)
+
+
+def encoder(
+    reason: FinishReason | None = FinishReason.STOP, *, logprobs: bool = False
+) -> ResponseAnswers:
+    """Make an encoder of an answer that ends for a reason."""
+    body = msgspec.json.decode(b'{"input": "hi", "max_output_tokens": 5}', type=ResponsesRequest)
+    shown = [Raw(msgspec.json.encode(tool)) for tool in TOOLS]
+    made = ResponseObject("resp_1", "tiny", body, shown)
+    answered = cast("Generations", Answered(reason))
+    return ResponseAnswers(made, answered, Output(CALLED, logprobs=logprobs))
+
+
+def read(stream: bytes) -> list[dict[str, Any]]:
+    """Read server-sent events; each is named as its type says."""
+    events = []
+    for block in stream.decode().split("\n\n"):
+        if block:
+            name, data = block.split("\n", 1)
+            event = json.loads(data.removeprefix("data: "))
+            assert name == f"event: {event['type']}"
+            events.append(event)
+    return events
+
+
+def streamed(
+    events: list[OutputEvent], reason: FinishReason = FinishReason.STOP
+) -> list[dict[str, Any]]:
+    """Encode a whole stream."""
+    answers = encoder(reason)
+    stream = answers.opening() + answers.began(0)
+    for event in events:
+        stream += answers.deltas(0, [Delta(event)])
+    return read(stream + answers.ended(0) + answers.closing())
+
+
+def call(number: int, name: str, *fragments: str) -> list[OutputEvent]:
+    """Call a tool."""
+    more = [ToolCallDelta(number, fragment) for fragment in fragments]
+    return [ToolCallStart(number, name, f"call_{number}"), *more, ToolCallEnd(number)]
+
+
+def types(events: list[dict[str, Any]]) -> list[str]:
+    """Name events shortly."""
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def test_every_kind_of_item() -> None:
+    """Reasoning, a text and three kinds of calls, event by event."""
+    events = streamed(
+        [
+            ReasoningDelta("hm"),
+            TextDelta("I ", 0),
+            TextDelta("add.", 2),
+            *call(0, "add", '{"a"', ":1}"),
+            *call(1, "agents__close", "{}"),
+            *call(2, "patch", '{"input": "diff', '\\n"}'),
+        ]
+    )
+    assert types(events) == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+        *("output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done"),
+        *("output_item.done", "completed"),
+    ]
+    reasoning, message, add, close, patch = events[-1]["response"]["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert message["content"] == [{"type": "output_text", "text": "I add.", "annotations": []}]
+    assert (add["call_id"], add["name"], add["arguments"]) == ("call_0", "add", '{"a":1}')
+    assert "namespace" not in add
+    assert (close["name"], close["namespace"], close["arguments"]) == ("close", "agents", "{}")
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", "diff\n")
+
+
+def test_the_answer_that_ends_for_its_length_is_incomplete() -> None:
+    """So is its last item, and only that."""
+    events = streamed([TextDelta("a", 0), *call(0, "add", '{"a"')[:-1]], FinishReason.LENGTH)
+    last = events[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["status"] == "incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
+
+
+@pytest.mark.parametrize("events", [[], [ReasoningDelta("hm")]])
+def test_an_answer_without_words_has_an_empty_text(events: list[OutputEvent]) -> None:
+    """A client that looks for a message finds one."""
+    last = streamed(events)[-1]["response"]
+    assert last["output"][-1]["content"] == [{"type": "output_text", "text": "", "annotations": []}]
+    assert last["status"] == "completed"
+    assert len(streamed(events, FinishReason.LENGTH)[-1]["response"]["output"]) == len(events)
+
+
+def test_a_failure_has_what_came_before_it() -> None:
+    """The error stands in the response; what was open is incomplete."""
+    answers = encoder(FinishReason.ERROR)
+    error = APIError(400, "too long", code="context_length_exceeded")
+    stream = (
+        answers.opening() + answers.deltas(0, [Delta(TextDelta("a", 0))]) + answers.failure(error)
+    )
+    last = read(stream)[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"] == {"code": "context_length_exceeded", "message": "too long"}
+    assert last["response"]["output"][0]["status"] == "incomplete"
+    assert last["response"]["output"][0]["content"][0]["text"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (429, "rate_limit_exceeded"),
+        (503, "rate_limit_exceeded"),
+        (500, "server_error"),
+        (504, "server_error"),
+        (400, "invalid_prompt"),
+    ],
+)
+def test_errors_have_codes_that_clients_know(status: int, code: str) -> None:
+    """There are few."""
+    (event,) = read(encoder(FinishReason.ERROR).failure(APIError(status, "words")))
+    assert event["response"]["error"] == {"code": code, "message": "words"}
+    STRICT.validate_python(event)
+
+
+def test_a_cancelled_answer_is_cancelled() -> None:
+    """The stream ends with an event that clients know; its status says more."""
+    last = streamed([TextDelta("a", 0)], FinishReason.CANCELLED)[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["status"] == "cancelled"
+    assert last["response"]["incomplete_details"] is None
+
+
+def test_keepalives_are_events_with_numbers() -> None:
+    """Codex does not count comments."""
+    answers = encoder()
+    events = read(answers.opening() + answers.keepalive() + answers.keepalive())
+    assert types(events) == ["created", "in_progress", "in_progress", "in_progress"]
+    assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
+
+
+def test_logprobs_come_with_their_text() -> None:
+    """With the bytes of a special token, which writes none, as an empty list."""
+    answers = encoder(logprobs=True)
+    likely = TopLogProb("<|end|>", -2.0, None)
+    told = [Told(0, TokenLogProb("a", -1.0, [97], [likely]))]
+    stream = (
+        answers.deltas(0, [Delta(TextDelta("a", 0), told)]) + answers.ended(0) + answers.closing()
+    )
+    events = read(stream)
+    expected = {
+        "token": "a",
+        "logprob": -1.0,
+        "bytes": [97],
+        "top_logprobs": [{"token": "<|end|>", "logprob": -2.0, "bytes": []}],
+    }
+    assert events[2]["logprobs"] == [expected]
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == [expected]
+    for event in events:
+        STRICT.validate_python(event)
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "no JSON", '"input"', '{"input": 1}', '{"input": "a", "b": 1}', '{"inp']
+)
+def test_a_custom_call_that_is_not_as_asked_for_is_kept(arguments: str) -> None:
+    """What the model wrote is the text then."""
+    fragments = [arguments] if arguments else []
+    last = streamed(call(0, "patch", *fragments))[-1]["response"]
+    assert last["output"][0]["input"] == arguments
+
+
+def test_a_tool_that_is_not_there_is_a_function() -> None:
+    """A model may call what it was never told of; the client says so."""
+    last = streamed(call(0, "unknown", "{}"))[-1]["response"]
+    assert last["output"][0]["name"] == "unknown"
+    assert last["output"][0]["type"] == "function_call"
+
+
+def test_the_object_has_all_that_the_sdk_wants() -> None:
+    """Also what its details need, and what was asked for."""
+    last = streamed([TextDelta("a", 0)])[-1]["response"]
+    response = Response.model_validate(last)
+    assert response.output_text == "a"
+    assert response.usage is not None
+    assert response.usage.input_tokens_details.cached_tokens == 4
+    assert response.usage.output_tokens_details.reasoning_tokens == 2
+    assert response.usage.total_tokens == 16
+    assert response.max_output_tokens == 5
+    assert len(response.tools) == 3
+
+
+TEXT = st.text('ab \n"\\é👩', min_size=1, max_size=4)
+
+
+@st.composite
+def answers_in_parts(draw: st.DrawFn) -> list[OutputEvent]:
+    """Draw an answer: any order of reasoning, text and calls."""
+    events: list[OutputEvent] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=8)):
+        if kind == "text":
+            events.append(TextDelta(draw(TEXT), 0))
+        elif kind == "reasoning":
+            events.append(ReasoningDelta(draw(TEXT)))
+        else:
+            fragments = draw(st.lists(TEXT, max_size=3))
+            events += call(calls, draw(st.sampled_from([*CALLED, "other"])), *fragments)
+            calls += 1
+    cut = draw(st.integers(0, 2))
+    return events[: len(events) - cut]
+
+
+@settings(max_examples=300, deadline=None)
+@given(answers_in_parts(), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+def test_any_answer_makes_a_stream_in_order(
+    events: list[OutputEvent], reason: FinishReason
+) -> None:
+    """Events are numbered, balanced and allowed; the response is what the deltas said."""
+    stream = streamed(events, reason)
+    assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
+    assert types(stream)[:2] == ["created", "in_progress"]
+    for event in stream:
+        STRICT.validate_python(event)
+    last = stream[-1]["response"]
+    assert _followed(stream[2:-1]) == last["output"]
+    said = [event.text for event in events if isinstance(event, TextDelta)]
+    texts = [i["content"][0]["text"] for i in last["output"] if i["type"] == "message"]
+    assert "".join(said) == "".join(texts)
+    called = [event.call for event in events if isinstance(event, ToolCallStart)]
+    assert len(called) == sum(item["type"].endswith("_call") for item in last["output"])
+
+
+def _followed(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Follow a stream as a strict client would; return the items that it tells of."""
+    items: list[dict[str, Any]] = []
+    open_item: dict[str, Any] | None = None
+    said = ""
+    part_open = False
+    for event in stream:
+        kind = event["type"].removeprefix("response.")
+        assert event["output_index"] == len(items)
+        if kind == "output_item.added":
+            assert open_item is None
+            open_item, said = event["item"], ""
+            continue
+        assert open_item is not None
+        if kind == "output_item.done":
+            assert not part_open
+            assert event["item"]["id"] == open_item["id"]
+            assert event["item"]["type"] == open_item["type"]
+            items.append(event["item"])
+            open_item = None
+            continue
+        assert event["item_id"] == open_item["id"]
+        if kind.startswith("content_part"):
+            assert part_open == kind.endswith("done")
+            part_open = not part_open
+            assert event["part"]["text"] == said
+        elif kind.endswith("delta"):
+            said += event["delta"]
+        else:
+            assert said in (event.get("text"), event.get("arguments"), event.get("input"))
+    assert open_item is None
+    return items
+
+
+@settings(max_examples=100, deadline=None)
+@given(answers_in_parts())
+def test_the_sdk_puts_any_answer_together(events: list[OutputEvent]) -> None:
+    """OpenAI's own accumulator ends with the response that was sent."""
+    state: ResponseStreamState[Any] = _state()
+    final = None
+    for event in streamed(events):
+        made = construct_type_unchecked(type_=cast("Any", ResponseStreamEvent), value=event)
+        for fired in state.handle_event(cast("ResponseStreamEvent", made)):
+            final = fired
+    assert final is not None
+    assert final.type == "response.completed"
+    assert len(final.response.output) == len(state._output_items)
+
+
+def _state() -> ResponseStreamState[Any]:
+    return ResponseStreamState(input_tools=omit, text_format=omit)
+
+
+def test_a_whole_answer_has_the_same_items() -> None:
+    """It takes the same deltas, and no event is written."""
+    deltas = [Delta(e) for e in [ReasoningDelta("r"), TextDelta("t", 0), *call(0, "add", "{}")]]
+    answers = encoder()
+    answers.take(deltas)
+    whole = answers.whole()
+    last = streamed([delta.event for delta in deltas])[-1]["response"]
+    assert _nameless(whole["output"]) == _nameless(last["output"])
+    assert answers.whole() is whole
+
+
+def _nameless(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in item.items() if key != "id"} for item in items]
+
+
+async def test_the_end_is_told_once_what_is_done_at_it_is_done() -> None:
+    """A cancelled wait does not cancel it, nor does it happen twice."""
+    done: list[str] = []
+    release = asyncio.Event()
+
+    async def at_end() -> None:
+        await release.wait()
+        done.append("stored")
+
+    generations = Generations([])
+    generations.at_end = at_end
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await generations.next()
+    release.set()
+    assert await generations.next() is None
+    assert await generations.next() is None
+    assert done == ["stored"]

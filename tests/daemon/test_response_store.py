@@ -1,0 +1,346 @@
+"""Stored responses: found by their tenant alone, within bytes and time, whatever the disk does."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umbel.daemon.response_database import FILE
+from umbel.daemon.response_store import (
+    LIFETIME,
+    MAX_CHAIN,
+    MAX_PAST,
+    NoSuchResponseError,
+    PastTooLongError,
+    ResponseStore,
+    StoredItem,
+    StoredResponse,
+    UnfinishedResponseError,
+)
+from umbel.scheduler.errors import UnavailableError
+
+ENOUGH = 1 << 30
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        """Tell the time, which goes on a little each time."""
+        self.now += 0.001
+        return self.now
+
+
+def item(name: str, size: int = 10) -> StoredItem:
+    """Make an item."""
+    return StoredItem(name, b'"' + name.encode().ljust(size, b".") + b'"')
+
+
+def put(
+    store: ResponseStore,
+    name: str,
+    *,
+    previous: str | None = None,
+    tenant: str = "a",
+    status: str = "completed",
+    size: int = 10,
+) -> None:
+    """Store a response with one item of input and one of output."""
+    store.put(
+        tenant,
+        StoredResponse(name, status, b"{}", [item(f"{name}-out")]),
+        previous=previous,
+        conversation=f"talk-{name}",
+        inputs=[item(f"{name}-in", size)],
+    )
+
+
+@contextmanager
+def opened(
+    folder: Path | None, budget: int = ENOUGH, clock: Clock | None = None
+) -> Iterator[ResponseStore]:
+    """Open a store and close it."""
+    store = ResponseStore(folder, budget, clock or Clock())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@pytest.fixture(params=["memory", "disk"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResponseStore]:
+    """A store of either kind."""
+    with opened(None if request.param == "memory" else tmp_path) as found:
+        yield found
+
+
+def is_there(store: ResponseStore, name: str, tenant: str = "a") -> bool:
+    """Whether a response is stored."""
+    try:
+        return store.get(tenant, name).id == name
+    except NoSuchResponseError:
+        return False
+
+
+def test_what_is_put_is_found(store: ResponseStore) -> None:
+    """A response, its input and its items."""
+    put(store, "r")
+    assert store.get("a", "r") == StoredResponse("r", "completed", b"{}", [item("r-out")])
+    assert store.input_items("a", "r") == [item("r-in")]
+    assert store.item("a", "r-in") == item("r-in").body
+    assert store.item("a", "r-out") == item("r-out").body
+    assert store.item("a", "nothing") is None
+
+
+def test_what_is_deleted_is_gone(store: ResponseStore) -> None:
+    """Its items too; and it can be deleted once."""
+    put(store, "r")
+    assert store.delete("a", "r") is True
+    assert store.delete("a", "r") is False
+    assert not is_there(store, "r")
+    assert store.item("a", "r-in") is None
+    assert store.total() == 0
+
+
+def test_the_past_is_the_chain_in_order(store: ResponseStore) -> None:
+    """Inputs and outputs, oldest first; the conversation is that of the last."""
+    put(store, "1")
+    put(store, "2", previous="1")
+    put(store, "other", previous="1")
+    put(store, "3", previous="2", status="incomplete")
+    past = store.past("a", "3")
+    names = ["1-in", "1-out", "2-in", "2-out", "3-in", "3-out"]
+    assert past.items == [item(name).body for name in names]
+    assert past.conversation == "talk-3"
+    assert past.nbytes == sum(map(len, past.items))
+
+
+def test_tenants_see_nothing_of_each_other(store: ResponseStore) -> None:
+    """Nothing of one tenant can be read, gone on with or deleted by another."""
+    put(store, "r", tenant="a")
+    put(store, "own", tenant="b", previous="r")
+    assert not is_there(store, "r", tenant="b")
+    assert store.item("b", "r-in") is None
+    assert store.delete("b", "r") is False
+    for name in ("r", "own"):
+        with pytest.raises(NoSuchResponseError):
+            store.past("b", name)
+    with pytest.raises(NoSuchResponseError):
+        store.input_items("b", "r")
+    assert is_there(store, "r")
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_nothing_goes_on_with_what_has_no_answer(store: ResponseStore, status: str) -> None:
+    """The status is said; the response itself can be read."""
+    put(store, "r", status=status)
+    with pytest.raises(UnfinishedResponseError, match=status):
+        store.past("a", "r")
+    assert store.get("a", "r").status == status
+
+
+def test_a_chain_has_a_bound(store: ResponseStore) -> None:
+    """In responses, and in bytes."""
+    for number in range(MAX_CHAIN + 1):
+        put(store, f"r{number}", previous=f"r{number - 1}" if number else None)
+    assert len(store.past("a", f"r{MAX_CHAIN - 1}").items) == 2 * MAX_CHAIN
+    with pytest.raises(PastTooLongError):
+        store.past("a", f"r{MAX_CHAIN}")
+    put(store, "large", size=MAX_PAST)
+    with pytest.raises(PastTooLongError):
+        store.past("a", "large")
+
+
+def test_a_chain_with_a_gap_is_not_there(store: ResponseStore) -> None:
+    """What a deleted response said is not gone on with."""
+    put(store, "1")
+    put(store, "2", previous="1")
+    store.delete("a", "1")
+    with pytest.raises(NoSuchResponseError):
+        store.past("a", "2")
+    assert is_there(store, "2")
+
+
+def test_what_is_old_is_gone(tmp_path: Path) -> None:
+    """Before it is collected, and also after."""
+    clock = Clock()
+    with opened(tmp_path, clock=clock) as store:
+        put(store, "r")
+        clock.now += LIFETIME - 1
+        assert is_there(store, "r")
+        clock.now += 2
+        assert not is_there(store, "r")
+        assert store.item("a", "r-in") is None
+        assert store.delete("a", "r") is False
+        put(store, "new")
+        size = store.total()
+    with opened(None, clock=clock) as other:
+        put(other, "new")
+        assert size == other.total()
+
+
+def test_the_budget_takes_what_was_used_longest_ago() -> None:
+    """Going on with a response counts as use, of all that came before it too."""
+    with opened(None, 11_000) as store:
+        for name in ("1", "2", "3"):
+            put(store, name, size=1500)
+        put(store, "4", previous="1", size=1500)
+        store.past("a", "4")
+        put(store, "5", size=1500)
+        assert [is_there(store, name) for name in "12345"] == [True, False, True, True, True]
+        assert store.total() <= 11_000
+
+
+def test_no_tenant_loses_anything_to_one_that_has_more() -> None:
+    """A flood of one tenant costs that tenant."""
+    with opened(None, 20_000) as store:
+        put(store, "small", tenant="b", size=500)
+        for number in range(50):
+            put(store, f"r{number}", size=2000)
+        assert is_there(store, "small", tenant="b")
+        assert is_there(store, "r49")
+        assert not is_there(store, "r40")
+        assert store.total() <= 20_000
+
+
+def test_more_than_the_budget_is_not_kept(store: ResponseStore) -> None:
+    """Nor is anything with a budget of 0."""
+    with opened(None, 5000) as small:
+        put(small, "r", size=6000)
+        assert not is_there(small, "r")
+        assert small.total() == 0
+    with opened(None, 0) as none:
+        put(none, "r")
+        assert not is_there(none, "r")
+    assert store.total() == 0
+
+
+def test_a_restart_finds_what_there_was(tmp_path: Path) -> None:
+    """Also with a smaller budget: then what fits of it."""
+    with opened(tmp_path) as store:
+        put(store, "1", size=3000)
+        put(store, "2", previous="1", size=3000)
+        before = store.past("a", "2")
+    with opened(tmp_path) as store:
+        assert store.past("a", "2") == before
+    with opened(tmp_path, 5000) as store:
+        assert store.total() <= 5000
+        assert is_there(store, "2")
+        assert not is_there(store, "1")
+
+
+def test_the_file_is_private(tmp_path: Path) -> None:
+    """Nobody else reads what was said, and a link is not followed."""
+    with opened(tmp_path) as store:
+        put(store, "r")
+        assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    linked, target = tmp_path / "linked", tmp_path / "target"
+    linked.mkdir()
+    target.write_bytes(b"")
+    (linked / FILE).symlink_to(target)
+    with opened(linked) as store:
+        put(store, "r")
+        assert is_there(store, "r")
+    assert target.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "damage", [b"no database at all" * 500, b"SQLite format 3\0" + b"x" * 9000]
+)
+def test_a_damaged_file_is_begun_anew(tmp_path: Path, damage: bytes) -> None:
+    """What was stored is lost, and the store goes on, on disk."""
+    (tmp_path / FILE).write_bytes(damage)
+    with opened(tmp_path) as store:
+        put(store, "r")
+        assert is_there(store, "r")
+    with opened(tmp_path) as store:
+        assert is_there(store, "r")
+
+
+def test_a_file_of_another_format_is_begun_anew(tmp_path: Path) -> None:
+    """A later version may have written it."""
+    database = sqlite3.connect(tmp_path / FILE)
+    database.executescript("CREATE TABLE t (a); PRAGMA user_version = 99;")
+    database.close()
+    with opened(tmp_path) as store:
+        put(store, "r")
+        assert is_there(store, "r")
+
+
+def test_a_file_damaged_while_it_is_open(tmp_path: Path) -> None:
+    """The first who notices begins it anew."""
+    with opened(tmp_path) as store:
+        for number in range(50):
+            put(store, f"r{number}", size=100_000)
+        assert is_there(store, "r0")
+    with opened(tmp_path) as store:
+        file = tmp_path / FILE
+        with file.open("r+b") as damaged:
+            damaged.write(b"x" * file.stat().st_size)
+        found = [is_there(store, f"r{number}") for number in range(50)]
+        assert not all(found)
+        put(store, "new")
+        assert is_there(store, "new")
+
+
+def test_a_folder_that_cannot_be_used_means_memory(tmp_path: Path) -> None:
+    """The daemon serves all the same."""
+    with opened(tmp_path / "nowhere") as store:
+        put(store, "r")
+        assert is_there(store, "r")
+
+
+def test_a_disk_that_fails_now(tmp_path: Path) -> None:
+    """What cannot be written is not stored; what cannot be read is a 503, and there later."""
+    with opened(tmp_path) as store:
+        put(store, "before")
+        real = store._database._database
+        store._database._database = Failing()  # type: ignore[assignment]
+        put(store, "lost")
+        with pytest.raises(UnavailableError, match="try again later"):
+            store.get("a", "before")
+        store._database._database = real
+        assert is_there(store, "before")
+        assert not is_there(store, "lost")
+
+
+class Failing:
+    """A connection whose disk is full, or gone."""
+
+    def execute(self, _statement: str) -> None:
+        """Fail as SQLite does."""
+        raise sqlite3.OperationalError("disk I/O error")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3000), st.booleans()), max_size=30),
+    st.integers(0, 12_000),
+)
+def test_the_bytes_that_are_counted_are_those_that_are_there(
+    puts: list[tuple[str, int, bool]], budget: int
+) -> None:
+    """Whatever comes in which order, for whom, and is deleted again."""
+    with opened(None, budget) as store:
+        for number, (tenant, size, delete) in enumerate(puts):
+            put(store, f"r{number}", tenant=tenant, size=size)
+            if delete:
+                store.delete(tenant, f"r{number}")
+            assert store.total() <= budget
+        rows = store._database.read(
+            lambda d: d.execute(
+                "SELECT count(*), coalesce(sum(bytes), 0) FROM responses"
+            ).fetchone()
+        )
+        items = store._database.read(
+            lambda d: d.execute("SELECT count(*) FROM items").fetchone()[0]
+        )
+        assert rows[1] == store.total()
+        assert items == 2 * rows[0]
