@@ -13,7 +13,6 @@ from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
 from .chat import MAX_PARTS, text_of
-from .generation_request import unsupported
 
 MAX_ITEMS = 10_000
 MAX_REFERRED = 16 * 1024 * 1024
@@ -183,7 +182,7 @@ class _Messages:
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item, place)
             case _:
-                raise unsupported(f"{place} of type {quote(item.type)}", "leave it out")
+                raise unsupported_kind(place, item.type, "leave it out")
 
     def _message(self, item: InputItem, place: str) -> None:
         role = _needed(item, "role", place)
@@ -227,6 +226,12 @@ class _Messages:
         text = text_of(place, item.output)
         name = self._called[call_id]
         self.messages.append(Message(role="tool", content=text, tool_call_id=call_id, name=name))
+
+
+def unsupported_kind(place: str, kind: str | None, advice: str) -> APIError:
+    """Say that an item or a tool is of a kind that nothing is known of."""
+    message = f"{place} of type {quote(kind)} is not supported; {advice}"
+    return APIError(400, message, code="unsupported_parameter", param=place)
 
 
 def _needed(item: InputItem, field: str, place: str) -> str:

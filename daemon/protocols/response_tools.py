@@ -13,7 +13,7 @@ from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
 from .generation_request import unsupported
-from .response_items import internal_name
+from .response_items import internal_name, unsupported_kind
 from .tools import MAX_TOOLS, Function, checked, choose, read_choice
 
 log = structlog.get_logger()
@@ -179,7 +179,7 @@ def _read(tool: _ResponseTool, place: str, check: Check) -> list[_Found]:
 def _one(tool: _ResponseTool, place: str, namespace: str | None) -> _Found:
     if tool.type not in ("function", "custom"):
         advice = "send functions, namespaces or custom tools"
-        raise unsupported(f"{place} of type {quote(tool.type)}", advice)
+        raise unsupported_kind(place, tool.type, advice)
     if tool.name is None:
         raise APIError(400, f"{place} has no name", param=f"{place}.name")
     custom = tool.type == "custom"

@@ -13,6 +13,7 @@ import pytest
 from .running import Reply, RunningDaemon
 
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 # Greedy: drawn at random, the first token is now and then the one that ends the answer.
 MESSAGE = {"role": "user", "content": "hello"}
 GOOD = {"messages": [MESSAGE], "max_tokens": 2, "temperature": 0}
@@ -58,6 +59,13 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
+def respond(**fields: Any) -> Send:
+    """Ask for a response."""
+    return lambda daemon: daemon.post(
+        {"input": "hello", "max_output_tokens": 2, **fields}, RESPONSES
+    )
+
+
 def raw(body: bytes) -> Send:
     """Send bytes as they are."""
     return lambda daemon: daemon.post(body)
@@ -77,6 +85,11 @@ def _too_large(daemon: RunningDaemon, route: str = CHAT) -> Reply:
 
 def _headers_only(daemon: RunningDaemon, route: str = CHAT) -> Reply:
     return _by_hand(daemon, b"Content-Length: 100\r\n\r\n", route)
+
+
+def _many_input_items(daemon: RunningDaemon) -> Reply:
+    name = respond()(daemon).json()["id"]
+    return daemon.request("GET", f"{RESPONSES}/{name}/input_items?limit=1000")
 
 
 def _by_hand(daemon: RunningDaemon, rest: bytes, route: str = CHAT) -> Reply:
@@ -278,6 +291,46 @@ CASES: dict[str, Send] = {
     "a count of nothing": lambda daemon: daemon.post({}, f"{MESSAGES}/count_tokens"),
     "an unknown route below messages": lambda daemon: daemon.request("GET", f"{MESSAGES}/batches"),
     "a wrong method for messages": lambda daemon: daemon.request("GET", MESSAGES),
+    "a response without input": lambda daemon: daemon.post({}, RESPONSES),
+    "a response with an empty input": respond(input=[]),
+    "an input that is null": respond(input=None),
+    "10,001 items": respond(input=[MESSAGE] * 10_001),
+    "an item that is a number": respond(input=[1]),
+    "an item of an unknown type": respond(input=[{"type": "robot"}]),
+    "an item without a role": respond(input=[{"content": "hi"}]),
+    "an image in a response": respond(
+        input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]
+    ),
+    "an item of 9 MiB": respond(input=[{"role": "user", "content": "x" * (9 << 20)}]),
+    "an input text of 9 MiB": respond(input="x" * (9 << 20)),
+    "a function's output without a call": respond(
+        input=[MESSAGE, {"type": "function_call_output", "call_id": "c", "output": "x"}]
+    ),
+    "an item reference that leads nowhere": respond(input=[{"type": "item_reference", "id": "x"}]),
+    "an unknown previous_response_id": respond(previous_response_id="resp_x"),
+    "a previous_response_id of 1,000 characters": respond(previous_response_id="x" * 1000),
+    "a response in the background": respond(background=True),
+    "a prompt template": respond(prompt={"id": "pmpt_1"}),
+    "a response with n=2": respond(n=2),
+    "a tool of an unknown type": respond(tools=[{"type": "robot"}]),
+    "a custom tool with a grammar": respond(
+        tools=[{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]
+    ),
+    "a tool_choice of a hosted tool": respond(tool_choice={"type": "web_search"}),
+    "allowed tools that are not there": respond(
+        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"name": "f"}]}
+    ),
+    "include of what is not known": respond(include=["everything"]),
+    "top_logprobs of a response without include": respond(top_logprobs=2),
+    "a low verbosity": respond(text={"verbosity": "low"}),
+    "a concise summary": respond(reasoning={"summary": "concise"}),
+    "a schema format without a schema": respond(text={"format": {"type": "json_schema"}}),
+    "17 pairs of metadata": respond(metadata={str(i): "x" for i in range(17)}),
+    "a response that is not there": lambda daemon: daemon.request("GET", f"{RESPONSES}/resp_x"),
+    "a stored response as a stream": lambda daemon: daemon.request(
+        "GET", f"{RESPONSES}/resp_x?stream=true"
+    ),
+    "input items by the thousand": _many_input_items,
 }
 
 
