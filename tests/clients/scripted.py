@@ -73,9 +73,12 @@ def answer_to(prompt: str) -> str:
 def _written(part: str | dict[str, Any], defined: str) -> str:
     if isinstance(part, str):
         return part
-    if f'"{part["name"]}"' not in defined:
+    # A tool of a namespace may be defined by a longer name.
+    name = re.search(rf'"((?:[\w.:/-]*\W|\w*__)?{re.escape(part["name"])})"', defined)
+    if name is None:
         return UNPLANNED
-    return f"<tool_call>\n{json.dumps(part, ensure_ascii=False)}\n</tool_call>"
+    written = json.dumps(part | {"name": name[1]}, ensure_ascii=False)
+    return f"<tool_call>\n{written}\n</tool_call>"
 
 
 class Script:

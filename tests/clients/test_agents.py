@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ..daemon.running import RunningDaemon, eventually
 from .outside import installed, requests_in, run
 from .recipes import recipe
-from .scripted import call, plan
+from .scripted import RESULT, call, plan
 
 TEXT = "written by an agent\n"
 DONE = "All is done."
@@ -63,30 +64,49 @@ def test_claude_code(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     assert (tmp_path / "copied.txt").read_text() == TEXT
 
 
+def run_codex(daemon: RunningDaemon, home: Path, task: str) -> list[dict[str, Any]]:
+    """Have Codex do a task and return the events that it prints."""
+    (home / ".codex").mkdir()
+    (home / ".codex" / "config.toml").write_text(recipe("Codex", "toml", daemon))
+    output = run_recipe(
+        daemon,
+        "Codex",
+        installed("npm/node_modules/@openai/codex-*/vendor/*/bin/codex"),
+        # No sandbox: Codex's own takes rights that a container does not give.
+        ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "--json", task],
+        home,
+    )
+    events = [json.loads(line) for line in output.splitlines()]
+    assert events[-1]["type"] == "turn.completed"
+    assert events[-1]["usage"]["cached_input_tokens"] > 0
+    return events
+
+
+def items_of(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """List the items of a kind that were completed."""
+    items = [event["item"] for event in events if event["type"] == "item.completed"]
+    return [item for item in items if item["type"] == kind]
+
+
 def test_codex(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """Codex over TCP: it runs two commands and answers."""
-    (tmp_path / ".codex").mkdir()
-    (tmp_path / ".codex" / "config.toml").write_text(recipe("Codex", "toml", scripted_daemon))
     task = plan(
         call("exec_command", cmd=f"printf '{TEXT.strip()}\\n' > made.txt"),
         call("exec_command", cmd="cp made.txt copied.txt"),
         DONE,
     )
-    output = run_recipe(
-        scripted_daemon,
-        "Codex",
-        installed("npm/node_modules/@openai/codex-*/vendor/*/bin/codex"),
-        # No sandbox: Codex's own takes rights that a container does not give.
-        ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", "--json", task],
-        tmp_path,
-    )
-    events = [json.loads(line) for line in output.splitlines()]
-    items = [event["item"] for event in events if event["type"] == "item.completed"]
-    assert [item["exit_code"] for item in items if item["type"] == "command_execution"] == [0, 0]
-    assert [item["text"] for item in items if item["type"] == "agent_message"] == [DONE]
-    assert events[-1]["type"] == "turn.completed"
-    assert events[-1]["usage"]["cached_input_tokens"] > 0
+    events = run_codex(scripted_daemon, tmp_path, task)
+    assert [item["exit_code"] for item in items_of(events, "command_execution")] == [0, 0]
+    assert [item["text"] for item in items_of(events, "agent_message")] == [DONE]
     assert (tmp_path / "copied.txt").read_text() == TEXT
+
+
+def test_codex_and_a_namespace(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """Codex finds a tool of a namespace when it is called: the tool's own words come back."""
+    close = call("close_agent", target="nobody")
+    events = run_codex(scripted_daemon, tmp_path, plan(close, close, RESULT))
+    (item,) = items_of(events, "agent_message")
+    assert item["text"].startswith("invalid agent id nobody")
 
 
 def test_opencode(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:

@@ -38,13 +38,20 @@ def test_long_prompts(scripted_daemon: RunningDaemon) -> None:
     assert int(last["left"]) < 20
 
 
-@pytest.mark.parametrize("defined", [True, False])
-def test_only_defined_tools_are_called(defined: bool) -> None:  # noqa: FBT001
-    """A plan's call becomes text where the prompt does not define the tool."""
-    system = '[{"name": "Write"}]' if defined else "You write titles."
-    answer = answer_to(system + plan(call("Write", path="a")) + TURN)
-    called = '<tool_call>\n{"name": "Write", "arguments": {"path": "a"}}\n</tool_call>'
-    assert answer == (called if defined else UNPLANNED)
+@pytest.mark.parametrize("name", ["Write", "files.Write", "files__Write"])
+def test_defined_tools_are_called(name: str) -> None:
+    """A call has the name that the prompt defines, in a namespace or not."""
+    answer = answer_to(f'[{{"name": "{name}"}}]' + plan(call("Write", path="a")) + TURN)
+    assert answer == (
+        f'<tool_call>\n{{"name": "{name}", "arguments": {{"path": "a"}}}}\n</tool_call>'
+    )
+
+
+@pytest.mark.parametrize("name", ["Read", "OverWrite"])
+def test_other_tools_are_not_called(name: str) -> None:
+    """A call becomes text where the prompt does not define the tool."""
+    answer = answer_to(f'[{{"name": "{name}"}}]' + plan(call("Write", path="a")) + TURN)
+    assert answer == UNPLANNED
 
 
 def test_the_last_plan_counts() -> None:
