@@ -139,10 +139,14 @@ def test_tools(client: anthropic.Anthropic) -> None:
 
 
 async def test_streamed_tools(aclient: anthropic.AsyncAnthropic) -> None:
-    """A call's input comes in pieces of JSON, and is whole at its end."""
+    """The input of a call that must be made comes in pieces, and is whole at its end."""
     messages = user(TOOLS)
     async with aclient.messages.stream(
-        model=MODEL, max_tokens=LIMIT, messages=messages, tools=[TOOL]
+        model=MODEL,
+        max_tokens=LIMIT,
+        messages=messages,
+        tools=[TOOL],
+        tool_choice={"type": "any"},
     ) as stream:
         pieces = [event.partial_json async for event in stream if event.type == "input_json"]
         first = await stream.get_final_message()
