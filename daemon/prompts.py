@@ -100,14 +100,11 @@ class PromptReader:
         check()
         return Rendered(tokens, grammar=text_grammar(self._compiler, constraint).grammar)
 
-    def tokens(
-        self, prompt: Conversation | str, check: Check, *, special_tokens: bool
-    ) -> list[int]:
+    def tokens(self, prompt: Conversation | str, *, special_tokens: bool) -> list[int]:
         """Turn a prompt into tokens that nothing has to answer.
 
         Args:
             prompt: what is encoded.
-            check: called between two stages.
             special_tokens: whether a text gets those that the tokenizer adds.
 
         Raises:

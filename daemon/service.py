@@ -126,7 +126,7 @@ class Service:
 
         def tokens(check: Check) -> list[int]:
             prompt = body.prompt_to_read(check)
-            return self._prompts.tokens(prompt, check, special_tokens=body.special_tokens)
+            return self._prompts.tokens(prompt, special_tokens=body.special_tokens)
 
         return await self.workers.run(tokens, caller.share.nbytes)
 
