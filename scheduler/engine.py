@@ -25,6 +25,9 @@ from .thread import Pace
 _DISK_PATIENCE = 10.0
 """Seconds for which a request waits for memory that holds what is being written to disk."""
 
+_SOON = 0.005
+"""Seconds that the end of a step waits to hear which answers are complete."""
+
 _DESCRIBED_EVERY = 1.0
 """Seconds after which the cache is described anew; at the end of a request it always is."""
 
@@ -294,8 +297,8 @@ class Engine:
 
     def _advanced(self, sequence: Sequence) -> None:
         self._reuse.advanced(sequence)
-        if sequence.constraint is not None and not sequence.replays:
-            sequence.constraint.wait()
+        if not sequence.replays:
+            self._end_if_complete(sequence)
 
     def _collect(self) -> None:
         """Wait for the tokens that were launched last, and hand them out."""
@@ -312,6 +315,7 @@ class Engine:
         for sequence, token in zip(sequences, tokens, strict=True):
             if sequence.status is SequenceStatus.DECODE:
                 self._guarded(sequence, partial(self._decoded, token=token))
+        self._end_complete(sequences)
 
     def _decoded(self, sequence: Sequence, token: Token) -> None:
         sequence.drawn = None
@@ -325,10 +329,24 @@ class Engine:
         sequence.output.append(token.id)
         self._events.append((sequence, TokenEvent(token.id, self._clock(), token.logprobs)))
         self._count(generation_tokens=1)
-        if sequence.constraint is not None and sequence.constraint.is_complete:
+        if len(sequence.output) >= sequence.request.max_tokens:
+            self._end_if_complete(sequence)
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._finish(sequence, FinishReason.LENGTH)
+
+    def _end_complete(self, sequences: list[Sequence]) -> None:
+        """End complete answers without another step, where that is known soon."""
+        until = time.monotonic() + _SOON
+        for sequence in sequences:
+            if sequence.status is SequenceStatus.DECODE and sequence.constraint is not None:
+                if not sequence.constraint.is_known(max(0.0, until - time.monotonic())):
+                    return  # those after it are computed later
+                self._guarded(sequence, self._end_if_complete)
+
+    def _end_if_complete(self, sequence: Sequence) -> None:
+        """End an answer behind which its grammar allows nothing. Waits until that is known."""
+        if sequence.constraint is not None and sequence.constraint.mask is None:
             self._finish(sequence, FinishReason.STOP)
-        elif len(sequence.output) >= sequence.request.max_tokens:
-            self._finish(sequence, FinishReason.LENGTH)
 
     def _guarded(self, sequence: Sequence, work: Callable[[Sequence], None]) -> None:
         """Do something for one sequence; a fault ends that sequence only."""

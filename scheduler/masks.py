@@ -1,6 +1,6 @@
 """Masks of tokens, computed beside the step that they are for."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ..models.errors import MatcherError
 from ..models.params import Grammar, Mask, Matcher
@@ -11,7 +11,7 @@ _PATIENCE = 10.0
 
 
 class MaskPool:
-    """Threads that compute masks while the MLX thread, or the device, computes a step.
+    """Threads that follow grammars while the MLX thread, or the device, computes a step.
 
     It has at most one mask to compute for each sequence that runs.
     """
@@ -27,29 +27,34 @@ class MaskPool:
 class Constraint:
     """Where one answer stands in its grammar. Belongs to the MLX thread.
 
-    Attributes:
-        mask: the tokens that the next one is chosen from, once it was waited for.
-        is_complete: whether nothing but the end can follow.
+    Args:
+        matcher: at the answer's beginning. It is used on one thread at a time.
+        threads: where it is followed.
     """
 
     def __init__(self, matcher: Matcher, threads: ThreadPoolExecutor) -> None:
-        self.mask: Mask | None = None
-        self.is_complete = False
         self._matcher = matcher
         self._threads = threads
-        self._next: Future[Mask] = threads.submit(matcher.mask)
+        self._next: Future[Mask | None] = threads.submit(self._look)
 
-    def wait(self) -> None:
-        """Have the mask of the next token.
+    @property
+    def mask(self) -> Mask | None:
+        """The tokens that the next one is chosen from; None where nothing but the end can follow.
+
+        Waits for it.
 
         Raises:
             TimeoutError: it took too long.
-            MatcherError: it cannot be computed.
+            MatcherError: it cannot be found.
         """
         try:
-            self.mask = self._next.result(_PATIENCE)
+            return self._next.result(_PATIENCE)
         except TimeoutError:
             raise TimeoutError(f"the grammar's mask took over {_PATIENCE:g} s") from None
+
+    def is_known(self, patience: float) -> bool:
+        """Whether there is no need to wait for the mask, after so many seconds at the latest."""
+        return bool(wait([self._next], patience).done)
 
     def take(self, token: int, *, ends: bool) -> None:
         """Go on behind a token, and begin the mask of the one after it.
@@ -61,12 +66,15 @@ class Constraint:
         Raises:
             MatcherError: it is not allowed: the model gave no probability to any that is.
         """
-        if self.mask is None or not self.mask[token // 32] >> token % 32 & 1:
+        mask = self.mask
+        if mask is None or not mask[token // 32] >> token % 32 & 1:
             raise MatcherError("the model gives no probability to any token that may follow")
-        self.mask = None
-        if ends:
-            return
+        if not ends:
+            self._next = self._threads.submit(self._follow, token)
+
+    def _follow(self, token: int) -> Mask | None:
         self._matcher.consume(token)
-        self.is_complete = self._matcher.is_complete
-        if not self.is_complete:  # else the matcher is another thread's until the next wait
-            self._next = self._threads.submit(self._matcher.mask)
+        return self._look()
+
+    def _look(self) -> Mask | None:
+        return None if self._matcher.is_complete else self._matcher.mask()

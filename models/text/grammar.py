@@ -7,7 +7,7 @@ its own. Nothing else of it is used than its parser and its masks.
 import hashlib
 import threading
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import llguidance
 import msgspec
@@ -18,31 +18,35 @@ from ..params import Mask
 from .call_grammar import add_calls
 from .codec import TextCodec
 from .constraint import Choice, Constraint, JSONObject, JSONSchema, Reasoning, Regex, ToolCalls
-from .grammar_faults import explain, first_words, rehearse
+from .grammar_faults import explain, in_words, rehearse
 from .lark import Lark
 from .schema_meaning import SchemaReader
 
 _MOST_OPTIONS = 10_000
 _LONGEST = 100_000  # characters of all options, or of a pattern
+_THREADS = 2
 _KEPT = 128
 _KEPT_BYTES = 64 << 20
 _BYTES_PER_CHARACTER = 64  # of a compiled grammar's text, as measured with large schemas
 
 LIMITS = llguidance.LLParserLimits(
     # An object with n optional properties has rows of four times as many items.
-    max_items_in_row=10_000,
+    max_items_in_row=5_000,
     max_lexer_states=100_000,
     verbose_errors=False,
 )
 
 
 class Matcher:
-    """Follows one answer. For one thread at a time; `mask` lets others run meanwhile."""
+    """Follows one answer. For one thread at a time; other threads run meanwhile."""
 
-    def __init__(self, parser: Any, words: int, first: Mask) -> None:
+    def __init__(self, parser: Any, shared: "_Shared", first: Mask) -> None:
         self._parser = parser
-        self._words = words
+        self._shared = shared
         self._first: Mask | None = first
+        # Following a token keeps Python's lock, but for two that are followed at once: this one
+        # is in error from the beginning, so that it takes no time.
+        self._other = llguidance.LLMatcher(shared.tokenizer, "", log_level=0)
 
     def consume(self, token: int) -> None:
         """Take the answer's next token; not the one that ends it.
@@ -51,8 +55,9 @@ class Matcher:
             MatcherError: the token was not allowed, or the grammar is too complex to go on.
         """
         self._first = None
-        if not self._parser.consume_token(token):
-            raise MatcherError(first_words(self._parser.get_error()))
+        both = [(self._parser, token), (self._other, token)]
+        if not self._shared.executor.consume_token_par(both)[0]:
+            raise MatcherError(in_words(self._parser.get_error()))
 
     @property
     def is_complete(self) -> bool:
@@ -69,7 +74,7 @@ class Matcher:
         """
         if self._first is not None:
             return self._first
-        return compute_mask(self._parser, self._words)
+        return _mask(self._parser, self._shared.words)
 
 
 class Grammar:
@@ -79,15 +84,27 @@ class Grammar:
         nbytes: about what it takes.
     """
 
-    def __init__(self, parser: Any, words: int, nbytes: int) -> None:
+    def __init__(self, parser: Any, shared: "_Shared", nbytes: int) -> None:
         self._parser = parser
-        self._words = words
-        self._first = compute_mask(parser.deep_copy(), words)
+        self._shared = shared
+        self._first = _mask(parser.deep_copy(), shared.words)
         self.nbytes = nbytes + self._first.nbytes
 
     def matcher(self) -> Matcher:
         """Begin an answer."""
-        return Matcher(self._parser.deep_copy(), self._words, self._first)
+        return Matcher(self._parser.deep_copy(), self._shared, self._first)
+
+
+class _Shared(NamedTuple):
+    """What all grammars of a model have in common.
+
+    Attributes:
+        words: of a mask.
+    """
+
+    tokenizer: Any
+    executor: Any
+    words: int
 
 
 class GrammarCompiler:
@@ -102,7 +119,7 @@ class GrammarCompiler:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._lock = threading.Lock()
-        self._vocabulary: Any = None
+        self._shared: _Shared | None = None
         self._kept: OrderedDict[bytes, Grammar] = OrderedDict()
         self._kept_bytes = 0
         self._special = codec.special_tokens
@@ -142,28 +159,29 @@ class GrammarCompiler:
             self._kept_bytes -= oldest.nbytes
 
     def _compile(self, constraint: Constraint | ToolCalls, reasoning: Reasoning | None) -> Grammar:
-        vocabulary = self._tokens()
+        shared = self._share()
         reader, lark = SchemaReader(), Lark(self._special)
         _add_answer(lark, reader, constraint)
         lark.rule("start", _start(lark, reasoning))
-        rehearse(vocabulary, reader, LIMITS)
-        parser = llguidance.LLMatcher(vocabulary, str(lark), log_level=0, limits=LIMITS)
+        rehearse(shared.tokenizer, reader, LIMITS)
+        parser = llguidance.LLMatcher(shared.tokenizer, str(lark), log_level=0, limits=LIMITS)
         if parser.is_error():
-            raise explain(vocabulary, parser.get_error(), reader, LIMITS)
-        words = -(-self._codec.vocab_size // 32)
+            raise explain(shared.tokenizer, parser.get_error(), reader, LIMITS)
         try:
-            return Grammar(parser, words, len(str(lark)) * _BYTES_PER_CHARACTER)
+            return Grammar(parser, shared, len(str(lark)) * _BYTES_PER_CHARACTER)
         except MatcherError as error:
             raise GrammarError(f"no answer can match it: {error}") from error
 
-    def _tokens(self) -> Any:
+    def _share(self) -> _Shared:
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = _vocabulary(self._codec)
-            return self._vocabulary
+            if self._shared is None:
+                words = -(-self._codec.vocab_size // 32)
+                executor = llguidance.LLExecutor(num_threads=_THREADS)
+                self._shared = _Shared(_tokenizer(self._codec), executor, words)
+            return self._shared
 
 
-def compute_mask(parser: Any, words: int) -> Mask:
+def _mask(parser: Any, words: int) -> Mask:
     """Compute the mask of a parser's next position; see `Matcher.mask`.
 
     Raises:
@@ -172,11 +190,11 @@ def compute_mask(parser: Any, words: int) -> Mask:
     mask = np.zeros(words, np.uint32)
     parser.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     if parser.is_error():  # the mask allows the end then, as if the answer were complete
-        raise MatcherError(first_words(parser.get_error()))
+        raise MatcherError(in_words(parser.get_error()))
     return mask
 
 
-def _vocabulary(codec: TextCodec) -> Any:
+def _tokenizer(codec: TextCodec) -> Any:
     try:
         return llguidance.LLTokenizer(
             codec.to_json(), n_vocab=codec.vocab_size, eos_token=sorted(codec.eos_ids)

@@ -1,5 +1,6 @@
 """Why a grammar does not compile: in words, and where in the schema."""
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,8 @@ _STEPS = 8  # tokens of a rehearsal
 _TRIALS = 100
 _PATIENCE = 2.0  # seconds
 
+_QUOTED = re.compile(r"\d+ \| ")  # a line of the grammar, which no client has seen
+
 _WORDS = (
     ("oneOf constraints", "is supported only where no value can match two of its options"),
     ("Unsatisfiable schema", "no value can match it"),
@@ -27,6 +30,9 @@ _WORDS = (
     ("fuel exhausted", "is too complex"),
     ("too many", "is too complex"),
     ("recursion limit", "is too complex"),
+    ("stack level exceeded", "is too complex"),
+    ("Current row has", "is too complex"),
+    ("panic", "is too complex"),
     ("can't determine if", "it cannot be told that the patterns exclude each other"),
     ("are not disjoint", "the patterns do not exclude each other, which is not supported"),
     ("look-around", "look-around is not supported"),
@@ -39,8 +45,10 @@ _WORDS = (
 
 def first_words(message: str) -> str:
     """Cut a message of llguidance to what it says first."""
-    lines = [line.strip() for line in message.partition("<non-verbose/>")[0].splitlines()]
-    return " ".join(line for line in lines if line)[:300] or "the grammar cannot be followed"
+    message = message.partition("<non-verbose/>")[0].split("failed to compile JSON schema: ")[-1]
+    lines = [line.strip() for line in message.splitlines()]
+    quoted = next((i for i, line in enumerate(lines) if _QUOTED.match(line)), len(lines))
+    return " ".join(filter(None, lines[:quoted]))[:300] or "the grammar cannot be followed"
 
 
 def in_words(message: str) -> str:

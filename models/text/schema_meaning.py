@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from ..errors import GrammarError
 from . import schema_formats
 from .schema_form import MOST_NODES, check, is_number, measure, within
+from .schema_weight import Scale
 
 _KEPT = frozenset(
     {
@@ -74,7 +75,11 @@ class SchemaReader:
                 f"is too large: with those before it, over {MOST_NODES} values", place
             )
         check(schema, place)
+        before = len(self.noted)
         self.roots.append(_Document(self, schema, place).rewritten())
+        scale = Scale(self.definitions)
+        for rewritten, where in self.noted[before:]:
+            scale.weigh(rewritten, where)
         return self.roots[-1]
 
     def places(self) -> dict[int, str]:

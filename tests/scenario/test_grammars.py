@@ -241,4 +241,4 @@ def test_a_fault_hits_one_request(tiny: "LoadedModel", how: str, *, overlaps: bo
     assert cursed.reason is FinishReason.ERROR
     assert isinstance(cursed.error, ComputationError)
     assert "planted" in str(cursed.error)
-    assert len(cursed.tokens) == {"matcher": 0, "consume": 2, "mask": 3}[how]
+    assert len(cursed.tokens) == {"matcher": 0, "consume": 3, "mask": 3}[how]
