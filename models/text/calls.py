@@ -4,12 +4,16 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from .formats import ToolFormat
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ARGUMENTS = ("arguments", "parameters")
+_GEMMA_STRING = re.compile(r'<\|"\|>.*?<\|"\|>', re.DOTALL)
+_MOST_WORDS = 4096  # of a call without tags, where the parser guesses
+_MOST_READ = 200_000_000  # characters, by a parser that reads a text again and again
 _NAME = re.compile(r"[^\s<>{}()\[\]\"']{1,256}")
 
 
@@ -58,18 +62,34 @@ def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) 
 def _own_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) -> Sequence[Call]:
     if form.parse is None:
         raise MalformedCallError("no JSON object with a name")
+    _check_shape(body, form)
     parsed = form.parse(body, tools)
     calls = [_own_call(call) for call in (parsed if isinstance(parsed, list) else [parsed])]
     if not calls or (form.unit and body.count(form.unit) > len(calls)):
         raise MalformedCallError("a call that the parser passed over")
-    if form.argument[0] and body.count(form.argument[0]) > body.count(form.argument[1]):
-        raise MalformedCallError("an argument that does not end")
     if form.is_python and _passed_over(body, len(calls)):
         raise MalformedCallError("an argument without a name")
     known = {tool["function"]["name"] for tool in tools}
     if any(call.name not in known and _is_guess(call, form) for call in calls):
         raise MalformedCallError("words that are no call")
     return calls
+
+
+def _check_shape(body: str, form: ToolFormat) -> None:
+    """Refuse what mlx-lm's parser would need long for, or would read half of."""
+    for opening, closing in form.tags:
+        tags = re.findall(f"{re.escape(opening)}|{re.escape(closing)}", body)
+        if tags != [opening, closing] * (len(tags) // 2):
+            raise MalformedCallError("a tag that is not closed")
+    if form.opening and body.count(form.opening) * len(body) > _MOST_READ:
+        raise MalformedCallError("more than can be read in time")
+    if form.has_gemma_strings:
+        braces = re.findall(r"[{}]", _GEMMA_STRING.sub("", body))
+        depths = list(accumulate(1 if brace == "{" else -1 for brace in braces))
+        if depths and (depths[-1] != 0 or min(depths) < 0):
+            raise MalformedCallError("a brace that is not closed")
+    if form.guesses and form.tags[0][0] not in body and len(body) > _MOST_WORDS:
+        raise MalformedCallError("words that are no call")
 
 
 def _own_call(parsed: Any) -> Call:

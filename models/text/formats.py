@@ -31,14 +31,16 @@ class ToolFormat(NamedTuple):
         parse: the model's own form; None where there is but the generic one.
         unit: with what each call between the markers begins, for a parser that passes over
             those it cannot read; else empty.
-        argument: with what each argument begins and ends, where it has tags; else empty.
+        tags: what begins and ends each call and each argument; they must alternate.
+        opening: what the parser may read all of the text for, each time that it stands in it.
     """
 
     start: str
     end: str
     parse: ToolParser | None = None
     unit: str = ""
-    argument: tuple[str, str] = ("", "")
+    tags: Sequence[tuple[str, str]] = ()
+    opening: str = ""
 
     @property
     def name(self) -> str:
@@ -60,24 +62,41 @@ class ToolFormat(NamedTuple):
         """Whether calls are written as Python's."""
         return self.parse is not None and _form_of(self.parse) == "pythonic"
 
+    @property
+    def has_gemma_strings(self) -> bool:
+        """Whether arguments stand in braces, their strings between marks of their own."""
+        return self.parse is not None and _form_of(self.parse) == "gemma4"
+
 
 GENERIC = ToolFormat("<tool_call>", "</tool_call>")
 
-# By these a call or an argument is known that mlx-lm's parser passes over in silence.
+# mlx-lm's parsers pass over a call that they cannot read, or an argument, in silence. And where
+# tags are not closed, its patterns take time quadratic in the text: seconds for 16 KB.
 _UNITS = {
     "kimi_k3": "<|open|>call ",
     "minimax_m2": "<invoke name=",
     "function_gemma": "call:",
     "qwen3_coder": "<function=",
 }
-_ARGUMENTS = {
-    "glm47": ("<arg_key>", "</arg_value>"),
-    "kimi_k3": ("<|open|>argument ", "<|close|>argument<|sep|>"),
-    "longcat": ("<longcat_arg_key>", "</longcat_arg_value>"),
-    "minicpm5": ("<param ", "</param>"),
-    "minimax_m2": ("<parameter ", "</parameter>"),
-    "muse_spark": ("<atem:parameter ", "</atem:parameter>"),
-    "qwen3_coder": ("<parameter=", "</parameter>"),
+# For each of these a parser may read all of the text.
+_OPENINGS = {"gemma4": '<|"|>', "pythonic": "["}
+_TAGS = {
+    "glm47": (("<arg_key>", "</arg_key>"), ("<arg_key>", "</arg_value>")),
+    "kimi_k2": (("<|tool_call_begin|>", "<|tool_call_end|>"),),
+    "kimi_k3": tuple(
+        (f"<|open|>{tag}", f"<|close|>{tag}<|sep|>") for tag in ("call", "argument", "json")
+    ),
+    "longcat": (
+        ("<longcat_arg_key>", "</longcat_arg_key>"),
+        ("<longcat_arg_key>", "</longcat_arg_value>"),
+    ),
+    "minicpm5": (("<param ", "</param>"),),
+    "minimax_m2": (("<invoke ", "</invoke>"), ("<parameter ", "</parameter>")),
+    "muse_spark": (
+        ("<atem:invoke ", "</atem:invoke>"),
+        ("<atem:parameter ", "</atem:parameter>"),
+    ),
+    "qwen3_coder": (("<function=", "</function>"), ("<parameter=", "</parameter>")),
 }
 
 
@@ -209,7 +228,8 @@ def read_format(wrapper: Wrapper) -> OutputFormat:
             wrapper.tool_call_end or "",
             parse,
             _UNITS.get(_form_of(parse), ""),
-            _ARGUMENTS.get(_form_of(parse), ("", "")),
+            _TAGS.get(_form_of(parse), ()),
+            _OPENINGS.get(_form_of(parse), ""),
         )
     return OutputFormat(
         reasoning,

@@ -88,7 +88,7 @@ class OpenCall:
             self._parts.append(text[at:end])
             self._size += end - at
             at = end
-        self.refused = self.refused or (self._size > _MOST and not self.ended)
+            self.refused = self.refused or (self._size > _MOST and not self.ended)
         return at
 
     @property
@@ -142,7 +142,7 @@ class OpenCall:
             self._phase = _Phase.SEEK
             # An end marker that was taken for part of a string has ended the call.
             read = "".join(self._parts) + text[at:end]
-            self.refused = bool(self.form.end) and self.form.end in read
+            self.refused = self.form.only_json or (bool(self.form.end) and self.form.end in read)
         return end
 
     def _seek(self, text: str, at: int) -> int:
