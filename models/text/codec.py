@@ -164,6 +164,25 @@ class TextCodec:
         ids: list[int] = batch[0].ids
         return ids
 
+    def encode_pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode texts each on its own, without the model's own prefix."""
+        batch = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
+
+    @cached_property
+    def encodes_apart(self) -> bool:
+        """Whether a text's tokens write that text wherever they stand.
+
+        Not where the tokenizer writes a blank before each text that it is given.
+        """
+        tokens = self.encode("x", special_tokens=False)
+        return b"".join(self._token_bytes.read(t, first=False) or b"" for t in tokens) == b"x"
+
+    @property
+    def special_tokens(self) -> frozenset[int]:
+        """Tokens that write nothing unless they are made visible."""
+        return self._token_bytes.special
+
     def read_token(
         self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
     ) -> TokenText:
@@ -206,6 +225,11 @@ class Detokenizer:
         self._visible = visible
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = True
+
+    @property
+    def inside_character(self) -> bool:
+        """Whether the last token ended inside a character."""
+        return bool(self._utf8.getstate()[0])
 
     def push(self, token: int) -> str:
         """Take one token; return the text that is now certain, often empty."""

@@ -88,7 +88,8 @@ class OpenCall:
             self._parts.append(text[at:end])
             self._size += end - at
             at = end
-            self.refused = self.refused or (self._size > _MOST and not self.ended)
+            if self._size > _MOST and not self.ended:
+                self.refused = True
         return at
 
     @property

@@ -117,13 +117,16 @@ MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens of their own in a model that thinks and calls, and not special ones."""
 
 
-def model_with(folder: Path, template: str, tokens: Sequence[str] = ()) -> LoadedModel:
+def model_with(
+    folder: Path, template: str, tokens: Sequence[str] = (), *, special: bool = False
+) -> LoadedModel:
     """Load the tiny model with another chat template and more tokens; only its text side runs."""
     path = tiny_model_dir(folder / "m")
     config = path / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": template}))
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in tokens])
+    added = [AddedToken(token, special=special, normalized=False) for token in tokens]
+    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
     tokenizer.save(str(path / "tokenizer.json"))
     return load(str(path))
 

@@ -22,6 +22,7 @@ from umbel.models.text.codec import TextCodec
 from umbel.models.text.formats import ToolParser
 
 from ...tiny import tiny_model_dir
+from .templates import THINKING, model_with
 
 REPLACEMENT = "\ufffd"
 CODECS = ("smollm2", "tiny", "byte fallback")
@@ -257,6 +258,25 @@ def test_special_tokens_have_no_text(smollm2: LoadedModel) -> None:
     """The end-of-turn token is never shown to the client, wherever it stands."""
     tokens = smollm2.text.encode("a<|im_end|>b<|endoftext|>")
     assert pieces_of(smollm2.text, tokens) == ["a", "", "b", ""]
+
+
+def test_special_tokens_write_their_names_where_they_are_visible(tiny: LoadedModel) -> None:
+    """A parser of markup must see them; others still write nothing."""
+    tokens = tiny.text.encode("a<|im_start|>b<|im_end|>", special_tokens=False)
+    visible = frozenset({tokens[1]})
+    detokenizer = tiny.text.detokenizer(visible)
+    assert [detokenizer.push(token) for token in tokens] == ["a", "<|im_start|>", "b", ""]
+    read = tiny.text.read_token(tokens[1], first=False, visible=visible)
+    assert read == ("<|im_start|>", b"<|im_start|>")
+    assert tiny.text.read_token(tokens[3], first=False, visible=visible).data is None
+
+
+def test_special_tokens_of_a_models_markup_are_visible(tmp_path: Path) -> None:
+    """Those of markers, and those that its template writes inside a call."""
+    inside = ("<tool_call>", "</tool_call>", "<think>", "</think>", '"arguments"')
+    codec = model_with(tmp_path, THINKING, (*inside, "<other>"), special=True).text
+    assert codec.template.knows_tools
+    assert codec.markup_tokens == {codec._fast.token_to_id(token) for token in inside}
 
 
 def test_special_tokens_in_text_are_single_tokens(smollm2: LoadedModel) -> None:

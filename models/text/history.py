@@ -1,0 +1,293 @@
+"""Prompts whose earlier answers are, token for token, what was generated.
+
+A template writes an answer in its own way: other blanks, arguments in another spelling, no
+thoughts. And what was generated is seldom what its text would be encoded to. Either ends what a
+prompt shares with the last turn's, and so what the cache can give. So the conversation is
+rendered with a placeholder for each answer that is remembered, and the answer's own tokens are
+put there. A template that drops earlier thoughts, or the blank block before an answer without
+them, gets only what follows them.
+
+An answer is put in only if the client sent back what it was sent: its text, up to blanks around
+it, and its calls, with arguments compared as JSON values. Everything here is pure.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import msgspec
+
+from ..errors import TemplateError
+from .codec import TextCodec
+from .conversation import Conversation, Message, Tool
+from .events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from .formats import ReasoningFormat
+from .output import OutputParser
+
+_LONGEST_OPENING = 1000  # characters of a template's block of thoughts
+
+
+class Answer(NamedTuple):
+    """What was generated, and what of it a client can send back.
+
+    Attributes:
+        tokens: all of it, without the token that ended it.
+        opening: what the end of its prompt wrote of the model's thoughts.
+        thought: whether it has thoughts.
+        tail: the tokens behind its thoughts; encoded anew if one of them is part of both.
+        content: its text.
+        calls: names and arguments, as JSON texts.
+    """
+
+    tokens: tuple[int, ...]
+    opening: str
+    thought: bool
+    tail: tuple[int, ...]
+    content: str
+    calls: tuple[tuple[str, str], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes in memory."""
+        texts = (self.content, self.opening, *(text for call in self.calls for text in call))
+        return 512 + 40 * len(self.tokens) + 4 * sum(map(len, texts))
+
+
+class Miss(NamedTuple):
+    """An answer that the prompt does not have as it was generated.
+
+    Attributes:
+        message: its index.
+        reason: in words, for the log.
+    """
+
+    message: int
+    reason: str
+
+
+class Prompt(NamedTuple):
+    """A prompt's tokens, and which answers in it are not as they were generated."""
+
+    tokens: list[int]
+    misses: list[Miss]
+
+
+def read_answer(
+    codec: TextCodec, tokens: Sequence[int], tools: Sequence[Tool], prompt: str
+) -> Answer | None:
+    """Make what must be remembered of an answer.
+
+    Args:
+        codec: of the model.
+        tokens: all that was generated, without the token that ended it.
+        tools: those that calls were looked for with; none where calls were left in the text.
+        prompt: its rendered prompt, or the end of it.
+
+    Returns:
+        None for an answer that cannot be put back: its thoughts have no end, or it ends inside
+        a character, or it has special tokens that are no markup.
+    """
+    reasoning, detokenizer = codec.template.form.reasoning, codec.detokenizer(codec.markup_tokens)
+    texts = [detokenizer.push(token) for token in tokens]
+    hidden = codec.special_tokens - codec.markup_tokens
+    if detokenizer.inside_character or hidden.intersection(tokens):
+        return None
+    inside = codec.template.opens_reasoning(prompt)
+    parser = OutputParser(codec.template.form, tools=tools, in_reasoning=inside)
+    text = "".join(texts)
+    events = parser.push(text) + parser.flush()
+    thought = inside or any(isinstance(event, ReasoningDelta) for event in events)
+    tail = tuple(tokens)
+    if thought:
+        match = reasoning and re.search(re.escape(reasoning.end) + r"\s*", text)
+        if not match:
+            return None
+        tail = _tail(codec, tokens, texts, match.end())
+    names = [event.name for event in events if isinstance(event, ToolCallStart)]
+    arguments = [event.arguments for event in events if isinstance(event, ToolCallDelta)]
+    return Answer(
+        tuple(tokens),
+        _opening(reasoning, prompt),
+        thought,
+        tail,
+        "".join(event.text for event in events if isinstance(event, TextDelta)),
+        tuple(zip(names, arguments, strict=True)),
+    )
+
+
+def _tail(
+    codec: TextCodec, tokens: Sequence[int], texts: Sequence[str], begin: int
+) -> tuple[int, ...]:
+    """The tokens of an answer from one of its characters on."""
+    ends = list(accumulate(map(len, texts)))
+    if begin in ends:
+        return tuple(tokens[ends.index(begin) + 1 :])
+    return tuple(codec.encode("".join(texts)[begin:], special_tokens=False))
+
+
+def encode_prompt(
+    codec: TextCodec,
+    conversation: Conversation,
+    answers: Mapping[int, Answer],
+    *,
+    generation_prompt: bool = True,
+) -> Prompt:
+    """Render a conversation to tokens, with remembered answers as they were generated.
+
+    Args:
+        codec: of the model.
+        conversation: its tools and options included.
+        answers: by the index of their messages; those of later messages are left out.
+        generation_prompt: whether the beginning of an answer follows.
+
+    Raises:
+        TemplateError: as `ChatTemplate.render`.
+    """
+    template = codec.template
+    own = template.render(conversation, generation_prompt=generation_prompt)
+    messages = conversation.messages
+    known = {i: a for i, a in sorted(answers.items()) if i < len(messages)}
+    same = {i: a for i, a in known.items() if _is_same(messages[i], a)}
+    misses = [Miss(i, "the client changed it") for i in known if i not in same]
+    spliced: _Spliced | str
+    if not codec.encodes_apart:
+        spliced = "the tokenizer cannot encode a prompt in pieces"
+    else:
+        places = [_Place.of(i, answer) for i, answer in same.items()]
+        spliced = _splice(codec, conversation, places, own, generation_prompt=generation_prompt)
+    if isinstance(spliced, str):
+        misses += [Miss(i, spliced) for i in same]
+        return Prompt(codec.encode(own, special_tokens=False), misses)
+    encoded = codec.encode_pieces(spliced.texts)
+    tokens = list(encoded[0])
+    for ids, text in zip(spliced.answers, encoded[1:], strict=True):
+        tokens += ids
+        tokens += text
+    return Prompt(tokens, sorted(misses + spliced.misses))
+
+
+class _Place(NamedTuple):
+    """An answer, and the placeholders of its text and its thoughts: nobody can foresee them."""
+
+    message: int
+    answer: Answer
+    content: str
+    thoughts: str
+
+    @classmethod
+    def of(cls, message: int, answer: Answer) -> "_Place":
+        mark = secrets.token_hex(8)
+        return cls(message, answer, f"umbel{mark}c", f"umbel{mark}r")
+
+
+class _Spliced(NamedTuple):
+    """Texts, and the tokens of the answers between them: one fewer."""
+
+    texts: list[str]
+    answers: list[Sequence[int]]
+    misses: list[Miss]
+
+
+def _splice(
+    codec: TextCodec,
+    conversation: Conversation,
+    places: Sequence[_Place],
+    own: str,
+    *,
+    generation_prompt: bool,
+) -> _Spliced | str:
+    """Put the answers where the template puts placeholders, or say why not."""
+    messages = list(conversation.messages)
+    for place in places:
+        thoughts = place.thoughts if place.answer.thought else ""
+        messages[place.message] = Message(
+            role="assistant", content=place.content, reasoning=thoughts
+        )
+    try:
+        rest = codec.template.render(
+            msgspec.structs.replace(conversation, messages=messages),
+            generation_prompt=generation_prompt,
+        )
+    except TemplateError as error:
+        return f"the template refuses a placeholder: {error}"
+    spliced = _Spliced([], [], [])
+    seen = 0  # how much of the template's own rendering is known to be the same
+    for place in places:
+        before, found, rest = rest.partition(place.content)
+        if not found:
+            return "the template does not show it"
+        fit = _fit(codec.template.form.reasoning, place, before)
+        if not spliced.texts:
+            seen = len(fit.head) if own.startswith(fit.head) else -1
+        elif (at := own.find(fit.head, seen)) >= 0:
+            seen = at + len(fit.head)
+        else:
+            seen = -1
+        if seen < 0:
+            return "the template writes what is around it in another way"
+        if fit.reason:
+            spliced.misses.append(Miss(place.message, fit.reason))
+        spliced.texts.append(fit.text)
+        spliced.answers.append(fit.tokens)
+    if not own.endswith(rest) or len(own) - len(rest) < seen:
+        return "the template writes what follows it in another way"
+    spliced.texts.append(rest)
+    return spliced
+
+
+class _Fit(NamedTuple):
+    """How an answer is put in.
+
+    Attributes:
+        head: what the template writes before it, thoughts aside.
+        text: what the prompt has before it.
+        tokens: the answer's, or those behind its thoughts.
+        reason: why it is not as it was generated, or empty.
+    """
+
+    head: str
+    text: str
+    tokens: Sequence[int]
+    reason: str = ""
+
+
+def _fit(reasoning: ReasoningFormat | None, place: _Place, before: str) -> _Fit:
+    """Fit an answer in behind what the template writes before its placeholder."""
+    answer = place.answer
+    plain, shown, _ = before.partition(place.thoughts)
+    head = plain.removesuffix(_opening(reasoning, plain))
+    if answer.thought and shown:
+        return _Fit(head, head + answer.opening, answer.tokens)
+    if answer.thought:
+        return _Fit(head, plain, answer.tail, "the template drops earlier thoughts")
+    if plain != head + answer.opening:
+        reason = "the template writes the block of thoughts before it in another way"
+        return _Fit(head, plain, answer.tokens, reason)
+    return _Fit(head, plain, answer.tokens)
+
+
+def _opening(reasoning: ReasoningFormat | None, text: str) -> str:
+    """The block of thoughts, opened or empty, at the end of a text."""
+    if reasoning is None:
+        return ""
+    start, end = re.escape(reasoning.start), re.escape(reasoning.end)
+    match = re.search(rf"{start}\s*(?:{end}\s*)?\Z", text[-_LONGEST_OPENING:])
+    return match.group() if match else ""
+
+
+def _is_same(message: Message, answer: Answer) -> bool:
+    if message.role != "assistant" or message.content.strip() != answer.content.strip():
+        return False
+    sent = [(call.name, _value(call.arguments)) for call in message.tool_calls]
+    return sent == [(name, _value(arguments)) for name, arguments in answer.calls]
+
+
+def _value(arguments: str) -> str:
+    """One spelling of a JSON value; 1 and true are two values."""
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
