@@ -76,13 +76,15 @@ def load(name: str) -> LoadedModel:
         directory = _directory(name)
         model, tokenizer, config = _load_directory(directory, fp32=device.fp32)
         files = sorted(directory.glob("model*.safetensors"))
+    text = TextCodec(tokenizer)
+    _ = text.template.abilities  # found by rendering: not at the first request
     named = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
     leaves = [leaf for _, leaf in named]
     dtypes = ",".join(sorted({str(leaf.dtype) for leaf in leaves}))
     return LoadedModel(
         name=_public_name(name),
         model=model,
-        text=TextCodec(tokenizer),
+        text=text,
         stack=LayerStack(model),
         fingerprint=fingerprint(files, config, dtypes),
         context_length=_context_length(config),
