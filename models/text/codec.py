@@ -82,7 +82,7 @@ class TextCodec:
         return self._token_bytes.special & (markers | inside)
 
     @property
-    def special_tokens(self) -> dict[str, int]:
+    def special_tokens_by_name(self) -> dict[str, int]:
         """Tokens that write nothing, by their names."""
         added = self._fast.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}

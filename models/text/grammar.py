@@ -122,7 +122,7 @@ class GrammarCompiler:
         self._shared: _Shared | None = None
         self._kept: OrderedDict[bytes, Grammar] = OrderedDict()
         self._kept_bytes = 0
-        self._special = codec.special_tokens
+        self._special = codec.special_tokens_by_name
 
     def compile(
         self, constraint: Constraint | ToolCalls, *, reasoning: Reasoning | None = None
