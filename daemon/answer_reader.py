@@ -185,8 +185,10 @@ class AnswerReader:
             case ReasoningDelta():
                 self._reasoning.append(event.text)
             case ToolCallStart():
-                event = event._replace(id=event.id or f"call_{secrets.token_hex(12)}")
-                self._calls.append(_Call(event.id or "", event.name))
+                # Not the model's own: what it counts begins anew with each answer.
+                call_id = f"call_{secrets.token_hex(12)}"
+                self._calls.append(_Call(call_id, event.name))
+                return event._replace(id=call_id)
             case ToolCallDelta():
                 self._calls[event.call].fragments.append(event.arguments)
         return event

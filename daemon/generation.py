@@ -37,6 +37,7 @@ class Generation:
         reader: of its tokens; knows what has come so far.
         finish_reason: None until the answer has ended.
         usage: grows as the answer does.
+        tokens: of the answer so far.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Generation:
         self.reader = reader
         self.usage = Usage(len(request.prompt))
         self.finish_reason: FinishReason | None = None
+        self.tokens: list[int] = []
         self._handoff = handoff
         self._metrics = metrics
         self._error: Exception | None = None
@@ -124,6 +126,7 @@ class Generation:
             self._metrics.inter_token_latency.observe(event.at - self._last_at)
         self._last_at = event.at
         self.usage.completion_tokens += 1
+        self.tokens.append(event.token)
         try:
             deltas = self.reader.push(event.token, event.logprobs)
         except Exception as error:

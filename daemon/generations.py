@@ -35,12 +35,12 @@ class Generations:
 
     Attributes:
         answers: by the number of their choice.
-        at_end: what is done once when all have ended, before anybody hears of it.
+        at_end: what is done once, in turn, when all have ended, before anybody hears of it.
     """
 
     def __init__(self, answers: list[Generation], n: int = 1) -> None:
         self.answers = answers
-        self.at_end: Callable[[], Awaitable[None]] | None = None
+        self.at_end: list[Callable[[], Awaitable[None]]] = []
         self._ending: asyncio.Future[None] | None = None
         self._n = n
         self._stack = AsyncExitStack()
@@ -93,10 +93,13 @@ class Generations:
         return noted
 
     async def _end(self) -> None:
-        if self._ending is None and self.at_end is not None:
-            self._ending = asyncio.ensure_future(self.at_end())
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._do_at_end())
+        await asyncio.shield(self._ending)
+
+    async def _do_at_end(self) -> None:
+        for do in self.at_end:
+            await do()
 
     def _await_more(self, choice: int) -> None:
         self._tasks[asyncio.ensure_future(self.answers[choice].next())] = choice

@@ -15,8 +15,9 @@ from ..models.text.output import OutputParser
 from ..models.text.plain import PlainParser
 from ..scheduler.admission import Admission
 from .answer_grammar import conversation_grammar, text_grammar
-from .answer_reader import Parser
+from .answer_reader import CollectedAnswer, Parser
 from .failures import APIError
+from .history import History
 from .protocols.completions import check_tokens
 from .protocols.generation_request import (
     GenerationBody,
@@ -28,6 +29,18 @@ from .workers import Check
 
 _TOLD_BEYOND = 65_536  # tokens of a prompt that is only counted, beyond the context
 _TOKENS_AT_ONCE = 1024
+_PROMPT_END = 2000  # characters: the beginning of an answer, as the template writes it
+
+
+Remember = Callable[[Sequence[int], CollectedAnswer], None]
+"""Takes what was generated for an answer, and what the client got of it."""
+
+
+class Author(NamedTuple):
+    """Whose prompt it is: the tenant, and the request's id for the log."""
+
+    tenant: str
+    request_id: str
 
 
 class Rendered(NamedTuple):
@@ -39,6 +52,7 @@ class Rendered(NamedTuple):
         parser: makes what reads one answer.
         markup: special tokens whose text the parser must see.
         grammar: what the answer is held to, if it is.
+        remember: keeps an answer for the prompt of the next turn; None where there is none.
     """
 
     prompt: list[int]
@@ -46,6 +60,7 @@ class Rendered(NamedTuple):
     parser: Callable[[], Parser] = PlainParser
     markup: frozenset[int] = frozenset()
     grammar: Grammar | None = None
+    remember: Remember | None = None
 
 
 class Prepared(NamedTuple):
@@ -66,11 +81,12 @@ class PromptReader:
     def __init__(self, loaded: LoadedModel, admission: Admission) -> None:
         self._text = loaded.text
         self._compiler = GrammarCompiler(loaded.text)
+        self._history = History(loaded.text)
         self._has_checkpoints = loaded.stack.has_checkpoints
         self._admission = admission
         self._most_told = admission.context_length + _TOLD_BEYOND
 
-    def prepare(self, body: GenerationBody, check: Check) -> Prepared:
+    def prepare(self, body: GenerationBody, author: Author, check: Check) -> Prepared:
         """Read a body to its tokens.
 
         Raises:
@@ -84,12 +100,14 @@ class PromptReader:
         prompts = []
         for prompt in request.prompts:
             check()
-            prompts.append(self._render(prompt, request.constraint, check))
+            prompts.append(self._render(prompt, request.constraint, author, check))
         return Prepared(request, prompts)
 
-    def _render(self, prompt: Prompt, constraint: Constraint | None, check: Check) -> Rendered:
+    def _render(
+        self, prompt: Prompt, constraint: Constraint | None, author: Author, check: Check
+    ) -> Rendered:
         if isinstance(prompt, Conversation):
-            return self._conversation(prompt, constraint, check)
+            return self._conversation(prompt, constraint, author, check)
         if isinstance(prompt, str):
             tokens = self._encoded(prompt)
         else:
@@ -139,37 +157,45 @@ class PromptReader:
         return written.decode(errors="replace")
 
     def _conversation(
-        self, conversation: Conversation, constraint: Constraint | None, check: Check
+        self,
+        conversation: Conversation,
+        constraint: Constraint | None,
+        author: Author,
+        check: Check,
     ) -> Rendered:
         """Encode a conversation; find its boundaries if the model needs checkpoints there."""
         self._check_size(conversation)
         template = self._text.template
         text = template.render(conversation)
+        self._admission.check_text(len(text), self._text.longest_token)
         check()
-        prompt = self._encoded(text, special_tokens=False)
+        prompt, encode = self._history.encode(conversation, *author)
         check()
         opened = template.opens_reasoning(text)
         grammar, guaranteed = conversation_grammar(
             self._compiler, template, conversation, constraint, opened=opened
         )
+        tools = conversation.tools if conversation.tool_choice.mode != "none" else []
         parser = partial(
             OutputParser,
             template.form,
-            tools=conversation.tools,
+            tools=tools,
             tool_choice=conversation.tool_choice,
             in_reasoning=opened,
             guaranteed=guaranteed,
         )
+        last, end = conversation.messages[-1], text[-_PROMPT_END:]
+        remember = partial(self._history.remember, author.tenant, last, tools, end)
         check()
-        ends = self._boundaries(conversation, prompt)
-        return Rendered(prompt, ends, parser, self._text.markup_tokens, grammar)
+        ends = self._boundaries(encode, conversation, prompt)
+        return Rendered(prompt, ends, parser, self._text.markup_tokens, grammar, remember)
 
     def _boundaries(
-        self, conversation: Conversation, prompt: list[int]
+        self, encode: boundaries.Encode, conversation: Conversation, prompt: list[int]
     ) -> list[tuple[int, Reason]]:
         if not self._has_checkpoints:
             return []
-        found = boundaries.find(self._text.encode_conversation, conversation, prompt)
+        found = boundaries.find(encode, conversation, prompt)
         system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
         return [*system, *((end, Reason.MESSAGE) for end in found.messages)]
 

@@ -116,7 +116,7 @@ class ResponseTurn:
         object_, output = self._read_body()
         self._answers = ResponseAnswers(object_, generations, output)
         self._generations = generations
-        generations.at_end = self._store_at_end
+        generations.at_end.append(self._store_at_end)
         return self._answers
 
     @property

@@ -1,8 +1,10 @@
 """What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
 
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from ..cachestore.pins import PinDescription
 from ..models.loader import LoadedModel
@@ -22,10 +24,14 @@ from .generations import Generations
 from .metrics import Metrics
 from .pin_requests import PinRequest
 from .pressure import PressureWatch
-from .prompts import Prepared, PromptReader, Rendered
+from .prompts import Author, Prepared, PromptReader, Rendered
 from .protocols.generation_request import GenerationBody, GenerationRequest
 from .protocols.tokens import DetokenizeRequest, TokenizeRequest
 from .workers import Check, Workers
+
+_FEW_TOKENS = 512  # that are read again on the event loop: about 5 ms
+
+log = structlog.get_logger()
 
 
 class Caller(NamedTuple):
@@ -92,14 +98,18 @@ class Service:
             TemplateError: the chat template refuses the messages.
             InvalidRequestError: a prompt is empty or too long.
         """
-        prepared = await self.workers.run(
-            lambda check: self._prompts.prepare(body, check), caller.share.nbytes
-        )
+        prepared = await self._prepare(body, caller)
         named = caller.conversation or body.conversation_name
         if named is None and (session := caller.session or body.session_name):
             named = conversation_of_session(session, prepared.request.prompts[0])
         body.release()
         return self._admit(prepared, caller._replace(conversation=named))
+
+    async def _prepare(self, body: GenerationBody, caller: Caller) -> Prepared:
+        author = Author(caller.tenant, caller.request_id)
+        return await self.workers.run(
+            lambda check: self._prompts.prepare(body, author, check), caller.share.nbytes
+        )
 
     async def count_tokens(self, body: GenerationBody, caller: Caller) -> int:
         """Count the tokens of a request's prompts; nothing is computed.
@@ -109,9 +119,7 @@ class Service:
             TemplateError: the chat template refuses the messages.
             ContextLengthExceededError: a prompt is too long to be tokenised.
         """
-        prepared = await self.workers.run(
-            lambda check: self._prompts.prepare(body, check), caller.share.nbytes
-        )
+        prepared = await self._prepare(body, caller)
         body.release()
         return sum(len(rendered.prompt) for rendered in prepared.prompts)
 
@@ -165,13 +173,28 @@ class Service:
         wanted, prompts = prepared
         caller.share.resize(sum(len(prompt.prompt) for prompt in prompts) * TOKEN_BYTES)
         answers = [(prompt, number) for prompt in prompts for number in range(wanted.n)]
-        return Generations(
-            [
-                self._generation(wanted, prompt, caller, choice, number)
-                for choice, (prompt, number) in enumerate(answers)
-            ],
-            wanted.n,
-        )
+        made = [
+            self._generation(wanted, prompt, caller, choice, number)
+            for choice, (prompt, number) in enumerate(answers)
+        ]
+        generations = Generations(made, wanted.n)
+        for (prompt, _), generation in zip(answers, made, strict=True):
+            generations.at_end.append(partial(self._remember, prompt, generation))
+        return generations
+
+    async def _remember(self, rendered: Rendered, generation: Generation) -> None:
+        """Keep an answer for its next turn, which may be asked for as soon as this one ends."""
+        tokens, remember = generation.tokens, rendered.remember
+        if remember is None or not tokens or generation.reader.stop_sequence is not None:
+            return
+        answer = generation.reader.collected()
+        try:
+            if len(tokens) <= _FEW_TOKENS:
+                remember(tokens, answer)
+            else:
+                await self.workers.run(lambda _: remember(tokens, answer), len(tokens))
+        except Exception as error:  # noqa: BLE001  (the answer is complete, and must arrive)
+            log.warning("answer not remembered", request=generation.request.id, reason=str(error))
 
     def _generation(
         self,

@@ -11,6 +11,9 @@ from ..failures import APIError
 MESSAGES = "/v1/messages"
 """The path below which everything is Anthropic's."""
 
+THREADS_UNSUPPORTED = "thread_unsupported_request"
+"""Anthropic's SDK sends all messages to who answers with this code."""
+
 _OVERLOADED = 529
 # Anthropic's status where it has one of its own, and its type of error; what has no row is
 # the request's fault below 500, and the daemon's from there on.
@@ -44,5 +47,7 @@ def messages_error(failure: APIError, request_id: str) -> dict[str, Any]:
     if failure.overflow is not None:  # the words in which agents look for the two numbers
         tokens, most = failure.overflow
         message = f"prompt is too long: {tokens} tokens > {most} maximum"
-    error = {"type": _TYPES.get(status, other), "message": message}
+    error: dict[str, Any] = {"type": _TYPES.get(status, other), "message": message}
+    if failure.code == THREADS_UNSUPPORTED:
+        error["details"] = {"error_code": failure.code, "unsupported": [failure.param]}
     return {"type": "error", "error": error, "request_id": request_id}

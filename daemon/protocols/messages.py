@@ -13,6 +13,7 @@ from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
 from .chat import MAX_MESSAGES
+from .errors import THREADS_UNSUPPORTED
 from .generation_request import GenerationBody, GenerationRequest, unsupported
 from .messages_blocks import MAX_BLOCKS
 from .messages_reader import MessageReader
@@ -119,6 +120,7 @@ class MessagesFields(GenerationBody, kw_only=True):
     context_management: ContextManagement | None = None
     container: Any = None
     mcp_servers: Any = None
+    thread: Any = None
 
     @property
     def session_name(self) -> str | None:
@@ -142,6 +144,9 @@ class MessagesFields(GenerationBody, kw_only=True):
         for field in ("container", "mcp_servers"):
             if getattr(self, field):
                 raise unsupported(field, "send tools that the client runs")
+        if self.thread is not None:
+            message = "thread is not supported; send all messages"
+            raise APIError(400, message, code=THREADS_UNSUPPORTED, param="thread")
         if self.output_format and self.output_config and self.output_config.format:
             message = "send one of output_config.format and output_format"
             raise APIError(400, message, param="output_format")
