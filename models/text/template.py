@@ -16,19 +16,17 @@ cannot do is written in another way rather than refused:
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from ..errors import TemplateError
 from . import tools as generic
-from .calls import MalformedCallError, read_calls
-from .conversation import Conversation, Message, Tool, ToolCall
-from .formats import OutputFormat, ToolFormat
-from .json_span import JsonSpan
+from .abilities import Abilities, Probe, Render, native_call
+from .conversation import Conversation, Message, Tool
+from .formats import OutputFormat
 
 _Dicts = list[dict[str, Any]]
 
@@ -42,49 +40,8 @@ _RESERVED = frozenset(
     }
 )
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any other
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any other
 _JSON_BEGINS = re.compile(r"[{\[]\s*[\"{]")
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-
-
-class Render(Protocol):
-    """Renders message dicts with the model's own template, as `TextCodec.render_chat` does."""
-
-    def __call__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        generation_prompt: bool = True,
-        options: Mapping[str, Any] = ...,
-    ) -> str:
-        """Render, or raise TemplateError."""
-        ...
-
-
-class Abilities(NamedTuple):
-    """What a template can do.
-
-    Attributes:
-        tools: it tells the model of tools, and writes calls that mlx-lm can read.
-        call_text: a call as it writes one, with its markers; empty where it does not.
-        any_id: it takes any text as a call's id, and not only nine letters and digits.
-        arguments_as_text: it takes a call's arguments as JSON text, and keeps it as it is.
-        reasoning_key: the name by which it takes earlier thoughts.
-        system: it takes a system message at the beginning.
-        late_system: and in any other place, several in a row, too.
-        user_twice: it takes two messages of the user's one after the other.
-        thinking_switch: `enable_thinking` changes what it writes.
-    """
-
-    tools: bool
-    call_text: str
-    any_id: bool
-    arguments_as_text: bool
-    reasoning_key: str
-    system: bool
-    late_system: bool
-    user_twice: bool
-    thinking_switch: bool
 
 
 class ChatTemplate:
@@ -102,7 +59,7 @@ class ChatTemplate:
     @cached_property
     def abilities(self) -> Abilities:
         """What the template can do, found by rendering at the first use."""
-        return _Probe(self._render, self.form).abilities()
+        return Probe(self._render, self.form).abilities()
 
     @property
     def knows_tools(self) -> bool:
@@ -167,8 +124,7 @@ class ChatTemplate:
         if message.tool_calls:
             as_text = self.abilities.arguments_as_text
             written["tool_calls"] = [
-                _native_call(call, self._id(call.id), as_text=as_text)
-                for call in message.tool_calls
+                native_call(call, self._id(call.id), as_text=as_text) for call in message.tool_calls
             ]
         if message.role == "tool":
             called = message.tool_call_id or ""
@@ -196,17 +152,6 @@ class ChatTemplate:
         if message.reasoning:
             written[self.abilities.reasoning_key] = message.reasoning
         return written
-
-
-def _native_call(call: ToolCall, call_id: str, *, as_text: bool) -> dict[str, Any]:
-    arguments: Any = call.arguments or "{}"
-    if not as_text:
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise TemplateError(f"the arguments of call {call.id!r} are no JSON") from error
-    function = {"name": call.name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
 
 
 def _with_definitions(dicts: _Dicts, tools: Sequence[Tool]) -> _Dicts:
@@ -244,108 +189,3 @@ def _alternating(dicts: _Dicts) -> _Dicts:
 
 def _joined(texts: Iterable[str]) -> str:
     return "\n\n".join(text for text in texts if text)
-
-
-# -- probing -------------------------------------------------------------------------------
-
-
-class _Probe:
-    """Renders what no template has seen, and looks for it in what comes out."""
-
-    _TOOL = Tool(
-        name="umbel_probe_tool",
-        description="umbel_probe_words",
-        parameters={"type": "object", "properties": {"umbel_key": {"type": "string"}}},
-    )
-    _CALL = ToolCall(id="umbel0001", name=_TOOL.name, arguments='{"umbel_key":"umbel value"}')
-    _LONG_ID = "call_umbel_0001"
-
-    def __init__(self, render: Render, form: OutputFormat) -> None:
-        self._render = render
-        self._form = form
-
-    def abilities(self) -> Abilities:
-        as_text = self._call(as_text=True)
-        call = as_text or self._call(as_text=False)
-        system = self._shows(_says("system", "umbel_a"), _says("user", "umbel_b"))
-        return Abilities(
-            tools=bool(call) and self._tells_of_tools(),
-            call_text=call,
-            any_id=bool(self._call(self._LONG_ID, as_text=bool(as_text))),
-            arguments_as_text=bool(as_text),
-            reasoning_key=self._reasoning_key(),
-            system=system,
-            late_system=system and self._takes_late_system(),
-            user_twice=self._shows(_says("user", "umbel_a"), _says("user", "umbel_b")),
-            thinking_switch=self._has_thinking_switch(),
-        )
-
-    def _text(self, *messages: dict[str, Any], **kwargs: Any) -> str | None:
-        try:
-            return self._render(messages, **kwargs)
-        except TemplateError:
-            return None
-
-    def _shows(self, *messages: dict[str, Any]) -> bool:
-        """Whether all contents come out, in their order."""
-        text = self._text(*messages)
-        places = [(text or "").find(m["content"]) for m in messages]
-        return places == sorted(places) and places[0] >= 0
-
-    def _takes_late_system(self) -> bool:
-        talk = [_says("user", "umbel_c"), _says("assistant", "umbel_d")]
-        first, second = _says("system", "umbel_a"), _says("system", "umbel_b")
-        late = _says("system", "umbel_e")
-        return self._shows(first, second, *talk, late, _says("user", "umbel_f")) and self._shows(
-            *talk, late
-        )
-
-    def _tells_of_tools(self) -> bool:
-        told = generic.openai_tools([self._TOOL])
-        text = self._text(_says("user", "umbel_a"), tools=told) or ""
-        return self._TOOL.name in text and "umbel_key" in text
-
-    def _call(self, call_id: str = _CALL.id, *, as_text: bool) -> str:
-        """What the template writes for a call, if mlx-lm reads that call from it."""
-        form, told = self._form.tools, generic.openai_tools([self._TOOL])
-        if form is None:
-            return ""
-        call = _native_call(self._CALL, call_id, as_text=as_text)
-        asks = _says("assistant", "") | {"tool_calls": [call]}
-        answer = _says("tool", "umbel_b") | {"tool_call_id": call_id, "name": self._CALL.name}
-        text = self._text(_says("user", "umbel_a"), asks, answer, tools=told) or ""
-        body = _last_body(text, form)
-        if as_text and self._CALL.arguments not in body:
-            return ""
-        try:
-            read = read_calls(body, form, told)[0]
-        except MalformedCallError:
-            return ""
-        same = json.loads(read.arguments) == json.loads(self._CALL.arguments)
-        return form.start + body + form.end if same and read.name == self._CALL.name else ""
-
-    def _reasoning_key(self) -> str:
-        for key in _REASONING_KEYS:
-            asks = _says("assistant", "umbel_b") | {key: "umbel_thought"}
-            if "umbel_thought" in (self._text(_says("user", "umbel_a"), asks) or ""):
-                return key
-        return _REASONING_KEYS[0]
-
-    def _has_thinking_switch(self) -> bool:
-        asks = _says("user", "umbel_a")
-        return self._text(asks, options={"enable_thinking": False}) != self._text(
-            asks, options={"enable_thinking": True}
-        )
-
-
-def _says(role: str, content: str) -> dict[str, Any]:
-    return {"role": role, "content": content}
-
-
-def _last_body(text: str, form: ToolFormat) -> str:
-    """What stands between the last start marker and its end."""
-    rest = text.rpartition(form.start)[2]
-    if form.end:
-        return rest.partition(form.end)[0]
-    match = _JSON_BEGINS.search(rest)
-    return rest[: JsonSpan().feed(rest, match.start())] if match else ""

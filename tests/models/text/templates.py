@@ -93,6 +93,18 @@ NINE_LETTER_IDS = (
 )
 """As Mistral's: other ids are refused."""
 
+OPEN_CALLS = (
+    """\
+{%- for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}
+{%- for m in messages %}[{{ m.role }}]{{ m.content }}
+{%- for call in m.tool_calls or [] -%}
+[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}
+{%- endfor %}{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"""
+    + _END
+)
+"""As Mistral's newer ones: nothing ends a call but the answer's end."""
+
 ALTERNATING = (
     """\
 {%- for m in messages %}

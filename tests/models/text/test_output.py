@@ -237,3 +237,16 @@ def test_cutting_the_text_changes_nothing(data: st.DataObject) -> None:
         for given_pieces in (pieces, [text])
     )
     assert cut == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_nothing_is_lost(data: st.DataObject) -> None:
+    """Where no call can be read and nothing is thought, the content is all that was written."""
+    words = [w for w in MALFORMED.values() if w.endswith("</tool_call>") and len(w) < 1000]
+    words += ["a", " ", "\n\n", "<tool_call>", "</tool_call>", "<tool", "[", "{", "é", "</think>"]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
+    size = data.draw(st.integers(1, 9))
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    parsed = parts_of(events_of(OutputParser(GENERIC, tools=TOOLS), pieces))
+    assert parsed == ([("text", text)] if text else [])

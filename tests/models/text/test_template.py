@@ -11,7 +11,15 @@ from umbel.models.text.conversation import Conversation, Message, ToolCall, Tool
 from umbel.models.text.template import ChatTemplate
 
 from .outputs import GENERIC, TOOLS, WEATHER
-from .templates import ALTERNATING, NINE_LETTER_IDS, NO_SYSTEM, OBJECTS, THINKING, template_of
+from .templates import (
+    ALTERNATING,
+    NINE_LETTER_IDS,
+    NO_SYSTEM,
+    OBJECTS,
+    OPEN_CALLS,
+    THINKING,
+    template_of,
+)
 
 ASKS = Message(role="user", content="What is it like in Paris?")
 CALLS = Message(
@@ -126,6 +134,17 @@ def test_ids_that_a_template_refuses_are_shortened() -> None:
     short = ToolCall(id="abcdefghi", name="get_time", arguments="{}")
     assert "[id=abcdefghi]" in template.render(
         talk(ASKS, Message(role="assistant", tool_calls=[short]), tools=TOOLS)
+    )
+
+
+def test_calls_that_only_the_answers_end_ends() -> None:
+    """What a template writes for one is found all the same."""
+    template = template_of(OPEN_CALLS, "mistral")
+    assert template.knows_tools
+    assert template.abilities.call_text.startswith("[TOOL_CALLS]umbel_probe_tool[ARGS]{")
+    assert template.abilities.call_text.endswith("}")
+    assert template.render(talk(*TALK, tools=TOOLS)).endswith(
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}</s>[tool]Rain.[assistant]'
     )
 
 

@@ -1,0 +1,80 @@
+"""What each token of a vocabulary writes, as bytes."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+class TokenBytes:
+    """What each token of a vocabulary writes. Immutable, so safe from any thread."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(token for token, a in added.items() if a.special)
+        decoder = tokenizer.decoder
+        state = {} if decoder is None else json.loads(decoder.__getstate__())
+        kinds = set(_decoder_kinds(state))
+        self._byte_level = kinds == {"ByteLevel"}
+        self._byte_fallback = "ByteFallback" in kinds
+        # A token whose text ends no matter what follows: decoders strip the first space
+        # of a text, so a later token is decoded behind this one.
+        self._before = next(
+            (t for w in ("a", "A", "0", ".") if (t := tokenizer.token_to_id(w)) is not None), None
+        )
+
+    def read(
+        self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
+    ) -> bytes | None:
+        """Read what `token` adds to a text it does or does not begin.
+
+        Returns:
+            Bytes, not always whole characters; None for unknown tokens, and for special ones
+            but those `visible`.
+        """
+        special = token in self.special
+        word: str | None = None
+        if not special or token in visible:
+            word = self._tokenizer.id_to_token(token)
+        if word is None:
+            return None
+        return word.encode() if special else self._read_word(token, word, first=first)
+
+    def _read_word(self, token: int, word: str, *, first: bool) -> bytes:
+        if self._byte_level:
+            try:
+                return bytes(_BYTES[letter] for letter in word)
+            except KeyError:  # an added token, written as it is
+                return word.encode()
+        if self._byte_fallback and (byte := _BYTE_TOKEN.fullmatch(word)):
+            return bytes([int(byte[1], 16)])
+        if first or self._before is None:
+            return self._decode(token).encode()
+        before = self._decode(self._before)
+        return self._decode(self._before, token).removeprefix(before).encode()
+
+    def _decode(self, *tokens: int) -> str:
+        text: str = self._tokenizer.decode(tokens)
+        return text
+
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _decoder_kinds(state: Mapping[str, Any]) -> Iterator[str]:
+    for part in state.get("decoders", ()):
+        yield from _decoder_kinds(part)
+    if (kind := state.get("type", "Sequence")) != "Sequence":
+        yield kind
+
+
+def _byte_level_letters() -> dict[str, int]:
+    """GPT-2's letters for the 256 bytes: printable ones stand for themselves."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_level_letters()
