@@ -193,8 +193,8 @@ class OutputFormat:
     def markers(self) -> frozenset[str]:
         """All texts that are markup and never content."""
         own = {marker for edges in self._edges[True].values() for marker in edges.targets}
-        ends = {self.tools.end} if self.tools is not None else set()
-        return frozenset((own | ends) - {"", GENERIC.start})
+        ends = {GENERIC.end} if self.tools is None else {GENERIC.end, self.tools.end}
+        return frozenset((own | ends) - {""})
 
     def _compile(self, *, calls: bool) -> dict[str, Edges]:
         table: dict[str, dict[str, str]] = {NORMAL: {}}

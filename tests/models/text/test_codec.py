@@ -21,7 +21,7 @@ from umbel.models.loader import LoadedModel, load
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.formats import ToolParser
 
-from ...tiny import tiny_model_dir
+from ...tiny import CHAT_TEMPLATE, tiny_model_dir
 from .templates import THINKING, model_with
 
 REPLACEMENT = "\ufffd"
@@ -277,6 +277,13 @@ def test_special_tokens_of_a_models_markup_are_visible(tmp_path: Path) -> None:
     codec = model_with(tmp_path, THINKING, (*inside, "<other>"), special=True).text
     assert codec.template.knows_tools
     assert codec.markup_tokens == {codec._fast.token_to_id(token) for token in inside}
+
+
+def test_special_tokens_of_the_generic_form_are_visible(tmp_path: Path) -> None:
+    """A vocabulary may have them although its template knows no tools."""
+    codec = model_with(tmp_path, CHAT_TEMPLATE, ("<tool_call>", "</tool_call>"), special=True).text
+    assert not codec.template.knows_tools
+    assert codec.markup_tokens == {384, 385}
 
 
 def test_special_tokens_in_text_are_single_tokens(smollm2: LoadedModel) -> None:
