@@ -177,13 +177,12 @@ def _as_user(message: dict[str, Any]) -> dict[str, Any]:
 
 def _alternating(dicts: _Dicts) -> _Dicts:
     merged: _Dicts = []
-    for message in dicts:
-        if merged and message["role"] == merged[-1]["role"] == "user":
-            merged[-1] = merged[-1] | {
-                "content": _joined([merged[-1]["content"], message["content"]])
-            }
-        else:
-            merged.append(message)
+    for is_user, group in groupby(dicts, lambda message: message["role"] == "user"):
+        first, *others = group
+        if is_user and others:
+            first = first | {"content": _joined(m["content"] for m in (first, *others))}
+            others = []
+        merged += [first, *others]
     return merged
 
 
