@@ -379,7 +379,7 @@ async def test_the_end_is_told_once_what_is_done_at_it_is_done() -> None:
         done.append("stored")
 
     generations = Generations([])
-    generations.at_end = at_end
+    generations.at_end.append(at_end)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await generations.next()
