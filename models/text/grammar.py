@@ -18,8 +18,9 @@ from ..params import Mask
 from .call_grammar import add_calls
 from .codec import TextCodec
 from .constraint import Choice, Constraint, JSONObject, JSONSchema, Reasoning, Regex, ToolCalls
-from .grammar_faults import explain, in_words, rehearse
+from .grammar_faults import explain, in_words, rehearse, walk
 from .lark import Lark
+from .schema_form import DEEPEST
 from .schema_meaning import SchemaReader
 
 _MOST_OPTIONS = 10_000
@@ -138,8 +139,8 @@ class GrammarCompiler:
         Raises:
             GrammarError: an answer cannot be held to it; the message and the place say why.
         """
-        text = msgspec.json.encode([type(constraint).__name__, constraint, reasoning])
-        key = hashlib.blake2b(text, digest_size=16).digest()
+        constraint = _what_counts(constraint)
+        key = _key(constraint, reasoning)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -167,6 +168,10 @@ class GrammarCompiler:
         parser = llguidance.LLMatcher(shared.tokenizer, str(lark), log_level=0, limits=LIMITS)
         if parser.is_error():
             raise explain(shared.tokenizer, parser.get_error(), reader, LIMITS)
+        rehearsal = parser.deep_copy()
+        walk(rehearsal)
+        if rehearsal.is_error():
+            raise GrammarError(in_words(rehearsal.get_error()))
         try:
             return Grammar(parser, shared, len(str(lark)) * _BYTES_PER_CHARACTER)
         except MatcherError as error:
@@ -179,6 +184,29 @@ class GrammarCompiler:
                 executor = llguidance.LLExecutor(num_threads=_THREADS)
                 self._shared = _Shared(_tokenizer(self._codec), executor, words)
             return self._shared
+
+
+def _what_counts(constraint: Constraint | ToolCalls) -> Constraint | ToolCalls:
+    """Drop what a grammar does not depend on: there may be megabytes of it."""
+    if not isinstance(constraint, ToolCalls):
+        return constraint
+    tools = [
+        msgspec.structs.replace(
+            tool,
+            description="",
+            parameters=tool.parameters if tool.strict or constraint.forced else {},
+        )
+        for tool in constraint.tools
+    ]
+    return msgspec.structs.replace(constraint, tools=tools)
+
+
+def _key(constraint: Constraint | ToolCalls, reasoning: Reasoning | None) -> bytes:
+    try:
+        text = msgspec.json.encode([type(constraint).__name__, constraint, reasoning])
+    except RecursionError:
+        raise GrammarError(f"is nested deeper than {DEEPEST} levels") from None
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _mask(parser: Any, words: int) -> Mask:

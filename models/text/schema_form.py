@@ -29,7 +29,7 @@ _SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _SCHEMAS_BY_NAME = frozenset(
     {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 )
-_COUNTS = frozenset(
+COUNTS = frozenset(
     {
         "maxContains", "maxItems", "maxLength", "maxProperties",
         "minContains", "minItems", "minLength", "minProperties",
@@ -179,7 +179,7 @@ def _check_multiple(value: Any, place: str) -> None:
 
 
 _CHECKS: dict[str, Callable[[Any, str], None]] = {
-    **dict.fromkeys(_COUNTS, _check_count),
+    **dict.fromkeys(COUNTS, _check_count),
     **dict.fromkeys(_NUMBERS, _check_number),
     **dict.fromkeys(_TEXTS, _is(str, "must be a text")),
     **dict.fromkeys(_FLAGS, _is(bool, "must be true or false")),

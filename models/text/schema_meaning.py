@@ -5,14 +5,13 @@ places. So a schema is rewritten for it: what it honours is kept, references lea
 targets, annotations are dropped, and whatever else would change which values are valid is refused.
 """
 
-import math
-import re
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from ..errors import GrammarError
 from . import schema_formats
-from .schema_form import MOST_NODES, check, is_number, measure, within
+from .schema_form import COUNTS, MOST_NODES, check, measure, within
+from .schema_values import check_values, count, set_bounds
 from .schema_weight import Scale
 
 _KEPT = frozenset(
@@ -39,9 +38,7 @@ _WITHOUT_EFFECT: dict[str, list[Any]] = {
     "unevaluatedProperties": [True, {}], "uniqueItems": [False],
 }  # fmt: skip
 _REF_STANDS_ALONE = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
-_MOST = 2**63 - 1  # the greatest number that a bound can be, of either sign
 _LOOKED_THROUGH = 16  # references one behind the other
-_CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 class SchemaReader:
@@ -136,15 +133,17 @@ class _Document:
             self._keyword(new, schema, keyword, within(place, keyword))
         self._other_base = outer
         _use_format(new, schema, place)
-        _set_bounds(new, place)
-        _check_values(new, place)
+        set_bounds(new, place)
+        check_values(new, place)
         return new
 
     def _keyword(
         self, new: dict[str, Any], schema: dict[str, Any], keyword: str, place: str
     ) -> None:
         value = schema[keyword]
-        if keyword in _KEPT:
+        if keyword in COUNTS:
+            new[keyword] = count(keyword, int(value), place)
+        elif keyword in _KEPT:
             new[keyword] = value
         elif keyword in _MANY:
             rewrite = self._option if keyword == "oneOf" else self._rewrite
@@ -264,46 +263,3 @@ def _use_format(new: dict[str, Any], schema: dict[str, Any], place: str) -> None
     else:
         words = f"{name!r} is not supported; supported are {', '.join(schema_formats.NAMES)}"
         raise GrammarError(words, within(place, "format"))
-
-
-def _set_bounds(new: dict[str, Any], place: str) -> None:
-    """Write bounds as the compiler takes them: in doubles, never wider than they are."""
-    for side, way in (("Minimum", math.inf), ("Maximum", -math.inf)):
-        plain, exclusive = side.lower(), f"exclusive{side}"
-        if isinstance(new.get(exclusive), bool):  # draft 4's
-            strict = new.pop(exclusive)
-            if strict and plain in new:
-                new[exclusive] = new.pop(plain)
-        for key in (plain, exclusive):
-            bound = new.get(key)
-            if isinstance(bound, int):
-                new[key] = _as_double(bound, way, within(place, key))
-
-
-def _as_double(bound: int, way: float, place: str) -> int:
-    bound = max(bound, -_MOST) if way > 0 else min(bound, _MOST)
-    if abs(bound) > _MOST:
-        raise GrammarError("is a number that is too large", place)
-    near = float(bound)
-    wider = near < bound if way > 0 else near > bound
-    return int(math.nextafter(near, way) if wider else near)
-
-
-def _check_values(new: dict[str, Any], place: str) -> None:
-    for value in [new["const"]] if "const" in new else new.get("enum", []):
-        _check_value(value, within(place, "const" if "const" in new else "enum"))
-    # Additional names may be repeated in a grammar, and then count once only.
-    open_ended = new.get("additionalProperties", True) is not False or "patternProperties" in new
-    if open_ended and new.get("minProperties", 0) - len(new.get("required", [])) > 1:
-        words = "is not supported where it asks for more than one name that is not required"
-        raise GrammarError(words, within(place, "minProperties"))
-
-
-def _check_value(value: Any, place: str) -> None:
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            _check_value(each, place)
-    elif isinstance(value, str) and _CONTROL.search(value):
-        raise GrammarError("has control characters, which are not supported", place)
-    elif is_number(value) and (abs(value) > _MOST or float(value) != value):
-        raise GrammarError("is a number that is too large to be written exactly", place)

@@ -1,0 +1,315 @@
+"""Grammars: which tokens may follow, with the embedded model's own vocabulary."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from umbel.models.errors import GrammarError, MatcherError
+from umbel.models.text import grammar as module
+from umbel.models.text.call_grammar import call_form
+from umbel.models.text.constraint import (
+    Choice,
+    Constraint,
+    JSONObject,
+    JSONSchema,
+    Reasoning,
+    Regex,
+    ToolCalls,
+)
+from umbel.models.text.conversation import Tool
+from umbel.models.text.grammar import Grammar, GrammarCompiler
+
+if TYPE_CHECKING:
+    from umbel.models.loader import LoadedModel
+    from umbel.models.text.codec import TextCodec
+
+THINK = Reasoning("<think>", "</think>", opened=False)
+THINKING = Reasoning("<think>", "</think>", opened=True)
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+STRICT = Tool(name="weather", parameters=CITY, strict=True)
+FREE = Tool(name="note", parameters={"type": "object", "properties": {"x": {"not": {}}}})
+WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+NOTE = '<tool_call>\n{"name": "note", "arguments": {"a": [1]}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def codec(smollm2: "LoadedModel") -> "TextCodec":
+    """The embedded model's: byte-level, its markers of chat are special."""
+    return smollm2.text
+
+
+@pytest.fixture(scope="module")
+def compiler(codec: "TextCodec") -> GrammarCompiler:
+    """One for all tests here."""
+    return GrammarCompiler(codec)
+
+
+def allowed(mask: Any, token: int) -> bool:
+    """Whether a mask has a token."""
+    return bool(mask[token // 32] >> token % 32 & 1)
+
+
+def follow(codec: "TextCodec", grammar: Grammar, text: str) -> str:
+    """Write a text token by token: `complete`, `may end`, `goes on`, or where it is not allowed."""
+    matcher = grammar.matcher()
+    for token in codec.encode(text, special_tokens=False):
+        if not allowed(matcher.mask(), token):
+            return "not allowed"
+        matcher.consume(token)
+    if matcher.is_complete:
+        return "complete"
+    (eos,) = codec.eos_ids
+    return "may end" if allowed(matcher.mask(), eos) else "goes on"
+
+
+CASES: list[tuple[Constraint | ToolCalls, Reasoning | None, dict[str, str]]] = [
+    (
+        JSONObject(),
+        None,
+        {
+            '{"a": [1, null]}': "complete",
+            '{\n  "a": 1\n}': "complete",
+            '{"a"': "goes on",
+            "[1]": "not allowed",
+            " {}": "not allowed",
+            '{\n\n\n\n"a': "not allowed",
+        },
+    ),
+    (
+        JSONSchema(CITY),
+        None,
+        {
+            '{"city": "Rome"}': "complete",
+            '{"city": "a\\nb\\"c"}': "complete",
+            '{"city": 1': "not allowed",
+            '{"c\\u0069ty"': "not allowed",
+            '{"town"': "not allowed",
+        },
+    ),
+    (JSONSchema(True), None, {"12": "may end", '"x"': "complete", "null": "complete"}),
+    (Regex("^(ab|c)+d?$"), None, {"abc": "may end", "abd": "complete", "b": "not allowed"}),
+    (Regex("a/b\n\\."), None, {"a/b\n.": "complete"}),
+    (Regex("^a|b$"), None, {"a": "complete", "b": "complete"}),
+    (Regex(r"cost \$"), None, {"cost $": "complete", "cost \\": "not allowed"}),
+    (
+        Choice(["yes", 'a "b"\n\\', "世界"]),
+        None,
+        {"yes": "complete", 'a "b"\n\\': "complete", "世界": "complete", "no": "not allowed"},
+    ),
+    (
+        JSONObject(),
+        THINK,
+        {
+            "{}": "complete",
+            "<think>\nSo {x\n</think>\n\n{}": "complete",
+            "<think>{}": "goes on",
+            "hm": "not allowed",
+        },
+    ),
+    (
+        Choice(["yes"]),
+        THINKING,
+        {"hm\n</think>\n\nyes": "complete", "yes": "goes on", "</think>no": "not allowed"},
+    ),
+    (
+        ToolCalls(tools=[STRICT], form="generic", forced=True),
+        None,
+        {
+            WEATHER: "may end",
+            f"{WEATHER}\n{WEATHER}": "may end",
+            "Hello": "not allowed",
+            NOTE: "not allowed",
+            '<tool_call>\n{"name": "weather", "arguments": {}': "not allowed",
+        },
+    ),
+    (
+        ToolCalls(tools=[STRICT], form="json_tools", forced=True, parallel=False),
+        THINK,
+        {WEATHER: "complete", f"<think>{NOTE}</think>\n{WEATHER}": "complete"},
+    ),
+    (
+        ToolCalls(tools=[STRICT, FREE], form="generic", forced=False),
+        None,
+        {
+            "Hello": "may end",
+            f"So: {NOTE}\n{WEATHER} there": "may end",
+            "<tool_call>x": "not allowed",
+            "<tool_ca": "may end",
+            "<tool_call>\n": "goes on",
+            '<tool_call>\n{"name": "weather", "arguments": {"town': "not allowed",
+        },
+    ),
+    (
+        ToolCalls(tools=[STRICT, FREE], form="generic", forced=False, parallel=False),
+        THINKING,
+        {
+            f"{NOTE}</think>Hello": "may end",
+            f"</think>So: {NOTE}": "complete",
+            "</think>Hello <tool_call>x": "not allowed",
+        },
+    ),
+    (
+        ToolCalls(tools=[STRICT, FREE], form="mistral", forced=False, parallel=False),
+        None,
+        {
+            '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "x"}}]': "complete",
+            "[TOOL_CALLS] [": "not allowed",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("constraint", "reasoning", "texts"), CASES)
+def test_what_may_be_written(
+    codec: "TextCodec",
+    compiler: GrammarCompiler,
+    constraint: Constraint | ToolCalls,
+    reasoning: Reasoning | None,
+    texts: dict[str, str],
+) -> None:
+    """A text goes as far as the constraint lets it, however it is cut into tokens."""
+    grammar = compiler.compile(constraint, reasoning=reasoning)
+    assert {text: follow(codec, grammar, text) for text in texts} == texts
+
+
+def test_markers_that_are_special_tokens(codec: "TextCodec", compiler: GrammarCompiler) -> None:
+    """Where a marker is a token of its own, the token counts and its letters do not."""
+    marked = Reasoning("<|im_start|>", "<|endoftext|>", opened=False)
+    grammar = compiler.compile(Choice(["yes"]), reasoning=marked)
+    assert follow(codec, grammar, "<|im_start|>hm</think><|endoftext|>yes") == "complete"
+    matcher = grammar.matcher()
+    matcher.consume(codec.special_tokens["<|im_start|>"])
+    for token in codec.encode("<|") + codec.encode("endoftext|>"):
+        matcher.consume(token)
+    assert not matcher.is_complete
+    yes = codec.encode("yes")[0]
+    matcher.consume(yes)
+    assert allowed(matcher.mask(), yes), "still inside the thinking"
+
+
+def test_special_tokens_stay_out_of_text(codec: "TextCodec", compiler: GrammarCompiler) -> None:
+    """No string, no free text and no thinking has a token that writes nothing, the end aside."""
+    special = set(codec.special_tokens.values())
+    for constraint, reasoning in (
+        (Regex("(?s:.*)"), None),
+        (JSONObject(), THINKING),
+        (ToolCalls(tools=[STRICT], form="generic", forced=False), None),
+    ):
+        mask = compiler.compile(constraint, reasoning=reasoning).matcher().mask()
+        assert {token for token in special if allowed(mask, token)} <= codec.eos_ids
+
+
+def test_every_end_is_allowed_and_no_token_beyond_the_vocabulary(tiny: "LoadedModel") -> None:
+    """All tokens that end answers may end one; the bits behind the last token are 0."""
+    tiny.text.eos_ids, before = frozenset({0, 1, 2}), tiny.text.eos_ids
+    try:
+        grammar = GrammarCompiler(tiny.text).compile(Regex("a*"))
+    finally:
+        tiny.text.eos_ids = before
+    mask = grammar.matcher().mask()
+    assert mask.dtype == np.uint32
+    assert len(mask) == -(-tiny.text.vocab_size // 32)
+    assert all(allowed(mask, token) for token in (0, 1, 2))
+    assert not any(np.unpackbits(mask.view(np.uint8), bitorder="little")[tiny.text.vocab_size :])
+
+
+def test_matchers_of_one_grammar_are_apart(codec: "TextCodec", compiler: GrammarCompiler) -> None:
+    """What one answer has written, another has not."""
+    grammar = compiler.compile(Choice(["one", "two"]))
+    one, two = grammar.matcher(), grammar.matcher()
+    one.consume(codec.encode("one")[0])
+    assert one.is_complete
+    two.consume(codec.encode("two")[0])
+    assert two.is_complete
+
+
+def test_a_token_that_is_not_allowed_is_an_error(
+    codec: "TextCodec", compiler: GrammarCompiler
+) -> None:
+    """It is told in words, and again whatever is asked afterwards."""
+    matcher = compiler.compile(Choice(["yes"])).matcher()
+    with pytest.raises(MatcherError, match="doesn't satisfy the grammar"):
+        matcher.consume(codec.encode("no")[0])
+    with pytest.raises(MatcherError):
+        matcher.mask()
+
+
+def test_known_constraints_are_not_compiled_again(
+    codec: "TextCodec", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same request has the same grammar; the oldest goes when there are too many, or too big.
+
+    The order of properties is part of a constraint.
+    """
+    compiler = GrammarCompiler(codec)
+    first = compiler.compile(JSONSchema(CITY))
+    assert compiler.compile(JSONSchema(json.loads(json.dumps(CITY)))) is first
+    assert compiler.compile(JSONSchema(CITY), reasoning=THINK) is not first
+    ordered = compiler.compile(JSONSchema({"properties": {"a": {}, "b": {}}}))
+    assert compiler.compile(JSONSchema({"properties": {"b": {}, "a": {}}})) is not ordered
+    monkeypatch.setattr(module, "_KEPT", 2)
+    compiler.compile(Choice(["x"]))
+    assert len(compiler._kept) == 2
+    assert compiler.compile(JSONSchema(CITY)) is not first
+    monkeypatch.setattr(module, "_KEPT_BYTES", first.nbytes + 1)
+    compiler.compile(Choice(["y"]))
+    assert sum(grammar.nbytes for grammar in compiler._kept.values()) == compiler._kept_bytes
+    assert compiler._kept_bytes <= first.nbytes + 1
+
+
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        (Regex(""), "the pattern is empty"),
+        (Regex("(?=a)b"), "look-around is not supported"),
+        (Regex(r"(a)\1"), "back-references are not supported"),
+        (Regex("a("), "unclosed group"),
+        (Regex("(((.{1,50}x?){1,50}y?){1,50}z?){1,50}"), "too complex"),
+        (Regex("a" * 200_000), "more than 100000 characters"),
+        (Choice([]), "needs options"),
+        (Choice(["a", ""]), "cannot be empty"),
+        (Choice(["a" * 200_000]), "at most"),
+        (JSONSchema(False), "allows nothing"),
+        (JSONSchema({"$ref": "#"}), "no answer can match"),
+        (ToolCalls(tools=[], form="generic", forced=True), "no tool"),
+        (ToolCalls(tools=[STRICT], form="glm47", forced=True), "no grammar for calls"),
+        (ToolCalls(tools=[STRICT, FREE], form="generic", forced=True), "tools.1.parameters"),
+        (
+            ToolCalls(
+                tools=[Tool(name="f", parameters={"type": "string"})], form="generic", forced=True
+            ),
+            "tools.0.parameters.type: must allow an object",
+        ),
+    ],
+)
+def test_what_cannot_be_held_to_is_refused_in_words(
+    compiler: GrammarCompiler, constraint: Constraint | ToolCalls, words: str
+) -> None:
+    """The message says what is wrong, and nothing of the grammar's text."""
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(constraint)
+    assert words in str(caught.value)
+    assert "%json" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_schemas_of_tools_that_are_not_strict_do_not_matter(compiler: GrammarCompiler) -> None:
+    """Unless a call is forced: then every tool's arguments are held to its schema."""
+    compiler.compile(ToolCalls(tools=[FREE], form="generic", forced=False))
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(ToolCalls(tools=[FREE], form="generic", forced=True))
+    assert caught.value.place == "tools.0.parameters.properties.x.not"
+
+
+def test_forms() -> None:
+    """A model's own form where there is a grammar for it, else the generic one."""
+    assert call_form(None) == "generic"
+    assert call_form("json_tools") == "json_tools"
+    assert call_form("glm47") == "generic"

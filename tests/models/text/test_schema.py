@@ -1,0 +1,316 @@
+"""Schemas: what is honoured is honoured, and the rest refused with its place."""
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from umbel.models.errors import GrammarError
+from umbel.models.text.constraint import JSONObject, JSONSchema
+from umbel.models.text.grammar import GrammarCompiler
+from umbel.models.text.schema_form import check
+from umbel.models.text.schema_meaning import SchemaReader
+
+from .test_grammar import follow
+
+if TYPE_CHECKING:
+    from umbel.models.loader import LoadedModel
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny: "LoadedModel") -> GrammarCompiler:
+    """A small vocabulary: schemas are what counts here."""
+    return GrammarCompiler(tiny.text)
+
+
+REFUSED: list[tuple[Any, str, str]] = [
+    (5, "", "must be a schema"),
+    ({"type": "strin"}, "type", "must be one of"),
+    ({"properties": {"a": 1}}, "properties.a", "must be a schema"),
+    ({"properties": []}, "properties", "must be an object"),
+    ({"items": {"required": "a"}}, "items.required", "must be a list of names"),
+    ({"anyOf": []}, "anyOf", "not empty"),
+    ({"anyOf": [{}, {"minItems": -1}]}, "anyOf.1.minItems", "0 or greater"),
+    ({"maximum": "1"}, "maximum", "must be a number"),
+    ({"multipleOf": 0}, "multipleOf", "greater than 0"),
+    ({"$defs": {"x": {"enum": 1}}}, "$defs.x.enum", "must be a list"),
+    ({"properties": {"a.b": {"pattern": 1}}}, 'properties."a.b".pattern', "must be a text"),
+    ({"properties": {"a": {"uniqueItems": True}}}, "properties.a.uniqueItems", "not supported"),
+    ({"not": {"type": "null"}}, "not", "not supported"),
+    ({"if": {}, "then": {"type": "null"}}, "if", "not supported"),
+    ({"contains": {}}, "contains", "not supported"),
+    ({"propertyNames": {"maxLength": 3}}, "propertyNames", "not supported"),
+    ({"dependentRequired": {"a": ["b"]}}, "dependentRequired", "not supported"),
+    ({"dependencies": {"a": ["b"]}}, "dependencies", "not supported"),
+    ({"dependentSchemas": {"a": {}}}, "dependentSchemas", "not supported"),
+    ({"unevaluatedProperties": False}, "unevaluatedProperties", "not supported"),
+    ({"unevaluatedItems": False}, "unevaluatedItems", "not supported"),
+    ({"$dynamicRef": "#x"}, "$dynamicRef", "not supported"),
+    ({"format": "color"}, "format", "'color' is not supported"),
+    ({"$ref": "http://example.org/a"}, "$ref", "only references within the schema"),
+    ({"items": {"$ref": "#/$defs/a"}}, "items.$ref", "where no schema is"),
+    ({"$ref": "#a", "$defs": {"b": {"$anchor": "a"}}}, "$ref", "anchors are not supported"),
+    ({"$ref": "#/x/0", "x": [{"type": "no"}]}, "x.0.type", "must be one of"),
+    (
+        {"properties": {"a": {"$id": "http://x/y", "items": {"$ref": "#/$defs/b"}}}},
+        "properties.a.items.$ref",
+        "another $id",
+    ),
+    ({"minProperties": 2}, "minProperties", "more than one name"),
+    ({"const": 10**30}, "const", "too large"),
+    ({"const": ["a\u0001"]}, "const", "control characters"),
+    ({"type": "integer", "minimum": 2**64}, "minimum", "too large"),
+    ({"items": {"pattern": "(?!a)b"}}, "items.pattern", "look-around"),
+    ({"patternProperties": {"a(": {}}}, "patternProperties.a(", "unclosed group"),
+    ({"patternProperties": {"a": {}, "b": {}}}, "", "do not exclude each other"),
+    (
+        {"properties": {"a": {"oneOf": [{"type": "number"}, {"minimum": 1}]}}},
+        "properties.a",
+        "no value can match two",
+    ),
+    (
+        {"type": "object", "required": ["a"], "properties": {"a": {"enum": []}}},
+        "properties.a",
+        "no value can match it",
+    ),
+    (
+        {
+            "$ref": "#/$defs/a",
+            "$defs": {"a": {"items": {"pattern": "(((.{1,50}x?){1,50}y?){1,50}z?){1,50}"}}},
+        },
+        "$defs.a.items.pattern",
+        "too complex",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "place", "words"), REFUSED)
+def test_a_refusal_names_the_place(
+    compiler: GrammarCompiler, schema: Any, place: str, words: str
+) -> None:
+    """Whatever would change which values are valid is refused where it stands."""
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(JSONSchema(schema))
+    assert (caught.value.place, words in str(caught.value)) == (place, True), caught.value
+
+
+HONOURED: list[tuple[Any, list[str], list[str]]] = [
+    # Names cannot be written in a second way, and so slip past the schema that they have.
+    ({"properties": {"a": {"type": "integer"}}}, ['{"b":1}'], ['{"\\u0061":"x"}', '{"a":"x"}']),
+    ({"type": "string", "uniqueItems": True}, ['"a"'], ["1"]),
+    ({"type": "array", "uniqueItems": False}, ["[1,1]"], []),
+    ({"exclusiveMinimum": True, "minimum": 3, "type": "integer"}, ["4"], ["3"]),
+    ({"type": "integer", "maximum": 2**63 - 1, "minimum": 0}, ["5"], [str(2**63), "-1"]),
+    ({"type": "integer", "format": "int32"}, ["2147483647"], ["2147483648"]),
+    ({"type": "integer", "format": "int32", "minimum": 5}, ["5"], ["4"]),
+    ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"', '"2024-04-31"']),
+    ({"format": "date", "pattern": "^2", "type": "string"}, ['"2024-01-01"'], ['"1999-01-01"']),
+    ({"items": [{"type": "null"}], "additionalItems": False}, ["[null]"], ["[1]", "[null,1]"]),
+    ({"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}}, ["[1,2]"], ["[2"]),
+    ({"$ref": "#/c/a~1b/c%20d", "c": {"a/b": {"c d": {"const": 1}}}}, ["1"], ["2"]),
+    ({"$id": "http://x/y", "$ref": "http://x/y#/a", "a": {"const": 1}}, ["1"], ["2"]),
+    ({"type": "array", "minItems": 1.0, "maxItems": 2.0}, ["[1]"], ["[]", "[1,1,1]"]),
+    (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "$ref": "#/definitions/a",
+            "const": 2,
+            "definitions": {"a": {"const": 1}},
+        },
+        ["1"],
+        ["2"],
+    ),
+    (
+        {
+            "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+            "$defs": {
+                "a": {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
+                "b": {"type": "object", "properties": {"k": {"const": "b"}}, "required": ["k"]},
+            },
+        },
+        ['{"k":"a"}', '{"k":"b"}'],
+        ['{"k":"c"'],
+    ),
+    ({"type": "object", "additionalProperties": False, "minProperties": 1,
+      "properties": {"a": {}, "b": {}}}, ['{"b":1}'], ["{}"]),
+    ({"x-guidance": {"lenient": True}, "type": "array", "maxItems": 0}, ["[]"], ["[1"]),
+    ({"title": "t", "x-anything": [1], "nullable": True, "type": "null"}, ["null"], ["1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), HONOURED)
+def test_what_is_supported_is_honoured(
+    compiler: GrammarCompiler,
+    tiny: "LoadedModel",
+    schema: Any,
+    valid: list[str],
+    invalid: list[str],
+) -> None:
+    """Values that are valid can be written, others cannot."""
+    grammar = compiler.compile(JSONSchema(schema))
+    assert [follow(tiny.text, grammar, text) in {"complete", "may end"} for text in valid] == [
+        True
+    ] * len(valid)
+    assert [follow(tiny.text, grammar, text) in {"complete", "may end"} for text in invalid] == [
+        False
+    ] * len(invalid)
+
+
+KEYWORDS = {
+    "type": st.sampled_from(["string", "strin", ["null", "object"], ["null", "null"], [], 1]),
+    "enum": st.sampled_from([[1], "a", {}]),
+    "required": st.sampled_from([["a"], ["a", "a"], "a", [1], True]),
+    "minLength": st.sampled_from([0, 1.0, -1, 1.5, True, "1"]),
+    "maximum": st.sampled_from([0, -1.5, True, "1"]),
+    "exclusiveMinimum": st.sampled_from([1, "1"]),
+    "multipleOf": st.sampled_from([1, 0.1, 0, -1]),
+    "pattern": st.sampled_from(["a", 1]),
+    "uniqueItems": st.sampled_from([False, 1]),
+    "title": st.sampled_from(["t", 1]),
+    "format": st.sampled_from(["date", 1]),
+    "dependentRequired": st.sampled_from([{"a": ["b"]}, {"a": "b"}, []]),
+}
+
+
+def _deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries(
+        {},
+        optional=KEYWORDS
+        | {
+            "properties": st.dictionaries(st.sampled_from("ab"), inner, max_size=2) | st.just([]),
+            "anyOf": st.lists(inner, max_size=2),
+            "items": inner,
+            "additionalProperties": inner,
+            "not": inner,
+            "$defs": st.dictionaries(st.just("d"), inner) | st.just(1),
+        },
+    )
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(st.recursive(st.booleans() | st.sampled_from([1, "a", None]), _deeper, max_leaves=6))
+def test_what_is_a_schema_is_what_the_metaschema_says(schema: Any) -> None:
+    """The check agrees with draft 2020-12's metaschema."""
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError:
+        with pytest.raises(GrammarError):
+            check(schema)
+    else:
+        check(schema)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of so many objects one in the other."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def doubling(levels: int, keyword: str) -> dict[str, Any]:
+    """Definitions each of which refers to the next twice."""
+    defs = {f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(levels)}
+    return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{levels}": {"type": "object"}}}
+
+
+def alternatives(lists: int, options: int) -> dict[str, Any]:
+    """Lists of options that all apply."""
+    made = [
+        {"anyOf": [{"type": "object", "properties": {f"k{i}_{j}": {}}} for j in range(options)]}
+        for i in range(lists)
+    ]
+    return {"allOf": made}
+
+
+HOSTILE: list[tuple[Any, str]] = [
+    (nested(10_000), "nested deeper"),
+    (nested(60), "nested deeper"),
+    ({"enum": list(range(100_000))}, "too large"),
+    ({"description": "x" * 1_000_000}, "too long"),
+    ({"properties": {f"p{i}": {} for i in range(9000)}}, "over 2000 properties"),
+    ({"allOf": [{"properties": {f"p{i}_{j}": {} for i in range(900)}} for j in range(3)]}, "2000"),
+    ({"properties": {f"p{i}": {"multipleOf": 9000 + i} for i in range(99)}}, "too great"),
+    (alternatives(2, 100), "combinations"),
+    (alternatives(12, 3), "combinations"),
+    (doubling(20, "allOf"), ""),
+    (doubling(20, "oneOf"), "too many schemas"),
+    ({"type": "string", "pattern": "x" * 100_000}, "characters"),
+    ({"type": "string", "pattern": "(((.{1,50}x?){1,50}y?){1,50}z?){1,50}"}, "too complex"),
+    ({"items": [{"pattern": f"^a{i}+$", "type": "string"} for i in range(600)]}, "over 500"),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 10**6}, ""),
+    ({"type": "string", "minLength": 10**9}, "too large"),
+    ({"type": "string", "minLength": 10**5, "maxLength": 10**12}, ""),
+]
+"""What is refused, with a part of the words, and what is not: that must be cheap to follow."""
+
+
+@pytest.mark.parametrize(("schema", "words"), HOSTILE)
+def test_hostile_schemas_are_bounded(
+    compiler: GrammarCompiler, tiny: "LoadedModel", schema: Any, words: str
+) -> None:
+    """They cost little memory, and not more time than an honest large schema."""
+    honest = {"properties": {f"p{i}": {"type": "string"} for i in range(1500)}}
+    compiler.compile(JSONObject())
+    before, began = resident(), time.thread_time()
+    if words:
+        with pytest.raises(GrammarError, match=words):
+            compiler.compile(JSONSchema(schema))
+    else:
+        grammar = compiler.compile(JSONSchema(schema))
+        assert follow(tiny.text, grammar, "zzz") == "not allowed"
+    taken = time.thread_time() - began
+    began = time.thread_time()
+    GrammarCompiler(tiny.text).compile(JSONSchema(honest))
+    assert taken < 10 * (time.thread_time() - began)
+    assert resident() - before < 200 << 20
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    with open("/proc/self/statm") as file:  # noqa: PTH123  (not a file)
+        return int(file.read().split()[1]) * 4096
+
+
+def test_other_threads_run_while_a_large_schema_compiles(tiny: "LoadedModel") -> None:
+    """The longest that a thread had to wait is a small part of what compiling took."""
+    compiler = GrammarCompiler(tiny.text)
+    compiler.compile(JSONObject())
+    large = {
+        "type": "array",
+        "prefixItems": [
+            {"type": "object", "properties": {f"p{i}_{j}": {"type": "string"} for j in range(450)}}
+            for i in range(20)
+        ],
+    }
+    worst, stop = [0.0], threading.Event()
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not stop.is_set():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            worst[0], last = max(worst[0], now - last), now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.perf_counter()
+    compiler.compile(JSONSchema(large))
+    taken = time.perf_counter() - began
+    stop.set()
+    watcher.join()
+    assert worst[0] < taken / 4
+
+
+def test_a_schema_is_not_changed() -> None:
+    """Reading leaves the client's schema as it is."""
+    schema = {"exclusiveMinimum": True, "minimum": 1, "properties": {"a": {"format": "date"}}}
+    before = json.dumps(schema)
+    SchemaReader().read(schema)
+    assert json.dumps(schema) == before
