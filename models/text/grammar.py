@@ -168,14 +168,15 @@ class GrammarCompiler:
         parser = llguidance.LLMatcher(shared.tokenizer, str(lark), log_level=0, limits=LIMITS)
         if parser.is_error():
             raise explain(shared.tokenizer, parser.get_error(), reader, LIMITS)
+        try:
+            grammar = Grammar(parser, shared, len(str(lark)) * _BYTES_PER_CHARACTER)
+        except MatcherError as error:
+            raise GrammarError(f"no answer can match it: {error}") from error
         rehearsal = parser.deep_copy()
         walk(rehearsal)
         if rehearsal.is_error():
             raise GrammarError(in_words(rehearsal.get_error()))
-        try:
-            return Grammar(parser, shared, len(str(lark)) * _BYTES_PER_CHARACTER)
-        except MatcherError as error:
-            raise GrammarError(f"no answer can match it: {error}") from error
+        return grammar
 
     def _share(self) -> _Shared:
         with self._lock:

