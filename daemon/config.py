@@ -132,7 +132,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(gt=0, description="Time a client may leave a piece of its answer unread.")
     ] = 60.0
     keepalive: Annotated[
-        float, Meta(gt=0, description="Time between comments on a stream that has nothing yet.")
+        float,
+        Meta(
+            gt=0, description="Silence of a stream after which its client hears that work goes on."
+        ),
     ] = 10.0
     stop_grace: Annotated[
         float, Meta(ge=0, description="Time running requests get to finish on SIGTERM.")

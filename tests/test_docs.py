@@ -30,6 +30,8 @@ from umbel.daemon.protocols import (
     messages_reader,
     messages_tools,
     openai_fields,
+    response_items,
+    responses,
     tokens,
     tools,
 )
@@ -125,6 +127,7 @@ def _body_fields() -> dict[str, Any]:
         for module in (
             *(chat, completions, openai_fields, tokens, tools),
             *(messages, messages_blocks, messages_reader, messages_tools),
+            *(response_items, responses),
         )
         for kind in vars(module).values()
         if isinstance(kind, type)

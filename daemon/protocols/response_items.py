@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw
@@ -53,7 +53,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     encrypted_content: str | None = None
 
 
-class ReadItems(msgspec.Struct):
+class ReadItems(NamedTuple):
     """What was read.
 
     Attributes:
