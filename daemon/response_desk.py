@@ -5,6 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import structlog
+
 from ..scheduler.errors import UnavailableError
 from ..scheduler.queue import RETRY_AFTER
 from .response_store import ResponseStore
@@ -12,6 +14,9 @@ from .response_store import ResponseStore
 T = TypeVar("T")
 
 _MOST_WAITING = 1024
+_TIMEOUT = 60.0  # seconds that anybody waits for the disk
+
+log = structlog.get_logger()
 
 
 class ResponseDesk:
@@ -37,12 +42,24 @@ class ResponseDesk:
             raise UnavailableError(message, retry_after=RETRY_AFTER)
         self._waiting += 1
         try:
-            return await asyncio.wrap_future(self.submit(work))
+            async with asyncio.timeout(_TIMEOUT):
+                return await asyncio.wrap_future(self.submit(work))
+        except TimeoutError as error:
+            message = "stored responses were not read in time; try again later"
+            raise UnavailableError(message, retry_after=RETRY_AFTER) from error
         finally:
             self._waiting -= 1
 
+    async def keep(self, work: Callable[[ResponseStore], None]) -> None:
+        """Run what an answer waits for, and goes on without if the disk takes too long."""
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                await asyncio.shield(asyncio.wrap_future(self.submit(work)))
+        except TimeoutError:
+            log.warning("a response is not stored in time", seconds=_TIMEOUT)
+
     def submit(self, work: Callable[[ResponseStore], T]) -> "Future[T]":
-        """Run what is done whether or not somebody waits: once for each response that ends."""
+        """Run what nobody waits for; at most once for each response."""
         return self._thread.submit(work, self.store)
 
     async def close(self) -> None:

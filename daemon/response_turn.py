@@ -1,8 +1,6 @@
 """One response on its way: from a body and what it goes on with to what is stored of it."""
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import msgspec
@@ -141,8 +139,8 @@ class ResponseTurn:
 
     def leave(self) -> None:
         """Store what came of an answer that was cut off, if a client may know of it."""
-        if not self._is_settled and self._body.stream and self._answers is not None:
-            self._store(self._answers.whole())
+        if not self._is_settled and self._answers is not None and self._answers.has_begun:
+            self._desk.submit(self._put(self._answers.whole()))
 
     def discard(self) -> None:
         """Store nothing: the client hears of an error and not of a response, or deletes it."""
@@ -164,11 +162,11 @@ class ResponseTurn:
 
     async def _store_at_end(self) -> None:
         if not self._is_settled and self._answers is not None:
-            await asyncio.wrap_future(self._store(self._answers.whole()))
+            await self._desk.keep(self._put(self._answers.whole()))
         self.is_over = True
 
-    def _store(self, last: dict[str, Any]) -> Future[None]:
-        """Store a response as it stays, if it shall be."""
+    def _put(self, last: dict[str, Any]) -> Callable[[ResponseStore], None]:
+        """Return what stores a response as it stays, if it shall be."""
         self._is_settled = True
         previous = self._body.previous_response_id
 
@@ -185,7 +183,7 @@ class ResponseTurn:
                 inputs=self.items,
             )
 
-        return self._desk.submit(put)
+        return put
 
 
 async def find_past(previous: str | None, caller: Caller, desk: ResponseDesk) -> Past | None:

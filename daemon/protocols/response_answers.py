@@ -40,6 +40,11 @@ class ResponseAnswers:
         self._output = output
         self._sequence = 0
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any event has been written."""
+        return self._sequence > 0
+
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed; it has ended."""
         return self.last or self.settle()

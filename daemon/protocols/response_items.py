@@ -12,7 +12,7 @@ from ..decoding import decode_part, decode_parts
 from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
-from .chat import MAX_PARTS, text_of
+from .chat import MAX_PARTS
 
 MAX_ITEMS = 10_000
 MAX_REFERRED = 16 * 1024 * 1024
@@ -20,6 +20,7 @@ MAX_REFERRED = 16 * 1024 * 1024
 
 _Id = Annotated[str, Meta(min_length=1, max_length=256)]
 _Parts = Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)]
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -118,29 +119,43 @@ def read_items(
     for body in past:
         check()
         messages.add(decode_part(Raw(body), InputItem, _PAST), _PAST)
-    kept, referred = [], 0
+    kept, referred = [], _Referred(find)
     for index, raw in enumerate(raws):
         check()
         place = f"input[{index}]"
         item = decode_part(raw, InputItem, place)
         if item.type == "item_reference":
-            body = _find(item, find, place)
-            referred += len(body)
-            if referred > MAX_REFERRED:
-                message = f"{place}: the items referred to have over {MAX_REFERRED // 2**20} MiB"
-                raise APIError(400, message, param=place)
-            item = decode_part(Raw(body), InputItem, place)
+            item = decode_part(Raw(referred.find(item.id, place)), InputItem, place)
         messages.add(item, place)
         kept.append(_kept(item))
-    return ReadItems(messages.messages, kept)
+    return ReadItems(messages.end(), kept)
 
 
-def _find(item: InputItem, find: FindItem, place: str) -> bytes:
-    body = find(item.id) if item.id else None
-    if body is None:
-        message = f"{place} refers to an item {quote(item.id)} that is not stored; send the item"
-        raise APIError(404, message, code="item_not_found", param=place)
-    return body
+class _Referred:
+    """Finds the items that are referred to, each once, within a bound of bytes."""
+
+    def __init__(self, find: FindItem) -> None:
+        self._find = find
+        self._found: dict[str, bytes | None] = {}
+        self._nbytes = 0
+
+    def find(self, name: str | None, place: str) -> bytes:
+        """Return the JSON of an item.
+
+        Raises:
+            APIError: 404, it is not stored; 400, it is too much.
+        """
+        if name is not None and name not in self._found:
+            self._found[name] = self._find(name)
+        body = self._found.get(name or "")
+        if body is None:
+            message = f"{place} refers to an item {quote(name)} that is not stored; send the item"
+            raise APIError(404, message, code="item_not_found", param=place)
+        self._nbytes += len(body)
+        if self._nbytes > MAX_REFERRED:
+            message = f"{place}: the items referred to have over {MAX_REFERRED // 2**20} MiB"
+            raise APIError(400, message, param=place)
+        return body
 
 
 def _kept(item: InputItem) -> bytes:
@@ -159,8 +174,7 @@ class _Messages:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._turn: Message | None = None
-        self._text_is_last = False
+        self._turn: _Turn | None = None
         self._called: dict[str, str] = {}
 
     def add(self, item: InputItem, place: str) -> None:
@@ -173,8 +187,7 @@ class _Messages:
             case "message":
                 self._message(item, place)
             case "reasoning":
-                self._assistant().reasoning += _reasoning_of(item, place)
-                self._text_is_last = False
+                self._assistant().thoughts.append(_reasoning_of(item, place))
             case "function_call":
                 self._call(item, _needed(item, "arguments", place), place)
             case "custom_tool_call":
@@ -184,34 +197,28 @@ class _Messages:
             case _:
                 raise unsupported_kind(place, item.type, "leave it out")
 
-    def _message(self, item: InputItem, place: str) -> None:
-        role = _needed(item, "role", place)
-        text = text_of(place, item.content)
-        if role != "assistant":
-            self._turn = None
-            # Templates know "system"; "developer" is OpenAI's newer name for the same voice.
-            known: Literal["system", "user"] = "user" if role == "user" else "system"
-            self.messages.append(Message(role=known, content=text))
-            return
-        if self._text_is_last:  # two texts in a row are two answers
-            self._turn = None
-        self._assistant().content += text
-        self._text_is_last = True
+    def end(self) -> list[Message]:
+        """Return all messages."""
+        self._end_turn()
+        return self.messages
 
-    def _assistant(self) -> Message:
-        """Return the answer that is being put together."""
-        if self._turn is None:
-            self._turn = Message(role="assistant", tool_calls=[])
-            self.messages.append(self._turn)
-            self._text_is_last = False
-        return self._turn
+    def _message(self, item: InputItem, place: str) -> None:
+        role, text = _needed(item, "role", place), _text_of(item, "content", place)
+        if role == "assistant":
+            if self._turn is not None and self._turn.text_is_last:
+                self._end_turn()  # two texts in a row are two answers
+            self._assistant().texts.append(text)
+            self._assistant().text_is_last = True
+            return
+        self._end_turn()
+        # Templates know "system"; "developer" is OpenAI's newer name for the same voice.
+        known: Literal["system", "user"] = "user" if role == "user" else "system"
+        self.messages.append(Message(role=known, content=text))
 
     def _call(self, item: InputItem, arguments: str, place: str) -> None:
         call_id = _needed(item, "call_id", place)
         name = internal_name(_needed(item, "name", place), item.namespace)
-        call = ToolCall(id=call_id, name=name, arguments=arguments)
-        self._assistant().tool_calls.append(call)
-        self._text_is_last = False
+        self._assistant().calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
         self._called[call_id] = name
 
     def _output(self, item: InputItem, place: str) -> None:
@@ -222,10 +229,59 @@ class _Messages:
                 "for; send the item with that call too, or previous_response_id"
             )
             raise APIError(400, message, param=f"{place}.call_id")
-        self._turn = None
-        text = text_of(place, item.output)
-        name = self._called[call_id]
+        text, name = _text_of(item, "output", place), self._called[call_id]
+        self._end_turn()
         self.messages.append(Message(role="tool", content=text, tool_call_id=call_id, name=name))
+
+    def _assistant(self) -> "_Turn":
+        """Return the answer that is being put together; more of it comes."""
+        if self._turn is None:
+            self._turn = _Turn()
+        self._turn.text_is_last = False
+        return self._turn
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self.messages.append(self._turn.message())
+            self._turn = None
+
+
+class _Turn:
+    """An answer that is being put together."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[ToolCall] = []
+        self.text_is_last = False
+
+    def message(self) -> Message:
+        texts, thoughts = "".join(self.texts), "".join(self.thoughts)
+        return Message(role="assistant", content=texts, reasoning=thoughts, tool_calls=self.calls)
+
+
+def _text_of(item: InputItem, field: Literal["content", "output"], place: str) -> str:
+    """Join the parts of a field, which must be text.
+
+    Raises:
+        APIError: 400, it is missing, or has another part.
+    """
+    content: str | list[dict[str, Any]] | None = getattr(item, field)
+    if content is None:
+        raise _missing(item, field, place)
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if kind not in _TEXT_PARTS or not isinstance(text, str):
+            message = (
+                f"{place} has a part of type {quote(kind)}, which this model cannot read; send text"
+            )
+            raise APIError(400, message, param=f"{place}.{field}")
+        texts.append(text)
+    return "".join(texts)
 
 
 def unsupported_kind(place: str, kind: str | None, advice: str) -> APIError:
@@ -234,12 +290,18 @@ def unsupported_kind(place: str, kind: str | None, advice: str) -> APIError:
     return APIError(400, message, code="unsupported_parameter", param=place)
 
 
-def _needed(item: InputItem, field: str, place: str) -> str:
-    value = getattr(item, field)
+def _needed(
+    item: InputItem, field: Literal["role", "call_id", "name", "arguments", "input"], place: str
+) -> str:
+    value: str | None = getattr(item, field)
     if value is None:
-        message = f"{place} of type {quote(item.type or 'message')} needs {field}"
-        raise APIError(400, message, param=f"{place}.{field}")
-    return str(value)
+        raise _missing(item, field, place)
+    return value
+
+
+def _missing(item: InputItem, field: str, place: str) -> APIError:
+    message = f"{place} of type {quote(item.type or 'message')} needs {field}"
+    return APIError(400, message, param=f"{place}.{field}")
 
 
 def _reasoning_of(item: InputItem, place: str) -> str:

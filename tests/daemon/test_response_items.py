@@ -206,9 +206,16 @@ class TestItems:
         """A small body cannot ask for a large one many times."""
         large = msgspec.json.encode(user("x" * (MAX_REFERRED // 3)))
         raws = [Raw(b'{"type": "item_reference", "id": "m"}')] * 3
+        asked: list[str] = []
+
+        def find(name: str) -> bytes:
+            asked.append(name)
+            return large
+
         with pytest.raises(APIError, match="over 16 MiB"):
-            read_items([], raws, lambda _: large, nothing)
-        assert len(read_items([], raws[:2], lambda _: large, nothing).messages) == 2
+            read_items([], raws, find, nothing)
+        assert asked == ["m"]
+        assert len(read_items([], raws[:2], find, nothing).messages) == 2
 
 
 class TestBadItems:
@@ -223,6 +230,7 @@ class TestBadItems:
                 "input[0]",
             ),
             ({"content": "a"}, "needs role", "input[0].role"),
+            ({"role": "user"}, "needs content", "input[0].content"),
             ({"role": "robot", "content": "a"}, "Invalid enum value", "input[0].role"),
             ({"role": "user", "content": 1}, "Expected", "input[0].content"),
             (
@@ -271,6 +279,13 @@ class TestBadItems:
     def test_an_input_that_is_none(self, given: Any) -> None:
         """Neither text nor items."""
         assert refusal(input=given).param == "input"
+
+    def test_an_output_names_its_field(self) -> None:
+        """It is missing, or no text."""
+        wanting = {"type": "function_call_output", "call_id": "c1"}
+        assert refusal(input=[CALL, wanting]).param == "input[1].output"
+        image = wanting | {"output": [{"type": "input_image", "image_url": "data:"}]}
+        assert refusal(input=[CALL, image]).param == "input[1].output"
 
     def test_nothing_to_answer(self) -> None:
         """At least one item."""
