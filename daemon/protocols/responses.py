@@ -14,7 +14,8 @@ from ..workers import Check
 from .chat import ConversationId, ConversationName
 from .generation_request import GenerationRequest, unsupported
 from .openai_fields import OpenAIFields, Tokens
-from .response_items import FindItem, read_items, split_input
+from .response_items import split_input
+from .response_messages import FindItem, read_items
 from .response_tools import ResponseTools, read_response_choice, read_response_tools
 from .template_options import read_options
 from .tools import ToolList

@@ -7,7 +7,8 @@ import pytest
 from msgspec import Raw
 
 from umbel.daemon.failures import APIError
-from umbel.daemon.protocols.response_items import MAX_ITEMS, MAX_REFERRED, read_items
+from umbel.daemon.protocols.response_items import MAX_ITEMS
+from umbel.daemon.protocols.response_messages import MAX_REFERRED, read_items
 from umbel.daemon.protocols.responses import ReadResponse, ResponsesRequest
 from umbel.models.text.constraint import JSONObject, JSONSchema
 from umbel.models.text.conversation import Conversation, Message, ToolCall
