@@ -185,7 +185,7 @@ def test_markers_that_are_special_tokens(codec: "TextCodec", compiler: GrammarCo
     grammar = compiler.compile(Choice(["yes"]), reasoning=marked)
     assert follow(codec, grammar, "<|im_start|>hm</think><|endoftext|>yes") == "complete"
     matcher = grammar.matcher()
-    matcher.consume(codec.special_tokens["<|im_start|>"])
+    matcher.consume(codec.special_tokens_by_name["<|im_start|>"])
     for token in codec.encode("<|") + codec.encode("endoftext|>"):
         matcher.consume(token)
     assert not matcher.is_complete
@@ -196,7 +196,7 @@ def test_markers_that_are_special_tokens(codec: "TextCodec", compiler: GrammarCo
 
 def test_special_tokens_stay_out_of_text(codec: "TextCodec", compiler: GrammarCompiler) -> None:
     """No string, no free text and no thinking has a token that writes nothing, the end aside."""
-    special = set(codec.special_tokens.values())
+    special = set(codec.special_tokens_by_name.values())
     for constraint, reasoning in (
         (Regex("(?s:.*)"), None),
         (JSONObject(), THINKING),
