@@ -17,7 +17,10 @@ from umbel.daemon.handlers.entry import Entry
 from umbel.daemon.pin_requests import PinRequest
 from umbel.daemon.protocols.chat import ChatMessage, ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest
+from umbel.daemon.protocols.messages import CountRequest, MessagesRequest
 from umbel.daemon.protocols.openai_fields import StructuredOutputs
+from umbel.daemon.protocols.response_items import InputItem
+from umbel.daemon.protocols.responses import ResponsesRequest
 from umbel.daemon.protocols.tokens import DetokenizeRequest, TokenizeRequest
 from umbel.daemon.status import MemoryStatus, ModelStatus, Status
 
@@ -27,6 +30,7 @@ from .running import RunningDaemon, running
 PAGE = Path(__file__).parents[2] / "daemon" / "openapi.yaml"
 BODIES: tuple[type[msgspec.Struct], ...] = (
     *(ChatRequest, ChatMessage, CompletionRequest, StructuredOutputs),
+    *(ResponsesRequest, InputItem, MessagesRequest, CountRequest),
     *(TokenizeRequest, DetokenizeRequest, PinRequest, Status),
 )
 # Answers of random requests come to their end soon.
@@ -56,7 +60,12 @@ def test_every_route_is_described_and_no_other() -> None:
         for route in application(Entry(Settings())).router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    told = {(m.upper(), path) for path, item in described()["paths"].items() for m in item}
+    told = {
+        (method.upper(), path)
+        for path, item in described()["paths"].items()
+        for method in item
+        if method != "parameters"
+    }
     assert told == served
 
 
@@ -80,7 +89,7 @@ def test_bounds_are_those_of_the_fields() -> None:
     schemas = described()["components"]["schemas"]
     keys = ("minimum", "maximum", "exclusiveMinimum", "maxLength", "maxItems", "maxProperties")
     compared = 0
-    for kind in (ChatRequest, CompletionRequest, PinRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, PinRequest):
         own = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
         told = properties(schemas[kind.__name__], schemas)
         for name, schema in own.items():
@@ -122,15 +131,25 @@ def narrowed(page: dict[str, Any]) -> dict[str, Any]:
     Most requests would end there.
     """
     page["components"]["schemas"]["ChatMessage"]["properties"]["role"]["enum"].remove("tool")
-    for schema in page["components"]["schemas"].values():
-        for part in (schema, *schema.get("allOf", [])):
-            fields = part.get("properties", {})
-            for name, field in list(fields.items()):
-                if "Refused" in field.get("description", "") or name.startswith("guided_"):
-                    del fields[name]
-            if "model" in fields and "state" not in fields:
-                fields["model"] = {"enum": [None, "default", "tiny", ""]}
+    narrow(page["components"]["schemas"])
     return page
+
+
+def narrow(part: Any) -> None:
+    """Narrow all schemas within a part of the page."""
+    if isinstance(part, list):
+        part = dict(enumerate(part))
+    if not isinstance(part, dict):
+        return
+    fields = part.get("properties", {})
+    for name, field in list(fields.items()):
+        refused = "Refused" in field.get("description", "")
+        if refused or name.startswith("guided_") or name == "previous_response_id":
+            del fields[name]
+    if fields.get("model", {}).get("type") == ["string", "null"]:
+        fields["model"] = {"enum": [None, "default", "tiny", ""]}
+    for value in part.values():
+        narrow(value)
 
 
 @pytest.mark.slow
