@@ -66,8 +66,8 @@ def _each(*dialects: str, **fields: Any) -> dict[str, Fields]:
     return dict.fromkeys(dialects, fields)
 
 
-def _both(**fields: Any) -> dict[str, Fields]:
-    return _each(CHAT, TEXT, **fields)
+def _openai(**fields: Any) -> dict[str, Fields]:
+    return _each(CHAT, TEXT, RESPONSES, **fields)
 
 
 def _tools(**more: Any) -> dict[str, Fields]:
@@ -94,7 +94,7 @@ def _calls_add(answer: Answer) -> bool:
 
 
 def _streams(answer: Answer) -> bool:
-    return answer.streamed and b'"error"' not in answer.raw
+    return answer.streamed and b'"error":{' not in answer.raw
 
 
 PROBES = (
@@ -103,7 +103,7 @@ PROBES = (
     Probe(
         "usage in a stream",
         {
-            **_both(stream=True, stream_options={"include_usage": True}),
+            **_openai(stream=True, stream_options={"include_usage": True}),
             **_each(RESPONSES, MESSAGES, stream=True),
         },
         lambda a: a.streamed and b'"usage":{"' in a.raw,
@@ -177,7 +177,7 @@ PROBES = (
         {TEXT: {"prompt": ["hi", "ho"]}},
         lambda a: len(a.body["choices"]) == 2,
     ),
-    Probe("several answers (n)", _both(n=2), lambda a: len(a.body["choices"]) == 2),
+    Probe("several answers (n)", _openai(n=2), lambda a: len(a.body["choices"]) == 2),
     Probe("echo", {TEXT: {"echo": True}}),
     Probe("suffix", {TEXT: {"suffix": "end"}}),
     Probe("best_of", {TEXT: {"best_of": 2}}),
@@ -185,22 +185,26 @@ PROBES = (
         "temperature, top_p",
         _each(*DIALECTS, temperature=0.5, top_p=0.9),
     ),
-    Probe("top_k", {**_both(top_k=5), MESSAGES: {"top_k": 5}}),
-    Probe("min_p, repetition_penalty", _both(min_p=0.1, repetition_penalty=1.1)),
-    Probe("presence_penalty, frequency_penalty", _both(presence_penalty=1, frequency_penalty=1)),
-    Probe("logit_bias", _both(logit_bias={"40": 100}), lambda a: len(set(a.text)) == 1),
-    Probe("seed", _both(seed=7, temperature=1)),
+    Probe("top_k", {**_openai(top_k=5), MESSAGES: {"top_k": 5}}),
+    Probe("min_p, repetition_penalty", _openai(min_p=0.1, repetition_penalty=1.1)),
+    Probe("presence_penalty, frequency_penalty", _openai(presence_penalty=1, frequency_penalty=1)),
+    Probe("logit_bias", _openai(logit_bias={"40": 100}), lambda a: len(set(a.text)) == 1),
+    Probe("seed", _openai(seed=7, temperature=1)),
     Probe(
         "stop sequences",
         {
-            **_both(stop=["a"]),
+            **_openai(stop=["a"]),
             MESSAGES: {"stop_sequences": ["a"]},
         },
     ),
     Probe(
         "log-probabilities",
-        {CHAT: {"logprobs": True, "top_logprobs": 2}, TEXT: {"logprobs": 2}},
-        lambda a: bool(a.body["choices"][0]["logprobs"]),
+        {
+            CHAT: {"logprobs": True, "top_logprobs": 2},
+            TEXT: {"logprobs": 2},
+            RESPONSES: {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+        },
+        lambda a: b'"logprob":' in a.raw or b'"token_logprobs":[' in a.raw,
     ),
     Probe("tools", _tools(), lambda a: a.longer_prompt),
     Probe(
@@ -303,6 +307,7 @@ PROBES = (
             RESPONSES: {"tools": [{"type": "web_search"}]},
             MESSAGES: {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         },
+        lambda a: a.longer_prompt,
     ),
     Probe("functions, function_call", {CHAT: {"functions": [{"name": "add"}]}}),
     Probe(
@@ -335,9 +340,9 @@ PROBES = (
         },
         _is_json,
     ),
-    Probe("a regex", _both(guided_regex="[ab]"), _is_one_of("a", "b")),
-    Probe("a choice", _both(guided_choice=["yes", "no"]), _is_one_of("yes", "no")),
-    Probe("a grammar", _both(guided_grammar="root ::= x")),
+    Probe("a regex", _openai(guided_regex="[ab]"), _is_one_of("a", "b")),
+    Probe("a choice", _openai(guided_choice=["yes", "no"]), _is_one_of("yes", "no")),
+    Probe("a grammar", _openai(guided_grammar="root ::= x")),
     Probe(
         "how much to think",
         {
@@ -346,11 +351,14 @@ PROBES = (
             MESSAGES: {"thinking": {"type": "disabled"}},
         },
     ),
-    Probe("chat_template_kwargs", {CHAT: {"chat_template_kwargs": {"enable_thinking": False}}}),
-    Probe("conversation in the body", {CHAT: {"conversation": "c"}}),
+    Probe(
+        "chat_template_kwargs",
+        _each(CHAT, RESPONSES, chat_template_kwargs={"enable_thinking": False}),
+    ),
+    Probe("conversation in the body", _each(CHAT, RESPONSES, conversation="c")),
     Probe(
         "prompt_cache_key",
-        {**_both(prompt_cache_key="session"), RESPONSES: {"prompt_cache_key": "session"}},
+        _openai(prompt_cache_key="session"),
     ),
     Probe(
         "cache_control",
@@ -369,15 +377,15 @@ PROBES = (
     Probe("audio", {CHAT: {"modalities": ["text", "audio"]}}),
     Probe("web_search_options", {CHAT: {"web_search_options": {}}}),
     Probe("verbosity", {CHAT: {"verbosity": "low"}, RESPONSES: {"text": {"verbosity": "low"}}}),
-    Probe("use_beam_search", _both(use_beam_search=True)),
-    Probe("min_tokens", _both(min_tokens=2)),
-    Probe("ignore_eos", _both(ignore_eos=True)),
-    Probe("stop_token_ids", _both(stop_token_ids=[40])),
-    Probe("bad_words", _both(bad_words=["no"])),
+    Probe("use_beam_search", _openai(use_beam_search=True)),
+    Probe("min_tokens", _openai(min_tokens=2)),
+    Probe("ignore_eos", _openai(ignore_eos=True)),
+    Probe("stop_token_ids", _openai(stop_token_ids=[40])),
+    Probe("bad_words", _openai(bad_words=["no"])),
     Probe(
         "user, metadata, store, service_tier",
         {
-            **_both(user="u", metadata={"a": "b"}, store=False, service_tier="auto"),
+            **_openai(user="u", metadata={"a": "b"}, store=False, service_tier="auto"),
             RESPONSES: {
                 "user": "u",
                 "metadata": {"a": "b"},
