@@ -46,11 +46,16 @@ def _outline(kind: type[CheckedBody]) -> type[Any]:
 
 def _check_size(outline: Any, kind: type[CheckedBody]) -> None:
     types = get_type_hints(kind)
-    at_once = {name for name, type_ in types.items() if Raw not in (type_, *get_args(type_))}
+    at_once = {name for name, type_ in types.items() if not _is_raw(type_)}
     sizes = {name: len(memoryview(getattr(outline, name))) for name in at_once}
     largest = max(sizes, key=lambda name: sizes[name])
     if sum(sizes.values()) > MAX_PART:
         raise _too_large(largest)
+
+
+def _is_raw(type_: Any) -> bool:
+    """Whether what is of this type is decoded later, or is a list, or nothing."""
+    return type_ is Raw or any(_is_raw(part) for part in get_args(type_))
 
 
 def decode_part(raw: Raw, kind: Any, place: str) -> Any:

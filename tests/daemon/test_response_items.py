@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from umbel.daemon import decoding
 from umbel.daemon.failures import APIError
 from umbel.daemon.protocols.response_items import MAX_ITEMS
 from umbel.daemon.protocols.response_messages import MAX_REFERRED, read_items
@@ -319,6 +320,16 @@ class TestTools:
         found = read(input="hi", tools=[ADD, *hosted])
         assert [tool.name for tool in found.tools.tools] == ["add"]
         assert len(found.tools.shown) == 1
+
+    def test_large_tools_are_read_one_by_one(self) -> None:
+        """Together they may have more than one call decodes."""
+        tools = [
+            ADD | {"name": f"f{number}", "description": "x" * 100_000} for number in range(128)
+        ]
+        raw = msgspec.json.encode({"input": "hi", "tools": tools})
+        body = decoding.decode(raw, ResponsesRequest)
+        assert len(raw) > decoding.MAX_PART
+        assert len(body.read([], lambda _: None, nothing).tools.tools) == 128
 
     @pytest.mark.parametrize(
         ("tools", "choice", "mode", "name", "told"),
