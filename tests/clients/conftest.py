@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ from .outside import ROOT
 CONTEXT = 65_536  # Claude Code's first request alone has about 20,000 tokens
 
 
-@pytest.fixture(scope="session")
-def scripted_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a tiny random model with SmolLM2's tokenizer and chat template."""
+def write_model(folder: Path, *, more_tokens: int = 0) -> Path:
+    """Write a tiny random model with SmolLM2's tokenizer and chat template.
+
+    Args:
+        folder: is made.
+        more_tokens: that its output layer has room for.
+    """
     from umbel.models import embedded  # noqa: PLC0415  (it imports mlx.core)
 
     import mlx.core as mx  # noqa: PLC0415  # isort: skip  (after umbel.models)
@@ -22,9 +27,9 @@ def scripted_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from ..tiny import tiny_model_dir  # noqa: PLC0415
 
     parts = embedded.load(mx.float16)
-    folder = tiny_model_dir(
-        tmp_path_factory.mktemp("models") / "scripted",
-        vocab_size=parts.config["vocab_size"],
+    tiny_model_dir(
+        folder,
+        vocab_size=parts.config["vocab_size"] + more_tokens,
         eos_token_id=next(iter(parts.tokenizer.eos_token_ids)),
         max_position_embeddings=CONTEXT,
         num_hidden_layers=1,
@@ -35,14 +40,21 @@ def scripted_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def scripted_daemon(scripted_dir: Path) -> Iterator[RunningDaemon]:
-    """A daemon on a socket and on TCP that answers as the plan in a prompt says."""
-    program = ("-m", "tests.clients.scripted", str(scripted_dir / "tokenizer.json"))
+@contextmanager
+def scripted(model: Path) -> Iterator[RunningDaemon]:
+    """Run a daemon on a socket and on TCP that answers as the plan in a prompt says."""
+    program = ("-m", "tests.clients.scripted", str(model / "tokenizer.json"))
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="u") as folder,
     ):
         patch.chdir(ROOT)  # where the package `tests` is found
-        with running(Path(folder), scripted_dir, "--port", "0", program=program) as daemon:
+        with running(Path(folder), model, "--port", "0", program=program) as daemon:
             yield daemon
+
+
+@pytest.fixture(scope="session")
+def scripted_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """A scripted daemon with SmolLM2's tokenizer and template."""
+    with scripted(write_model(tmp_path_factory.mktemp("models") / "scripted")) as daemon:
+        yield daemon

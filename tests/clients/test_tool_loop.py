@@ -1,0 +1,141 @@
+"""Twenty turns of an agent that calls a tool in each: only what is new is computed."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from ..daemon.running import RunningDaemon
+from ..models.text.templates import MARKERS, THINKING
+from .conftest import scripted, write_model
+from .scripted import RESULT, plan
+
+TURNS = 20
+SHARE = 0.95
+_SENT_BACK = ("role", "content", "tool_calls")
+SYSTEM = "You are an agent that looks after a house. " * 12
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": f"look_{room}",
+            "description": f"Tell what there is in the {room}, and how warm it is there.",
+            "parameters": {
+                "type": "object",
+                "properties": {"corner": {"type": "string"}, "floor": {"type": "integer"}},
+                "required": ["corner"],
+            },
+        },
+    }
+    for room in ("kitchen", "cellar", "attic", "garden", "garage", "hall")
+]
+
+
+class Turn(NamedTuple):
+    """What one answer took, in tokens."""
+
+    prompt: int
+    cached: int
+    answer: int
+
+
+def call_in_its_own_way(number: int) -> str:
+    """Write a call as no template would: other blanks, another order of escapes."""
+    arguments = f'{{ "corner":"by the \\u0064oor {number}",  "floor":{number} }}'
+    return f'<tool_call>\n{{"name":  "look_kitchen", "arguments": {arguments}}}\n</tool_call>'
+
+
+class Agent:
+    """Calls a tool in each turn until its plan is over.
+
+    Args:
+        daemon: which answers as the plan in the first message says.
+        name: makes the first message this agent's own.
+        thoughts: stand before each answer.
+    """
+
+    def __init__(self, daemon: RunningDaemon, name: str, thoughts: str = "") -> None:
+        self._daemon = daemon
+        steps = [thoughts + call_in_its_own_way(number) for number in range(TURNS - 1)]
+        ask = f"I am {name}. {plan(*steps, f'{thoughts}It says: {RESULT}.')}"
+        system = {"role": "system", "content": SYSTEM}
+        self.messages: list[dict[str, Any]] = [system, {"role": "user", "content": ask}]
+        self.turns: list[Turn] = []
+
+    def run(self) -> None:
+        """Work to the end of the plan."""
+        for number in range(TURNS - 1):
+            (call,) = self.ask()["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            assert arguments == {"corner": f"by the door {number}", "floor": number}
+            self.messages.append(
+                {"role": "tool", "tool_call_id": call["id"], "content": f"{number} chairs"}
+            )
+        assert self.ask()["content"] == f"It says: {TURNS - 2} chairs."
+
+    def ask(self) -> dict[str, Any]:
+        """Have the next answer, and send it back from then on as agents do."""
+        reply = self._daemon.post(
+            {"messages": self.messages, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+        ).json()
+        usage = reply["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        self.turns.append(Turn(usage["prompt_tokens"], cached, usage["completion_tokens"]))
+        message: dict[str, Any] = reply["choices"][0]["message"]
+        sent = {key: value for key, value in message.items() if key in _SENT_BACK}
+        for call in sent.get("tool_calls") or []:  # written anew, in as little room as there is
+            compact = json.dumps(json.loads(call["function"]["arguments"]), separators=(",", ":"))
+            call["function"]["arguments"] = compact
+        self.messages.append(sent)
+        return message
+
+
+@pytest.fixture(scope="module")
+def thinking_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """A scripted daemon whose template is like Qwen3's: it thinks, and knows tools."""
+    folder = write_model(tmp_path_factory.mktemp("models") / "m", more_tokens=len(MARKERS))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKERS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(THINKING)
+    with scripted(folder) as daemon:
+        yield daemon
+
+
+def check(first: Agent, second: Agent) -> None:
+    """See that nothing was computed twice, and how much of all was cached."""
+    for agent in (first, second):
+        for before, after in zip(agent.turns, agent.turns[1:], strict=False):
+            # All that was there before the answer ended, and the answer.
+            assert after.cached >= before.prompt + before.answer - 1
+    prompts = sum(turn.prompt for turn in second.turns)
+    assert sum(turn.cached for turn in second.turns) / prompts >= SHARE
+
+
+def test_only_what_is_new_is_computed(scripted_daemon: RunningDaemon) -> None:
+    """With SmolLM2's template, which knows no tools, beside an agent with the same system."""
+    first, second = Agent(scripted_daemon, "one"), Agent(scripted_daemon, "another")
+    first.run()
+    second.run()
+    check(first, second)
+
+
+def test_thoughts_stay_while_the_turn_goes_on(thinking_daemon: RunningDaemon) -> None:
+    """With a template that writes calls and thoughts itself; agents do not send thoughts back."""
+    thoughts = "I look at it.\n</think>\n\n"
+    first = Agent(thinking_daemon, "one", thoughts)
+    second = Agent(thinking_daemon, "another", thoughts)
+    first.run()
+    second.run()
+    check(first, second)
+    assert "history drift" not in thinking_daemon.log()
+    # A new question ends the turn: the template drops its thoughts, and the log says so.
+    before = second.turns[0].prompt
+    second.messages.append({"role": "user", "content": "Thank you. And now?"})
+    second.ask()
+    assert second.turns[-1].cached >= before - 8  # all but the beginning of the first answer
+    line = next(line for line in thinking_daemon.log().splitlines() if "history drift" in line)
+    assert "drops earlier thoughts" in line
+    assert " token=" in line
