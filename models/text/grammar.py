@@ -275,11 +275,18 @@ def _terminal(pattern: str) -> str:
         raise GrammarError("the pattern is empty")
     if len(pattern) > _LONGEST:
         raise GrammarError(f"the pattern has more than {_LONGEST} characters")
+    if _escapes(pattern):
+        raise GrammarError("the pattern ends with a backslash that escapes nothing")
     # It matches the whole answer anyway, and the compiler knows no anchors.
     pattern = pattern.removeprefix("^")
-    if pattern.endswith("$") and (len(pattern) - len(pattern[:-1].rstrip("\\"))) % 2:
+    if pattern.endswith("$") and not _escapes(pattern[:-1]):
         pattern = pattern[:-1]
     return f"/{llguidance.regex_to_lark(pattern, '')}/"
+
+
+def _escapes(pattern: str) -> bool:
+    """Whether the end of a pattern escapes what comes next."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 def _options(lark: Lark, options: list[str]) -> str:

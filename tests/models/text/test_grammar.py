@@ -271,6 +271,7 @@ def test_known_constraints_are_not_compiled_again(
         (Regex("(?=a)b"), "look-around is not supported"),
         (Regex(r"(a)\1"), "back-references are not supported"),
         (Regex("a("), "unclosed group"),
+        (Regex("a\\"), "backslash"),
         (Regex("(((.{1,50}x?){1,50}y?){1,50}z?){1,50}"), "too complex"),
         (Regex("a" * 200_000), "more than 100000 characters"),
         (Choice([]), "needs options"),
