@@ -10,6 +10,7 @@ from .protocols.generation_request import Prompt
 
 _HEADER = "X-Umbel-Conversation"
 _LONGEST = 256
+_BEGINNING = 256  # characters or tokens of a text: what goes on with another begins as it does
 # An agent's session, and what tells its helpers apart, by the headers that agents send.
 _SESSIONS = (
     ("X-Claude-Code-Session-Id", "X-Claude-Code-Agent-Id"),
@@ -66,4 +67,6 @@ def conversation_of_session(name: str, prompt: Prompt) -> str:
             digest.update(f"{message.role}:{message.content}\0".encode(errors="replace"))
             if message.role != "system":
                 break
+    else:
+        digest.update(str(prompt[:_BEGINNING]).encode(errors="replace"))
     return f"{name}/{digest.hexdigest()[:8]}"

@@ -1,0 +1,70 @@
+"""Which conversation a request belongs to, by its headers and by how its prompt begins."""
+
+import pytest
+
+from umbel.daemon.conversations import (
+    check_name,
+    conversation_of_session,
+    named_conversation,
+    session,
+)
+from umbel.daemon.failures import APIError
+from umbel.models.text.conversation import Conversation, Message
+
+
+def talk(*contents: str) -> Conversation:
+    """Make a conversation of a system prompt and messages in turn."""
+    messages = [
+        Message(role="assistant" if number % 2 else "user", content=text)
+        for number, text in enumerate(contents)
+    ]
+    return Conversation(messages=[Message(role="system", content="Be kind."), *messages])
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({}, None),
+        ({"X-Claude-Code-Session-Id": "s"}, "s"),
+        ({"X-Claude-Code-Session-Id": "s", "X-Claude-Code-Agent-Id": "a"}, "s.a"),
+        ({"session-id": "s", "thread-id": "t"}, "t"),
+        ({"x-session-affinity": "s"}, "s"),
+        ({"x-session-id": "s\x1b[2J"}, None),
+        ({"x-session-id": "s" * 257}, None),
+        ({"x-session-id": "s\x07", "x-session-affinity": "t"}, "t"),
+    ],
+)
+def test_session(headers: dict[str, str], name: str | None) -> None:
+    """The headers that agents send; what is no word is no session, and no error."""
+    assert session(headers) == name
+
+
+def test_a_name_that_is_given_must_be_one() -> None:
+    """A client that names its conversation hears what is wrong with the name."""
+    assert named_conversation({"X-Umbel-Conversation": "mine"}) == "mine"
+    assert named_conversation({}) is None
+    for name in ("x" * 257, "a\nb"):
+        with pytest.raises(APIError) as refusal:
+            check_name(name, "conversation")
+        assert (refusal.value.status, refusal.value.param) == (400, "conversation")
+
+
+def test_what_goes_on_keeps_its_conversation() -> None:
+    """Later turns keep it; other first messages and other system prompts have their own."""
+    first = conversation_of_session("s", talk("hello"))
+    assert first.startswith("s/")
+    assert conversation_of_session("s", talk("hello", "hi", "more")) == first
+    assert conversation_of_session("s", talk("write a title")) != first
+    assert conversation_of_session("t", talk("hello")) != first
+    other = Conversation(messages=[Message(role="user", content="hello")])
+    assert conversation_of_session("s", other) != first
+
+
+def test_texts_that_begin_alike_are_one_conversation() -> None:
+    """A text goes on with another that it begins with; tokens do, too."""
+    text = "once upon a time " * 20
+    assert conversation_of_session("s", text) == conversation_of_session("s", text + "there was")
+    assert conversation_of_session("s", text) != conversation_of_session("s", "x" + text)
+    tokens = list(range(300))
+    assert conversation_of_session("s", tokens) == conversation_of_session("s", [*tokens, 7])
+    assert conversation_of_session("s", tokens) != conversation_of_session("s", [7, *tokens])
