@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import warnings
 from collections import Counter
 from functools import cache
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 _FEW, _WITH_SMOLLM2 = 120, 40
-_TOKENS, _SMOLLM2_TOKENS = 400, 96
+_TOKENS, _SMOLLM2_TOKENS = 400, 64
 
 
 class Real(NamedTuple):
@@ -118,22 +119,27 @@ def serve(
         counts[str(told.reason)] += 1
         if told.reason is FinishReason.STOP:
             detokenizer = codec.detokenizer()
-            check_valid(real, "".join(map(detokenizer.push, told.tokens)))
+            answer = "".join(map(detokenizer.push, told.tokens))
+            counts["valid" if is_valid(real, answer) else "not for Python's re"] += 1
         elif told.reason is FinishReason.ERROR:
             assert isinstance(told.error, ComputationError)
             assert "too complex" in str(told.error), (real.name, told.error)
     rig.check_rest()
 
 
-def check_valid(real: Real, answer: str) -> None:
-    """An answer is JSON, and what its schema allows."""
+def is_valid(real: Real, answer: str) -> bool:
+    """Hold an answer to its schema; False where Python cannot read a pattern of it."""
     with warnings.catch_warnings():  # an unknown dialect is taken for the latest, here as there
         warnings.simplefilter("ignore", DeprecationWarning)
         kind = validator_for(real.schema)
-    kind.check_schema(real.schema)
     validator = kind(real.schema, format_checker=FormatChecker())
-    errors = [e.message for e in validator.iter_errors(json.loads(answer))]
+    value = json.loads(answer)
+    try:
+        errors = [e.message for e in validator.iter_errors(value)]
+    except re.error:
+        return False  # as `[\\w-.]`, which others read
     assert errors == [], (real.name, answer)
+    return True
 
 
 def test_a_tiny_model_answers_to_real_schemas(
@@ -146,7 +152,8 @@ def test_a_tiny_model_answers_to_real_schemas(
     with capsys.disabled():
         print(f"\ntiny: {len(collection())} schemas, {dict(counts)}")  # noqa: T201  (figures)
     assert counts["compiled"] > len(collection()) // 3
-    assert counts["stop"] > counts["error"]
+    assert counts["valid"] > counts["compiled"] // 3
+    assert counts["not for Python's re"] <= counts["stop"] // 20
     assert counts["error"] <= counts["compiled"] // 50
 
 
@@ -160,5 +167,5 @@ def test_smollm2_answers_to_real_schemas(
     serve(smollm2, smollm2.text, some, counts, _SMOLLM2_TOKENS)
     with capsys.disabled():
         print(f"\nsmollm2: {len(some)} schemas, {dict(counts)}")  # noqa: T201  (figures)
-    assert counts["stop"]
+    assert counts["valid"]
     assert counts["error"] <= 1
