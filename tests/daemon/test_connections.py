@@ -103,6 +103,7 @@ class TestTheBound:
             crowd = [stack.enter_context(connected(daemon.socket)) for _ in range(LIMIT)]
             for connection in crowd:
                 connection.sendall(chat_request(stream=True, **LONG))
+            for connection in crowd:  # streams of those that wait begin after a while
                 assert connection.recv(12) == b"HTTP/1.1 200"
             with connected(daemon.socket) as newcomer:
                 reply = parsed(read_to_end(newcomer))

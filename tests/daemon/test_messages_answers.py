@@ -39,12 +39,11 @@ class ScriptedText:
 
     in_reasoning = False
     done = False
-    visible: frozenset[int] = frozenset()
 
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    def detokenizer(self) -> "ScriptedText":
+    def detokenizer(self, _markup: frozenset[int]) -> "ScriptedText":
         """Its tokens are texts already."""
         return self
 
