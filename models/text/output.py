@@ -184,9 +184,9 @@ class OutputParser:
         streamed = self._streamed
         if streamed is not None:
             self._stream(streamed, self._text[begin : self._at])
-        if call.ended:
-            self._close(call)
-        elif call.refused and not self._is_streamed:
+        if call.ended or (call.refused and self._is_streamed):
+            self._close(call)  # what was passed on stays; what follows it is text
+        elif call.refused:
             self._give_up(call)
         return True
 

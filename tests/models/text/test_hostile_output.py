@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from umbel.models.text.calls import MalformedCallError, read_calls
-from umbel.models.text.events import TextDelta
+from umbel.models.text.events import TextDelta, ToolCallStart
 from umbel.models.text.output import OutputParser
 
 from .outputs import GENERIC, TOOLS, events_of, format_of
@@ -73,6 +73,16 @@ def test_ten_megabytes_of_markers_are_text() -> None:
         assert i + 4096 - told < 4 * 2**20 + 10_000
     told += sum(len(event.text) for event in parser.flush() if isinstance(event, TextDelta))
     assert told == len(text)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ?}', '{"a": "' + " " * (5 * 2**20) + '"}'])
+def test_a_promise_that_is_broken_inside_the_arguments_ends_the_call(arguments: str) -> None:
+    """What was passed on stays, and parsing goes on behind it."""
+    call = '<tool_call>\n{"name": "get_time", "arguments": '
+    parser = OutputParser(GENERIC, tools=TOOLS, guaranteed=True)
+    events = parser.push(f"{call}{arguments}}}\n{END}") + parser.push(f"{call}{{}}}}\n{END}")
+    names = [event.name for event in events if isinstance(event, ToolCallStart)]
+    assert names == ["get_time", "get_time"]
 
 
 @pytest.mark.parametrize(("form", "unit"), BODIES)
