@@ -82,7 +82,11 @@ def _wanted(
     own = template.form.tools
     form = call_form(own.name if own is not None and template.knows_tools else None)
     calls = ToolCalls(
-        tools=tools, form=form, forced=choice.mode == "required", parallel=choice.parallel
+        tools=tools,
+        form=form,
+        forced=choice.mode == "required",
+        parallel=choice.parallel,
+        starts=sorted(template.form.call_starts),
     )
     if choice.mode == "required":
         return calls

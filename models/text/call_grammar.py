@@ -55,8 +55,10 @@ def add_calls(
         several = f"call ({separator} call)*" if calls.parallel else "call"
         lark.rule("answer", several if calls.forced else f"{several} | {content}")
     else:
-        head = lark.up_to(start)
-        lark.rule("answer", f"({head} body)* TEXT" if calls.parallel else f"{head} body | TEXT")
+        others = [other for other in calls.starts if other != start]
+        head, text = lark.up_to(start, others), lark.free(others)
+        several = f"({head} body)* {text}"
+        lark.rule("answer", several if calls.parallel else f"{head} body | {text}")
 
 
 def _json_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:

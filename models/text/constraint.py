@@ -47,6 +47,8 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
             is one: the arguments of `strict` tools match, those of others are any object.
         parallel: there may be several.
         content: what the answer must match where it is no call; only if calls are not forced.
+        starts: markers at which a call is read, of other forms too: thoughts have none of them,
+            and text none but that of `form`.
     """
 
     tools: list[Tool]
@@ -54,6 +56,7 @@ class ToolCalls(msgspec.Struct, frozen=True, kw_only=True):
     forced: bool
     parallel: bool = True
     content: Constraint | None = None
+    starts: list[str] = []
 
 
 class Reasoning(NamedTuple):

@@ -163,7 +163,8 @@ class GrammarCompiler:
         shared = self._share()
         reader, lark = SchemaReader(), Lark(self._special)
         _add_answer(lark, reader, constraint)
-        lark.rule("start", _start(lark, reasoning))
+        starts = constraint.starts if isinstance(constraint, ToolCalls) else []
+        lark.rule("start", _start(lark, reasoning, starts))
         rehearse(shared.tokenizer, reader, LIMITS)
         parser = llguidance.LLMatcher(shared.tokenizer, str(lark), log_level=0, limits=LIMITS)
         if parser.is_error():
@@ -233,11 +234,11 @@ def _tokenizer(codec: TextCodec) -> Any:
         raise GrammarError(words) from error
 
 
-def _start(lark: Lark, reasoning: Reasoning | None) -> str:
+def _start(lark: Lark, reasoning: Reasoning | None, without: list[str]) -> str:
     if reasoning is None:
         return "answer"
     lark.rule("GAP", r"/\n{1,2}/")
-    thought = f"{lark.up_to(reasoning.end)} GAP?"
+    thought = f"{lark.up_to(reasoning.end, without)} GAP?"
     if reasoning.opened:
         return f"{thought} answer"
     return f"({lark.marker(reasoning.start)} {thought})? answer"

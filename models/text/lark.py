@@ -1,7 +1,7 @@
 """Writes grammars in llguidance's dialect of Lark."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .schema_meaning import SchemaReader
@@ -47,18 +47,30 @@ class Lark:
         token = self._special.get(marker)
         return self.text(marker) if token is None else f"<[{token}]>"
 
-    def up_to(self, marker: str, *, not_at_first: str | None = None) -> str:
+    def free(self, without: Iterable[str] = ()) -> str:
+        """Match any text.
+
+        Args:
+            without: texts that do not stand in it.
+        """
+        barred = [self.text(text) for text in without if not self.knows(text)]
+        if not barred:
+            return "TEXT"  # no token that writes nothing is text
+        self._count += 1
+        name = f"TEXT_{self._count}"
+        self.rule(name, f"TEXT & ~(TEXT ({' | '.join(barred)}) TEXT)")
+        return name
+
+    def up_to(self, marker: str, without: Iterable[str] = ()) -> str:
         """Match any text and the first of a marker behind it.
 
         Args:
             marker: ends what is matched.
-            not_at_first: a text with which it must not begin.
+            without: texts that do not stand before it.
         """
+        text = self.free(without)
         self._count += 1
-        name, text = f"up_to_{self._count}", "TEXT"
-        if not_at_first is not None:
-            text = f"TEXT_{self._count}"
-            self.rule(text, f"TEXT & ~({self.text(not_at_first)} TEXT)")
+        name = f"up_to_{self._count}"
         if self.knows(marker):
             self.rule(name, f"{text} {self.marker(marker)}")
         else:

@@ -220,6 +220,23 @@ def test_every_end_is_allowed_and_no_token_beyond_the_vocabulary(tiny: "LoadedMo
     assert not any(np.unpackbits(mask.view(np.uint8), bitorder="little")[tiny.text.vocab_size :])
 
 
+@pytest.mark.parametrize("forced", [False, True])
+def test_only_a_call_that_is_held_to_its_schema_can_be_read(
+    codec: "TextCodec", compiler: GrammarCompiler, *, forced: bool
+) -> None:
+    """The parser finds calls in thoughts too, and those of the model's own form in any text."""
+    calls = ToolCalls(
+        tools=[STRICT], form="generic", forced=forced, starts=["<own_call>", "<tool_call>"]
+    )
+    grammar = compiler.compile(calls, reasoning=THINKING)
+    end = "may end"
+    assert follow(codec, grammar, f"a <tool_c or <own\n</think>\n\n{WEATHER}") == end
+    for thought in (NOTE, WEATHER, "<own_call>", "hm <tool_call>"):
+        assert follow(codec, grammar, f"{thought}</think>{WEATHER}") == "not allowed"
+    for text in ("x <own_call>", f"{WEATHER}\n<own_call>"):
+        assert follow(codec, grammar, f"</think>{text}") == "not allowed"
+
+
 def test_matchers_of_one_grammar_are_apart(codec: "TextCodec", compiler: GrammarCompiler) -> None:
     """What one answer has written, another has not."""
     grammar = compiler.compile(Choice(["one", "two"]))
