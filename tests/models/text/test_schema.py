@@ -235,6 +235,7 @@ HOSTILE: list[tuple[Any, str]] = [
     ({"enum": list(range(100_000))}, "too large"),
     ({"description": "x" * 1_000_000}, "too long"),
     ({"properties": {f"p{i}": {} for i in range(9000)}}, "over 2000 properties"),
+    ({"allOf": [{"pattern": f"x.{{{i}}}y"} for i in range(60)]}, "over 8 patterns for one text"),
     ({"allOf": [{"properties": {f"p{i}_{j}": {} for i in range(900)}} for j in range(3)]}, "2000"),
     ({"properties": {f"p{i}": {"multipleOf": 9000 + i} for i in range(99)}}, "too great"),
     (alternatives(2, 100), "combinations"),
