@@ -8,7 +8,8 @@ put there. A template that drops earlier thoughts, or the blank block before an 
 them, gets only what follows them.
 
 An answer is put in only if the client sent back what it was sent: its text, up to blanks around
-it, and its calls, with arguments compared as JSON values. Everything here is pure.
+it, its calls, with arguments compared as JSON values, and its thoughts or none at all, as most
+clients leave them out. Everything here is pure.
 """
 
 import json
@@ -37,6 +38,7 @@ class Answer(NamedTuple):
         tokens: all of it, without the token that ended it.
         opening: what the end of its prompt wrote of the model's thoughts.
         thought: whether it has thoughts.
+        reasoning: their text.
         tail: the tokens behind its thoughts; encoded anew if one of them is part of both.
         content: its text.
         calls: names and arguments, as JSON texts.
@@ -45,6 +47,7 @@ class Answer(NamedTuple):
     tokens: tuple[int, ...]
     opening: str
     thought: bool
+    reasoning: str
     tail: tuple[int, ...]
     content: str
     calls: tuple[tuple[str, str], ...]
@@ -52,7 +55,8 @@ class Answer(NamedTuple):
     @property
     def nbytes(self) -> int:
         """About what it takes in memory."""
-        texts = (self.content, self.opening, *(text for call in self.calls for text in call))
+        calls = (text for call in self.calls for text in call)
+        texts = (self.content, self.opening, self.reasoning, *calls)
         return 512 + 40 * len(self.tokens) + 4 * sum(map(len, texts))
 
 
@@ -112,6 +116,7 @@ def read_answer(
         tuple(tokens),
         _opening(reasoning, prompt),
         thought,
+        "".join(event.text for event in events if isinstance(event, ReasoningDelta)),
         tail,
         "".join(event.text for event in events if isinstance(event, TextDelta)),
         tuple(zip(names, arguments, strict=True)),
@@ -280,6 +285,8 @@ def _opening(reasoning: ReasoningFormat | None, text: str) -> str:
 
 def _is_same(message: Message, answer: Answer) -> bool:
     if message.role != "assistant" or message.content.strip() != answer.content.strip():
+        return False
+    if message.reasoning and message.reasoning.strip() != answer.reasoning.strip():
         return False
     sent = [(call.name, _value(call.arguments)) for call in message.tool_calls]
     return sent == [(name, _value(arguments)) for name, arguments in answer.calls]

@@ -148,6 +148,17 @@ def test_what_the_client_changed_is_the_clients(smollm2: LoadedModel, said: Mess
     assert misses == [(1, "the client changed it")]
 
 
+def test_thoughts_that_the_client_changed_are_the_clients(thinker: TextCodec) -> None:
+    """Neither what was generated, nor the thoughts of another answer in the same words."""
+    answer = remember(thinker, talk(ASKS), f"Rainy?\n</think>\n\n{CALL}")
+    for reasoning, misses in (("Rainy?\n", []), ("Sunny?", [(1, "the client changed it")])):
+        said = Message(role="assistant", reasoning=reasoning, tool_calls=[SENT])
+        conversation = talk(ASKS, said, RAINS)
+        prompt = encode_prompt(thinker, conversation, {1: answer})
+        assert prompt.misses == misses
+        assert reasoning.strip() in thinker._fast.decode(prompt.tokens, skip_special_tokens=False)
+
+
 def test_a_template_without_place_for_an_answer(tmp_path: Path) -> None:
     """Its own rendering is used, and the log says why."""
     template = (
@@ -222,7 +233,7 @@ def test_boundaries_of_a_prompt_with_answers_put_back(thinker: TextCodec) -> Non
 
 def test_answers_are_kept_by_tenant_within_a_budget() -> None:
     """The one used longest ago goes first; nobody finds another's."""
-    answer = Answer((1,) * 100, "", thought=False, tail=(), content="", calls=())
+    answer = Answer((1,) * 100, "", thought=False, reasoning="", tail=(), content="", calls=())
     said = [
         Message(role="assistant", tool_calls=[ToolCall(id=i, name="f", arguments="{}")])
         for i in "abcd"
