@@ -136,6 +136,7 @@ class Generation:
         self.usage.reasoning_tokens = self.reader.reasoning_tokens
         if self.reader.done:
             self.finish_reason = FinishReason.STOP
+            self.cancel()  # others of the same request may go on for long
             deltas += self.reader.flush()
         return deltas
 

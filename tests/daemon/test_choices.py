@@ -61,6 +61,16 @@ def test_each_answer_has_a_seed_of_its_own(tiny_daemon: RunningDaemon) -> None:
     assert len(set(alone)) == 3
 
 
+def test_an_answer_that_has_stopped_is_not_computed_further(tiny_daemon: RunningDaemon) -> None:
+    """Although others of the same request are not done."""
+    fields = {"prompt": PROMPT, "temperature": 0, "max_tokens": 400}
+    stop = solo(tiny_daemon, **fields)[4:12]
+    before = tiny_daemon.status()["engine"]["generation_tokens"]
+    choices = tiny_daemon.post({**fields, "n": 2, "stop": stop}, TEXT).json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["stop", "stop"]
+    assert tiny_daemon.status()["engine"]["generation_tokens"] - before < 300
+
+
 def test_prompts_are_answered_in_their_order(tiny_daemon: RunningDaemon) -> None:
     """Each prompt has its answers, those of the first one first."""
     prompts = ["one two three", "the sea is blue", "a"]
