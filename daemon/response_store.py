@@ -109,9 +109,14 @@ class ResponseStore:
         conversation: str,
         inputs: Sequence[StoredItem],
     ) -> None:
-        """Keep a response, under the name in which a next one goes on."""
+        """Keep a response, under the name in which a next one goes on.
+
+        One that exceeds the budget alone is not kept, and removes no other.
+        """
         named = tenant, response.id, previous, conversation, response.status
         nbytes = _ROW_BYTES + len(response.body) + _size(inputs) + _size(response.output)
+        if nbytes > self._budget:
+            return  # there is no room for it, however much else is removed
 
         def insert(database: sqlite3.Connection) -> None:
             now = self._clock()
