@@ -36,6 +36,7 @@ class TurnBody(GenerationBody, kw_only=True):
         past: what `previous_response_id` stands for; None without one.
         store: of responses, where the input's references lead.
         begin: told on a worker's thread what the body says.
+        kept: bytes of what was read that the answer and the store will need.
     """
 
     body: ResponsesRequest
@@ -43,6 +44,7 @@ class TurnBody(GenerationBody, kw_only=True):
     past: Past | None
     store: ResponseStore
     begin: Callable[[ReadResponse], None] | None = None
+    kept: int = 0
 
     @property
     def conversation_name(self) -> str | None:
@@ -60,7 +62,14 @@ class TurnBody(GenerationBody, kw_only=True):
         read = self.body.read(past, lambda name: self.store.item(self.caller.tenant, name), check)
         if self.begin is not None:
             self.begin(read)
+            items = 0 if self.body.store is False else sum(map(len, read.items))
+            self.kept = items + sum(len(memoryview(tool)) for tool in read.tools.shown)
         return read.request
+
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes of the input and of its tools stay until the answer has ended."""
+        return self.kept
 
     def release(self) -> None:
         """Let go of what is read."""

@@ -102,8 +102,9 @@ class Service:
         named = caller.conversation or body.conversation_name
         if named is None and (session := caller.session or body.session_name):
             named = conversation_of_session(session, prepared.request.prompts[0])
+        kept = body.kept_bytes
         body.release()
-        return self._admit(prepared, caller._replace(conversation=named))
+        return self._admit(prepared, caller._replace(conversation=named), kept)
 
     async def _prepare(self, body: GenerationBody, caller: Caller) -> Prepared:
         author = Author(caller.tenant, caller.request_id)
@@ -168,10 +169,11 @@ class Service:
             await generations.finish()
         return await self.cache.pin(caller.tenant, body.name or "", rendered.prompt[:end])
 
-    def _admit(self, prepared: Prepared, caller: Caller) -> Generations:
+    def _admit(self, prepared: Prepared, caller: Caller, kept: int = 0) -> Generations:
         """Hold a prompt's bytes until its answers have ended, and make what reads them."""
         wanted, prompts = prepared
-        caller.share.resize(sum(len(prompt.prompt) for prompt in prompts) * TOKEN_BYTES)
+        tokens = sum(len(prompt.prompt) for prompt in prompts)
+        caller.share.resize(kept + tokens * TOKEN_BYTES)
         answers = [(prompt, number) for prompt in prompts for number in range(wanted.n)]
         made = [
             self._generation(wanted, prompt, caller, choice, number)

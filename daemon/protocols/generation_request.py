@@ -76,6 +76,11 @@ class GenerationBody(CheckedBody, kw_only=True):
         """How many characters the prompt has at least, known before it is decoded."""
         return 0
 
+    @property
+    def kept_bytes(self) -> int:
+        """How many bytes of the body, once it is read, stay until its answers have ended."""
+        return 0
+
     def release(self) -> None:
         """Let go of the body's bytes, once its prompts are tokens."""
 

@@ -283,6 +283,20 @@ def test_a_failure_in_the_middle_is_an_event(short_path: Path, long_tiny_dir: Pa
         assert found["error"] == failed["error"]
 
 
+def test_items_that_will_be_stored_count_until_the_end(
+    short_path: Path, long_tiny_dir: Path
+) -> None:
+    """They are no tokens, and take memory all the same."""
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "x" * (5 << 19)}
+    items = [thought, {"role": "user", "content": "hello"}]
+    with running(short_path, long_tiny_dir, env={"UMBEL_BODY_BYTES": "8MiB"}) as daemon:
+        begun = [begin(daemon, input=items, max_output_tokens=8000) for _ in range(2)]
+        assert daemon.post({**GOOD, "input": items}, ROUTE).status == 503
+        for connection, _, _ in begun:
+            connection.close()
+        eventually(lambda: daemon.post({**GOOD, "input": items}, ROUTE).status == 200)
+
+
 def test_a_restart_keeps_what_was_said(short_path: Path, long_tiny_dir: Path) -> None:
     """On disk, for whoever goes on; without a disk it is gone, and so it is in a small budget."""
     with running(short_path, long_tiny_dir) as daemon:
