@@ -91,7 +91,7 @@ class ResponseTurn:
         id: of the response.
         request: what the service is asked for.
         items: of its input, if it is to be stored.
-        is_over: the answer has ended; the store has what is left of it.
+        is_settled: the store has what stays of it, or is about to have it, or nothing shall stay.
     """
 
     def __init__(
@@ -115,8 +115,7 @@ class ResponseTurn:
         self._conversation = self.id
         self._answers: ResponseAnswers | None = None
         self._generations: Generations | None = None
-        self.is_over = False
-        self._is_settled = False
+        self.is_settled = False
 
     def answers(self, generations: Generations) -> ResponseAnswers:
         """Take the answer that is coming; it is stored before its end is told."""
@@ -148,12 +147,12 @@ class ResponseTurn:
 
     def leave(self) -> None:
         """Store what came of an answer that was cut off, if a client may know of it."""
-        if not self._is_settled and self._answers is not None and self._answers.has_begun:
+        if not self.is_settled and self._answers is not None and self._answers.has_begun:
             self._desk.submit(self._put(self._answers.whole()))
 
     def discard(self) -> None:
         """Store nothing: the client hears of an error and not of a response, or deletes it."""
-        self._is_settled = True
+        self.is_settled = True
 
     def _begin(self, read: ReadResponse) -> None:
         """Note what the body says. Called on a worker's thread."""
@@ -170,13 +169,12 @@ class ResponseTurn:
         return self._object
 
     async def _store_at_end(self) -> None:
-        if not self._is_settled and self._answers is not None:
+        if not self.is_settled and self._answers is not None:
             await self._desk.keep(self._put(self._answers.whole()))
-        self.is_over = True
 
     def _put(self, last: dict[str, Any]) -> Callable[[ResponseStore], None]:
         """Return what stores a response as it stays, if it shall be."""
-        self._is_settled = True
+        self.is_settled = True
         previous = self._body.previous_response_id
 
         def put(store: ResponseStore) -> None:

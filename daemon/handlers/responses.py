@@ -132,8 +132,9 @@ class ResponsesHandlers:
         return self._made(self._entry.caller(request).tenant, request.match_info["id"])
 
     def _made(self, tenant: str, name: str) -> ResponseTurn | None:
+        """Find one that is being made; of one that is settled, the store is asked after it is."""
         turn = self._running.get((tenant, name))
-        return None if turn is None or turn.is_over else turn
+        return None if turn is None or turn.is_settled else turn
 
     async def _look(self, request: web.Request, find: Callable[[ResponseStore, str, str], T]) -> T:
         """Ask the store for a response.

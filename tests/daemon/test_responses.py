@@ -248,6 +248,8 @@ def test_delete_while_it_is_made(tiny_daemon: RunningDaemon) -> None:
     connection, response, name = begin(tiny_daemon, max_output_tokens=500)
     assert get(tiny_daemon, name, "/input_items").json()["data"][0]["role"] == "user"
     assert tiny_daemon.request("DELETE", f"{ROUTE}/{name}").json()["deleted"] is True
+    assert get(tiny_daemon, name).status == 404
+    assert tiny_daemon.request("DELETE", f"{ROUTE}/{name}").status == 404
     assert until(response, "response.incomplete")["response"]["id"] == name
     connection.close()
     assert get(tiny_daemon, name).status == 404
