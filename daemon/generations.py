@@ -67,8 +67,10 @@ class Generations:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._stack.__aexit__(kind, error, traceback)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            await self._stack.__aexit__(kind, error, traceback)
 
     async def next(self) -> ChoiceDeltas | None:
         """Wait for more of any answer; None when all have ended. Safe to cancel and call again.

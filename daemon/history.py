@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from ..models.text.answers import AnswerStore, answer_key
+from ..models.text.answers import AnswerStore, Lineage
 from ..models.text.boundaries import Encode
 from ..models.text.codec import TextCodec
 from ..models.text.conversation import Conversation, Message, Tool
@@ -94,7 +94,7 @@ class History:
     def remember(
         self,
         tenant: str,
-        before: Message,
+        before: Lineage,
         tools: Sequence[Tool],
         prompt_end: str,
         tokens: Sequence[int],
@@ -104,7 +104,7 @@ class History:
 
         Args:
             tenant: who got it.
-            before: the last message of its prompt.
+            before: of its prompt.
             tools: those that its calls were looked for with.
             prompt_end: the end of its prompt's text.
             tokens: what was generated, without the token that ended it.
@@ -113,4 +113,4 @@ class History:
         read = read_answer(self._codec, tokens, tools, prompt_end)
         if read is not None:
             message = Message(role="assistant", content=answer.text, tool_calls=answer.calls)
-            self._answers.put(tenant, answer_key(message, before), read)
+            self._answers.put(tenant, before.key(message), read)

@@ -4,10 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from ..cachestore.checkpoints import Reason
 from ..models.loader import LoadedModel
 from ..models.params import Grammar
 from ..models.text import boundaries
+from ..models.text.answers import Lineage
 from ..models.text.constraint import Constraint
 from ..models.text.conversation import Conversation, Message
 from ..models.text.grammar import GrammarCompiler
@@ -29,6 +32,7 @@ from .workers import Check
 
 _TOLD_BEYOND = 65_536  # tokens of a prompt that is only counted, beyond the context
 _TOKENS_AT_ONCE = 1024
+_LONGEST_CHARACTER = 4  # bytes of UTF-8
 _PROMPT_END = 2000  # characters: the beginning of an answer, as the template writes it
 
 
@@ -184,8 +188,8 @@ class PromptReader:
             in_reasoning=opened,
             guaranteed=guaranteed,
         )
-        last, end = conversation.messages[-1], text[-_PROMPT_END:]
-        remember = partial(self._history.remember, author.tenant, last, tools, end)
+        before, end = Lineage(conversation.messages), text[-_PROMPT_END:]
+        remember = partial(self._history.remember, author.tenant, before, tools, end)
         check()
         ends = self._boundaries(encode, conversation, prompt)
         return Rendered(prompt, ends, parser, self._text.markup_tokens, grammar, remember)
@@ -215,7 +219,7 @@ class PromptReader:
         return Rendered(prompt, ends), end
 
     def _check_size(self, conversation: Conversation) -> None:
-        """Refuse messages that cannot fit, before a template makes one text of them.
+        """Refuse what cannot fit, before a template makes one text of it.
 
         Reasoning does not count: templates drop it.
         """
@@ -223,6 +227,10 @@ class PromptReader:
             len(m.content) + sum(len(call.arguments) for call in m.tool_calls)
             for m in conversation.messages
         )
+        for tool in conversation.tools:
+            # Without blanks, and a character is four bytes at most: no template writes less.
+            size = len(msgspec.json.encode(tool.parameters)) // _LONGEST_CHARACTER
+            characters += len(tool.description) + size
         self._admission.check_text(characters, self._text.longest_token)
 
     def _encoded(self, text: str, *, special_tokens: bool = True) -> list[int]:

@@ -128,6 +128,8 @@ class ChatRequest(OpenAIFields, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     verbosity: str | None = None
+    echo: bool | None = None
+    reasoning: Any = None
 
     @property
     def told_logprobs(self) -> int | None:
@@ -150,6 +152,10 @@ class ChatRequest(OpenAIFields, kw_only=True):
                 raise unsupported(field, "send tools and tool_choice")
         if self.audio or (self.modalities and self.modalities != ["text"]):
             raise unsupported("audio" if self.audio else "modalities", "ask for text only")
+        if self.echo:
+            raise unsupported("echo", "leave it out: the prompt is not sent back")
+        if self.reasoning is not None:
+            raise unsupported("reasoning", "send reasoning_effort")
         if self.web_search_options is not None:
             raise unsupported("web_search_options", "send a function that searches as a tool")
         if self.verbosity not in (None, "medium"):

@@ -28,6 +28,24 @@ _LEAST_BUDGET = 1024
 _CLEAR_THINKING = "clear_thinking_20251015"
 
 
+# OpenAI's fields that would change the answer, and what this protocol has instead.
+_FOREIGN = {
+    "seed": "use chat completions",
+    "min_p": "use chat completions",
+    "stop": "send stop_sequences",
+    "n": "send one request for each answer",
+    "logit_bias": "use chat completions",
+    "response_format": "send output_config.format",
+    "logprobs": "use chat completions",
+    "top_logprobs": "use chat completions",
+    "presence_penalty": "use chat completions",
+    "frequency_penalty": "use chat completions",
+    "repetition_penalty": "use chat completions",
+    "chat_template_kwargs": "send thinking",
+    "reasoning_effort": "send output_config.effort",
+}
+
+
 class SystemBlock(msgspec.Struct):
     """A part of the system prompt."""
 
@@ -121,6 +139,19 @@ class MessagesFields(GenerationBody, kw_only=True):
     container: Any = None
     mcp_servers: Any = None
     thread: Any = None
+    seed: Any = None
+    min_p: Any = None
+    stop: Any = None
+    n: Any = None
+    logit_bias: Any = None
+    response_format: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    chat_template_kwargs: Any = None
+    reasoning_effort: Any = None
 
     @property
     def session_name(self) -> str | None:
@@ -144,6 +175,9 @@ class MessagesFields(GenerationBody, kw_only=True):
         for field in ("container", "mcp_servers"):
             if getattr(self, field):
                 raise unsupported(field, "send tools that the client runs")
+        for field, advice in _FOREIGN.items():
+            if getattr(self, field) is not None:
+                raise unsupported(field, advice)
         if self.thread is not None:
             message = "thread is not supported; send all messages"
             raise APIError(400, message, code=THREADS_UNSUPPORTED, param="thread")

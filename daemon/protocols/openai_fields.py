@@ -37,6 +37,28 @@ _REFUSED: dict[str, tuple[object, str]] = {
     "length_penalty": (1, "leave it out"),
     "typical_p": (1, "leave it out"),
     "guided_grammar": (None, "send a JSON schema, a regex or choices"),
+    "chat_template": (None, "send chat_template_kwargs; the template is the model's"),
+    "documents": (None, "put them into a message"),
+    "continue_final_message": (False, "use text completions"),
+    "add_generation_prompt": (True, "use text completions"),
+    "add_special_tokens": (None, "send token ids as the prompt"),
+    "truncate_prompt_tokens": (None, "send a shorter prompt"),
+    "prompt_embeds": (None, "send text or token ids"),
+    "prompt_logprobs": (None, "leave it out"),
+    "allowed_token_ids": (None, "send structured_outputs, or a logit_bias"),
+    "repeat_penalty": (1, "send repetition_penalty"),
+    "xtc_probability": (0, "leave it out"),
+    "dry_multiplier": (0, "leave it out"),
+    "mirostat": (0, "leave it out"),
+    "n_predict": (None, "send max_tokens"),
+    "grammar": (None, "send a JSON schema, a regex or choices"),
+    "json_schema": (None, "send response_format or structured_outputs"),
+    "structural_tag": (None, "send tools"),
+    "thinking": (None, "send reasoning_effort or chat_template_kwargs"),
+    "enable_thinking": (None, "send it in chat_template_kwargs"),
+    "thinking_token_budget": (None, "leave it out"),
+    "include_stop_str_in_output": (False, "leave it out"),
+    "skip_special_tokens": (True, "leave it out"),
 }
 
 
@@ -111,6 +133,28 @@ class OpenAIFields(GenerationBody, kw_only=True):
     length_penalty: Any = None
     typical_p: Any = None
     guided_grammar: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    continue_final_message: Any = None
+    add_generation_prompt: Any = None
+    add_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_embeds: Any = None
+    prompt_logprobs: Any = None
+    allowed_token_ids: Any = None
+    repeat_penalty: Any = None
+    xtc_probability: Any = None
+    dry_multiplier: Any = None
+    mirostat: Any = None
+    n_predict: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    thinking: Any = None
+    enable_thinking: Any = None
+    thinking_token_budget: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
 
     @property
     def stops(self) -> list[str]:

@@ -44,6 +44,9 @@ _REFUSED = {
     "prompt": "send its text as input",
     "context_management": "leave it out, and send a shorter input",
     "moderation": "leave it out",
+    "reasoning_effort": "send reasoning.effort",
+    "response_format": "send text.format",
+    "max_completion_tokens": "send max_output_tokens",
 }
 
 Metadata = Annotated[
@@ -131,6 +134,9 @@ class ResponsesRequest(OpenAIFields, kw_only=True):
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    max_completion_tokens: Any = None
 
     @property
     def told_logprobs(self) -> int | None:

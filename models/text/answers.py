@@ -41,14 +41,15 @@ class AnswerStore:
     def find(self, tenant: str, messages: Sequence[Message]) -> dict[int, Answer]:
         """Find the answers of a conversation, by the index of their messages."""
         found = {}
+        before = Lineage()
         for index, message in enumerate(messages):
-            if message.role != "assistant":
-                continue
-            key = tenant, answer_key(message, messages[index - 1] if index else None)
-            with self._lock:
-                if (answer := self._answers.get(key)) is not None:
-                    self._answers.move_to_end(key)
-                    found[index] = answer
+            if message.role == "assistant":
+                key = tenant, before.key(message)
+                with self._lock:
+                    if (answer := self._answers.get(key)) is not None:
+                        self._answers.move_to_end(key)
+                        found[index] = answer
+            before.add(message)
         return found
 
     def _drop(self, key: _Key) -> None:
@@ -56,16 +57,32 @@ class AnswerStore:
             self._nbytes -= answer.nbytes
 
 
-def answer_key(message: Message, before: Message | None) -> str:
-    """Name an answer by what a client sends back of it.
+class Lineage:
+    """What a client repeats of the messages before an answer; it may leave out thoughts.
 
     Args:
-        message: with the ids of its calls as the client got them.
-        before: the last message of its prompt.
+        messages: from the first on.
     """
-    if message.tool_calls:
-        return f"call {message.tool_calls[0].id}"
-    digest = hashlib.sha256(message.content.strip().encode())
-    if before is not None:
-        digest.update(f"\0{before.role}\0{before.content}".encode())
-    return f"text {digest.hexdigest()}"
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
+        self._digest = hashlib.sha256()
+        for message in messages:
+            self.add(message)
+
+    def add(self, message: Message) -> None:
+        """Go on behind a message."""
+        ids = " ".join(call.id for call in message.tool_calls)
+        text = f"{message.role}\0{message.content.strip()}\0{ids}\0"
+        self._digest.update(text.encode(errors="replace"))
+
+    def key(self, answer: Message) -> str:
+        """Name an answer by what a client sends back of it, and of all that came before it.
+
+        Args:
+            answer: with the ids of its calls as the client got them.
+        """
+        if answer.tool_calls:  # their ids are drawn
+            return f"call {answer.tool_calls[0].id}"
+        digest = self._digest.copy()
+        digest.update(answer.content.strip().encode(errors="replace"))
+        return f"text {digest.hexdigest()}"

@@ -29,7 +29,7 @@ RANGES = {
 }
 """Formats of integers that OpenAPI adds; no bound that the compiler takes is wider."""
 
-FREE = frozenset({"double", "float"})
-"""OpenAPI's too; any number has them."""
+FREE = frozenset({"binary", "directory-path", "double", "file-path", "float", "password", "path"})
+"""What says nothing of a value: OpenAPI's numbers, and what pydantic says of texts."""
 
 NAMES = tuple(sorted({*PATTERNS, *COMPILED, *RANGES, *FREE}))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from umbel.models.loader import LoadedModel
-from umbel.models.text.answers import AnswerStore, answer_key
+from umbel.models.text.answers import AnswerStore, Lineage
 from umbel.models.text.boundaries import find
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import Conversation, Message, ToolCall
@@ -208,7 +208,7 @@ def test_a_tool_loop_of_twenty_turns(name: str, request: pytest.FixtureRequest) 
         assert answer is not None
         call = ToolCall(id=f"call_{turn}", name="get_weather", arguments=f'{{"days":{turn}}}')
         said = Message(role="assistant", tool_calls=[call])
-        store.put("a", answer_key(said, messages[-1]), answer)
+        store.put("a", Lineage(messages).key(said), answer)
         messages += [said, Message(role="tool", content="Rain.", tool_call_id=call.id)]
         known = [*prompt, *tokens]
 
@@ -240,13 +240,13 @@ def test_answers_are_kept_by_tenant_within_a_budget() -> None:
     ]
     store = AnswerStore(3 * answer.nbytes)
     for message in said[:3]:
-        store.put("x", answer_key(message, None), answer)
+        store.put("x", Lineage().key(message), answer)
     assert store.nbytes == 3 * answer.nbytes
     assert store.find("y", said) == {}
     assert set(store.find("x", said[:1])) == {0}
-    store.put("x", answer_key(said[3], None), answer)
+    store.put("x", Lineage().key(said[3]), answer)
     assert set(store.find("x", said)) == {0, 2, 3}
-    store.put("x", answer_key(said[3], None), answer)
+    store.put("x", Lineage().key(said[3]), answer)
     assert store.nbytes == 3 * answer.nbytes
     store.put("x", "large", answer._replace(tokens=(1,) * 10_000))
     assert store.nbytes == 0
@@ -255,5 +255,7 @@ def test_answers_are_kept_by_tenant_within_a_budget() -> None:
 def test_answers_in_words_are_told_apart_by_what_they_answer() -> None:
     """The same word may have been generated in two ways."""
     said = Message(role="assistant", content="Yes.")
-    assert answer_key(said, ASKS) != answer_key(said, RAINS)
-    assert answer_key(said, ASKS) == answer_key(Message(role="assistant", content="Yes. "), ASKS)
+    assert Lineage([ASKS]).key(said) != Lineage([RAINS]).key(said)
+    assert Lineage([RAINS, ASKS]).key(said) != Lineage([ASKS]).key(said)
+    again = Message(role="assistant", content="Yes. ")
+    assert Lineage([ASKS]).key(said) == Lineage([ASKS]).key(again)

@@ -1,0 +1,51 @@
+"""Fields of other servers and protocols that would change an answer: refused, never ignored."""
+
+import json
+from typing import Any
+
+import pytest
+
+from umbel.daemon.decoding import CheckedBody, decode
+from umbel.daemon.failures import APIError
+from umbel.daemon.protocols import messages, openai_fields, responses
+from umbel.daemon.protocols.chat import ChatRequest
+from umbel.daemon.protocols.completions import CompletionRequest
+from umbel.daemon.protocols.messages import MessagesRequest
+from umbel.daemon.protocols.responses import ResponsesRequest
+
+SAID = [{"role": "user", "content": "hi"}]
+BODIES: dict[type[CheckedBody], dict[str, Any]] = {
+    ChatRequest: {"messages": SAID},
+    CompletionRequest: {"prompt": "hi"},
+    ResponsesRequest: {"input": "hi"},
+    MessagesRequest: {"messages": SAID, "max_tokens": 4},
+}
+SHARED = [
+    (kind, field)
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest)
+    for field in openai_fields._REFUSED
+]
+OWN = [
+    *((MessagesRequest, field) for field in messages._FOREIGN),
+    *((ResponsesRequest, field) for field in responses._REFUSED),
+    (ChatRequest, "reasoning"),
+    (ChatRequest, "echo"),
+]
+
+
+@pytest.mark.parametrize(("kind", "field"), [*SHARED, *OWN])
+def test_a_field_that_would_change_the_answer(kind: type[CheckedBody], field: str) -> None:
+    """It is named, with what to send instead."""
+    value: Any = True if field in ("echo", "background") else {"effort": "low"}
+    with pytest.raises(APIError, match=f"^{field} is not supported; ") as refusal:
+        decode(json.dumps({**BODIES[kind], field: value}).encode(), kind)
+    error = refusal.value
+    assert (error.status, error.param, error.code) == (400, field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(("kind", "field"), SHARED)
+def test_a_value_that_changes_nothing(kind: type[CheckedBody], field: str) -> None:
+    """It is served: some clients send what is the default anyway."""
+    neutral, _ = openai_fields._REFUSED[field]
+    for value in (None, neutral):
+        decode(json.dumps({**BODIES[kind], field: value}).encode(), kind)
