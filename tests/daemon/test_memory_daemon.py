@@ -60,7 +60,8 @@ class Host:
         site.mkdir()
         (site / "sitecustomize.py").write_text(HOST.format(sign=str(self._sign)))
         paths = [str(site), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        self.env = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        # Streams of those that wait begin soon, so that all agents have asked before one is done.
+        self.env = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "UMBEL_KEEPALIVE": "0.05"}
 
     def be_short(self) -> None:
         """Run out of memory."""
