@@ -158,6 +158,7 @@ def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
             },
         ],
         tool_choice={"type": "function", "function": {"name": "decide"}},
+        parallel_tool_calls=False,  # a model that is held to calls alone would make more
     )
     (call,) = answer.choices[0].message.tool_calls or []
     assert call.type == "function"
