@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ..daemon.running import RunningDaemon, eventually
 from .outside import installed, requests_in, run
 from .recipes import recipe
@@ -101,6 +103,7 @@ def test_codex(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     assert (tmp_path / "copied.txt").read_text() == TEXT
 
 
+@pytest.mark.slow
 def test_codex_and_a_namespace(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """Codex finds a tool of a namespace when it is called: the tool's own words come back."""
     close = call("close_agent", target="nobody")

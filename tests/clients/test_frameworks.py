@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 def test_sdks_over_tcp(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """The clients of OpenAI and Anthropic, asynchronous, need no transport of their own on TCP."""
     result = run_program(scripted_daemon, "sdk_clients.py", tmp_path, TASKS, ours=True)

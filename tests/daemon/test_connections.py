@@ -32,6 +32,7 @@ def daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
         "UMBEL_API_KEY": "secret",
         "UMBEL_HEADER_TIMEOUT": "600",
         "UMBEL_IDLE_TIMEOUT": "1",
+        "UMBEL_KEEPALIVE": "0.2",
     }
     flags = ("--max-batch", "1", "--port", "0")
     with (

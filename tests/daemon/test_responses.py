@@ -299,6 +299,7 @@ def test_items_that_will_be_stored_count_until_the_end(
         eventually(lambda: daemon.post({**GOOD, "input": items}, ROUTE).status == 200)
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_what_was_said(short_path: Path, long_tiny_dir: Path) -> None:
     """On disk, for whoever goes on; without a disk it is gone, and so it is in a small budget."""
     with running(short_path, long_tiny_dir) as daemon:
