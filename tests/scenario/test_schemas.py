@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-_FEW, _WITH_SMOLLM2 = 120, 40
+_FEW, _WITH_SMOLLM2 = 80, 24
 _TOKENS, _SMOLLM2_TOKENS = 400, 64
 
 
