@@ -113,6 +113,11 @@ class AnswerReader:
         return self._scanner.matched
 
     @property
+    def has_calls(self) -> bool:
+        """Whether the answer asks for a call."""
+        return bool(self._calls)
+
+    @property
     def done(self) -> bool:
         """Whether nothing after this is part of the answer."""
         return self._scanner.matched is not None or self._parser.done

@@ -117,7 +117,7 @@ class ChatAnswers:
 def finish_reason(generation: Generation) -> str | None:
     """Say why an answer ended, as OpenAI does."""
     reason = generation.finish_reason
-    if reason is FinishReason.STOP and generation.reader.collected().calls:
+    if reason is FinishReason.STOP and generation.reader.has_calls:
         return "tool_calls"
     return reason
 

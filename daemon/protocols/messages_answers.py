@@ -182,7 +182,7 @@ class MessageAnswers:
         if generation.finish_reason is FinishReason.LENGTH:
             cut = generation.request.max_tokens < (self._max_tokens or 0)
             return "model_context_window_exceeded" if cut else "max_tokens"
-        return "tool_use" if generation.reader.collected().calls else "end_turn"
+        return "tool_use" if generation.reader.has_calls else "end_turn"
 
 
 def usage_of(generation: Generation) -> dict[str, Any]:
