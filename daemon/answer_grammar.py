@@ -30,13 +30,13 @@ class HeldTo(NamedTuple):
     guaranteed: bool = False
 
 
-def text_grammar(compiler: GrammarCompiler, constraint: Constraint | None) -> HeldTo:
-    """Compile what a text completion must match.
+def text_grammar(compiler: GrammarCompiler, constraint: Constraint | None) -> Grammar | None:
+    """Compile what a text completion must match; None where it is free.
 
     Raises:
         APIError: 400, it cannot be honoured.
     """
-    return HeldTo(_compile(compiler, constraint, None) if constraint is not None else None)
+    return None if constraint is None else _compile(compiler, constraint, None)
 
 
 def conversation_grammar(

@@ -27,7 +27,7 @@ class History:
         self._answers = AnswerStore(_BUDGET)
 
     def encode(
-        self, conversation: Conversation, tenant: str, request_id: str
+        self, conversation: Conversation, text: str, tenant: str, request_id: str
     ) -> tuple[list[int], Encode]:
         """Encode a conversation, and say how others like it are encoded.
 
@@ -35,16 +35,15 @@ class History:
 
         Args:
             conversation: its answers may have been generated here.
+            text: as the template renders it.
             tenant: who sent it, and got them.
             request_id: for the log.
 
-        Raises:
-            TemplateError: the chat template refuses the messages.
         """
         found = self._answers.find(tenant, conversation.messages)
         encode = partial(self._encode, answers=found)
         if not found:
-            return encode(conversation), encode
+            return self._codec.encode(text, special_tokens=False), encode
         prompt = encode_prompt(self._codec, conversation, found)
         last = max(found)
         for miss in prompt.misses:

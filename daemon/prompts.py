@@ -120,7 +120,7 @@ class PromptReader:
                 self._admission.answer_length(len(tokens), None)
             check_tokens(tokens, self._text.vocab_size)
         check()
-        return Rendered(tokens, grammar=text_grammar(self._compiler, constraint).grammar)
+        return Rendered(tokens, grammar=text_grammar(self._compiler, constraint))
 
     def tokens(self, prompt: Conversation | str, *, special_tokens: bool) -> list[int]:
         """Turn a prompt into tokens that nothing has to answer.
@@ -173,7 +173,7 @@ class PromptReader:
         text = template.render(conversation)
         self._admission.check_text(len(text), self._text.longest_token)
         check()
-        prompt, encode = self._history.encode(conversation, *author)
+        prompt, encode = self._history.encode(conversation, text, *author)
         check()
         opened = template.opens_reasoning(text)
         grammar, guaranteed = conversation_grammar(
