@@ -76,7 +76,7 @@ def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize("times", [1, 5])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
 def test_the_budget_holds_for_longer(name: str, times: int) -> None:
     """The same with several budgets, prompts of a thousand tokens and many at once."""
@@ -96,9 +96,9 @@ def test_long_answers_end_within_the_budget(name: str) -> None:
 @pytest.mark.slow
 def test_the_budget_holds_for_a_real_model(smollm2: "LoadedModel") -> None:
     """SmolLM2, with agents that have more to remember than there is room for."""
-    rig = Rig(smollm2, "128 MiB", prefill_chunk=512)
+    rig = Rig(smollm2, "64 MiB", prefill_chunk=256)
     asks = [
-        Ask([*words(300, "s"), *words(200 + 150 * i, i)], 24 + 8 * i, at=2 * i) for i in range(5)
+        Ask([*words(150, "s"), *words(100 + 75 * i, i)], 16 + 4 * i, at=2 * i) for i in range(5)
     ]
     check_budget(rig, asks)
 

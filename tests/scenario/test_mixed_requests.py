@@ -1,7 +1,11 @@
-"""A thousand requests of all kinds at once: each answer is its own request's, whatever the rest."""
+"""Requests of all kinds at once: each answer is its own request's, whatever the rest.
+
+`UMBEL_MIXED=1000 pytest -m slow tests/scenario/test_mixed_requests.py` sends so many.
+"""
 
 import asyncio
 import json
+import os
 import random
 import re
 import tempfile
@@ -15,7 +19,8 @@ import pytest
 
 from ..daemon.running import RunningDaemon, eventually, running
 
-REQUESTS, AT_ONCE = 1000, 16
+REQUESTS = int(os.environ.get("UMBEL_MIXED", "400"))
+AT_ONCE = 16
 LONG = 300  # a random model fills JSON with all the blanks it may have
 COMPLETE = {"schema", "points", "regex", "choice", "by name", "drawn schema"}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
