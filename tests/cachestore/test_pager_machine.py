@@ -180,6 +180,7 @@ class PagerMachine(RuleBasedStateMachine):
         assert self.world.tier.flush(PATIENCE)
         while self.world.pager.ready:
             self.world.step()
+        assert self.world.tier.flush(PATIENCE)  # of what these steps removed, too
         names = sorted(self.world.tier.files())
         if names:
             self.damaged = True

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from ..daemon.running import RunningDaemon
 from .outside import MODEL
@@ -39,6 +39,8 @@ TOOL: Any = {
 
 class Choice(BaseModel):
     """A type whose values can be counted."""
+
+    model_config = ConfigDict(extra="forbid")
 
     answer: Literal["yes", "no"]
     certain: bool

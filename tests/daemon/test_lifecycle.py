@@ -123,7 +123,8 @@ def test_slow_reader_is_cut_off(tiny_daemon: RunningDaemon) -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(str(tiny_daemon.socket))
-    body = msgspec.json.encode(LONG | {"stream": True, "max_tokens": 8000})
+    many = {"logprobs": True, "top_logprobs": 20}  # events that are long
+    body = msgspec.json.encode(LONG | many | {"stream": True, "max_tokens": 8000})
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     eventually(lambda: is_idle(tiny_daemon) and "reading its answer" in tiny_daemon.log(), 60)
