@@ -1,6 +1,8 @@
-"""Coding agents from npm, each through a task that takes tool calls, offline."""
+"""Coding agents, each through a task that takes tool calls or edits, offline."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 from ..daemon.running import RunningDaemon, eventually
 from .outside import installed, requests_in, run
 from .recipes import recipe
-from .scripted import RESULT, call, plan
+from .scripted import RESULT, UNPLANNED, call, plan
 
 TEXT = "written by an agent\n"
 DONE = "All is done."
@@ -29,13 +31,8 @@ def run_recipe(
     The agent must make three requests at least, and the last one must find its prompt in the
     cache, all but its end.
     """
-    lines = recipe(title, "sh", daemon).strip()
-    (home / "bin").mkdir()
-    (home / "bin" / lines.split()[-1]).symlink_to(program)
-    environment |= {"SOCKET": str(daemon.socket), "PATH": f"{home}/bin:/usr/bin:/bin"}
     before = len(requests_in(daemon.log()))
-    command = ["sh", "-euc", f'{lines} "$@"', "sh", *arguments]
-    output = run(daemon, command, home, stdin, **environment)
+    output = run_commands(daemon, title, program, arguments, home, stdin, **environment)
     eventually(lambda: len(requests_in(daemon.log())) >= before + 3)
     requests = requests_in(daemon.log())[before:]
     assert all(request["finish"] != "error" for request in requests)
@@ -43,6 +40,24 @@ def run_recipe(
     assert int(largest["total"]) > 2000
     assert int(largest["cached"]) > 0.9 * int(largest["total"])
     return output
+
+
+def run_commands(
+    daemon: RunningDaemon,
+    title: str,
+    program: str,
+    arguments: list[str],
+    home: Path,
+    stdin: str = "",
+    **environment: str,
+) -> str:
+    """Run the commands of a recipe, with `program` as what its last line calls."""
+    lines = recipe(title, "sh", daemon).strip()
+    (home / "bin").mkdir()
+    (home / "bin" / lines.splitlines()[-1].split()[0]).symlink_to(program)
+    environment |= {"SOCKET": str(daemon.socket), "PATH": f"{home}/bin:/usr/bin:/bin"}
+    command = ["sh", "-euc", f'{lines} "$@"', "sh", *arguments]
+    return run(daemon, command, home, stdin, **environment)
 
 
 def test_claude_code(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
@@ -132,3 +147,55 @@ def test_opencode(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     assert output.strip().endswith(DONE)
     assert (tmp_path / "made.txt").read_text() == TEXT
     assert (tmp_path / "copied.txt").read_text() == TEXT
+
+
+def git(repo: Path, *words: str) -> str:
+    """Run git in a repository beside a home that has no settings of it."""
+    environment = {"HOME": str(repo.parent), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        ["git", *words], cwd=repo, env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def repository(folder: Path, **files: str) -> Path:
+    """Make a git repository in which files are committed."""
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    git(folder, "config", "user.name", "A person")
+    git(folder, "config", "user.email", "person@localhost")
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    git(folder, "add", *files)
+    git(folder, "commit", "--quiet", "--message", "Files")
+    return folder
+
+
+@pytest.mark.slow
+def test_aider(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """Aider over TCP: it edits a file as an answer says, and another answer names the commit.
+
+    The plan stands in a file that it reads, so it is in the prompt of the edit and not in that of
+    the commit's message.
+    """
+    repo = repository(tmp_path / "repo", made="written by a person\n")
+    (tmp_path / "plan.md").write_text(plan(f"made\n```\n{TEXT}```"))
+    (tmp_path / ".aider.model.metadata.json").write_text(recipe("aider", "json", scripted_daemon))
+    before = len(requests_in(scripted_daemon.log()))
+    output = run_commands(
+        scripted_daemon,
+        "aider",
+        installed("aider/bin/aider"),
+        [
+            *("--yes-always", "--no-check-update", "--analytics-disable"),  # nobody can be asked
+            *("--message", "Edit.", "--read", str(tmp_path / "plan.md"), "repo/made"),
+        ],
+        tmp_path,
+        LITELLM_LOCAL_MODEL_COST_MAP="true",  # it would fetch them otherwise
+    )
+    assert "Applied edit to made" in output
+    assert "Warning" not in output
+    assert (repo / "made").read_text() == TEXT
+    assert git(repo, "log", "-1", "--format=%s") == UNPLANNED
+    requests = requests_in(scripted_daemon.log())[before:]
+    assert [request["finish"] for request in requests] == ["stop", "stop"]

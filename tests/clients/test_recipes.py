@@ -19,22 +19,24 @@ PACKAGES = {
     "Codex": "@openai/codex-linux-x64",
     "opencode": "opencode-linux-x64-baseline",
     "pydantic-ai": "pydantic-ai-slim",
+    "aider": "aider-chat",
 }
-UNTESTED = {"curl": "any", "aider": "-", "Zed": "-"}
+UNTESTED = {"curl": "any", "Zed": "-"}
+LOCKS = ("tests/clients/aider.lock", "tests/clients/requirements.lock", "requirements.lock")
 
 
 def locked() -> dict[str, str]:
-    """Read the versions that the tests run with; umbel's own lock has the SDKs."""
-    pins = [
-        re.findall(r"^([\w-]+)==([\w.]+)", path.read_text(), re.MULTILINE)
-        for path in (ROOT / "tests/clients/requirements.lock", ROOT / "requirements.lock")
-    ]
+    """Read the versions that the tests run with; umbel's own lock has the SDKs, and comes last."""
+    pins: dict[str, str] = {}
+    for lock in LOCKS:
+        text = (ROOT / lock).read_text()
+        pins |= dict(re.findall(r"^([\w-]+)==([\w.]+)", text, re.MULTILINE))
     agents = json.loads((ROOT / "tests/clients/npm/package-lock.json").read_text())["packages"]
     return {
         name.removeprefix("node_modules/"): package["version"].removesuffix("-linux-x64")
         for name, package in agents.items()
         if name
-    } | dict(pins[0] + pins[1])
+    } | pins
 
 
 def test_versions_are_those_of_the_locks() -> None:
