@@ -89,7 +89,7 @@ class ChatAnswers:
             case TextDelta(text=text):
                 return self._chunk(choice, {"content": text}, tokens=delta.tokens)
             case ReasoningDelta(text=text):
-                return self._chunk(choice, {"reasoning_content": text, "reasoning": text})
+                return self._chunk(choice, {"reasoning_content": text})
             case ToolCallStart(call=call, name=name, id=call_id):
                 function = {"name": name, "arguments": ""}
                 named = {"index": call, "id": call_id, "type": "function", "function": function}
@@ -139,7 +139,7 @@ def _whole_choice(index: int, generation: Generation) -> dict[str, Any]:
     content = None if answer.calls and not answer.text else answer.text
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if answer.reasoning:
-        message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+        message["reasoning_content"] = answer.reasoning
     if answer.calls:
         message["tool_calls"] = [_whole_call(call) for call in answer.calls]
     return {

@@ -174,7 +174,7 @@ def told(answer: dict[str, Any]) -> Any:
         message = choice.get("message", {})
         calls = [call["function"] for call in message.get("tool_calls") or []]
         text = message.get("content", choice.get("text"))
-        shown.append((text, message.get("reasoning"), calls, choice["finish_reason"]))
+        shown.append((text, message.get("reasoning_content"), calls, choice["finish_reason"]))
     return shown
 
 
