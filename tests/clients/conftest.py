@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from ..daemon.running import RunningDaemon, running
 from .outside import ROOT
@@ -57,4 +58,18 @@ def scripted(model: Path) -> Iterator[RunningDaemon]:
 def scripted_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """A scripted daemon with SmolLM2's tokenizer and template."""
     with scripted(write_model(tmp_path_factory.mktemp("models") / "scripted")) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def thinking_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """A scripted daemon whose template is like Qwen3's: it thinks, and knows tools."""
+    from ..models.text.templates import MARKERS, THINKING  # noqa: PLC0415  (it imports mlx.core)
+
+    folder = write_model(tmp_path_factory.mktemp("models") / "m", more_tokens=len(MARKERS))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKERS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(THINKING)
+    with scripted(folder) as daemon:
         yield daemon

@@ -1,15 +1,9 @@
 """Twenty turns of an agent that calls a tool in each: only what is new is computed."""
 
 import json
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import pytest
-from tokenizers import AddedToken, Tokenizer
-
 from ..daemon.running import RunningDaemon
-from ..models.text.templates import MARKERS, THINKING
-from .conftest import scripted, write_model
 from .scripted import RESULT, plan
 
 TURNS = 20
@@ -90,18 +84,6 @@ class Agent:
             call["function"]["arguments"] = compact
         self.messages.append(sent)
         return message
-
-
-@pytest.fixture(scope="module")
-def thinking_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    """A scripted daemon whose template is like Qwen3's: it thinks, and knows tools."""
-    folder = write_model(tmp_path_factory.mktemp("models") / "m", more_tokens=len(MARKERS))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKERS])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(THINKING)
-    with scripted(folder) as daemon:
-        yield daemon
 
 
 def check(first: Agent, second: Agent) -> None:
