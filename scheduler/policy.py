@@ -33,7 +33,7 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
     same prompt is always computed in the same pieces; they also end on the sequence's
     borders, and the last one before the last prompt token.
     """
-    prefill = next((s for s in running if s.num_left_to_prefill), None)
+    prefill = _shortest_prompt(running)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
     if prefill is None:
         return Batch(None, 0, decode)
@@ -41,6 +41,16 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
     grid = (start // prefill_chunk + 1) * prefill_chunk
     border = next((offset for offset in prefill.borders if offset > start), grid)
     return Batch(prefill, min(grid, border, len(prefill.tokens) - 1), decode)
+
+
+def _shortest_prompt(running: Items[Sequence]) -> Sequence | None:
+    """Choose whose prompt advances: shortest remaining work first, with ageing.
+
+    A prompt counts as shorter by every token that was computed for others while it waited. One
+    with n tokens left is therefore passed over for n tokens at most by requests that come later.
+    """
+    prompts = (s for s in running if s.num_left_to_prefill)
+    return min(prompts, key=lambda s: s.num_left_to_prefill - s.num_passed_over, default=None)
 
 
 class StallBound:

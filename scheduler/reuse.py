@@ -1,6 +1,7 @@
 """Where cache and model meet: a sequence's state from the cache, and back into it."""
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any, Protocol, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
@@ -122,22 +123,23 @@ class PrefixReuse:
     def shall_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether another's prefill is about to bring much of this prompt into the cache.
 
-        Agents that start together so compute their common prompt once.
+        Agents that start together so compute their common prompt once. The other one hears of
+        it: it gives what they share to the cache before its own prompt is complete.
         """
         if not self._keeps:
             return False
-        shared = max(
-            (
-                common_length(other.tokens[:-1], sequence.tokens)
-                for other in running
-                if other.num_left_to_prefill and other.request.tenant == sequence.request.tenant
-            ),
-            default=0,
-        )
-        shared = shared // self._grid * self._grid
+        others = [
+            (common_length(other.tokens[:-1], sequence.tokens) // self._grid * self._grid, other)
+            for other in running
+            if other.num_left_to_prefill and other.request.tenant == sequence.request.tenant
+        ]
+        shared, other = max(others, key=itemgetter(0), default=(0, sequence))
         if shared < _WORTH_WAITING:
             return False
-        return shared - self.known(sequence).tokens >= _WORTH_WAITING
+        if shared - self.known(sequence).tokens < _WORTH_WAITING:
+            return False
+        other.num_awaited = max(other.num_awaited, shared)
+        return True
 
     def page_in(self, sequence: Sequence) -> bool:
         """Whether to wait until what is on disk of a sequence's tokens is read."""
@@ -176,16 +178,17 @@ class PrefixReuse:
     def prefilled(self, sequence: Sequence) -> None:
         """Give the prompt's state to the cache, for others to share.
 
-        It goes piece by piece, and what is left when it is complete. On a grid, complete is
-        what ends on it: the rest is never shared.
+        It goes piece by piece, as soon as another request waits for it, and what is left when
+        it is complete. On a grid, complete is what ends on it: the rest is never shared.
         """
         lease = sequence.lease
         if lease is None or not self._keeps or sequence.num_computed_tokens <= lease.held:
             return
         offset, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
         ends = offset == last // self._grid * self._grid
-        full = sequence.states.tail_length >= self._piece and not offset % self._grid
-        if not (ends or full):
+        full = sequence.states.tail_length >= self._piece
+        awaited = lease.held < sequence.num_awaited <= offset
+        if not (ends or ((full or awaited) and not offset % self._grid)):
             return
         tokens = as_tokens(sequence.computed)
         lease.publish(tokens, _publish_but_last(lease, tokens, sequence.states))

@@ -39,6 +39,8 @@ class Sequence:
         drawn: the token after these, while it is chosen and not read yet.
         end_token: the token that ended the answer; it is no part of it.
         num_computed_tokens: tokens, from the first, whose state `states` holds.
+        num_passed_over: prompt tokens that were computed for others while its own prompt waited.
+        num_awaited: tokens of its prompt, from the first, that another request waits for.
         patience: with the disk, that is to give back what it lacks.
         lease: its hold on the cache; None before it starts.
         borders: offsets at which its prefill stops for a checkpoint, ascending.
@@ -57,6 +59,8 @@ class Sequence:
         self.end_token: int | None = None
         self.matched = self.cached = 0
         self.num_computed_tokens = 0
+        self.num_passed_over = 0
+        self.num_awaited = 0
         self.patience = Patience()
         self.lease: Lease | None = None
         self.borders: dict[int, Reason] = {}

@@ -1,5 +1,7 @@
 """What a step computes, as a function of the running sequences."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,13 +82,47 @@ def test_chunks_cover_the_prompt_on_an_absolute_grid(prompt: int, cached: int, c
 def test_every_sequence_is_decoded_or_waits_for_its_prefill(
     states: list[tuple[int, int]], chunk: int
 ) -> None:
-    """A plan decodes each sequence that can, once, in order, and starves none that prefills."""
+    """A plan decodes each sequence that can, once, in order; the shortest prompt advances."""
     running = [sequence(*state) for state in states]
     batch = plan(running, chunk)
     prefilling = [s for s in running if s.num_left_to_prefill]
     assert list(batch.decode) == [s for s in running if not s.num_left_to_prefill]
-    assert batch.prefill is (prefilling[0] if prefilling else None)
+    shortest = min(prefilling, key=lambda s: s.num_left_to_prefill, default=None)
+    assert batch.prefill is shortest
     assert batch.empty == (not running)
+
+
+def test_a_short_prompt_passes_a_long_one() -> None:
+    """The least work that is left goes first, also where the long prompt has begun."""
+    long, short = sequence(3000, 500), sequence(11)
+    batch = plan([long, short], 512)
+    assert batch.prefill is short
+    assert batch.end == 10
+    assert plan([sequence(11), sequence(9, 1), sequence(8)], 4).end == 4  # of equals the oldest
+
+
+@given(
+    length=st.integers(2, 300),
+    others=st.lists(st.integers(2, 40), min_size=1, max_size=8),
+    chunk=st.integers(1, 64),
+)
+def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], chunk: int) -> None:
+    """However many short prompts come, it is passed over for its own length, and one prompt."""
+    long = sequence(length)
+    arrivals = itertools.cycle(others)
+    running, passed = [long], 0
+    while long.num_left_to_prefill:
+        if all(s is long or not s.num_left_to_prefill for s in running):
+            running = [long, sequence(next(arrivals))]
+        batch = plan(running, chunk)
+        assert batch.prefill is not None
+        tokens = batch.end - batch.prefill.num_computed_tokens
+        batch.prefill.num_computed_tokens = batch.end
+        for other in running:
+            if other is not batch.prefill and other.num_left_to_prefill:
+                other.num_passed_over += tokens
+        passed += 0 if batch.prefill is long else tokens
+    assert passed <= length + max(others)
 
 
 def test_chunks_are_halved_until_they_fit() -> None:

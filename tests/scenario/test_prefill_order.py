@@ -1,0 +1,84 @@
+"""A short request that comes in the middle of a long prompt does not wait for it.
+
+Steps are counted, and not seconds: each has at most one chunk of one prompt.
+"""
+
+import pytest
+
+from umbel.cachestore.checkpoints import Reason
+
+from .memory_tools import CHUNK, Ask, Rig, words, zoo_model
+
+LONG = 16 * CHUNK
+BUDGET = 1 << 30
+NAMES = ["llama", "gemma3_text", "mamba2", "qwen3_next"]
+
+
+def steps_to_first_token(rig: Rig, name: str) -> int:
+    """Step until a request has a token; how many steps it took."""
+    for count in range(1, 1000):
+        rig.step()
+        if rig.told[name].tokens:
+            return count
+    raise AssertionError("it never had one")
+
+
+def begun(rig: Rig, prompt: list[int], boundary: int = 0) -> str:
+    """Begin a long prompt, and come some chunks far."""
+    boundaries = [(boundary, Reason.SYSTEM)] if boundary else []
+    name = rig.send(Ask(prompt, 4, boundaries=boundaries))
+    for _ in range(5):
+        rig.step()
+    assert rig.live[name].num_computed_tokens >= 4 * CHUNK
+    return name
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_short_prompt_passes_a_long_one(name: str, *, exact: bool) -> None:
+    """Its first token comes after its own work and a step, and the long one waits for no more."""
+    rig = Rig(zoo_model(name), BUDGET, exact=exact)
+    alone = Rig(zoo_model(name), BUDGET, exact=exact)
+    undisturbed = steps_to_first_token(alone, begun(alone, words(LONG, "long")))
+    long = begun(rig, words(LONG, "long"))
+    short = rig.send(Ask(words(11, "short"), 1))
+    assert steps_to_first_token(rig, short) <= 3
+    assert not rig.told[long].tokens
+    assert steps_to_first_token(rig, long) <= undisturbed
+    rig.until(lambda: rig.idle)
+    alone.until(lambda: alone.idle)
+    if exact:
+        (told,) = alone.told.values()
+        assert rig.told[long].tokens == told.tokens
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_they_share_is_shared_at_once(name: str, *, exact: bool) -> None:
+    """With the same system prompt, it leases what is computed of it, and does not wait for all."""
+    system = words(3 * CHUNK, "system")
+    rig = Rig(zoo_model(name), BUDGET, exact=exact)
+    long = begun(rig, [*system, *words(LONG, "long")], len(system))
+    short = rig.send(Ask([*system, *words(11, "short")], 1))
+    assert steps_to_first_token(rig, short) <= 5
+    assert not rig.told[long].tokens
+    assert rig.told[short].cached == len(system)
+    rig.until(lambda: rig.idle)
+    assert rig.told[long].error is None
+    rig.check_rest()
+
+
+def test_short_prompts_that_never_end_do_not_stop_a_long_one() -> None:
+    """It is passed over for as many tokens as it has left, and then goes first."""
+    rig = Rig(zoo_model("llama"), BUDGET)
+    long = begun(rig, words(LONG, "long"))
+    came = 0
+    while not rig.told[long].tokens:
+        if len(rig.queue) + len(rig.engine.statistics().running) < 4:
+            rig.send(Ask(words(CHUNK + 1, f"short {came}"), 1))
+            came += 1
+        rig.step()
+        assert came < 3 * LONG // CHUNK
+    assert came > LONG // CHUNK // 2
+    rig.until(lambda: rig.idle)
+    assert all(told.error is None for told in rig.told.values())
