@@ -33,6 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.cache.mkdir("bytecode")))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: a fifth of the time is spent waiting for daemons."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collectstart() -> None:
     """Choose the BLAS and keep the limit of open files, before any test imports mlx-lm."""
     import umbel.models.open_files  # noqa: F401, PLC0415
