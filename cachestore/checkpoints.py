@@ -6,12 +6,14 @@ answer (thinking that is dropped, a tool call written differently) does so early
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .state import Checkpoint
 
 _DENSE, _MEDIUM = 512, 2048  # generated tokens up to which a step of the schedule holds
+_HINT_AFTER = 64  # tokens that a hinted checkpoint spares whoever resumes there, at least
+_OWN = 2  # checkpoints that a conversation needs for its next turn: FINAL and MESSAGE
 
 
 class Reason(enum.IntEnum):
@@ -25,11 +27,13 @@ class Reason(enum.IntEnum):
     """A message boundary that a next turn keeps."""
     SYSTEM = 3
     """The end of system prompt and tools, which other conversations share."""
-    DECODE = 4
+    HINT = 4
+    """Where the client says that what other requests share ends."""
+    DECODE = 5
     """Inside an answer."""
-    PROMPT = 5
+    PROMPT = 6
     """One before the end of the prompt: where an exact repeat resumes."""
-    GRID = 6
+    GRID = 7
     """A multiple of the interval, for prompts that change somewhere in the middle."""
 
 
@@ -47,6 +51,7 @@ def prompt_offsets(
     matched: int,
     boundaries: Iterable[tuple[int, Reason]],
     interval: int,
+    kept: int,
 ) -> dict[int, Reason]:
     """Say where a prefill shall stop to save its state.
 
@@ -55,8 +60,10 @@ def prompt_offsets(
         cached: tokens that were restored.
         matched: tokens that were recognised. Beyond `cached`, their end is a junction: this
             is the second visitor, and a third shall not pay as it did.
-        boundaries: offsets that a next turn will keep.
+        boundaries: offsets that a next turn, or another request, will keep.
         interval: distance of the grid.
+        kept: how many checkpoints the request may leave behind. Hints get what is left when the
+            other places that requests share, and a next turn's, have theirs.
 
     Returns:
         Offsets in `(cached, length - 1]` and their reasons, ascending.
@@ -66,10 +73,29 @@ def prompt_offsets(
     wanted += [(min(offset, last), reason) for offset, reason in boundaries]
     wanted += [(last, Reason.PROMPT), (min(matched, last), Reason.JUNCTION)]
     best: dict[int, Reason] = {}
+    hints = set()
     for offset, reason in sorted(wanted):
-        if cached < offset:
+        if cached < offset and reason is Reason.HINT:
+            hints.add(offset)
+        elif cached < offset:
             best.setdefault(offset, reason)
-    return best
+    best |= dict.fromkeys(_useful(hints, best, cached, kept), Reason.HINT)
+    return dict(sorted(best.items()))
+
+
+def _useful(hints: set[int], best: Mapping[int, Reason], cached: int, kept: int) -> list[int]:
+    """Those of the hints that spare the most tokens, as many as there is room for.
+
+    One may take the place of a message boundary, but not of the deepest: that is the next turn's.
+    """
+    messages = {offset for offset, reason in best.items() if reason is Reason.MESSAGE}
+    shared = {offset for offset, reason in best.items() if reason < Reason.HINT} - messages
+    hints = hints - shared - {max(messages, default=0)}
+    resumable = {cached} | shared | hints
+    spared = {hint: hint - max(at for at in resumable if at < hint) for hint in hints}
+    useful = [hint for hint in sorted(hints) if spared[hint] >= _HINT_AFTER]
+    useful.sort(key=lambda hint: -spared[hint])
+    return useful[: max(0, kept - _OWN - len(shared))]
 
 
 def decode_due(generated: int) -> bool:
@@ -97,7 +123,8 @@ def keep(captured: Sequence[Captured], limit: int) -> tuple[list[Captured], list
         limit: how many may stay.
 
     One of each reason stays, the best reasons first, then a second of each, and so on: many
-    message boundaries must not displace the one that other conversations share. Of decode
+    message boundaries must not displace the one that other conversations share. Hints count as
+    one reason each: there are no more of them than `prompt_offsets` had room for. Of decode
     checkpoints the first is preferred, because answers diverge early; of others the deepest.
     Of two at one offset the one with the better reason stays.
     """
@@ -108,7 +135,7 @@ def keep(captured: Sequence[Captured], limit: int) -> tuple[list[Captured], list
     ranked: list[tuple[int, Reason, Captured]] = []
     for item in sorted(best.values(), key=_worth):
         ranked.append((taken[item.reason], item.reason, item))
-        taken[item.reason] += 1
+        taken[item.reason] += item.reason is not Reason.HINT
     ranked.sort(key=lambda entry: entry[:2])
     kept = [item for _, _, item in ranked[:limit]]
     return kept, [item for item in captured if not any(item is other for other in kept)]

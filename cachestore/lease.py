@@ -27,6 +27,7 @@ class Lease:
         held: tokens whose spans it holds; more than `cached` once it has published.
         captured: checkpoints that the request has taken and that are worth keeping so far.
         deepest: the deepest node that is pinned, or the root.
+        checkpoints_kept: how many checkpoints it may still leave behind.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Lease:
         self.captured: list[Captured] = []
         self.deepest = deepest
         self._checkpoint = checkpoint
-        self._checkpoints_kept = checkpoints_kept
+        self.checkpoints_kept = checkpoints_kept
         self._resume = resume
         self._release = release
         self._store = store
@@ -99,7 +100,7 @@ class Lease:
             checkpoint.close()
         self._check()
         self.captured, dropped = keep(
-            [*self.captured, Captured(checkpoint, reason)], self._checkpoints_kept
+            [*self.captured, Captured(checkpoint, reason)], self.checkpoints_kept
         )
         for item in dropped:
             item.checkpoint.close()
@@ -133,7 +134,7 @@ class Lease:
         self._resume = self.deepest = resume
         self.held = resume.end
         self._checkpoint = None  # restored long since, and not pinned any more
-        self._checkpoints_kept -= stored
+        self.checkpoints_kept -= stored
         self.count()
 
     def give_one_up(self) -> bool:

@@ -26,7 +26,8 @@ from .record import Record
 from .state import Checkpoint, Span
 from .trie import RadixTrie
 
-_SHARED = (Reason.JUNCTION, Reason.SYSTEM)  # checkpoints that other requests resume at
+# Checkpoints for these reasons are resumed at by other requests.
+_SHARED = (Reason.JUNCTION, Reason.SYSTEM, Reason.HINT)
 _REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint that rewinds
 
 

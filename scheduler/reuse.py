@@ -117,6 +117,7 @@ class PrefixReuse:
                 matched=lease.matched,
                 boundaries=request.boundaries,
                 interval=self._interval,
+                kept=lease.checkpoints_kept,
             )
             sequence.borders = on_grid(borders, self._grid, after=lease.cached)
 

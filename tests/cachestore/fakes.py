@@ -244,6 +244,7 @@ class FakeSequence:
             matched=self.lease.matched,
             boundaries=self.boundaries,
             interval=self.world.interval,
+            kept=self.lease.checkpoints_kept,
         )
 
     @property

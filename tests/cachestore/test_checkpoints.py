@@ -30,7 +30,7 @@ REASONS = st.sampled_from(Reason)
         (31, 10, 10, [(10, Reason.SYSTEM), (0, Reason.SYSTEM)], {30: Reason.PROMPT}),
         (31, 0, 0, [(31, Reason.MESSAGE)], {30: Reason.MESSAGE}),
         (31, 0, 10, [(10, Reason.SYSTEM)], {10: Reason.JUNCTION, 30: Reason.PROMPT}),
-        (31, 0, 0, [(9, Reason.SYSTEM), (9, Reason.MESSAGE)], {9: Reason.MESSAGE, 30: 5}),
+        (31, 0, 0, [(9, Reason.SYSTEM), (9, Reason.MESSAGE)], {9: Reason.MESSAGE, 30: 6}),
     ],
 )
 def test_prompt_offsets(
@@ -42,9 +42,50 @@ def test_prompt_offsets(
 ) -> None:
     """Junction, boundaries, grid (of 100) and the end, each once, best reason, what is left."""
     offsets = prompt_offsets(
-        length, cached=cached, matched=matched, boundaries=boundaries, interval=100
+        length, cached=cached, matched=matched, boundaries=boundaries, interval=100, kept=4
     )
     assert offsets == expected
+
+
+@pytest.mark.parametrize(
+    ("cached", "matched", "boundaries", "kept", "expected"),
+    [
+        (0, 0, [(70, Reason.HINT)], 4, [70]),
+        (0, 0, [(63, Reason.HINT)], 4, []),  # too little is spared
+        (7, 7, [(70, Reason.HINT)], 4, []),
+        (70, 70, [(70, Reason.HINT)], 4, []),
+        # Two are shared by others, and two are the conversation's own.
+        (0, 0, [(100, Reason.HINT), (250, Reason.HINT), (350, Reason.HINT)], 4, [100, 250]),
+        (0, 0, [(100, Reason.SYSTEM), (200, Reason.HINT), (350, Reason.HINT)], 4, [350]),
+        (0, 150, [(100, Reason.SYSTEM), (350, Reason.HINT)], 4, []),
+        (0, 150, [(100, Reason.SYSTEM), (350, Reason.HINT)], 5, [350]),
+        (0, 0, [(100, Reason.HINT)], 2, []),
+        (0, 0, [(100, Reason.HINT)], 0, []),
+        # What stands there anyway needs no hint, and a better reason is kept.
+        (0, 0, [(100, Reason.HINT), (100, Reason.SYSTEM), (200, Reason.HINT)], 4, [200]),
+        (0, 0, [(100, Reason.HINT), (100, Reason.MESSAGE), (200, Reason.HINT)], 4, [200]),
+        (0, 0, [(400, Reason.HINT)], 4, [399]),
+        # A message boundary has the place if the hint does not get it, and the next turn's has.
+        (0, 0, [(100, Reason.HINT), (100, Reason.MESSAGE), (200, Reason.MESSAGE)], 4, [100]),
+        (0, 0, [(100, Reason.HINT), (100, Reason.MESSAGE), (200, Reason.MESSAGE)], 2, []),
+        (0, 0, [(200, Reason.HINT), (100, Reason.MESSAGE), (200, Reason.MESSAGE)], 4, []),
+    ],
+)
+def test_hints_get_what_others_leave(
+    cached: int, matched: int, boundaries: list[tuple[int, Reason]], kept: int, expected: list[int]
+) -> None:
+    """Those come first that spare the most tokens; a place of a lesser reason is theirs."""
+    offsets = prompt_offsets(
+        400, cached=cached, matched=matched, boundaries=boundaries, interval=50, kept=kept
+    )
+    assert [offset for offset, reason in offsets.items() if reason is Reason.HINT] == expected
+    without = [(offset, reason) for offset, reason in boundaries if reason is not Reason.HINT]
+    plain = prompt_offsets(
+        400, cached=cached, matched=matched, boundaries=without, interval=50, kept=kept
+    )
+    assert {o: r for o, r in offsets.items() if r is not Reason.HINT} == {
+        o: r for o, r in plain.items() if o not in expected
+    }
 
 
 @given(
@@ -60,7 +101,7 @@ def test_prompt_offsets_are_ascending_and_left_to_compute(
     matched = data.draw(st.integers(0, length))
     cached = data.draw(st.integers(0, min(matched, length - 1)))
     offsets = prompt_offsets(
-        length, cached=cached, matched=matched, boundaries=boundaries, interval=interval
+        length, cached=cached, matched=matched, boundaries=boundaries, interval=interval, kept=4
     )
     assert list(offsets) == sorted(offsets)
     assert all(cached < offset <= length - 1 for offset in offsets)
@@ -68,7 +109,9 @@ def test_prompt_offsets_are_ascending_and_left_to_compute(
         assert wanted in offsets or wanted <= cached
     for offset, reason in boundaries:
         place = min(offset, length - 1)
-        assert place <= cached or offsets[place] <= reason
+        if reason is not Reason.HINT:  # a hint may have no room, or a message boundary's
+            least = Reason.HINT if reason is Reason.MESSAGE else reason
+            assert place <= cached or offsets[place] <= least
 
 
 def test_decode_is_saved_densely_at_first_then_ever_less() -> None:
@@ -115,6 +158,14 @@ MESSAGES = tuple((at, Reason.MESSAGE) for at in (100, 200, 300, 400))
         (
             ((10, Reason.JUNCTION), (20, Reason.GRID), (5, Reason.SYSTEM), (30, Reason.PROMPT)),
             [10, 5, 30, 20],
+        ),
+        (
+            (
+                *((at, Reason.HINT) for at in (10, 20)),
+                *((at, Reason.MESSAGE) for at in (30, 40)),
+                (50, Reason.PROMPT),
+            ),
+            [40, 20, 10, 50],
         ),
     ],
 )
