@@ -191,17 +191,29 @@ class PromptReader:
         before, end = Lineage(conversation.messages), text[-_PROMPT_END:]
         remember = partial(self._history.remember, author.tenant, before, tools, end)
         check()
-        ends = self._boundaries(encode, conversation, prompt)
+        ends = self._boundaries(encode, conversation, prompt, check)
         return Rendered(prompt, ends, parser, self._text.markup_tokens, grammar, remember)
 
     def _boundaries(
-        self, encode: boundaries.Encode, conversation: Conversation, prompt: list[int]
+        self,
+        encode: boundaries.Encode,
+        conversation: Conversation,
+        prompt: list[int],
+        check: Check,
     ) -> list[tuple[int, Reason]]:
         if not self._has_checkpoints:
             return []
-        found = boundaries.find(encode, conversation, prompt)
+
+        def rendered(
+            conversation: Conversation, *, generation_prompt: bool = True
+        ) -> Sequence[int]:
+            check()
+            return encode(conversation, generation_prompt=generation_prompt)
+
+        found = boundaries.find(rendered, conversation, prompt)
         system = [] if found.system is None else [(found.system, Reason.SYSTEM)]
-        return [*system, *((end, Reason.MESSAGE) for end in found.messages)]
+        messages = [(end, Reason.MESSAGE) for end in found.messages]
+        return [*system, *messages, *((end, Reason.HINT) for end in found.hints)]
 
     def system_prompt(self, text: str, check: Check) -> tuple[Rendered, int | None]:
         """Render a system prompt as requests begin with it.

@@ -5,15 +5,17 @@ turns, some end the generation prompt with tokens that a later turn never shows.
 counted back from the end; what other renderings have in common with the prompt is compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from ..errors import TemplateError
-from .conversation import Conversation, Message, ToolCall
+from .conversation import CacheHint, Conversation, Message, ToolCall
 
 _LAST_MESSAGES = 2  # boundaries before these many last messages: they may be edited
+MAX_HINTS = 4
+"""Hints of one conversation that are looked at: each may cost a rendering."""
 
 
 class Encode(Protocol):
@@ -32,10 +34,13 @@ class Boundaries(NamedTuple):
     Attributes:
         system: the end of what other conversations share, tools included, or None.
         messages: ends of messages that a next turn keeps, ascending.
+        hints: where the client says that other requests part, ascending; none that the next turn
+            goes on from, nor `system`.
     """
 
     system: int | None
     messages: list[int]
+    hints: list[int]
 
 
 def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> Boundaries:
@@ -50,12 +55,17 @@ def find(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> B
         Only offsets greater than 0. What a template refuses to render gives no boundary.
     """
     messages = conversation.messages
-    ends = {_common(encode, other, prompt) for other in _next_turns(conversation)}
+    turn = {_common(encode, other, prompt) for other in _next_turns(conversation)}
+    ends = {}  # by the index of the message that ends there
     for last in range(1, _LAST_MESSAGES + 1):
         if len(messages) > last:
             earlier = _with(conversation, messages[:-last])
-            ends.add(_common(encode, earlier, prompt, generation_prompt=False))
-    return Boundaries(_system(encode, conversation, prompt), sorted(ends - {0}))
+            end = _common(encode, earlier, prompt, generation_prompt=False)
+            ends[len(messages) - 1 - last] = end
+    system = _system(encode, conversation, prompt)
+    hints = {_hint(encode, conversation, prompt, hint, ends) for hint in _own_hints(conversation)}
+    hints -= {0, system, *turn}
+    return Boundaries(system, sorted((turn | set(ends.values())) - {0}), sorted(hints))
 
 
 def _next_turns(conversation: Conversation) -> list[Conversation]:
@@ -75,12 +85,85 @@ def _next_turns(conversation: Conversation) -> list[Conversation]:
 def _system(encode: Encode, conversation: Conversation, prompt: Sequence[int]) -> int | None:
     """The end of the leading system messages and the tools, with what stands around them."""
     messages = conversation.messages
-    count = next((i for i, m in enumerate(messages) if m.role != "system"), 0)
     others = (
-        _with(conversation, [*messages[:count], Message(role="user", content=text)])
+        _with(conversation, [*messages[: _leading(messages)], Message(role="user", content=text)])
         for text in ("1", "2")
     )
     return min(_common(encode, other, prompt) for other in others) or None
+
+
+def _leading(messages: Sequence[Message]) -> int:
+    """How many system messages stand at the beginning."""
+    return next((i for i, m in enumerate(messages) if m.role != "system"), 0)
+
+
+def _own_hints(conversation: Conversation) -> list[CacheHint]:
+    """The hints whose places have no boundary without them."""
+    hints = list(dict.fromkeys(conversation.hints))[:MAX_HINTS]
+    return [hint for hint in hints if not _is_known(conversation, hint)]
+
+
+def _is_known(conversation: Conversation, hint: CacheHint) -> bool:
+    """Whether a hint stands at the end of the prompt, or at that of what all prompts share."""
+    messages, leading = conversation.messages, _leading(conversation.messages)
+    if hint.message is None:
+        return leading == 0 and hint.end >= len(conversation.tools)
+    ends = hint.message in (leading - 1, len(messages) - 1)
+    return ends and not _is_inside(conversation, hint)
+
+
+def _is_inside(conversation: Conversation, hint: CacheHint) -> bool:
+    """Whether text of its message follows a hint."""
+    index = hint.message
+    return index is not None and bool(conversation.messages[index].content[hint.end :].strip())
+
+
+def _hint(
+    encode: Encode,
+    conversation: Conversation,
+    prompt: Sequence[int],
+    hint: CacheHint,
+    ends: Mapping[int, int],
+) -> int:
+    """Where others part that agree with a conversation up to a hint, by one rendering at most."""
+    known = None if hint.message is None else ends.get(hint.message)
+    if known is not None and not _is_inside(conversation, hint):
+        return known
+    other = _parting(conversation, hint)
+    return _common(encode, other, prompt, generation_prompt=False)
+
+
+def _parting(conversation: Conversation, hint: CacheHint) -> Conversation:
+    """Write a conversation that agrees with another up to a hint, and has little after it."""
+    messages = conversation.messages
+    index = hint.message
+    if index is None:
+        return _parting_tools(conversation, hint.end)
+    last = messages[index]
+    if _is_inside(conversation, hint):
+        text = last.content[: hint.end]
+        content = text + _unlike(last.content[hint.end :])
+        last = msgspec.structs.replace(last, content=content)
+    kept = [*messages[:index], last]
+    # Templates treat the turns before the user's last message in another way.
+    if any(message.role == "user" for message in messages[index + 1 :]):
+        kept.append(Message(role="user", content=_unlike(messages[index + 1].content)))
+    return _with(conversation, kept)
+
+
+def _parting_tools(conversation: Conversation, count: int) -> Conversation:
+    """The first tools only; or all of them, and another system prompt."""
+    leading = conversation.messages[: _leading(conversation.messages)]
+    if count >= len(conversation.tools) and leading:
+        leading = [Message(role="system", content=_unlike(leading[0].content))]
+    tools = conversation.tools[:count]
+    messages = [*leading, Message(role="user", content="1")]
+    return msgspec.structs.replace(conversation, messages=messages, tools=tools)
+
+
+def _unlike(text: str) -> str:
+    """A text that has not even its first character in common with another."""
+    return "2" if text.lstrip().startswith("1") else "1"
 
 
 def _with(conversation: Conversation, messages: Sequence[Message]) -> Conversation:

@@ -71,6 +71,19 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool = True
 
 
+class CacheHint(msgspec.Struct, frozen=True):
+    """Where, says the client, ends what other requests will have too. It changes no prompt.
+
+    Attributes:
+        message: the index of the message that it stands in; None where it stands among the tools.
+        end: the characters of that message's content, or the tools, that are before it. At the
+            end of the content it stands behind the whole message, calls included.
+    """
+
+    message: int | None
+    end: int
+
+
 class Conversation(msgspec.Struct, kw_only=True):
     """What a chat template renders.
 
@@ -79,9 +92,11 @@ class Conversation(msgspec.Struct, kw_only=True):
         tools: those that the model is told of.
         tool_choice: which of them the answer may ask for.
         options: what else the template takes, as `enable_thinking` or `reasoning_effort`.
+        hints: in the order of the body.
     """
 
     messages: list[Message]
     tools: list[Tool] = []
     tool_choice: ToolChoice = ToolChoice()
     options: dict[str, Any] = {}
+    hints: list[CacheHint] = []

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from umbel.models.loader import LoadedModel
-from umbel.models.text.boundaries import find
-from umbel.models.text.conversation import Conversation, Message, Tool, ToolCall
+from umbel.models.text.boundaries import MAX_HINTS, find
+from umbel.models.text.conversation import CacheHint, Conversation, Message, Tool, ToolCall
 
 from .outputs import TOOLS
-from .templates import MARKERS, THINKING, model_with
+from .templates import MARKERS, OBJECTS, THINKING, model_with
 
 KEEPS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -149,3 +150,108 @@ def test_a_tool_loop_resumes_at_the_boundary(tmp_path: Path) -> None:
     assert whole.endswith("<|im_start|>assistant\n<think>\n")
     assert ends[-1] + "<think>\n" == whole
     assert "Rainy?" in ends[-1]
+
+
+class TestHints:
+    """Where a client says that others part."""
+
+    def parts(
+        self, loaded: LoadedModel, talk: Conversation, *hints: CacheHint
+    ) -> tuple[list[str], int]:
+        """What stands before each hint as text, and how many renderings the hints took."""
+        count = 0
+
+        def encode(conversation: Conversation, *, generation_prompt: bool = True) -> Sequence[int]:
+            nonlocal count
+            count += 1
+            return loaded.text.encode_conversation(
+                conversation, generation_prompt=generation_prompt
+            )
+
+        prompt = encode(talk)
+        find(encode, talk, prompt)
+        plain, count = count - 1, 0
+        found = find(encode, msgspec.structs.replace(talk, hints=list(hints)), prompt)
+        decode = loaded.text._fast.decode
+        return [
+            str(decode(prompt[:end], skip_special_tokens=False)) for end in found.hints
+        ], count - plain
+
+    def test_inside_a_system_prompt(self, tmp_path: Path) -> None:
+        """All that have the beginning of it share the tokens up to there."""
+        loaded = model_with(tmp_path, KEEPS)
+        stable, hint = "You are one of many agents.", CacheHint(0, 27)
+        talks = [
+            talk_of(Message(role="system", content=f"{stable}\n{day}"), *TALK[1:])
+            for day in ("It is Monday.", "1 day is left.")
+        ]
+        for talk in talks:
+            assert self.parts(loaded, talk, hint) == ([f"<|im_start|>system\n{stable}"], 1)
+
+    def test_in_the_midst_of_history(self, tmp_path: Path) -> None:
+        """Behind a message, and inside one of the user's; the ends of the last are known."""
+        loaded = model_with(tmp_path, KEEPS)
+        talk = talk_of(*TALK, *TALK[2:])
+        inside, behind = CacheHint(1, len("What is")), CacheHint(1, len(TALK[1].content))
+        (first, second), taken = self.parts(loaded, talk, inside, behind)
+        assert taken == 2
+        assert first.endswith("user\nWhat is")
+        assert second.endswith("plan?<|im_end|>\n<|im_start|>")
+        (third,), taken = self.parts(loaded, talk, CacheHint(3, len(TALK[3].content)))
+        assert taken == 0
+        assert third.endswith("And then?<|im_end|>\n")
+
+    def test_where_a_boundary_is_anyway(self, tmp_path: Path) -> None:
+        """The end of the system prompt and that of the prompt take no rendering."""
+        loaded = model_with(tmp_path, KEEPS)
+        ends = [CacheHint(i, len(TALK[i].content)) for i in (0, 3)]
+        assert self.parts(loaded, talk_of(*TALK), *ends) == ([], 0)
+        tools = CacheHint(None, len(TOOLS))
+        assert self.parts(loaded, talk_of(*TALK[1:], tools=TOOLS), tools) == ([], 0)
+
+    def test_of_many_the_first_are_looked_at(self, tmp_path: Path) -> None:
+        """Each may cost a rendering of the prompt."""
+        loaded = model_with(tmp_path, KEEPS)
+        hints = [CacheHint(0, end) for end in range(4, 27)]
+        found, taken = self.parts(loaded, talk_of(*TALK), *hints)
+        assert taken == MAX_HINTS
+        assert len(found) <= MAX_HINTS
+
+    def test_thoughts_that_are_dropped_are_not_in_the_way(self, tmp_path: Path) -> None:
+        """What follows a hint decides what is shown before it: another question ends the turn."""
+        loaded = model_with(tmp_path, THINKING, MARKERS)
+        call = ToolCall(id="1", name="get_weather", arguments="{}")
+        talk = talk_of(
+            *TALK[:2],
+            Message(role="assistant", reasoning="Rainy?", tool_calls=[call]),
+            Message(role="tool", content="Rain, and more rain.", tool_call_id="1"),
+            Message(role="assistant", content="It rains."),
+            Message(role="user", content="And then?"),
+            *TALK[2:],
+            tools=TOOLS,
+        )
+        (found,), taken = self.parts(loaded, talk, CacheHint(3, len("Rain,")))
+        assert taken == 1
+        assert found.endswith("<tool_response>\nRain,")
+        assert "Rainy?" not in found
+
+    def test_tools_before_the_system_prompt(self, tmp_path: Path) -> None:
+        """All tools end where the system prompt begins; the first of them where the next does."""
+        loaded = model_with(tmp_path, OBJECTS, MARKERS)
+        assert loaded.text.template.knows_tools
+        talk = talk_of(*TALK, tools=TOOLS)
+        (first, every), taken = self.parts(
+            loaded, talk, CacheHint(None, 1), CacheHint(None, len(TOOLS))
+        )
+        assert taken == 2
+        assert TOOLS[0].name in first
+        assert TOOLS[1].name not in first
+        assert every.endswith("[system]")
+        assert TOOLS[-1].name in every
+
+    def test_tools_behind_the_system_prompt(self, tmp_path: Path) -> None:
+        """Their end is the system prompt's, which has a boundary; nothing of use is found."""
+        loaded = model_with(tmp_path, THINKING, MARKERS)
+        talk = talk_of(*TALK, tools=TOOLS)
+        (found,), _ = self.parts(loaded, talk, CacheHint(None, len(TOOLS)))
+        assert found == "<|im_start|>system\n"
