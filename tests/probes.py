@@ -11,6 +11,7 @@ Fields = dict[str, Any]
 Shows = Callable[[Answer], bool]
 
 HI = [{"role": "user", "content": "hi"}]
+MARKED = {"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}
 
 # The protocols, by the names of their columns.
 CHAT, TEXT, RESPONSES, MESSAGES = "chat", "completions", "responses", "messages"
@@ -363,11 +364,8 @@ PROBES = (
     Probe(
         "cache_control",
         {
-            MESSAGES: {
-                "system": [
-                    {"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}
-                ]
-            }
+            CHAT: {"messages": [{"role": "user", "content": [MARKED]}]},
+            MESSAGES: {"system": [MARKED]},
         },
     ),
     Probe(

@@ -6,11 +6,12 @@ import msgspec
 from msgspec import Meta, Raw
 
 from ...models.text.constraint import Constraint, JSONObject, JSONSchema
-from ...models.text.conversation import Conversation, Message, ToolCall
+from ...models.text.conversation import CacheHint, Conversation, Message, ToolCall
 from ..decoding import decode_part
 from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
+from .cache_control import MarkedText, marked
 from .generation_request import GenerationRequest, unsupported
 from .openai_fields import OpenAIFields, Tokens
 from .template_options import read_options
@@ -51,8 +52,11 @@ class ChatMessage(msgspec.Struct):
     reasoning: str | None = None
     function_call: Any = None
 
-    def message(self, place: str) -> Message:
+    def message(self, place: str) -> tuple[Message, list[int]]:
         """Turn it into what a template renders.
+
+        Returns:
+            Also where parts of its content end that are marked for the cache, in characters.
 
         Raises:
             APIError: 400 for a part that is not text, and for a call in the old way.
@@ -65,13 +69,15 @@ class ChatMessage(msgspec.Struct):
             ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
             for call in self.tool_calls or []
         ]
-        return Message(
+        content, ends = text_of(place, self.content)
+        message = Message(
             role=role,
-            content=text_of(place, self.content),
+            content=content,
             reasoning=self.reasoning_content or self.reasoning or "",
             tool_calls=calls,
             tool_call_id=self.tool_call_id,
         )
+        return message, ends
 
 
 class SchemaFormat(msgspec.Struct):
@@ -184,33 +190,47 @@ class ChatRequest(OpenAIFields, kw_only=True):
         Raises:
             APIError: 400, naming what is wrong.
         """
-        messages = []
+        messages, hints = [], []
         for index, raw in enumerate(self.messages):
             check()
             place = f"messages[{index}]"
-            messages.append(decode_part(raw, ChatMessage, place).message(place))
+            message, ends = decode_part(raw, ChatMessage, place).message(place)
+            messages.append(message)
+            hints += [CacheHint(index, end) for end in ends if end]
         check_results(messages)
         tools = read_chat_tools(self.tools or [], check)
         choice = read_choice(self.tool_choice, tools, parallel=self.parallel_tool_calls)
         options = read_options(self.chat_template_kwargs, self.reasoning_effort)
-        return Conversation(messages=messages, tools=tools, tool_choice=choice, options=options)
+        return Conversation(
+            messages=messages, tools=tools, tool_choice=choice, options=options, hints=hints
+        )
 
 
-def text_of(place: str, content: str | list[dict[str, Any]] | None) -> str:
+def text_of(place: str, content: str | list[dict[str, Any]] | None) -> MarkedText:
     """Join a content's parts, which must be text.
 
     Raises:
         APIError: 400, naming the part.
     """
     if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(_part(place, part) for part in content)
+        return MarkedText(content or "", [])
+    return marked([_part(place, part) for part in content], between="")
 
 
-def _part(place: str, part: dict[str, Any]) -> str:
+def _part(place: str, part: dict[str, Any]) -> tuple[str, bool]:
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind in (*_TEXT_PARTS, "refusal") and isinstance(text, str):
-        return text
+        return text, _is_marked(place, part.get("cache_control"))
     message = f"{place} has a part of type {quote(kind)}, which this model cannot read; send text"
+    raise APIError(400, message, param=f"{place}.content")
+
+
+def _is_marked(place: str, mark: object) -> bool:
+    match mark:
+        case None:
+            return False
+        case {"type": "ephemeral"}:
+            return True
+    message = f"{place} has a part whose cache_control is not of type 'ephemeral'; send that type"
     raise APIError(400, message, param=f"{place}.content")

@@ -12,6 +12,7 @@ from ...models.text.conversation import Conversation
 from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
+from .cache_control import CacheControl, Markable
 from .chat import MAX_MESSAGES
 from .errors import THREADS_UNSUPPORTED
 from .generation_request import GenerationBody, GenerationRequest, unsupported
@@ -46,7 +47,7 @@ _FOREIGN = {
 }
 
 
-class SystemBlock(msgspec.Struct):
+class SystemBlock(Markable):
     """A part of the system prompt."""
 
     type: Literal["text"]
@@ -136,6 +137,7 @@ class MessagesFields(GenerationBody, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
+    cache_control: CacheControl | None = None
     container: Any = None
     mcp_servers: Any = None
     thread: Any = None
@@ -221,7 +223,9 @@ class MessagesFields(GenerationBody, kw_only=True):
         """
         reader = MessageReader()
         system = self.system or []
-        reader.system([system] if isinstance(system, str) else [block.text for block in system])
+        if isinstance(system, str):
+            system = [SystemBlock(type="text", text=system)]
+        reader.system([(block.text, block.cache_control is not None) for block in system])
         for index, raw in enumerate(self.messages):
             check()
             reader.add(raw, f"messages[{index}]")
@@ -237,12 +241,13 @@ class MessagesFields(GenerationBody, kw_only=True):
         for turns in [edit.kept_turns() for edit in managed.edits or []]:
             if turns is not None:
                 reader.keep_thinking(turns)
-        tools = [t for t in read_tools(self.tools or [], check) if t.name not in reader.removed]
+        tools, hints = read_tools(self.tools or [], reader.removed, check)
         return Conversation(
             messages=reader.messages,
             tools=tools,
             tool_choice=read_choice(self.tool_choice, tools),
             options=self._options(),
+            hints=hints + reader.hints,
         )
 
     def _options(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from msgspec import Meta, Raw
 from ..decoding import decode_part
 from ..failures import APIError
 from ..quoting import quote
+from .cache_control import Markable
 from .generation_request import unsupported
 
 MAX_BLOCKS = 1000
@@ -16,7 +17,7 @@ MAX_BLOCKS = 1000
 Blocks = Annotated[list[Raw], Meta(max_length=MAX_BLOCKS)]
 
 
-class TextBlock(msgspec.Struct):
+class TextBlock(Markable):
     """Text."""
 
     text: str
@@ -33,7 +34,7 @@ class RedactedBlock(msgspec.Struct):
     """What an assistant thought, encrypted for Anthropic: it says nothing here."""
 
 
-class ToolUseBlock(msgspec.Struct):
+class ToolUseBlock(Markable):
     """A call."""
 
     id: str
@@ -41,7 +42,7 @@ class ToolUseBlock(msgspec.Struct):
     input: dict[str, Any]
 
 
-class ToolResultBlock(msgspec.Struct):
+class ToolResultBlock(Markable):
     """What came of a call."""
 
     tool_use_id: str
@@ -49,7 +50,7 @@ class ToolResultBlock(msgspec.Struct):
     is_error: bool | None = None
 
 
-class ToolReferenceBlock(msgspec.Struct):
+class ToolReferenceBlock(Markable):
     """A tool that a search for tools has found; all tools are told of anyway."""
 
     tool_name: str
@@ -61,7 +62,7 @@ class Citations(msgspec.Struct):
     enabled: bool | None = None
 
 
-class DocumentBlock(msgspec.Struct):
+class DocumentBlock(Markable):
     """A document."""
 
     source: Raw
@@ -78,7 +79,7 @@ class DocumentSource(msgspec.Struct):
     content: str | Blocks | None = None
 
 
-class SearchResultBlock(msgspec.Struct):
+class SearchResultBlock(Markable):
     """A text that the client has found."""
 
     source: str
@@ -187,18 +188,24 @@ def _read_block(raw: Raw, where: str, place: str) -> Block:
     raise APIError(400, message, code="unsupported_parameter", param=place)
 
 
-def texts_of(blocks: Placed) -> list[str]:
-    """List the texts of blocks that have one.
+def texts_of(blocks: Placed) -> list[tuple[str, bool]]:
+    """List the texts of blocks that have one, and whether they are marked for the cache.
 
     Raises:
         APIError: 400, naming what cannot be read.
     """
-    return [_text_of(place, block) for place, block in blocks]
+    return [(_text_of(place, block), is_marked(block)) for place, block in blocks]
 
 
 def text_in(content: str | list[Raw], where: str, place: str) -> str:
     """Read a content that is text; see `read_blocks`."""
-    return joined(texts_of(read_blocks(content, where, place)))
+    blocks = read_blocks(content, where, place)
+    return joined(_text_of(at, block) for at, block in blocks)
+
+
+def is_marked(block: Block) -> bool:
+    """Whether a block says that what other requests share ends with it."""
+    return isinstance(block, Markable) and block.cache_control is not None
 
 
 def _text_of(place: str, block: Block) -> str:

@@ -1,15 +1,17 @@
 """Messages of Anthropic's protocol to those of a conversation."""
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec import Raw
 
-from ...models.text.conversation import Message, ToolCall
+from ...models.text.conversation import CacheHint, Message, ToolCall
 from ..decoding import decode_part
 from ..failures import APIError
 from ..quoting import quote
+from .cache_control import marked
 from .messages_blocks import (
     Blocks,
     Placed,
@@ -19,7 +21,7 @@ from .messages_blocks import (
     ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
-    joined,
+    is_marked,
     read_blocks,
     text_in,
     texts_of,
@@ -47,11 +49,13 @@ class MessageReader:
 
     Attributes:
         messages: what has become of those that were read.
+        hints: where blocks of theirs end that are marked for the cache.
         removed: names of tools that are not offered any more.
     """
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.hints: list[CacheHint] = []
         self.removed: set[str] = set()
         self._turns: list[int] = []  # of each message: how many turns of the user's come before
         self._turn = 0
@@ -73,10 +77,16 @@ class MessageReader:
             case "system":
                 self.system(texts_of(self._without_changes(blocks)))
 
-    def system(self, texts: list[str]) -> None:
-        """Take a system prompt; the one outside the messages comes first."""
-        if told := joined(map(without_billing, texts)):
-            self._append(Message(role="system", content=told))
+    def system(self, texts: Sequence[tuple[str, bool]]) -> None:
+        """Take a system prompt; the one outside the messages comes first.
+
+        Args:
+            texts: each with whether it is marked for the cache.
+        """
+        plain = ((without_billing(text), is_end) for text, is_end in texts)
+        told, ends = marked(plain, between="\n")
+        if told:
+            self._append(Message(role="system", content=told), ends)
 
     def keep_thinking(self, turns: int) -> None:
         """Forget what was thought before so many of the last turns in which anything was."""
@@ -90,7 +100,10 @@ class MessageReader:
             if turn not in kept:
                 message.reasoning = ""
 
-    def _append(self, message: Message) -> None:
+    def _append(self, message: Message, ends: Iterable[int] = ()) -> None:
+        """Add a message; blocks of it that are marked end after so many of its characters."""
+        index = len(self.messages)
+        self.hints += [CacheHint(index, end) for end in ends if end or not message.content]
         self.messages.append(message)
         self._turns.append(self._turn)
 
@@ -103,13 +116,16 @@ class MessageReader:
             for _, block in blocks
             if isinstance(block, ThinkingBlock)
         ]
+        texts = [(b.text if isinstance(b, TextBlock) else "", is_marked(b)) for _, b in blocks]
+        content, ends = marked(texts, between="")
         self._append(
             Message(
                 role="assistant",
-                content="".join(b.text for _, b in blocks if isinstance(b, TextBlock)),
+                content=content,
                 reasoning="".join(thoughts),
                 tool_calls=calls,
-            )
+            ),
+            ends,
         )
 
     def _user(self, blocks: Placed) -> None:
@@ -120,9 +136,11 @@ class MessageReader:
         ]
         self._turn += not results
         for place, result in results:
-            self._append(self._result(place, result))
+            message = self._result(place, result)
+            self._append(message, [len(message.content)] if is_marked(result) else [])
         if said or not blocks:
-            self._append(Message(role="user", content=joined(texts_of(said))))
+            content, ends = marked(texts_of(said), between="\n")
+            self._append(Message(role="user", content=content), ends)
 
     def _without_changes(self, blocks: Placed) -> Placed:
         """Note which tools are offered from here on."""

@@ -1,17 +1,19 @@
 """Tools of Anthropic's messages, and the choice among them."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
 import structlog
 from msgspec import Raw
 
-from ...models.text.conversation import Tool, ToolChoice
+from ...models.text.conversation import CacheHint, Tool, ToolChoice
 from ..decoding import decode_part
 from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
+from .cache_control import Markable
 from .generation_request import unsupported
 from .tools import checked, choose
 
@@ -33,7 +35,7 @@ _ANTHROPICS = (
 )
 
 
-class MessagesTool(msgspec.Struct):
+class MessagesTool(Markable):
     """A tool's definition. What else it may have changes no answer."""
 
     name: str = ""
@@ -67,13 +69,23 @@ class MessagesToolChoice(msgspec.Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-def read_tools(raws: Sequence[Raw], check: Check) -> list[Tool]:
+def read_tools(
+    raws: Sequence[Raw], removed: Container[str], check: Check
+) -> tuple[list[Tool], list[CacheHint]]:
     """Read the tools one by one; leave out those that Anthropic defines.
+
+    Args:
+        raws: their definitions.
+        removed: names of tools that are not offered any more.
+        check: called between two tools; raises what ends the work.
+
+    Returns:
+        The tools that are offered, and where those are among them that are marked for the cache.
 
     Raises:
         APIError: 400, naming the tool.
     """
-    tools, left_out = [], []
+    tools, left_out, ends = [], [], []
     for index, raw in enumerate(raws):
         check()
         place = f"tools[{index}]"
@@ -84,9 +96,13 @@ def read_tools(raws: Sequence[Raw], check: Check) -> list[Tool]:
             left_out.append(quote(tool.type))
         else:
             raise unsupported(f"{place} of type {quote(tool.type)}", "send tools of type custom")
+        if tool.cache_control is not None:
+            ends.append(len(tools))
     if left_out:
         log.info("tools left out", types=" ".join(left_out[:10]), count=len(left_out))
-    return checked(tools)
+    offered = [tool for tool in checked(tools) if tool.name not in removed]
+    counts = [0, *accumulate(tool.name not in removed for tool in tools)]
+    return offered, [CacheHint(None, counts[end]) for end in ends if counts[end]]
 
 
 def read_choice(choice: MessagesToolChoice | None, tools: Sequence[Tool]) -> ToolChoice:

@@ -128,6 +128,9 @@ CASES: dict[str, Send] = {
     "a part that is no text": chat(
         messages=[{"role": "user", "content": [{"type": "text", "text": 5}]}]
     ),
+    "a part with a malformed cache_control": chat(
+        messages=[{"role": "user", "content": [{**PART, "cache_control": {"ttl": "1h"}}]}]
+    ),
     "a call in the old way": chat(
         messages=[{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]
     ),
@@ -252,6 +255,12 @@ CASES: dict[str, Send] = {
     "a message with an unknown block": message({"type": "video"}),
     "a message with 1,001 blocks": message(*[PART] * 1001),
     "a message with a PDF": message({"type": "document", "source": {"type": "base64"}}),
+    "a message with a cache_control of another type": message(
+        {**PART, "cache_control": {"type": "persistent"}}
+    ),
+    "a message's system with a malformed cache_control": message(
+        system=[{**PART, "cache_control": True}]
+    ),
     "a tool_result without its tool_use": message({"type": "tool_result", "tool_use_id": "t1"}),
     "a message that an assistant began": message(
         messages=[MESSAGE, {"role": "assistant", "content": "The"}]

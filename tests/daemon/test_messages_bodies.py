@@ -11,13 +11,21 @@ from umbel.daemon.protocols.generation_request import GenerationRequest
 from umbel.daemon.protocols.messages import CountRequest, MessagesFields, MessagesRequest
 from umbel.daemon.protocols.messages_signature import hidden_in, sign
 from umbel.models.text.constraint import JSONSchema
-from umbel.models.text.conversation import Conversation, Message, Tool, ToolCall, ToolChoice
+from umbel.models.text.conversation import (
+    CacheHint,
+    Conversation,
+    Message,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 
 HELLO = {"role": "user", "content": "hello"}
 TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.0a8; cc_entrypoint=sdk-cli;"
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {"b": 1, "a": "ü"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "seen"}
+EPHEMERAL = {"type": "ephemeral"}
 
 
 def request(kind: type[MessagesFields] = MessagesRequest, **fields: Any) -> GenerationRequest:
@@ -54,12 +62,93 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
+def marked(block: dict[str, Any]) -> dict[str, Any]:
+    """Mark a block for the cache."""
+    return {**block, "cache_control": EPHEMERAL}
+
+
 def refusal(**fields: Any) -> APIError:
     """Read a body that is refused."""
     with pytest.raises(APIError) as refused:
         request(**fields)
     assert refused.value.status == 400
     return refused.value
+
+
+class TestHints:
+    """Where `cache_control` stands, which changes nothing else."""
+
+    def test_they_change_no_message(self) -> None:
+        """Null is none; whatever else it says is ignored; at the top there is one anyway."""
+        assert said(user(marked(text("hello"))), cache_control=EPHEMERAL) == said(HELLO)
+        plain = conversation(
+            messages=[user({**text("hello"), "cache_control": None})],
+            cache_control={**EPHEMERAL, "ttl": "1h"},
+        )
+        assert plain.hints == []
+
+    def test_behind_blocks_of_the_system_prompt(self) -> None:
+        """After so many characters; what is left out does not count."""
+        header, empty = marked(text(BILLING)), marked(text(""))
+        blocks = [header, marked(text("ab")), empty, text("cde"), marked(text("f"))]
+        told = conversation(system=blocks)
+        assert told.messages[0].content == "ab\ncde\nf"
+        assert told.hints == [CacheHint(0, 2), CacheHint(0, 2), CacheHint(0, 8)]
+        among = conversation(messages=[HELLO, {"role": "system", "content": blocks}])
+        assert among.hints == [CacheHint(1, 2), CacheHint(1, 2), CacheHint(1, 8)]
+
+    def test_behind_blocks_of_messages(self) -> None:
+        """Results are messages of their own; a call ends its message."""
+        plain = {"type": "text", "media_type": "text/plain", "data": "It rained."}
+        document = {"type": "document", "source": plain, "title": "Diary"}
+        inner = {"type": "content", "content": [marked(text("x"))]}
+        told = conversation(
+            messages=[
+                user(marked(document), text("Why?"), {"type": "document", "source": inner}),
+                assistant(marked(text("I ")), text("look."), marked(CALL)),
+                user(marked(text("So?")), {**marked(RESULT), "is_error": True}),
+                assistant(marked({**CALL, "id": "t2"})),
+                user({**marked(RESULT), "tool_use_id": "t2", "content": ""}),
+            ]
+        )
+        diary, call, result, so = 16, 7, len("Error: seen"), 3
+        assert told.hints == [
+            CacheHint(0, diary),
+            *(CacheHint(1, 2), CacheHint(1, call)),
+            *(CacheHint(2, result), CacheHint(3, so)),
+            *(CacheHint(4, 0), CacheHint(5, 0)),
+        ]
+        assert [m.content for m in told.messages][1:4] == ["I look.", "Error: seen", "So?"]
+
+    def test_behind_tools(self) -> None:
+        """After so many of those that are offered; tools come before what is said."""
+        server = {"type": "web_search_20250305", "name": "web_search"}
+        tools = [marked(server), marked(TOOL), {**TOOL, "name": "gone"}, marked(server)]
+        removal = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "gone"}}
+        told = conversation(
+            tools=[*tools, marked({**TOOL, "name": "see"})],
+            messages=[user(removal, marked(text("hello")))],
+        )
+        assert [tool.name for tool in told.tools] == ["look", "see"]
+        ends = [hint for hint in told.hints if hint.message is None]
+        assert ends == [CacheHint(None, 1), CacheHint(None, 1), CacheHint(None, 2)]
+        assert told.hints[3:] == [CacheHint(0, 5)]
+
+    @pytest.mark.parametrize(
+        "mark", [True, "ephemeral", {}, [], {"type": "persistent"}, {"type": None}, {"ttl": "5m"}]
+    )
+    def test_what_is_malformed_is_refused(self, mark: Any) -> None:
+        """Wherever it stands, by its place."""
+        field = {"cache_control": mark}
+        places: dict[str, dict[str, Any]] = {
+            "": field,
+            "system[0].": {"system": [{**text("x"), **field}]},
+            "tools[0].": {"tools": [{**TOOL, **field}]},
+            "messages[0].content[0].": {"messages": [user({**text("x"), **field})]},
+        }
+        for place, fields in places.items():
+            refused = refusal(**fields)
+            assert str(refused.param).startswith(f"{place}cache_control")
 
 
 class TestSystem:
@@ -163,11 +252,6 @@ class TestBlocks:
             assert said(HELLO, assistant(block, text("Yes.")), HELLO)[1].reasoning == thought
         for broken in ("umbel.%%%", "umbel./w==", "umbel.a", "", "umbel."):
             assert hidden_in(broken) == ""
-
-    def test_hints_for_the_cache_change_nothing(self) -> None:
-        """Checkpoints are placed without them."""
-        cached = {**text("hello"), "cache_control": {"type": "ephemeral"}}
-        assert said(user(cached), cache_control={"type": "ephemeral"}) == said(HELLO)
 
     @pytest.mark.parametrize(
         ("message", "place", "words"),
