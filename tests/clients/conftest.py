@@ -42,9 +42,14 @@ def write_model(folder: Path, *, more_tokens: int = 0) -> Path:
 
 
 @contextmanager
-def scripted(model: Path) -> Iterator[RunningDaemon]:
-    """Run a daemon on a socket and on TCP that answers as the plan in a prompt says."""
-    program = ("-m", "tests.clients.scripted", str(model / "tokenizer.json"))
+def scripted(model: Path | str, tokenizer: Path | None = None) -> Iterator[RunningDaemon]:
+    """Run a daemon on a socket and on TCP that answers as the plan in a prompt says.
+
+    Args:
+        model: its folder, or its name.
+        tokenizer: the folder that has its `tokenizer.json`, if that is not the model's.
+    """
+    program = ("-m", "tests.clients.scripted", str((tokenizer or Path(model)) / "tokenizer.json"))
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="u") as folder,

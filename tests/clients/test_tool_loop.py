@@ -1,9 +1,13 @@
 """Twenty turns of an agent that calls a tool in each: only what is new is computed."""
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
 
 from ..daemon.running import RunningDaemon
+from .conftest import scripted
 from .scripted import RESULT, plan
 
 TURNS = 20
@@ -50,13 +54,19 @@ class Agent:
         thoughts: stand before each answer.
     """
 
+    tools: ClassVar = TOOLS
+
     def __init__(self, daemon: RunningDaemon, name: str, thoughts: str = "") -> None:
         self._daemon = daemon
-        steps = [thoughts + call_in_its_own_way(number) for number in range(TURNS - 1)]
-        ask = f"I am {name}. {plan(*steps, f'{thoughts}It says: {RESULT}.')}"
+        ask = f"I am {name}. {plan(*self.steps(thoughts))}"
         system = {"role": "system", "content": SYSTEM}
         self.messages: list[dict[str, Any]] = [system, {"role": "user", "content": ask}]
         self.turns: list[Turn] = []
+
+    def steps(self, thoughts: str) -> list[str]:
+        """Say what it is answered, turn by turn; the last one goes on."""
+        calls = [thoughts + call_in_its_own_way(number) for number in range(TURNS - 1)]
+        return [*calls, f"{thoughts}It says: {RESULT}."]
 
     def run(self) -> None:
         """Work to the end of the plan."""
@@ -72,7 +82,7 @@ class Agent:
     def ask(self) -> dict[str, Any]:
         """Have the next answer, and send it back from then on as agents do."""
         reply = self._daemon.post(
-            {"messages": self.messages, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
+            {"messages": self.messages, "tools": self.tools, "temperature": 0, "max_tokens": 200}
         ).json()
         usage = reply["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -86,12 +96,45 @@ class Agent:
         return message
 
 
+class TerseAgent(Agent):
+    """One whose calls and prompts take few tokens: real weights take a while for each."""
+
+    tools: ClassVar = [{"type": "function", "function": {"name": "look"}}]
+
+    def steps(self, thoughts: str) -> list[str]:
+        """Call the same tool again and again, with less around it than a template writes."""
+        return [f'{thoughts}<tool_call>{{"name":"look"}}']
+
+    def run(self) -> None:
+        """Ask in each turn."""
+        for number in range(TURNS):
+            (call,) = self.ask()["tool_calls"]
+            assert call["function"] == {"name": "look", "arguments": "{}"}
+            self.messages.append(
+                {"role": "tool", "tool_call_id": call["id"], "content": f"{number} chairs"}
+            )
+
+
+@pytest.fixture(scope="module")
+def embedded_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """A scripted daemon with the embedded model's own weights."""
+    from umbel.models import embedded  # noqa: PLC0415  (it imports mlx.core)
+
+    import mlx.core as mx  # noqa: PLC0415  # isort: skip  (after umbel.models)
+
+    tokenizer = tmp_path_factory.mktemp("tokenizer")
+    embedded.load(mx.float16).tokenizer.save_pretrained(tokenizer)
+    with scripted(embedded.NAME, tokenizer) as daemon:
+        yield daemon
+
+
 def check(first: Agent, second: Agent) -> None:
     """See that nothing was computed twice, and how much of all was cached."""
     for agent in (first, second):
         for before, after in zip(agent.turns, agent.turns[1:], strict=False):
             # All that was there before the answer ended, and the answer.
             assert after.cached >= before.prompt + before.answer - 1
+    assert len(second.turns) == TURNS
     prompts = sum(turn.prompt for turn in second.turns)
     assert sum(turn.cached for turn in second.turns) / prompts >= SHARE
 
@@ -102,6 +145,18 @@ def test_only_what_is_new_is_computed(scripted_daemon: RunningDaemon) -> None:
     first.run()
     second.run()
     check(first, second)
+
+
+@pytest.mark.slow
+def test_only_what_is_new_is_computed_by_the_embedded_model(
+    embedded_daemon: RunningDaemon,
+) -> None:
+    """With SmolLM2's own weights; another agent with the same system has asked once."""
+    first, second = TerseAgent(embedded_daemon, "one"), TerseAgent(embedded_daemon, "another")
+    first.ask()
+    second.run()
+    check(first, second)
+    assert "history drift" not in embedded_daemon.log()
 
 
 def test_thoughts_stay_while_the_turn_goes_on(thinking_daemon: RunningDaemon) -> None:
