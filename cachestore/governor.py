@@ -2,7 +2,7 @@
 
 Everything that takes memory asks here first. Room is made by paging out and evicting what
 nobody uses (see `Forest.evict`); what cannot be made is refused, and the engine then
-computes less at a time, holds newcomers or pauses a sequence. The allocator is never asked
+computes less at a time, holds newcomers or preempts a sequence. The allocator is never asked
 for what does not fit: on Metal it would end the process.
 """
 

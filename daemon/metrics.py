@@ -89,7 +89,7 @@ class _EngineCollector(Collector):
             ("umbel_evictions", "States forgotten for room.", now.cache.evictions),
             ("umbel_page_outs", "States left to the disk for room.", now.cache.page_outs),
             ("umbel_page_ins", "States read back from disk.", now.page_ins),
-            ("umbel_preemptions", "Running requests paused for room.", now.preemptions),
+            ("umbel_preemptions", "Running requests preempted for room.", now.preemptions),
         ):
             family = CounterMetricFamily(name, text)
             family.add_metric([], value)

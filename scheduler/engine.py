@@ -17,7 +17,7 @@ from .policy import Batch, StallBound
 from .queue import RETRY_AFTER, ConversationQueue
 from .request import Event, Finished, FinishReason, Started, TokenEvent
 from .reuse import PrefixReuse
-from .roster import Roster
+from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .statistics import EngineStatistics, describe
 from .thread import Pace
@@ -76,15 +76,14 @@ class Engine:
         self._forward = forward
         self._reuse = reuse
         self._memory = memory
-        self._queue = queue
-        self._roster = Roster(queue, reuse, memory, max_batch)
+        self._scheduler = Scheduler(queue, reuse, memory, max_batch)
         self._publish = publish
         self._eos_ids = eos_ids
         self._prefill_chunk = prefill_chunk
         self._stall = StallBound(max_stall)
         self._exact = exact
         self._clock = clock
-        self._running = self._roster.running
+        self._running = self._scheduler.running
         self._masks = MaskPool()
         self._drawn: tuple[Choice, list[Sequence]] | None = None  # launched, not read yet
         self._stalled = False  # the last step had a prefill chunk
@@ -120,9 +119,11 @@ class Engine:
     def _pace(self, batch: Batch | None, *, reading: bool) -> Pace:
         if (batch is not None and self._running) or reading:
             return Pace.BUSY
-        if not (self._running or self._roster.paused or len(self._queue)):
+        if self._scheduler.idle:
             return Pace.IDLE
-        return Pace.WAITING if self._roster.paging or self._waits_since is not None else Pace.BUSY
+        return (
+            Pace.WAITING if self._scheduler.reading or self._waits_since is not None else Pace.BUSY
+        )
 
     def statistics(self) -> EngineStatistics:
         """Read the last published statistics. Safe to call from any thread."""
@@ -131,31 +132,31 @@ class Engine:
     def _admit(self) -> None:
         self._drop_ended()
         while True:
-            while sequence := self._roster.start_next():
+            while sequence := self._scheduler.start_next():
                 self._begin(sequence)
-            stuck = self._roster.stuck()
+            stuck = self._scheduler.stuck()
             if stuck is None or self._waits_for_disk():
                 return
             self._finish(stuck, FinishReason.ERROR, self._no_room(stuck))
 
     def _afford(self) -> Batch | None:
-        """Plan what fits, and pause who must make room for it, the youngest first."""
+        """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
         while self._running:
             self._reuse.refresh(self._running)
             batch = self._memory.afford(self._running, self._chunk())
             if batch is not None:
                 self._waits_since = None
                 return batch
-            youngest = self._roster.youngest()
-            if youngest is None and self._reuse.give_one_up(self._running):
+            victim = self._scheduler.victim()
+            if victim is None and self._reuse.give_one_up(self._running):
                 continue
-            if youngest is None and self._waits_for_disk():
+            if victim is None and self._waits_for_disk():
                 return None
-            if youngest is None:
+            if victim is None:
                 alone = self._running[0]
                 self._finish(alone, FinishReason.ERROR, self._no_room(alone))
             else:
-                self._pause(youngest)
+                self._preempt(victim)
         return None
 
     def _waits_for_disk(self) -> bool:
@@ -169,14 +170,14 @@ class Engine:
             self._waits_since = self._clock()
         return self._clock() - self._waits_since < _DISK_PATIENCE
 
-    def _pause(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         """Leave a sequence's state to the cache until there is room for it again."""
         self._collect()
         if sequence not in self._running:
             return  # it was complete with the token that was on its way
-        self._roster.pause(sequence)
+        self._scheduler.preempt(sequence)
         self._keep(sequence, trusted=True)
-        sequence.pause(replay=self._exact)
+        sequence.preempt(replay=self._exact)
         self._memory.enter(self._running)
         self._count(preemptions=1)
 
@@ -198,9 +199,9 @@ class Engine:
 
     def _drop_ended(self) -> None:
         now = self._clock()
-        for sequence in self._queue.expired(now):
+        for sequence in self._scheduler.waiting.expired(now):
             self._finish(sequence, FinishReason.ERROR, _late(sequence))
-        for sequence in (*self._running, *self._roster.paused):
+        for sequence in (*self._running, *self._scheduler.preempted):
             if sequence.cancelled:
                 self._finish(sequence, FinishReason.CANCELLED)
             elif sequence.request.deadline <= now and sequence.wants_more:
@@ -208,7 +209,7 @@ class Engine:
 
     def _begin(self, sequence: Sequence) -> None:
         self._publish_statistics()
-        resumes = sequence.status is SequenceStatus.PAUSED
+        resumes = sequence.status is SequenceStatus.PREEMPTED
         self._guarded(sequence, self._open)
         if sequence.status is SequenceStatus.FINISHED:
             return
@@ -372,8 +373,8 @@ class Engine:
         self, sequence: Sequence, reason: FinishReason, error: RequestError | None = None
     ) -> None:
         """End a sequence: free what it holds, let its conversation go on, say so."""
-        if sequence in self._roster:
-            self._roster.remove(sequence)
+        if sequence in self._scheduler:
+            self._scheduler.remove(sequence)
             self._keep(sequence, trusted=not isinstance(error, ComputationError))
         sequence.status = SequenceStatus.FINISHED
         sequence.states = None
@@ -405,7 +406,7 @@ class Engine:
             page_ins=self._reuse.page_ins,
             cache=self._cache,
             memory=self._memory.use(),
-            running=tuple(map(describe, (*self._running, *self._roster.paused))),
+            running=tuple(map(describe, (*self._running, *self._scheduler.preempted))),
             steps=self._steps,
             last_step_at=self._last_step_at,
         )

@@ -83,7 +83,7 @@ class MemoryPlanner:
         Prefill chunks are cut as far as need be, then held.
 
         Returns:
-            None where not even a decode fits: somebody must be paused.
+            None where not even a decode fits: a sequence must be preempted.
         """
         batch = plan(running, chunk)
         while not self._fits(batch):

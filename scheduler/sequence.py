@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(enum.StrEnum):
-    """Where a sequence stands. It moves down this list; a paused one starts again."""
+    """Where a sequence stands. It moves down this list; a preempted one starts again."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
-    PAUSED = "paused"
+    PREEMPTED = "preempted"
     FINISHED = "finished"
 
 
@@ -32,7 +32,7 @@ class Sequence:
 
     Attributes:
         tokens: what is prefilled, as the cache wants it: the prompt, and what was answered
-            before a pause.
+            before a preemption.
         matched: prompt tokens that the trie recognised when it first started.
         cached: prompt tokens whose state was restored then.
         output: token ids of the answer so far.
@@ -86,17 +86,17 @@ class Sequence:
 
     @property
     def replays(self) -> bool:
-        """Whether the token after those that were fed is known, from before a pause."""
+        """Whether the token after those that were fed is known, from before a preemption."""
         return self.num_computed_tokens < self.num_prompt_tokens + len(self.output)
 
-    def pause(self, *, replay: bool) -> None:
+    def preempt(self, *, replay: bool) -> None:
         """Give up all state, and be ready to start again.
 
         Args:
             replay: what was answered is decoded again, not prefilled, so that each token is
                 computed as it was the first time.
         """
-        self.status = SequenceStatus.PAUSED
+        self.status = SequenceStatus.PREEMPTED
         answered = [] if replay else self.output
         self.tokens = as_tokens([*self.request.prompt, *answered])
         self.num_computed_tokens = 0

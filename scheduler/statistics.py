@@ -49,7 +49,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
         last_step_at: the engine's clock at the end of the last step, or when work came to an
             idle engine, in seconds.
         batch_shapes: shapes of batches that were computed with so far.
-        preemptions: pauses of running sequences for lack of memory.
+        preemptions: of running sequences, for lack of memory.
         page_ins: states that were read back from disk.
         memory: what model state takes.
         cache: as of the end of the last sequence.

@@ -157,15 +157,15 @@ def tight(folder: Path, model: Path, host: Host, *flags: str) -> Any:
     return running(folder, model, "--cache-bytes", str(TIGHT), *flags, env=host.env)
 
 
-def paused(picture: Any) -> list[str]:
-    """The requests that are paused."""
-    return [s["request"] for s in picture["engine"]["running"] if s["status"] == "paused"]
+def preempted(picture: Any) -> list[str]:
+    """The requests that are preempted."""
+    return [s["request"] for s in picture["engine"]["running"] if s["status"] == "preempted"]
 
 
-def with_paused(daemon: RunningDaemon) -> Any:
-    """The status, if somebody is paused in it."""
+def with_preempted(daemon: RunningDaemon) -> Any:
+    """The status, if a request is preempted in it."""
     picture = daemon.status()
-    return picture if paused(picture) and picture["engine"]["preemptions"] else None
+    return picture if preempted(picture) and picture["engine"]["preemptions"] else None
 
 
 def metrics(daemon: RunningDaemon) -> dict[tuple[str, ...], float]:
@@ -242,7 +242,7 @@ def test_what_is_told_under_load_is_true(
                 seen.update([*statuses, *["waiting"] * waiting])
             time.sleep(PAUSE)
         assert [text_of(stream.reply()) for stream in streams] == answers
-        assert min(seen[status] for status in ("decode", "paused", "waiting")) > 0
+        assert min(seen[status] for status in ("decode", "preempted", "waiting")) > 0
         picture, measured = check_nothing_is_left(daemon)
         engine = picture["engine"]
         assert engine["memory"] == ledger_of(measured)
@@ -256,13 +256,13 @@ def test_what_is_told_under_load_is_true(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grace", [30, 0])
-def test_stopped_while_some_are_paused(
+def test_stopped_while_some_are_preempted(
     short_path: Path, long_tiny_dir: Path, host: Host, answers: list[str], grace: int
 ) -> None:
     """Within the grace they are answered, else told why not; the next daemon goes on from there."""
     flags = ("--stop-grace", str(grace))
     with tight(short_path, long_tiny_dir, host, *flags) as daemon, agents(daemon) as streams:
-        picture = eventually(lambda: with_paused(daemon), PATIENCE)
+        picture = eventually(lambda: with_preempted(daemon), PATIENCE)
         assert picture["waiting"] > 0
         daemon.process.send_signal(signal.SIGTERM)
         whole = {stream.id for stream in streams if _whole(stream, answers[stream.number])}
@@ -270,7 +270,7 @@ def test_stopped_while_some_are_paused(
         assert whole == (taken if grace else set())
         assert daemon.process.wait(STOP) == 0
         assert not daemon.socket.exists()
-        number = next(s.number for s in streams if s.id in paused(picture))
+        number = next(s.number for s in streams if s.id in preempted(picture))
     with tight(short_path, long_tiny_dir, host) as later:
         assert later.status()["disk"]["records"] > 0
         reply = later.post(body_of(number))
@@ -313,7 +313,7 @@ def test_the_host_runs_short_under_running_streams(
             assert before["pressure"] == {"level": "normal", "share": 1.0, "source": "simulated"}
             host.be_short()
             down = looks_until(daemon, lambda now: now["pressure"]["share"] == 0.25)
-            under = looks_until(daemon, lambda now: paused(now) and fits(now))
+            under = looks_until(daemon, lambda now: preempted(now) and fits(now))
             low = daemon.status()["engine"]["memory"]["budget"]
             assert WIDE // 8 <= low < held(before["engine"]["memory"]) // 2
             assert ledger_of(metrics(daemon))["budget"] == low
@@ -368,13 +368,13 @@ def shares(looks: list[Any]) -> list[float]:
     return [picture["pressure"]["share"] for picture in looks]
 
 
-def test_a_client_leaves_while_it_is_paused(
+def test_a_client_leaves_while_it_is_preempted(
     short_path: Path, long_tiny_dir: Path, host: Host, answers: list[str]
 ) -> None:
     """It is gone at once with all it held, the others are answered, its conversation goes on."""
     with tight(short_path, long_tiny_dir, host) as daemon, agents(daemon, 8) as streams:
-        picture = eventually(lambda: with_paused(daemon), PATIENCE)
-        leaver = next(stream for stream in streams if stream.id in paused(picture))
+        picture = eventually(lambda: with_preempted(daemon), PATIENCE)
+        leaver = next(stream for stream in streams if stream.id in preempted(picture))
         others = [stream for stream in streams if stream is not leaver]
         leaver.leave()
         picture = looks_until(daemon, lambda now: leaver.id not in str(now["engine"]))[-1]

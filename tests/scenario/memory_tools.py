@@ -215,7 +215,7 @@ class Rig:
 
     @property
     def preemptions(self) -> int:
-        """How often somebody was paused."""
+        """How often a sequence was preempted."""
         return self.engine.statistics().preemptions
 
     @property
@@ -271,9 +271,8 @@ class Rig:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody runs, waits or is paused."""
-        roster = self.engine._roster
-        return not (roster.running or roster.paused or len(self.queue))
+        """Whether no sequence waits, runs or is preempted."""
+        return self.engine._scheduler.idle
 
     def serve(self, asks: Items[Ask], after: Callable[[], None] = lambda: None) -> list[Told]:
         """Serve requests that come at the steps they say, to their ends."""
@@ -299,22 +298,22 @@ class Rig:
     def squeeze(self) -> None:
         """Take memory away, little by little, until one runs alone.
 
-        Whoever is paused gives all of it back for that step: to leave a batch takes more than
+        A preempted sequence gives all of it back for that step: to leave a batch takes more than
         the batch did, and one that is alone is not to be refused.
         """
-        before, nbytes, pause = self.preemptions, 2 * self.budget, self.engine._pause
+        before, nbytes, preempt = self.preemptions, 2 * self.budget, self.engine._preempt
 
-        def paused(sequence: Sequence) -> None:
-            pause(sequence)
+        def preempted(sequence: Sequence) -> None:
+            preempt(sequence)
             self.allow(self.budget)
 
-        vars(self.engine)["_pause"] = paused
+        vars(self.engine)["_preempt"] = preempted
         while len(self.engine._running) > 1:
             nbytes = nbytes * 39 // 40
             self.allow(nbytes)
             if self.engine._memory.afford(self.engine._running, CHUNK) is None:
                 self.step()
-        del vars(self.engine)["_pause"]
+        del vars(self.engine)["_preempt"]
         assert self.preemptions > before
 
     # -- what must be true -------------------------------------------------------------

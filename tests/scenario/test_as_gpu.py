@@ -126,7 +126,7 @@ def test_one_ends_while_its_step_is_under_way(
         fail_for(rig, live[1].states, monkeypatch)
     else:
         rig.squeeze()
-        assert SequenceStatus.PAUSED in [s.status for s in live]
+        assert SequenceStatus.PREEMPTED in [s.status for s in live]
         rig.allow(rig.budget)
     rig.until(lambda: rig.idle)
     told = [rig.told[name] for name in names]

@@ -136,10 +136,10 @@ def test_seeds_and_samplers_stay_inside(tiny: "LoadedModel") -> None:
 
 @pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["", "overlaps"])
-def test_paused_answers_go_on_in_their_grammars(
+def test_preempted_answers_go_on_in_their_grammars(
     tiny: "LoadedModel", *, overlaps: bool, exact: bool
 ) -> None:
-    """Who is paused keeps its place: no token is followed twice, and the answer is the same."""
+    """A preempted sequence keeps its place: no token is followed twice."""
     codec = tiny.text
     loaded = model("llama", codec)
     long = {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 20}

@@ -216,7 +216,7 @@ class TestHolding:
         assert desk.aside == 200
 
     @pytest.mark.parametrize("prompts", [[], [500]])
-    def test_somebody_must_be_paused(self, prompts: list[int]) -> None:
+    def test_a_sequence_must_be_preempted(self, prompts: list[int]) -> None:
         """One decode too many: none of them is computed, and nothing is set aside."""
         desk = Desk()
         running = [*map(sequence, prompts), *[decoding(seed) for seed in (1, 2, 3)]]
@@ -287,7 +287,7 @@ class TestLedger:
         assert desk.aside == 0, "the last step's is not kept either"
 
     def test_tails_are_entered_anew(self) -> None:
-        """Those that run, with what they have by now; who waits or is paused has nothing."""
+        """Those that run, with what they have by now; others have nothing."""
         desk, first, second = Desk(), sequence(100, 40), sequence(100, 25)
         waiting = sequence(100)
         waiting.states = None
@@ -392,13 +392,13 @@ class TestFigures:
     """What is told of memory."""
 
     def test_needed_is_the_promise(self) -> None:
-        """For the prompt, and after a pause for what was answered too; nothing is known of it."""
-        desk, paused = Desk(), sequence(100)
+        """For the prompt, and after a preemption for the answer too; nothing is known of it."""
+        desk, preempted = Desk(), sequence(100)
         desk.world.serve(conversation(0, 100))
-        assert desk.planner.needed(paused) == (EACH + 1) * 100 + 10
-        paused.output = [1] * 30
-        paused.pause(replay=False)
-        assert desk.planner.needed(paused) == (EACH + 1) * 130 + 10
+        assert desk.planner.needed(preempted) == (EACH + 1) * 100 + 10
+        preempted.output = [1] * 30
+        preempted.preempt(replay=False)
+        assert desk.planner.needed(preempted) == (EACH + 1) * 130 + 10
 
     def test_who_needs_more_than_is_usable_cannot_start(self) -> None:
         """And who needs no more can, whatever is cached."""

@@ -1,4 +1,4 @@
-"""Who is paused for want of memory goes on as if nothing had happened, token by token."""
+"""A sequence preempted for want of memory goes on as if nothing had happened, token by token."""
 
 from functools import cache
 from pathlib import Path
@@ -32,8 +32,8 @@ def expected(name: str, *, exact: bool) -> list[list[int]]:
     return [told.tokens for told in Rig(zoo_model(name), 1 << 30, exact=exact).serve(ASKS)]
 
 
-class Pauses:
-    """Three requests, of which the younger ones are paused when a test says so."""
+class Preempted:
+    """Three requests, of which the younger ones are preempted when a test says so."""
 
     def __init__(self, name: str, *, exact: bool = False, disk: Path | None = None) -> None:
         self.rig = Rig(zoo_model(name), 1 << 26, exact=exact, disk=disk)
@@ -45,10 +45,10 @@ class Pauses:
         """The sequences, in order."""
         return [self.rig.live[name] for name in self.names]
 
-    def pause(self) -> None:
+    def preempt(self) -> None:
         """Take away memory until one runs alone, and give it back."""
         self.rig.squeeze()
-        assert any(sequence.status is SequenceStatus.PAUSED for sequence in self.live)
+        assert any(sequence.status is SequenceStatus.PREEMPTED for sequence in self.live)
         self.rig.allow(self.rig.budget)
 
     def decoding(self, tokens: int) -> None:
@@ -65,50 +65,50 @@ class Pauses:
 
 
 @pytest.mark.parametrize(("name", "exact"), EVERY)
-def test_paused_in_the_prompt_and_twice_in_the_answer(name: str, *, exact: bool) -> None:
-    """Greedy and seeded answers are those of a run that was never paused."""
-    pauses = Pauses(name, exact=exact)
-    pauses.rig.until(lambda: 0 < pauses.live[2].num_computed_tokens < 2 * CHUNK)
-    pauses.pause()
-    pauses.decoding(3)
-    pauses.pause()
-    pauses.decoding(12)
-    pauses.pause()
-    pauses.check()
-    assert pauses.rig.preemptions >= 4
+def test_preempted_in_the_prompt_and_twice_in_the_answer(name: str, *, exact: bool) -> None:
+    """Greedy and seeded answers are those of a run that was never preempted."""
+    preempted = Preempted(name, exact=exact)
+    preempted.rig.until(lambda: 0 < preempted.live[2].num_computed_tokens < 2 * CHUNK)
+    preempted.preempt()
+    preempted.decoding(3)
+    preempted.preempt()
+    preempted.decoding(12)
+    preempted.preempt()
+    preempted.check()
+    assert preempted.rig.preemptions >= 4
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_paused_with_a_token_on_its_way(name: str) -> None:
+def test_preempted_with_a_token_on_its_way(name: str) -> None:
     """As on a GPU, where a step is launched before the last one is read."""
-    pauses = Pauses(name)
-    pauses.rig.assembly.forward.overlaps = True
-    pauses.decoding(4)
-    assert pauses.live[1].drawn is not None
-    pauses.pause()
-    pauses.decoding(9)
-    pauses.pause()
-    pauses.check()
+    preempted = Preempted(name)
+    preempted.rig.assembly.forward.overlaps = True
+    preempted.decoding(4)
+    assert preempted.live[1].drawn is not None
+    preempted.preempt()
+    preempted.decoding(9)
+    preempted.preempt()
+    preempted.check()
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba2"])
-def test_what_was_paused_comes_back_from_disk(name: str, tmp_path: Path) -> None:
+def test_what_was_preempted_comes_back_from_disk(name: str, tmp_path: Path) -> None:
     """Where its state was left to the disk meanwhile, it is read from there."""
-    pauses = Pauses(name, disk=tmp_path / "disk")
-    pauses.decoding(4)
-    pauses.rig.save()  # squeezed as it is now, nobody waits for the disk
-    pauses.rig.squeeze()
-    pauses.rig.save()
-    pauses.rig.assembly.cache.evict(0)
-    pauses.rig.allow(pauses.rig.budget)
-    pauses.check()
-    assert pauses.rig.engine.statistics().page_ins > 0
-    pauses.rig.close()
+    preempted = Preempted(name, disk=tmp_path / "disk")
+    preempted.decoding(4)
+    preempted.rig.save()  # squeezed as it is now, nobody waits for the disk
+    preempted.rig.squeeze()
+    preempted.rig.save()
+    preempted.rig.assembly.cache.evict(0)
+    preempted.rig.allow(preempted.rig.budget)
+    preempted.check()
+    assert preempted.rig.engine.statistics().page_ins > 0
+    preempted.rig.close()
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 @pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
-def test_ended_while_paused(how: str, *, exact: bool) -> None:
+def test_ended_while_preempted(how: str, *, exact: bool) -> None:
     """It ends at once, the others go on, and its conversation's next request runs."""
     rig = Rig(zoo_model("llama"), 1 << 26, exact=exact)
     rig.engine._clock = lambda: clock[0]
@@ -117,7 +117,7 @@ def test_ended_while_paused(how: str, *, exact: bool) -> None:
     after = rig.send(Ask(*_of(ASKS[1]), tag="c"))
     rig.until(lambda: all(len(rig.live[n].output) >= 3 for n in names))
     rig.squeeze()
-    assert rig.live[names[1]].status is SequenceStatus.PAUSED
+    assert rig.live[names[1]].status is SequenceStatus.PREEMPTED
     assert rig.told[after].cached is None
     if how == "cancel":
         rig.live[names[1]].cancelled = True
@@ -134,23 +134,23 @@ def test_ended_while_paused(how: str, *, exact: bool) -> None:
 
 
 def test_turns_of_a_conversation_keep_their_order() -> None:
-    """The next turn of one who is paused does not start before him, nor do later requests."""
+    """The next turn of a preempted one does not start before him, nor do later requests."""
     rig = Rig(zoo_model("llama"), 1 << 26)
-    first, paused = rig.send(ASKS[0]), rig.send(Ask(*_of(ASKS[1]), tag="c"))
-    rig.until(lambda: all(len(rig.live[n].output) >= 3 for n in (first, paused)))
+    first, second = rig.send(ASKS[0]), rig.send(Ask(*_of(ASKS[1]), tag="c"))
+    rig.until(lambda: all(len(rig.live[n].output) >= 3 for n in (first, second)))
     later = [rig.send(Ask(*_of(ASKS[1]), tag="c")), rig.send(ASKS[2])]
     rig.squeeze()
     rig.allow(rig.budget)
-    rig.until(lambda: rig.told[paused].reason is not None)
+    rig.until(lambda: rig.told[second].reason is not None)
     assert not rig.told[later[0]].tokens
     rig.until(lambda: rig.idle)
     assert [rig.told[n].error for n in later] == [None, None]
-    assert rig.told[paused].tokens == rig.told[later[0]].tokens == expected("llama", exact=False)[1]
+    assert rig.told[second].tokens == rig.told[later[0]].tokens == expected("llama", exact=False)[1]
 
 
 @pytest.mark.slow
-def test_growth_alone_pauses() -> None:
-    """Answers that outgrow what there is room for pause the youngest, and all are right."""
+def test_growth_alone_preempts() -> None:
+    """Answers that outgrow what there is room for preempt the youngest, and all are right."""
     asks = [Ask(words(12, i), 600, SEEDED) for i in range(4)]
     probe = Rig(zoo_model("llama"), 1 << 30)
     answers = [told.tokens for told in probe.serve(asks)]

@@ -1,0 +1,502 @@
+"""Who runs, who is preempted, and who may start, in any order of events."""
+
+from typing import Any, cast
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from umbel.scheduler.queue import ConversationQueue
+from umbel.scheduler.scheduler import _READ_AHEAD, Scheduler
+from umbel.scheduler.sequence import Sequence
+
+from ..fakes import make_request
+
+
+class Cache:
+    """what the scheduler asks of the cache's side.
+
+    Attributes:
+        on_disk: conversations whose state is being read.
+        behind: conversations whose prompt another one is just prefilling.
+    """
+
+    def __init__(self) -> None:
+        self.on_disk: set[str] = set()
+        self.behind: set[str] = set()
+
+    def page_in(self, sequence: Sequence) -> bool:
+        """Whether it is being read."""
+        return sequence.request.conversation in self.on_disk
+
+    def shall_wait(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Whether another one, that runs, prefills it."""
+        return bool(running) and sequence.request.conversation in self.behind
+
+    def known(self, sequence: Sequence) -> str:
+        """What is known goes with whom it is known of."""
+        return sequence.request.id
+
+
+class Memory:
+    """Memory that holds so many tokens of prompts.
+
+    Attributes:
+        room: tokens, of all that run.
+        asked: who wanted to start, in order.
+    """
+
+    def __init__(self, room: int = 1 << 20) -> None:
+        self.room = room
+        self.asked: list[str] = []
+
+    def admits(self, sequence: Sequence, known: str, running: list[Sequence]) -> bool:
+        """Whether there is room beside those that run."""
+        assert known == sequence.request.id
+        assert sequence not in running
+        self.asked.append(sequence.request.id)
+        return sum(len(each.tokens) for each in [*running, sequence]) <= self.room
+
+
+class SchedulerFixture:
+    """A scheduler between a real queue and fakes. Each prompt has ten tokens."""
+
+    def __init__(self, max_batch: int = 8, room: int = 1 << 20) -> None:
+        self.cache, self.memory = Cache(), Memory(room)
+        self.queue = ConversationQueue(1000)
+        self.scheduler = Scheduler(
+            self.queue, cast("Any", self.cache), cast("Any", self.memory), max_batch
+        )
+
+    def put(self, *names: str, conversation: str | None = None) -> list[Sequence]:
+        """Queue requests, each in a conversation of its own unless told otherwise."""
+        made = [Sequence(make_request(n, [1] * 10, conversation=conversation)) for n in names]
+        for each in made:
+            self.queue.put(each)
+        return made
+
+    def start(self) -> list[str]:
+        """Start all that may."""
+        started = []
+        while (sequence := self.scheduler.start_next()) is not None:
+            started.append(sequence)
+        return names_of(started)
+
+    @property
+    def running(self) -> list[str]:
+        """Who runs, in order."""
+        return names_of(self.scheduler.running)
+
+    @property
+    def preempted(self) -> list[str]:
+        """Who is preempted, in order."""
+        return names_of(self.scheduler.preempted)
+
+
+def names_of(sequences: list[Sequence]) -> list[str]:
+    """The ids of some requests."""
+    return [sequence.request.id for sequence in sequences]
+
+
+class TestStarting:
+    """The way in."""
+
+    def test_they_start_in_their_order_and_no_more_than_may(self) -> None:
+        """A place that becomes free is the next one's."""
+        fixture = SchedulerFixture(max_batch=2)
+        a, *_ = fixture.put("a", "b", "c", "d")
+        assert fixture.start() == fixture.running == ["a", "b"]
+        assert fixture.start() == []
+        fixture.scheduler.remove(a)
+        assert fixture.start() == ["c"]
+        assert fixture.running == ["b", "c"]
+        assert len(fixture.queue) == 1
+
+    def test_the_queue_is_free_while_they_are_looked_at(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Others put and cancel meanwhile, and who is cancelled then does not start."""
+        fixture = SchedulerFixture()
+        fixture.put("a", "b")
+
+        def cancel_the_first(sequence: Sequence, _running: list[Sequence]) -> bool:
+            assert not fixture.queue._lock.locked()
+            if sequence.request.id == "a":
+                fixture.queue.remove("a")
+            return False
+
+        monkeypatch.setattr(fixture.cache, "shall_wait", cancel_the_first)
+        assert fixture.start() == fixture.running == ["b"]
+
+    def test_a_conversation_runs_one_request_at_a_time(self) -> None:
+        """Its next one starts when the first has ended, and not while that is preempted."""
+        fixture = SchedulerFixture()
+        first, _ = fixture.put("a1", "a2", conversation="a")
+        (other,) = fixture.put("b")
+        assert fixture.start() == ["a1", "b"]
+        fixture.scheduler.preempt(other)
+        fixture.scheduler.preempt(first)
+        fixture.memory.room = 5
+        assert fixture.start() == []
+        assert fixture.memory.asked[-1] == "a1"
+        fixture.scheduler.remove(first)
+        fixture.memory.room = 100
+        assert fixture.start() == ["b", "a2"]
+
+    def test_nobody_overtakes_who_lacks_memory(self) -> None:
+        """Those after it are not even asked for."""
+        fixture = SchedulerFixture(room=25)
+        a, *_ = fixture.put("a", "b", "c", "d")
+        assert fixture.start() == ["a", "b"]
+        assert fixture.memory.asked == ["a", "b", "c"]
+        fixture.memory.room = 10
+        fixture.scheduler.remove(a)
+        assert fixture.start() == []
+        fixture.memory.room = 30
+        assert fixture.start() == ["c", "d"]
+
+    def test_who_waits_for_the_disk_does_not_hold_up_others(self) -> None:
+        """It is told that somebody does, as long as that is so."""
+        fixture = SchedulerFixture()
+        fixture.cache.on_disk = {"a", "c"}
+        fixture.put("a", "b", "c", "d")
+        assert fixture.start() == ["b", "d"]
+        assert fixture.scheduler.reading
+        fixture.cache.on_disk = {"c"}
+        assert fixture.start() == ["a"]
+        assert fixture.scheduler.reading
+        fixture.cache.on_disk = set()
+        assert fixture.start() == ["c"]
+        assert fixture.start() == []
+        assert not fixture.scheduler.reading
+        assert fixture.running == ["b", "d", "a", "c"]
+
+    def test_only_the_first_are_read_ahead(self) -> None:
+        """Who stands after them is not looked at until one of them has what it waits for."""
+        fixture = SchedulerFixture()
+        names = [f"r{number}" for number in range(_READ_AHEAD)]
+        fixture.cache.on_disk = set(names)
+        fixture.put(*names, "last")
+        assert fixture.start() == []
+        assert fixture.memory.asked == []
+        fixture.cache.on_disk.remove(names[-1])
+        assert fixture.start() == [names[-1], "last"]
+
+    def test_who_waits_for_anothers_prefill_does_not_hold_up_others(self) -> None:
+        """Nor is its state read from disk meanwhile, nor memory asked for it."""
+        fixture = SchedulerFixture()
+        fixture.cache.behind = fixture.cache.on_disk = {"b"}
+        fixture.put("a", "b", "c")
+        assert fixture.start() == ["a", "c"]
+        assert not fixture.scheduler.reading
+        assert "b" not in fixture.memory.asked
+        fixture.cache.behind = set()
+        assert fixture.start() == []
+        assert fixture.scheduler.reading
+
+    def test_who_lacks_memory_holds_up_those_that_wait_for_the_disk(self) -> None:
+        """What is read for a later one would take the memory that the first one waits for."""
+        fixture = SchedulerFixture(room=5)
+        fixture.cache.on_disk = {"b"}
+        fixture.put("a", "b")
+        assert fixture.start() == []
+        assert not fixture.scheduler.reading
+
+
+class TestPreempting:
+    """Out, and in again."""
+
+    def test_the_youngest_is_preempted_and_the_oldest_resumes_first(self) -> None:
+        """Before any that waits, in the order in which they first started."""
+        fixture = SchedulerFixture(max_batch=4)
+        fixture.put("a", "b", "c", "d", "e")
+        fixture.start()
+        for left in (["a", "b", "c"], ["a", "b"], ["a"]):
+            youngest = fixture.scheduler.victim()
+            assert youngest is not None
+            fixture.scheduler.preempt(youngest)
+            assert fixture.running == left
+            assert youngest in fixture.scheduler
+        assert fixture.preempted == ["b", "c", "d"]
+        assert fixture.start() == ["b", "c", "d"]
+        assert fixture.running == ["a", "b", "c", "d"]
+        assert fixture.preempted == []
+        assert fixture.start() == []
+
+    def test_who_runs_alone_is_not_preempted(self) -> None:
+        """Nor is anybody where nobody runs."""
+        fixture = SchedulerFixture()
+        assert fixture.scheduler.victim() is None
+        (_, b) = fixture.put("a", "b")
+        fixture.scheduler.start_next()
+        assert fixture.scheduler.victim() is None
+        fixture.scheduler.start_next()
+        assert fixture.scheduler.victim() is b
+
+    @pytest.mark.parametrize("reason", ["memory", "disk", "prefill"])
+    def test_nobody_starts_while_somebody_is_preempted(self, reason: str) -> None:
+        """Whatever it waits for: it was first."""
+        fixture = SchedulerFixture(room=100)
+        fixture.put("a", "b", "c")
+        fixture.scheduler.start_next()
+        b = fixture.scheduler.start_next()
+        assert b is not None
+        fixture.scheduler.preempt(b)
+        fixture.memory.room = 10 if reason == "memory" else 100
+        fixture.cache.on_disk = {"b"} if reason == "disk" else set()
+        fixture.cache.behind = {"b"} if reason == "prefill" else set()
+        assert fixture.start() == []
+        assert "c" not in fixture.memory.asked
+        assert fixture.scheduler.reading == (reason == "disk")
+        fixture.memory.room, fixture.cache.on_disk, fixture.cache.behind = 100, set(), set()
+        assert fixture.start() == ["b", "c"]
+
+
+class TestStuck:
+    """Who can never start."""
+
+    def test_who_lacks_memory_beside_others_is_not_stuck(self) -> None:
+        """The others' memory will be free; then it starts."""
+        fixture = SchedulerFixture(room=10)
+        a, _ = fixture.put("a", "b")
+        assert fixture.start() == ["a"]
+        assert fixture.scheduler.stuck() is None
+        assert len(fixture.queue) == 1
+        fixture.scheduler.remove(a)
+        assert fixture.start() == ["b"]
+
+    def test_who_lacks_memory_alone_is_stuck(self) -> None:
+        """It has left the queue then, and is the first to start or to be told."""
+        fixture = SchedulerFixture(room=9)
+        a, _ = fixture.put("a", "b")
+        assert fixture.start() == []
+        assert fixture.scheduler.stuck() is a
+        assert a in fixture.scheduler
+        assert names_of(fixture.queue.close()) == ["b"]
+        assert fixture.start() == []
+        assert fixture.scheduler.stuck() is a
+        fixture.memory.room = 10
+        assert fixture.start() == ["a"]
+        assert fixture.scheduler.stuck() is None
+        assert (fixture.running, fixture.preempted) == (["a"], [])
+
+    def test_a_stuck_conversation_goes_on_when_it_is_told(self) -> None:
+        """It is busy meanwhile; removing makes way for the next of it."""
+        fixture = SchedulerFixture(room=9)
+        a, b = fixture.put("a", "b", conversation="c")
+        fixture.start()
+        assert fixture.scheduler.stuck() is a
+        assert fixture.queue.candidates() == []
+        fixture.scheduler.remove(a)
+        assert fixture.scheduler.stuck() is None
+        assert fixture.start() == []
+        assert fixture.scheduler.stuck() is b
+
+    def test_a_preempted_one_can_be_stuck(self) -> None:
+        """Where those that ran beside it have ended, and there is less memory now."""
+        fixture = SchedulerFixture()
+        a, b = fixture.put("a", "b")
+        fixture.start()
+        fixture.scheduler.preempt(b)
+        fixture.memory.room = 9
+        assert fixture.start() == []
+        assert fixture.scheduler.stuck() is None
+        fixture.scheduler.remove(a)
+        assert fixture.start() == []
+        assert fixture.scheduler.stuck() is b
+        assert fixture.preempted == ["b"]
+
+    def test_who_waits_for_something_else_is_not_stuck(self) -> None:
+        """The disk answers some day; and an empty queue lacks nothing."""
+        fixture = SchedulerFixture()
+        assert fixture.start() == []
+        assert fixture.scheduler.stuck() is None
+        fixture.cache.on_disk = {"a"}
+        fixture.put("a")
+        assert fixture.start() == []
+        assert fixture.scheduler.stuck() is None
+        assert len(fixture.queue) == 1
+
+    def test_who_was_cancelled_is_not_stuck(self) -> None:
+        """It left the queue between the question and the answer."""
+        fixture = SchedulerFixture(room=9)
+        fixture.put("a")
+        fixture.start()
+        assert fixture.queue.remove("a") is not None
+        assert fixture.scheduler.stuck() is None
+        assert fixture.preempted == []
+
+
+class TestRemoving:
+    """Out for good."""
+
+    def test_removed_is_removed(self) -> None:
+        """From among those that run or are preempted; the rest keep their order."""
+        fixture = SchedulerFixture()
+        a, b, c, d = fixture.put("a", "b", "c", "d")
+        fixture.start()
+        fixture.scheduler.preempt(d)
+        fixture.scheduler.preempt(c)
+        for gone in (b, c):
+            assert gone in fixture.scheduler
+            fixture.scheduler.remove(gone)
+            fixture.scheduler.remove(gone)
+            assert gone not in fixture.scheduler
+        assert (fixture.running, fixture.preempted) == (["a"], ["d"])
+        assert a in fixture.scheduler
+
+    def test_its_conversation_goes_on(self) -> None:
+        """Only its own."""
+        fixture = SchedulerFixture(max_batch=3)
+        a1, *_ = fixture.put("a1", "a2", conversation="a")
+        fixture.put("b1", "b2", conversation="b")
+        assert fixture.start() == ["a1", "b1"]
+        fixture.scheduler.remove(a1)
+        assert fixture.start() == ["a2"]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Whatever happens in whichever order, everybody is in one place, and in turn."""
+
+    CONVERSATIONS = ("a", "b", "c", "d")
+
+    @initialize(max_batch=st.integers(1, 3), room=st.integers(0, 45))
+    def begin(self, max_batch: int, room: int) -> None:
+        """Open the doors."""
+        self.fixture = SchedulerFixture(max_batch, room)
+        self.scheduler = self.fixture.scheduler
+        self.max_batch = max_batch
+        self.waiting: list[Sequence] = []
+        self.there: list[Sequence] = []  # started and not ended, in the order of their starts
+        self.count = 0
+
+    @rule(conversation=st.sampled_from(CONVERSATIONS))
+    def put(self, conversation: str) -> None:
+        """Another request comes."""
+        self.count += 1
+        self.waiting += self.fixture.put(f"r{self.count}", conversation=conversation)
+
+    @rule(room=st.integers(0, 45))
+    def change_room(self, room: int) -> None:
+        """There is more memory, or less."""
+        self.fixture.memory.room = room
+
+    @rule(conversation=st.sampled_from(CONVERSATIONS), which=st.sampled_from(["on_disk", "behind"]))
+    def change_state(self, conversation: str, which: str) -> None:
+        """A conversation waits for its state, or does not any more."""
+        getattr(self.fixture.cache, which).symmetric_difference_update({conversation})
+
+    def expected(self) -> tuple[Sequence | None, Sequence | None, bool]:
+        """Who is next, else who lacks memory; and whether somebody waits for the disk."""
+        running, reading = self.scheduler.running, 0
+        if len(running) >= self.max_batch:
+            return None, None, self.scheduler.reading
+        busy = {sequence.request.conversation for sequence in self.there}
+        idle = [s for s in self.waiting if s.request.conversation not in busy]
+        for sequence in self.scheduler.preempted[:1] or idle:
+            conversation = sequence.request.conversation
+            if reading == _READ_AHEAD:
+                break
+            if running and conversation in self.fixture.cache.behind:
+                continue
+            if conversation in self.fixture.cache.on_disk:
+                reading += 1
+            elif 10 * (len(running) + 1) <= self.fixture.memory.room:
+                return sequence, None, reading > 0
+            else:
+                return None, sequence, reading > 0
+        return None, None, reading > 0
+
+    @rule()
+    def start(self) -> None:
+        """The next one starts, if one may; else perhaps nobody ever could."""
+        next_one, lacking, paging = self.expected()
+        full = len(self.scheduler.running) >= self.max_batch
+        assert self.scheduler.start_next() is next_one
+        assert self.scheduler.reading == paging
+        if next_one is not None:
+            assert self.scheduler.running[-1] is next_one
+            self.arrive(next_one)
+        if full or next_one is not None or self.scheduler.running:
+            assert self.scheduler.stuck() is None
+        else:
+            assert self.scheduler.stuck() is lacking
+            if lacking is not None:
+                self.arrive(lacking)
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Note that it does not wait any more."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            self.there.append(sequence)
+
+    @precondition(lambda self: len(self.scheduler.running) > 1)
+    @rule()
+    def preempt(self) -> None:
+        """The one that started last stops."""
+        youngest = self.scheduler.victim()
+        assert youngest is self.scheduler.running[-1]
+        self.scheduler.preempt(youngest)
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        """One of those that started ends, whether it runs or is preempted."""
+        sequence = data.draw(st.sampled_from(self.there))
+        self.there.remove(sequence)
+        self.scheduler.remove(sequence)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """One that waits is taken out."""
+        sequence = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(sequence)
+        assert self.fixture.queue.remove(sequence.request.id) is sequence
+
+    @invariant()
+    def everybody_is_in_one_place(self) -> None:
+        """Nobody is lost or doubled, and no more run than may."""
+        running, preempted = self.scheduler.running, self.scheduler.preempted
+        assert len(running) <= self.max_batch
+        assert sorted(names_of([*running, *preempted])) == sorted(names_of(self.there))
+        assert len(self.fixture.queue) == len(self.waiting)
+        assert all(sequence in self.scheduler for sequence in self.there)
+        assert not any(sequence in self.scheduler for sequence in self.waiting)
+        conversations = [sequence.request.conversation for sequence in self.there]
+        assert len(set(conversations)) == len(conversations)
+
+    @invariant()
+    def the_older_come_first(self) -> None:
+        """Those that run, and then those that are preempted, are in the order of their starts."""
+        assert [*self.scheduler.running, *self.scheduler.preempted] == self.there
+
+    def teardown(self) -> None:
+        """With memory and a disk that answers, all are served in the end."""
+        if not hasattr(self, "fixture"):
+            return
+        self.fixture.memory.room = 1 << 20
+        self.fixture.cache.on_disk, self.fixture.cache.behind = set(), set()
+        left = {sequence.request.id for sequence in (*self.waiting, *self.there)}
+        served = set(self.fixture.running)
+        while self.fixture.start() or self.scheduler.running:
+            served |= set(self.fixture.running)
+            self.scheduler.remove(self.scheduler.running[0])
+        assert served == left
+        assert self.fixture.queue._busy == set()
+        assert self.fixture.preempted == []
+
+
+def test_nobody_is_lost() -> None:
+    """Random schedules, against a plain account of who should be where."""
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+    )
