@@ -71,8 +71,7 @@ def rehearse(vocabulary: Any, reader: SchemaReader, limits: Any) -> None:
     tried: set[str] = set()
     for schema, place in reader.noted:
         patterns = [(schema["pattern"], within(place, "pattern"))] if "pattern" in schema else []
-        at = within(place, "patternProperties")
-        patterns += [(p, within(at, p)) for p in schema.get("patternProperties", {})]
+        patterns += [(p, reader.patterns[p]) for p in schema.get("patternProperties", {})]
         for pattern, where in patterns:
             if pattern not in tried:
                 tried.add(pattern)

@@ -108,6 +108,12 @@ def subschemas(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
             yield from ((each, within(at, name)) for name, each in value.items())
 
 
+def types_of(schema: dict[str, Any]) -> list[str]:
+    """List the types that a schema names, or all."""
+    types = schema.get("type", ["array", "object", "string", "number"])
+    return types if isinstance(types, list) else [types]
+
+
 def _check_keyword(keyword: str, value: Any, place: str) -> None:
     if keyword in _SCHEMAS or (keyword == "items" and isinstance(value, list)):
         _expect(isinstance(value, list) and value, "must be a list of schemas, not empty", place)

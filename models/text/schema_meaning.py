@@ -9,35 +9,18 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from ..errors import GrammarError
-from . import schema_formats
-from .schema_form import COUNTS, MOST_NODES, check, measure, within
+from .look_around import LookAround
+from .schema_form import COUNTS, MOST_NODES, check, measure, types_of, within
+from .schema_keywords import EFFECTIVE, KEPT, MANY, effective, has_unsupported_effect
+from .schema_names import hold_names
+from .schema_sets import hold_unique
+from .schema_texts import hold_text
+from .schema_unions import Facts, additions
 from .schema_values import check_values, count, set_bounds
 from .schema_weight import Scale
 
-_KEPT = frozenset(
-    {
-        "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maxItems", "maxLength", "maximum",
-        "maxProperties", "minItems", "minLength", "minimum", "minProperties", "multipleOf",
-        "pattern", "required", "type",
-    }
-)  # fmt: skip
-_MANY = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_BY_NAME = frozenset({"patternProperties", "properties"})
-_HONOURED = _KEPT | _MANY | _BY_NAME | {"$ref", "additionalProperties", "items"}
-_REFUSED = {
-    "$dynamicRef": "", "$recursiveRef": "", "if": "", "not": "",
-    "contains": "array", "unevaluatedItems": "array", "uniqueItems": "array",
-    "dependencies": "object", "dependentRequired": "object", "dependentSchemas": "object",
-    "propertyNames": "object", "unevaluatedProperties": "object",
-}  # fmt: skip
-"""What is not supported, and the one type of value that it is about."""
-
-_WITHOUT_EFFECT: dict[str, list[Any]] = {
-    "dependencies": [{}], "dependentRequired": [{}], "dependentSchemas": [{}],
-    "propertyNames": [True, {}, {"type": "string"}], "unevaluatedItems": [True, {}],
-    "unevaluatedProperties": [True, {}], "uniqueItems": [False],
-}  # fmt: skip
 _REF_STANDS_ALONE = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
+_DEFINITIONS = "#/$defs/"
 _LOOKED_THROUGH = 16  # references one behind the other
 
 
@@ -48,9 +31,13 @@ class SchemaReader:
         roots: what was rewritten.
         definitions: what `#/$defs/…` in it refers to.
         noted: all schemas in these, with the places where they stood.
+        look_around: what rewrote their patterns.
+        patterns: of names: what was rewritten, to what stood there.
     """
 
     def __init__(self) -> None:
+        self.look_around = LookAround()
+        self.patterns: dict[str, str] = {}
         self.roots: list[Any] = []
         self.definitions: dict[str, Any] = {}
         self.noted: list[tuple[dict[str, Any], str]] = []
@@ -108,7 +95,8 @@ class _Document:
         dialect = schema.get("$schema", "") if isinstance(schema, dict) else ""
         self._stands_alone = any(draft in dialect for draft in _REF_STANDS_ALONE)
         self._targets: dict[str, _Target] = {}
-        self._names: dict[str, str] = {}
+        self._names: dict[tuple[str, frozenset[str]], str] = {}
+        self._facts = Facts(self._resolved)
         self._left: list[tuple[str, _Target]] = []
         self._inside: list[str] = []  # targets that are being copied
         self._other_base = False
@@ -131,8 +119,13 @@ class _Document:
         self._other_base |= schema is not self._root.schema and _is_resource(schema)
         for keyword in schema:
             self._keyword(new, schema, keyword, within(place, keyword))
+        if "propertyNames" in schema and "object" in types_of(schema):
+            self._hold_names(new, schema["propertyNames"], within(place, "propertyNames"))
+        if schema.get("uniqueItems"):
+            self._hold_unique(new, schema.get("items"), place)
         self._other_base = outer
-        _use_format(new, schema, place)
+        for part in hold_text(new, schema, self._reader.look_around, place):
+            self._reader.note(part, place)
         set_bounds(new, place)
         check_values(new, place)
         return new
@@ -143,37 +136,87 @@ class _Document:
         value = schema[keyword]
         if keyword in COUNTS:
             new[keyword] = count(keyword, int(value), place)
-        elif keyword in _KEPT:
+        elif keyword in KEPT:
             new[keyword] = value
-        elif keyword in _MANY:
-            rewrite = self._option if keyword == "oneOf" else self._rewrite
-            new[keyword] = [rewrite(each, within(place, i)) for i, each in enumerate(value)]
-        elif keyword in _BY_NAME:
-            new[keyword] = {n: self._rewrite(each, within(place, n)) for n, each in value.items()}
-        elif keyword == "additionalProperties" or (keyword == "items" and not _is_list(value)):
+        elif keyword in MANY or (keyword == "items" and _is_list(value)):
+            several = [self._rewrite(each, within(place, i)) for i, each in enumerate(value)]
+            new["prefixItems" if keyword == "items" else keyword] = several
+        elif keyword == "oneOf":
+            self._one_of(new, schema, place)
+        elif keyword in {"patternProperties", "properties"}:
+            new[keyword] = self._by_name(keyword, value, place)
+        elif keyword in {"additionalProperties", "items"}:
             new[keyword] = self._rewrite(value, place)
-        elif keyword == "items":
-            new["prefixItems"] = [self._rewrite(v, within(place, i)) for i, v in enumerate(value)]
         elif keyword == "additionalItems" and _is_list(schema.get("items")):
             new["items"] = self._rewrite(value, place)
         elif keyword == "$ref":
             new["$ref"] = self._reference(value, place)
-        elif _has_unsupported_effect(keyword, schema):
+        elif has_unsupported_effect(keyword, schema):
             raise GrammarError("is not supported", place)
 
-    # -- references --------------------------------------------------------------------
+    def _by_name(self, keyword: str, schemas: dict[str, Any], place: str) -> dict[str, Any]:
+        if keyword == "properties":
+            return {n: self._rewrite(each, within(place, n)) for n, each in schemas.items()}
+        new: dict[str, Any] = {}
+        for pattern, each in schemas.items():
+            at = within(place, pattern)
+            try:
+                written = self._reader.look_around.one(pattern)
+            except GrammarError as error:
+                raise GrammarError(str(error), at) from None
+            if written in new:
+                raise GrammarError("matches the same names as another pattern", at)
+            self._reader.patterns[written] = at
+            new[written] = self._rewrite(each, at)
+        return new
 
-    def _reference(self, reference: str, place: str) -> str:
-        target = self._target(reference, place)
-        if target.place not in self._names:
-            name = self._names[target.place] = str(len(self._reader.definitions))
-            self._reader.definitions[name] = True  # until it is rewritten
-            self._left.append((name, target))
-        return f"#/$defs/{self._names[target.place]}"
+    def _hold_names(self, new: dict[str, Any], names: Any, place: str) -> None:
+        target = self._resolved(names, place)
+        if target is False:
+            raise GrammarError("false is not supported", place)
+        known = {} if target is True else effective(target)
+        if not known.keys() - {"type"} and "string" in types_of(known):
+            return
+        value = new.get("additionalProperties", True)
+        if isinstance(value, dict):  # not copied: there may be many names
+            value = {"$ref": self._define(value)}
+        hold_names(new, known, value, self._reader.look_around, place)
+        self._reader.patterns.update(dict.fromkeys(new.get("patternProperties", {}), place))
+
+    def _hold_unique(self, new: dict[str, Any], items: Any, place: str) -> None:
+        at = within(place, "items")
+        target = {} if items is None or _is_list(items) else self._resolved(items, at)
+        known = effective(target) if isinstance(target, dict) else {}
+        hold_unique(new, known, within(place, "uniqueItems"))
+
+    # -- options -----------------------------------------------------------------------
+
+    def _one_of(self, new: dict[str, Any], schema: dict[str, Any], place: str) -> None:
+        """Write options as `anyOf` where they can be told apart; else the compiler must do it."""
+        options = [(each, within(place, i)) for i, each in enumerate(schema["oneOf"])]
+        by = schema.get("discriminator")
+        name = by.get("propertyName") if isinstance(by, dict) else None
+        added = None
+        if "anyOf" not in schema:
+            added = additions([self._facts.of(*option) for option in options], name)
+        if added is None:
+            new["oneOf"] = [self._option(*option) for option in options]
+        else:
+            pairs = zip(options, added, strict=True)
+            new["anyOf"] = [self._with_names(*option, names) for option, names in pairs]
+
+    def _with_names(self, schema: Any, place: str, names: frozenset[str]) -> Any:
+        """Rewrite a schema whose values must have some names besides those that it requires."""
+        if not names:
+            return self._rewrite(schema, place)
+        if not self._is_reference(schema):
+            return self._rewrite(_requiring(schema, names), place)
+        target = self._followed(schema, place)
+        return {"$ref": self._refer(target, names)}
 
     def _option(self, schema: Any, place: str) -> Any:
         """Rewrite an option of `oneOf`. The compiler does not look through references there."""
-        if not isinstance(schema, dict) or schema.keys() & _HONOURED != {"$ref"}:
+        if not self._is_reference(schema):
             return self._rewrite(schema, place)
         target = self._target(schema["$ref"], within(place, "$ref"))
         if target.place in self._inside or len(self._inside) >= _LOOKED_THROUGH:
@@ -184,12 +227,51 @@ class _Document:
         finally:
             self._inside.pop()
 
+    # -- references --------------------------------------------------------------------
+
+    def _is_reference(self, schema: Any) -> bool:
+        """Whether a schema is a reference and says nothing besides."""
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            return False
+        return self._stands_alone or schema.keys() & EFFECTIVE == {"$ref"}
+
+    def _followed(self, schema: Any, place: str) -> _Target:
+        target = _Target(schema, place)
+        for _ in range(_LOOKED_THROUGH):
+            if not self._is_reference(target.schema):
+                break
+            target = self._target(target.schema["$ref"], within(target.place, "$ref"))
+        return target
+
+    def _resolved(self, schema: Any, place: str) -> Any:
+        """Follow references to a schema; what stands below another `$id` is not looked into."""
+        schema = self._followed(schema, place).schema
+        is_root = schema is self._root.schema
+        return True if not is_root and _is_resource(schema) else schema
+
+    def _reference(self, reference: str, place: str) -> str:
+        return self._refer(self._target(reference, place), frozenset())
+
+    def _refer(self, target: _Target, names: frozenset[str]) -> str:
+        """Refer to a schema, whose values must have some names besides those that it requires."""
+        if (target.place, names) not in self._names:
+            schema = _requiring(target.schema, names) if names else target.schema
+            written = self._names[target.place, names] = self._define(True)  # until it is rewritten
+            self._left.append((written.removeprefix(_DEFINITIONS), _Target(schema, target.place)))
+        return self._names[target.place, names]
+
+    def _define(self, rewritten: Any) -> str:
+        name = str(len(self._reader.definitions))
+        self._reader.definitions[name] = rewritten
+        return _DEFINITIONS + name
+
     def _target(self, reference: str, place: str) -> _Target:
         if self._other_base:
             raise GrammarError("is not supported below another $id", place)
         if reference not in self._targets:
-            target = self._targets[reference] = self._find(reference, place)
+            target = self._find(reference, place)
             check(*target)
+            self._targets[reference] = target
         return self._targets[reference]
 
     def _find(self, reference: str, place: str) -> _Target:
@@ -211,6 +293,11 @@ class _Document:
         return _Target(found, at)
 
 
+def _requiring(schema: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    required = schema.get("required", [])
+    return {**schema, "required": [*required, *sorted(names.difference(required))]}
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
@@ -227,39 +314,3 @@ def _step(found: Any, step: str) -> Any:
     if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
         return found[int(step)]
     return None
-
-
-def _types(schema: dict[str, Any]) -> list[str]:
-    """The types that a schema names, or all."""
-    types = schema.get("type", ["array", "object", "string", "number"])
-    return types if isinstance(types, list) else [types]
-
-
-def _has_unsupported_effect(keyword: str, schema: dict[str, Any]) -> bool:
-    kind = _REFUSED.get(keyword)
-    if kind is None or (kind and kind not in _types(schema)):
-        return False
-    if keyword == "if":
-        return "then" in schema or "else" in schema
-    return schema[keyword] not in _WITHOUT_EFFECT.get(keyword, [])
-
-
-def _use_format(new: dict[str, Any], schema: dict[str, Any], place: str) -> None:
-    name = schema.get("format")
-    if name in schema_formats.RANGES:
-        low, high = schema_formats.RANGES[name]
-        new["minimum"] = max(low, new.get("minimum", low))
-        new["maximum"] = min(high, new.get("maximum", high))
-    elif name is None or name in schema_formats.FREE or "string" not in _types(schema):
-        return  # a format of texts: any other value has it
-    elif name in schema_formats.PATTERNS:
-        pattern = {"pattern": schema_formats.PATTERNS[name]}
-        if "pattern" in new:
-            new.setdefault("allOf", []).append(pattern)
-        else:
-            new |= pattern
-    elif name in schema_formats.COMPILED:
-        new["format"] = name
-    else:
-        words = f"{name!r} is not supported; supported are {', '.join(schema_formats.NAMES)}"
-        raise GrammarError(words, within(place, "format"))

@@ -31,8 +31,8 @@ def set_bounds(new: dict[str, Any], place: str) -> None:
                 new[exclusive] = new.pop(plain)
         for key in (plain, exclusive):
             bound = new.get(key)
-            if isinstance(bound, int):
-                new[key] = _as_double(bound, way, within(place, key))
+            if bound is not None and (isinstance(bound, int) or abs(bound) > _MOST):
+                new[key] = _as_double(int(bound), way, within(place, key))
 
 
 def _as_double(bound: int, way: float, place: str) -> int:

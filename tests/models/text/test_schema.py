@@ -41,11 +41,21 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"multipleOf": 0}, "multipleOf", "greater than 0"),
     ({"$defs": {"x": {"enum": 1}}}, "$defs.x.enum", "must be a list"),
     ({"properties": {"a.b": {"pattern": 1}}}, 'properties."a.b".pattern', "must be a text"),
-    ({"properties": {"a": {"uniqueItems": True}}}, "properties.a.uniqueItems", "not supported"),
+    ({"properties": {"a": {"uniqueItems": True}}}, "properties.a.uniqueItems", "at most 6"),
+    ({"items": {"enum": list(range(7))}, "uniqueItems": True}, "uniqueItems", "at most 6"),
+    ({"type": ["array", "null"], "uniqueItems": True}, "uniqueItems", "at most 6"),
     ({"not": {"type": "null"}}, "not", "not supported"),
     ({"if": {}, "then": {"type": "null"}}, "if", "not supported"),
     ({"contains": {}}, "contains", "not supported"),
-    ({"propertyNames": {"maxLength": 3}}, "propertyNames", "not supported"),
+    ({"propertyNames": {"anyOf": [{"const": "a"}]}}, "propertyNames", "only with enum"),
+    ({"propertyNames": {"type": "integer"}}, "propertyNames", "must allow texts"),
+    ({"propertyNames": {"format": "uri"}}, "propertyNames.format", "not supported here"),
+    ({"propertyNames": {"maxLength": 3}, "properties": {"a": {}}}, "propertyNames", "beside"),
+    (
+        {"propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"pattern": "(?<!a)b"}}},
+        "propertyNames",
+        "look-around",
+    ),
     ({"dependentRequired": {"a": ["b"]}}, "dependentRequired", "not supported"),
     ({"dependencies": {"a": ["b"]}}, "dependencies", "not supported"),
     ({"dependentSchemas": {"a": {}}}, "dependentSchemas", "not supported"),
@@ -66,7 +76,19 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"const": 10**30}, "const", "too large"),
     ({"const": ["a\u0001"]}, "const", "control characters"),
     ({"type": "integer", "minimum": 2**64}, "minimum", "too large"),
-    ({"items": {"pattern": "(?!a)b"}}, "items.pattern", "look-around"),
+    ({"items": {"pattern": "(?<!a)b"}}, "items.pattern", "look-around"),
+    ({"patternProperties": {"(?<!a)b": {}}}, "patternProperties.(?<!a)b", "look-around"),
+    ({"patternProperties": {"(?!a)b{2": {}}}, "patternProperties.(?!a)b{2", "look-around"),
+    (
+        {"oneOf": [{"$ref": "#/$defs/a", "not": {}}, {"type": "null"}], "$defs": {"a": {}}},
+        "oneOf.0.not",
+        "not supported",
+    ),
+    (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"type": "no"}}},
+        "$defs.a.type",
+        "must be one of",
+    ),
     ({"patternProperties": {"a(": {}}}, "patternProperties.a(", "unclosed group"),
     ({"patternProperties": {"a": {}, "b": {}}}, "", "do not exclude each other"),
     (
@@ -99,6 +121,9 @@ def test_a_refusal_names_the_place(
         compiler.compile(JSONSchema(schema))
     assert (caught.value.place, words in str(caught.value)) == (place, True), caught.value
 
+
+A = {"type": "object", "properties": {"k": {"const": 1, "default": 1}, "x": {}}}
+B = {"type": "object", "properties": {"k": {"const": 2, "default": 2}, "x": {}}}
 
 HONOURED: list[tuple[Any, list[str], list[str]]] = [
     # Names cannot be written in a second way, and so slip past the schema that they have.
@@ -139,6 +164,44 @@ HONOURED: list[tuple[Any, list[str], list[str]]] = [
     ),
     ({"type": "object", "additionalProperties": False, "minProperties": 1,
       "properties": {"a": {}, "b": {}}}, ['{"b":1}'], ["{}"]),
+    (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": A, "b": B}},
+        ['{"k":1}', '{"k":2,"x":0}'],
+        ["{}", '{"x":0}', '{"k":3'],
+    ),
+    (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"allOf": [{"type": "object"}, B]}, {"type": "null"}],
+         "$defs": {"a": {"type": "object", "properties": {"k": {"const": 1}, "o": {
+             "oneOf": [{"$ref": "#/$defs/a"}, B]}}}}},
+        ["null", '{"k":1,"o":{"k":1,"o":{"k":2}}}', '{"k":2}'],
+        ['{"k":1,"o":{}', "{}"],
+    ),
+    (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "oneOf": [
+            {"$ref": "#/definitions/a", "required": []}, {"$ref": "#/definitions/b"}],
+         "definitions": {"a": A, "b": B}},
+        ['{"k":1}'],
+        ["{}"],
+    ),
+    ({"oneOf": [{"const": 1}, {"enum": [2, 3]}, {"const": True}]}, ["1", "3", "true"], ["4"]),
+    ({"type": "object", "propertyNames": {"enum": ["a", "b", 1]},
+      "additionalProperties": {"type": "null"}}, ["{}", '{"a":null,"b":null}'], ['{"c', '{"a":1']),
+    ({"type": "object", "propertyNames": {"minLength": 2, "pattern": "^x"},
+      "additionalProperties": {"type": "null"}}, ['{"xy":null}'], ['{"x"', '{"yy', '{"xy":1']),
+    ({"type": "object", "propertyNames": {"maxLength": 2},
+      "patternProperties": {"^x+$": {"type": "null"}}}, ['{"xx":null}'], ['{"xxx', '{"y']),
+    ({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True},
+     ["[]", '["a","b"]', '["b"]'], ['["a","a"', '["a","b",']),
+    ({"type": "array", "items": {"type": "integer"}, "maxItems": 1, "uniqueItems": True},
+     ["[]", "[1]"], ["[1,1]"]),
+    ({"type": "array", "items": {"enum": [1, 1.0, True, "a"], "type": ["integer", "boolean"]},
+      "uniqueItems": True, "minItems": 2}, ["[1,true]"], ["[1]", "[1,1]", '[1,"a"']),
+    ({"type": "object", "patternProperties": {"^(?!x-)[a-z-]+$": {"type": "null"}},
+      "additionalProperties": False}, ['{"y-":null}', '{"x":null}'], ['{"x-"', '{"x-a"']),
+    ({"type": "string", "pattern": "^(?!a)(?=.b).*(?!c)[a-z]$"}, ['"cbd"'], ['"abd"', '"cbc"']),
+    ({"type": "number", "minimum": -3.4e38, "maximum": 3.4e38}, ["-1.5", "7"], []),
+    ({"type": "string", "format": "uuid4"}, ['"0b6f8e1c-3c52-4f0e-9f0a-2f6d8f2b7c11"'],
+     ['"0b6f8e1c-3c52-1']),
     ({"x-guidance": {"lenient": True}, "type": "array", "maxItems": 0}, ["[]"], ["[1"]),
     ({"title": "t", "x-anything": [1], "nullable": True, "type": "null"}, ["null"], ["1"]),
 ]  # fmt: skip
@@ -247,6 +310,17 @@ HOSTILE: list[tuple[Any, str]] = [
     ({"items": [{"pattern": f"^a{i}+$", "type": "string"} for i in range(600)]}, "over 500"),
     ({"type": "array", "items": {"type": "integer"}, "minItems": 10**6}, ""),
     ({"type": "string", "minLength": 10**9}, "too large"),
+    ({"type": "string", "pattern": "((?!" + "[a-c]{9}|" * 99 + "x)[a-d]{99})*"}, "look-around"),
+    ({"items": [{"pattern": f"(?!x{i})[a-z]{{9}}(?!.*y)z"} for i in range(400)]}, "look-around"),
+    ({"pattern": "(?!" * 3000, "type": "string"}, "look-around"),
+    ({"pattern": "(?!" * 99 + "a" + ")" * 99, "type": "string"}, "nested too deeply"),
+    (
+        {
+            "oneOf": [{"$ref": f"#/$defs/{i}"} for i in range(500)],
+            "$defs": {str(i): {"properties": {"k": {"enum": [i]}}} for i in range(500)},
+        },
+        "combinations",
+    ),
     ({"type": "string", "minLength": 10**5, "maxLength": 10**12}, ""),
 ]
 """What is refused, with a part of the words, and what is not: that must be cheap to follow."""

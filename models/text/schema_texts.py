@@ -1,0 +1,65 @@
+"""Patterns and formats of texts, as the grammar's compiler takes them."""
+
+from typing import Any
+
+from ..errors import GrammarError
+from . import schema_formats
+from .look_around import LookAround
+from .schema_form import types_of, within
+
+
+def hold_text(
+    new: dict[str, Any], schema: dict[str, Any], look_around: LookAround, place: str
+) -> list[dict[str, Any]]:
+    """Write a schema's pattern and format into the one that is made of it.
+
+    Returns:
+        the schemas in `allOf` that have what does not fit into one.
+
+    Raises:
+        GrammarError: they are not supported.
+    """
+    patterns: list[str] = []
+    if "pattern" in new:
+        try:
+            patterns += look_around.parts(new.pop("pattern"))
+        except GrammarError as error:
+            raise GrammarError(str(error), within(place, "pattern")) from None
+    patterns += _of_format(new, schema, place)
+    if patterns:
+        new["pattern"] = patterns[0]
+    more: list[dict[str, Any]] = [{"pattern": pattern} for pattern in patterns[1:]]
+    if more:
+        new["allOf"] = [*new.get("allOf", []), *more]
+    return more
+
+
+def format_pattern(name: str, place: str) -> str | None:
+    """Give the pattern of a format of texts; None for one that says nothing.
+
+    Raises:
+        GrammarError: there is none.
+    """
+    if name in schema_formats.FREE or name in schema_formats.RANGES:
+        return None
+    if name not in schema_formats.PATTERNS:
+        raise GrammarError(f"{name!r} is not supported here", within(place, "format"))
+    return schema_formats.PATTERNS[name]
+
+
+def _of_format(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[str]:
+    name = schema.get("format")
+    if name in schema_formats.RANGES:
+        low, high = schema_formats.RANGES[name]
+        new["minimum"] = max(low, new.get("minimum", low))
+        new["maximum"] = min(high, new.get("maximum", high))
+    elif name is None or name in schema_formats.FREE or "string" not in types_of(schema):
+        return []  # a format of texts: any other value has it
+    elif name in schema_formats.PATTERNS:
+        return [schema_formats.PATTERNS[name]]
+    elif name in schema_formats.COMPILED:
+        new["format"] = schema_formats.COMPILED[name]
+    else:
+        words = f"{name!r} is not supported; supported are {', '.join(schema_formats.NAMES)}"
+        raise GrammarError(words, within(place, "format"))
+    return []
