@@ -198,7 +198,7 @@ class _Document:
         name = by.get("propertyName") if isinstance(by, dict) else None
         added = None
         if "anyOf" not in schema:
-            added = additions([self._facts.of(*option) for option in options], name)
+            added = additions([self._facts.option(*each, schema) for each in options], name)
         if added is None:
             new["oneOf"] = [self._option(*option) for option in options]
         else:

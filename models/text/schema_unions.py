@@ -5,7 +5,7 @@ from functools import reduce
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import GrammarError
-from .schema_form import is_number
+from .schema_form import is_number, types_of
 
 _MOST_OPTIONS = 100  # each is compared with each
 _DEEPEST = 32
@@ -67,17 +67,18 @@ class Facts:
                 self._depth -= 1
         return self._known[id(schema)]
 
+    def option(self, schema: Any, place: str, beside: dict[str, Any]) -> Known:
+        """Say what is known of an option, and by the type and the names that stand beside it."""
+        return _both(_named(beside), self.of(schema, place))
+
     def _find(self, schema: dict[str, Any], place: str) -> Known:
         values = _values([schema["const"]] if "const" in schema else schema.get("enum"))
-        types = schema.get("type")
-        if types is not None:
-            types = _types(types if isinstance(types, list) else [types])
         tags = {}
         for name, each in schema.get("properties", {}).items():
             held = self.of(each, place).values
             if held is not None:
                 tags[name] = held
-        known = Known(types, values, frozenset(schema.get("required", [])), tags)
+        known = _named(schema)._replace(values=values, tags=tags)
         for each in [*schema.get("allOf", []), *_reference(schema)]:
             known = _both(known, self.of(each, place))
         for keyword in ("anyOf", "oneOf"):
@@ -159,8 +160,12 @@ def _either(one: Known, two: Known) -> Known:
     )
 
 
-def _types(names: list[str]) -> frozenset[str]:
-    return frozenset("number" if name == "integer" else name for name in names)
+def _named(schema: dict[str, Any]) -> Known:
+    """What `type` and `required` say."""
+    types = None
+    if "type" in schema:
+        types = frozenset("number" if t == "integer" else t for t in types_of(schema))
+    return Known(types, required=frozenset(schema.get("required", [])))
 
 
 def comparable(value: Any) -> tuple[str, Any] | None:

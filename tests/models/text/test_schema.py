@@ -183,6 +183,11 @@ HONOURED: list[tuple[Any, list[str], list[str]]] = [
         ['{"k":1}'],
         ["{}"],
     ),
+    (
+        {"type": "object", "oneOf": [{"properties": each["properties"]} for each in (A, B)]},
+        ['{"k":1}', '{"k":2,"x":0}'],
+        ["{}", "1"],
+    ),
     ({"oneOf": [{"const": 1}, {"enum": [2, 3]}, {"const": True}]}, ["1", "3", "true"], ["4"]),
     ({"type": "object", "propertyNames": {"enum": ["a", "b", 1]},
       "additionalProperties": {"type": "null"}}, ["{}", '{"a":null,"b":null}'], ['{"c', '{"a":1']),
