@@ -39,6 +39,8 @@ class Abilities(NamedTuple):
         call_text: a call as it writes one, with its markers; empty where it does not.
         any_id: it takes any text as a call's id, and not only nine letters and digits.
         arguments_as_text: it takes a call's arguments as JSON text, and keeps it as it is.
+        several_calls: it writes all calls of a message, and not the first one only.
+        content_beside_thoughts: it takes a message with thoughts, content and a call.
         reasoning_key: the name by which it takes earlier thoughts.
         system: it takes a system message at the beginning.
         late_system: and in any other place, several in a row, too.
@@ -50,6 +52,8 @@ class Abilities(NamedTuple):
     call_text: str
     any_id: bool
     arguments_as_text: bool
+    several_calls: bool
+    content_beside_thoughts: bool
     reasoning_key: str
     system: bool
     late_system: bool
@@ -93,12 +97,17 @@ class Probe:
         as_text = self._call(as_text=True)
         call = as_text or self._call(as_text=False)
         system = self._shows(_says("system", "umbel_a"), _says("user", "umbel_b"))
+        key = self._reasoning_key(as_text=bool(as_text))
+        asks = self._asks(as_text=bool(as_text))
+        both = asks | {"content": "umbel_c", key: "umbel_d"}
         return Abilities(
             tools=bool(call) and self._tells_of_tools(),
             call_text=call,
             any_id=bool(self._call(self._LONG_ID, as_text=bool(as_text))),
             arguments_as_text=bool(as_text),
-            reasoning_key=self._reasoning_key(),
+            several_calls=self._writes_several(asks),
+            content_beside_thoughts=self._text(*self._turn(both)) is not None,
+            reasoning_key=key,
             system=system,
             late_system=system and self._takes_late_system(),
             user_twice=self._shows(_says("user", "umbel_a"), _says("user", "umbel_b")),
@@ -135,10 +144,8 @@ class Probe:
         form, told = self._form.tools, generic.openai_tools([self._TOOL])
         if form is None:
             return ""
-        call = native_call(self._CALL, call_id, as_text=as_text)
-        asks = _says("assistant", "") | {"tool_calls": [call]}
-        answer = _says("tool", "umbel_b") | {"tool_call_id": call_id, "name": self._CALL.name}
-        text = self._text(_says("user", "umbel_a"), asks, answer, tools=told) or ""
+        asks = self._asks(call_id, as_text=as_text)
+        text = self._text(*self._turn(asks, call_id), tools=told) or ""
         body = _last_body(text, form)
         if as_text and self._CALL.arguments not in body:
             return ""
@@ -149,11 +156,32 @@ class Probe:
         same = json.loads(read.arguments) == json.loads(self._CALL.arguments)
         return form.start + body + form.end if same and read.name == self._CALL.name else ""
 
-    def _reasoning_key(self) -> str:
-        for key in _REASONING_KEYS:
-            asks = _says("assistant", "umbel_b") | {key: "umbel_thought"}
-            if "umbel_thought" in (self._text(_says("user", "umbel_a"), asks) or ""):
-                return key
+    def _asks(self, call_id: str = _CALL.id, *, as_text: bool) -> dict[str, Any]:
+        """A message with a call, as the template takes it."""
+        call = native_call(self._CALL, call_id, as_text=as_text)
+        return _says("assistant", "") | {"tool_calls": [call]}
+
+    def _turn(self, asks: dict[str, Any], call_id: str = _CALL.id) -> list[dict[str, Any]]:
+        """A conversation with a call and its result."""
+        answer = _says("tool", "umbel_b") | {"tool_call_id": call_id, "name": self._CALL.name}
+        return [_says("user", "umbel_a"), asks, answer]
+
+    def _writes_several(self, asks: dict[str, Any]) -> bool:
+        """Whether a second call of a message is written; so it is if even one is refused."""
+        (one,) = asks["tool_calls"]
+        other = one | {"function": one["function"] | {"name": "umbel_other_tool"}}
+        turn, told = self._turn(asks | {"tool_calls": [one, other]}), [self._TOOL]
+        text = self._text(*turn, tools=generic.openai_tools(told))
+        return text is None or self._CALL.name not in text or "umbel_other_tool" in text
+
+    def _reasoning_key(self, *, as_text: bool) -> str:
+        """The name for thoughts: of an answer, or of a call where those of answers are dropped."""
+        says = [_says("user", "umbel_a"), _says("assistant", "umbel_b")]
+        for talk in (says, self._turn(self._asks(as_text=as_text))):
+            for key in _REASONING_KEYS:
+                thinks = talk[1] | {key: "umbel_thought"}
+                if "umbel_thought" in (self._text(talk[0], thinks, *talk[2:]) or ""):
+                    return key
         return _REASONING_KEYS[0]
 
     def _has_thinking_switch(self) -> bool:

@@ -50,6 +50,8 @@ def read_calls(body: str, form: ToolFormat, tools: Sequence[Mapping[str, Any]]) 
         MalformedCallError: it holds no call, or something that is not one besides.
     """
     try:
+        if form.called:
+            return [_call_of(form.called, body.strip())]
         if body.lstrip()[:1] in ("{", "[") and (found := _json_calls(body)):
             return found
         return _own_calls(body, form, tools)
@@ -156,6 +158,17 @@ def _json_calls(body: str) -> list[Call]:
     if not isinstance(spelled["name"], str) or not isinstance(spelled["arguments"], dict):
         return []  # another form of JSON, which the model's own parser may know
     return [_own_call(spelled)._replace(arguments=_own_text(text, spelled["arguments"]))]
+
+
+def _call_of(name: str, text: str) -> Call:
+    """Make a call of its arguments, as the model wrote them where that is strict JSON."""
+    arguments = _LENIENT.decode(text)
+    read = _own_call({"name": name, "arguments": arguments})
+    try:
+        _STRICT.decode(text)
+    except json.JSONDecodeError:
+        return read
+    return read._replace(arguments=text)
 
 
 def _as_call(value: Any) -> dict[str, Any]:

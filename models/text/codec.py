@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import ModelLoadError, TemplateError
 from .conversation import Conversation
 from .formats import Wrapper, read_format
+from .harmony import ENDS, is_harmony
 from .template import ChatTemplate
 from .token_bytes import TokenBytes
 
@@ -61,11 +62,18 @@ class TextCodec:
         # shorten prompts.
         self._fast.no_truncation()
         self._fast.no_padding()
-        self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids)
+        self.eos_ids: frozenset[int] = frozenset(tokenizer.eos_token_ids) | self._answer_ends()
         # Not their number: a vocabulary may have holes.
         self.longest_token: int = max(map(len, self._fast.get_vocab()))
         self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
         self._token_bytes = TokenBytes(self._fast)
+
+    def _answer_ends(self) -> frozenset[int]:
+        """Tokens that end an answer of harmony's, which not every model's settings name."""
+        if not is_harmony(self._wrapper.chat_template):
+            return frozenset()
+        tokens = map(self._fast.token_to_id, ENDS[1:])
+        return frozenset(token for token in tokens if token is not None)
 
     @cached_property
     def template(self) -> ChatTemplate:

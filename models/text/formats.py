@@ -1,14 +1,17 @@
 """How a model marks what it thinks and what it calls, as its tokenizer's wrapper says.
 
-The markers and the parsers are mlx-lm's, which chose them by the model's template. Besides
-them every model may write a call in the generic form, which `tools` describes.
+The markers and the parsers are mlx-lm's, which chose them by the model's template, but for those
+of `harmony`. Besides them every model may write a call in the generic form, which `tools`
+describes.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-NORMAL, REASONING, TOOL = "normal", "reasoning", "tool"
+from . import harmony
+
+NORMAL, REASONING, TOOL, HEADER = "normal", "reasoning", "tool", "header"
 """States of an answer, by mlx-lm's names. In any other, what a model writes is markup."""
 
 ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], Any]
@@ -16,10 +19,17 @@ ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 
 
 class ReasoningFormat(NamedTuple):
-    """What stands before and after a model's thoughts."""
+    """What stands before and after a model's thoughts.
+
+    Attributes:
+        start: before them.
+        end: after them.
+        then: what follows the end and is no part of the answer.
+    """
 
     start: str
     end: str
+    then: str = ""
 
 
 class ToolFormat(NamedTuple):
@@ -33,6 +43,7 @@ class ToolFormat(NamedTuple):
             those it cannot read; else empty.
         tags: what begins and ends each call and each argument; they must alternate.
         opening: what the parser may read all of the text for, each time that it stands in it.
+        called: the tool's name where the start has said it; the call's arguments follow.
     """
 
     start: str
@@ -41,6 +52,7 @@ class ToolFormat(NamedTuple):
     unit: str = ""
     tags: Sequence[tuple[str, str]] = ()
     opening: str = ""
+    called: str = ""
 
     @property
     def name(self) -> str:
@@ -50,7 +62,7 @@ class ToolFormat(NamedTuple):
     @property
     def only_json(self) -> bool:
         """Whether what stands between the markers is JSON or no call at all."""
-        return self.parse is None or _form_of(self.parse) == "json_tools"
+        return self.parse is None or _form_of(self.parse) in ("json_tools", "harmony")
 
     @property
     def guesses(self) -> bool:
@@ -117,6 +129,7 @@ class Wrapper(Protocol):
     structural_markers: Sequence[str]
     response_transitions: Mapping[str, Sequence[tuple[str, str]]]
     response_initial_state: str | None
+    chat_template: Any  # a text, or several by name
 
 
 class Edges:
@@ -157,6 +170,7 @@ class OutputFormat:
         reasoning: what surrounds its thoughts; None for a model that does not think.
         tools: its own form of calls; None where mlx-lm knows none.
         initial: the state in which an answer begins, thinking aside.
+        headed: whether the state `HEADER` is one of harmony's, whose headers are read as a whole.
     """
 
     def __init__(
@@ -167,10 +181,12 @@ class OutputFormat:
         structural: Sequence[str] = (),
         transitions: Mapping[str, Sequence[tuple[str, str]]] | None = None,
         initial: str = NORMAL,
+        headed: bool = False,
     ) -> None:
         self.reasoning = reasoning
         self.tools = tools
         self.initial = initial
+        self.headed = headed
         self._structural = structural
         self._transitions = transitions or {}
         self._edges = {calls: self._compile(calls=calls) for calls in (False, True)}
@@ -186,15 +202,25 @@ class OutputFormat:
     @property
     def call_starts(self) -> frozenset[str]:
         """The markers that begin a call: the model's own and the generic form's."""
-        own = () if self.tools is None else (self.tools.start,)
+        own = () if self.tools is None or self.headed else (self.tools.start,)
         return frozenset((*own, GENERIC.start))
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """Texts that free text must not have where each call has to be one of a grammar's."""
+        return self.call_starts | frozenset(harmony.TOKENS if self.headed else ())
+
+    @property
+    def content_start(self) -> str:
+        """Markup that stands before content."""
+        return harmony.FINAL if self.headed else ""
 
     @property
     def markers(self) -> frozenset[str]:
         """All texts that are markup and never content."""
         own = {marker for edges in self._edges[True].values() for marker in edges.targets}
         ends = {GENERIC.end} if self.tools is None else {GENERIC.end, self.tools.end}
-        return frozenset((own | ends) - {""})
+        return frozenset((own | ends | self.barred) - {""})
 
     def _compile(self, *, calls: bool) -> dict[str, Edges]:
         table: dict[str, dict[str, str]] = {NORMAL: {}}
@@ -214,10 +240,22 @@ class OutputFormat:
 
 
 _NO_EDGES = Edges({})
+_AFTER_MESSAGE = tuple((end, HEADER) for end in harmony.ENDS)
+
+HARMONY = OutputFormat(
+    ReasoningFormat(harmony.ANALYSIS, harmony.ENDS[0], harmony.NEXT),
+    ToolFormat(harmony.RECIPIENT, "", harmony.parse_call),
+    transitions={NORMAL: _AFTER_MESSAGE, REASONING: _AFTER_MESSAGE},
+    initial=HEADER,
+    headed=True,
+)
+"""The markers of models whose template writes harmony."""
 
 
 def read_format(wrapper: Wrapper) -> OutputFormat:
     """Ask mlx-lm's wrapper for a model's markers."""
+    if not wrapper.has_tool_calling and harmony.is_harmony(wrapper.chat_template):
+        return HARMONY
     reasoning = tools = None
     if wrapper.has_thinking and wrapper.think_start and wrapper.think_end:
         reasoning = ReasoningFormat(wrapper.think_start, wrapper.think_end)

@@ -24,7 +24,7 @@ import msgspec
 from ..errors import TemplateError
 from .codec import TextCodec
 from .conversation import Conversation, Message, Tool
-from .events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from .events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from .formats import ReasoningFormat
 from .output import OutputParser
 
@@ -35,7 +35,8 @@ class Answer(NamedTuple):
     """What was generated, and what of it a client can send back.
 
     Attributes:
-        tokens: all of it, without the token that ended it.
+        tokens: all of it, without the token that ended it, and without markup before it that the
+            template writes.
         opening: what the end of its prompt wrote of the model's thoughts.
         thought: whether it has thoughts.
         reasoning: their text.
@@ -92,20 +93,29 @@ def read_answer(
 
     Returns:
         None for an answer that cannot be put back: its thoughts have no end, or it ends inside
-        a character, or it has special tokens that are no markup.
+        a character, or it has special tokens that are no markup. Of answers whose messages have
+        headers only those of one message, thoughts aside: what is before its text is the
+        template's own.
     """
-    reasoning, detokenizer = codec.template.form.reasoning, codec.detokenizer(codec.markup_tokens)
+    form, detokenizer = codec.template.form, codec.detokenizer(codec.markup_tokens)
+    reasoning = form.reasoning
     texts = [detokenizer.push(token) for token in tokens]
     hidden = codec.special_tokens - codec.markup_tokens
     if detokenizer.inside_character or hidden.intersection(tokens):
         return None
     inside = codec.template.opens_reasoning(prompt)
-    parser = OutputParser(codec.template.form, tools=tools, in_reasoning=inside)
+    parser = OutputParser(form, tools=tools, in_reasoning=inside)
     text = "".join(texts)
     events = parser.push(text) + parser.flush()
     thought = inside or any(isinstance(event, ReasoningDelta) for event in events)
-    tail = tuple(tokens)
-    if thought:
+    generated = tail = tuple(tokens)
+    if form.headed:
+        begin = _only_text(text, events, form.content_start)
+        if begin is None:
+            return None
+        tail = _tail(codec, tokens, texts, begin)
+        generated = generated if thought else tail
+    elif thought:
         match = reasoning and re.search(re.escape(reasoning.end) + r"\s*", text)
         if not match:
             return None
@@ -113,7 +123,7 @@ def read_answer(
     names = [event.name for event in events if isinstance(event, ToolCallStart)]
     arguments = [event.arguments for event in events if isinstance(event, ToolCallDelta)]
     return Answer(
-        tuple(tokens),
+        generated,
         _opening(reasoning, prompt),
         thought,
         "".join(event.text for event in events if isinstance(event, ReasoningDelta)),
@@ -121,6 +131,14 @@ def read_answer(
         "".join(event.text for event in events if isinstance(event, TextDelta)),
         tuple(zip(names, arguments, strict=True)),
     )
+
+
+def _only_text(text: str, events: Sequence[OutputEvent], header: str) -> int | None:
+    """Where an answer's text begins, if that is all that follows its thoughts and a header."""
+    told = [event for event in events if isinstance(event, TextDelta)]
+    begin = told[0].start if told else len(text)
+    alone = text[begin:] == "".join(event.text for event in told)
+    return begin if alone and text[:begin].rstrip().endswith(header) else None
 
 
 def _tail(

@@ -10,6 +10,7 @@ from .json_span import JsonSpan
 _MOST = 4 * 2**20  # characters of a call that is not passed on as it comes
 _LONGEST_HEAD = 4096  # characters before the arguments of a call that is
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+_OPENED = re.compile(r"\s*(?=\{)")
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
@@ -20,15 +21,21 @@ class _Phase(Enum):
 
 
 class StreamedArguments:
-    """A call's name and arguments, as they come, where a grammar guarantees the generic form.
+    """A call's name and arguments, as they come, where a grammar guarantees that it is one.
+
+    Only of forms that write the arguments as one JSON object; of others nothing comes.
+
+    Args:
+        called: the tool's name where it has come before the call; else it is in the generic form.
 
     Attributes:
         name: of the tool; None until it is whole and the arguments begin.
         done: the arguments have ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, called: str = "") -> None:
         self.name: str | None = None
+        self._called = called
         self._head: str | None = ""
         self._span = JsonSpan()
 
@@ -43,12 +50,13 @@ class StreamedArguments:
             return ""
         if self.name is None:
             self._head += text
-            match = _HEAD.match(self._head)
+            match = (_OPENED if self._called else _HEAD).match(self._head)
             if match is None:
                 # A promise that is not kept: the call is read when it is whole.
                 self._head = None if len(self._head) > _LONGEST_HEAD else self._head
                 return ""
-            self.name, text = json.loads(match[1], strict=False), self._head[match.end() :]
+            self.name = self._called or json.loads(match[1], strict=False)
+            text = self._head[match.end() :]
         return text[: self._span.feed(text, 0)]
 
 

@@ -23,7 +23,8 @@ from .events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from .formats import NORMAL, REASONING, TOOL, OutputFormat
+from .formats import HEADER, NORMAL, REASONING, TOOL, OutputFormat
+from .harmony import is_cut, read_header
 from .open_call import OpenCall, StreamedArguments
 from .tools import openai_tools
 
@@ -98,6 +99,8 @@ class OutputParser:
             while self._step():
                 pass
         if not self.done:
+            if self._is_header and not is_cut(self._text[self._at :]):
+                self._state = NORMAL
             self._plain(len(self._text))
             self._emit(self._blanks, self._blanks_at)
         self.done = True
@@ -117,6 +120,8 @@ class OutputParser:
             return self._continue_call(self._call)
         quiet = self._quiet_until - self._base
         loud = self._finds_calls and self._at >= quiet
+        if self._is_header:
+            return self._read_header(loud=loud)
         edges = self._form.edges(self._state, calls=loud)
         end = len(self._text)
         if self._finds_calls and not loud:
@@ -144,6 +149,27 @@ class OutputParser:
         if marker in self._form.call_starts:  # as text, after a header that said so
             self._after_marker = False
             self._emit(marker, begin)
+
+    # -- headers ---------------------------------------------------------------------------
+
+    @property
+    def _is_header(self) -> bool:
+        return self._form.headed and self._state == HEADER
+
+    def _read_header(self, *, loud: bool) -> bool:
+        """Take a message's header; text that is none is content, and so are calls unless loud."""
+        header, form = read_header(self._text, self._at), self._form.tools
+        if header is None:
+            return False
+        begin, end = self._at, header.end
+        if header.called and loud and form is not None:
+            form = form._replace(start=self._text[begin:end], called=header.called)
+            self._at, self._call = end, OpenCall(form, self._base + begin)
+            self._streamed = StreamedArguments(header.called) if self._guaranteed else None
+        elif not header.called and end > begin:
+            self._at, self._blanks, self._after_marker = end, "", True
+        self._state = REASONING if header.thinks else NORMAL
+        return True
 
     # -- text ------------------------------------------------------------------------------
 

@@ -8,6 +8,9 @@ cannot do is written in another way rather than refused:
   `tools` describes.
 - System messages where only the first may be one: those at the beginning become one, with an
   empty line between; a later one becomes a message of the user's.
+- Several calls in a message where only the first is written: each gets a message of its own, with
+  its result behind it.
+- Content beside thoughts and a call where a template refuses that: both are thoughts.
 - No system messages at all: they become a message of the user's.
 - Two messages of the user's one after the other where the template asks for alternation: they
   become one, with an empty line between.
@@ -19,8 +22,10 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
+
+import msgspec
 
 from ..errors import TemplateError
 from . import tools as generic
@@ -40,8 +45,6 @@ _RESERVED = frozenset(
     }
 )
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any other
-_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any other
-_JSON_BEGINS = re.compile(r"[{\[]\s*[\"{]")
 
 
 class ChatTemplate:
@@ -115,12 +118,17 @@ class ChatTemplate:
 
     def _native(self, messages: Sequence[Message]) -> _Dicts:
         names = {call.id: call.name for m in messages for call in m.tool_calls}
+        if not self.abilities.several_calls:
+            messages = _one_call_each(messages)
         return [self._native_message(m, names) for m in messages]
 
     def _native_message(self, message: Message, names: Mapping[str, str]) -> dict[str, Any]:
-        written: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.reasoning:
-            written[self.abilities.reasoning_key] = message.reasoning
+        content, thoughts = message.content, message.reasoning
+        if message.tool_calls and not self.abilities.content_beside_thoughts:
+            content, thoughts = ("", _joined([thoughts, content])) if thoughts else (content, "")
+        written: dict[str, Any] = {"role": message.role, "content": content}
+        if thoughts:
+            written[self.abilities.reasoning_key] = thoughts
         if message.tool_calls:
             as_text = self.abilities.arguments_as_text
             written["tool_calls"] = [
@@ -152,6 +160,25 @@ class ChatTemplate:
         if message.reasoning:
             written[self.abilities.reasoning_key] = message.reasoning
         return written
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Give each call a message of its own, with its result behind it."""
+    split: list[Message] = []
+    left = list(messages)
+    while left:
+        message = left.pop(0)
+        results = list(takewhile(lambda m: m.role == "tool", left if message.tool_calls else []))
+        del left[: len(results)]
+        for number, call in enumerate(message.tool_calls):
+            words = Message(role="assistant") if number else message
+            split.append(msgspec.structs.replace(words, tool_calls=[call]))
+            split += [result for result in results if result.tool_call_id == call.id]
+        ids = {call.id for call in message.tool_calls}
+        split += [result for result in results if result.tool_call_id not in ids]
+        if not message.tool_calls:
+            split.append(message)
+    return split
 
 
 def _with_definitions(dicts: _Dicts, tools: Sequence[Tool]) -> _Dicts:

@@ -50,6 +50,7 @@ class Wrapped:
     think_start: str | None = THINK.start
     think_end: str | None = THINK.end
     structural_markers: Sequence[str] = ()
+    chat_template: Any = None
 
     def __init__(self, form: str) -> None:
         module = import_module(f"mlx_lm.tool_parsers.{form}")

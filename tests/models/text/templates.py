@@ -11,6 +11,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from umbel.models.errors import TemplateError
 from umbel.models.loader import LoadedModel, load
+from umbel.models.text.formats import HARMONY as HARMONY_FORMAT
+from umbel.models.text.harmony import is_harmony
 from umbel.models.text.template import ChatTemplate
 
 from ...tiny import tiny_model_dir
@@ -105,6 +107,39 @@ OPEN_CALLS = (
 )
 """As Mistral's newer ones: nothing ends a call but the answer's end."""
 
+HARMONY = """\
+<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>
+{%- set first = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if first or tools -%}
+<|start|>developer<|message|>{{ first }}
+{%- for tool in tools or [] %}
+type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => any;
+{%- endfor %}<|end|>{% endif %}
+{%- set ns = namespace(called=none, over=-1) %}
+{%- for m in messages %}
+{%- if m.role == 'assistant' and not m.tool_calls %}{% set ns.over = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>
+{%- elif m.role == 'tool' %}
+{%- if not ns.called %}{{ raise_exception('a result without a call') }}{% endif -%}
+<|start|>functions.{{ ns.called }} to=assistant<|channel|>commentary<|message|>
+{{- m.content | tojson }}<|end|>
+{%- elif m.role == 'assistant' and m.tool_calls %}{% set call = m.tool_calls[0].function %}
+{%- if m.content and m.thinking %}{{ raise_exception('both thoughts and content') }}{% endif %}
+{%- set thought = m.content or m.thinking %}
+{%- if thought and loop.index0 > ns.over -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ thought }}<|end|>{% endif -%}
+<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>
+{{- call.arguments | tojson }}<|call|>
+{%- set ns.called = call.name %}
+{%- elif m.role == 'assistant' -%}
+<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>
+{%- set ns.called = none %}
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+"""As gpt-oss's: one call a message, and thoughts beside calls only."""
+
 ALTERNATING = (
     """\
 {%- for m in messages %}
@@ -173,4 +208,6 @@ def template_of(source: str, form: str | None = None) -> ChatTemplate:
         except Exception as error:
             raise TemplateError(str(error)) from error
 
+    if is_harmony(source):
+        return ChatTemplate(render, HARMONY_FORMAT)
     return ChatTemplate(render, GENERIC if form is None else format_of(form))

@@ -64,6 +64,7 @@ class StubTokenizer:
     structural_markers: Sequence[str] = ()
     response_transitions: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType({})
     response_initial_state: str | None = None
+    chat_template: Any = None
 
     def __init__(self, backend: Tokenizer, *, template: Any = None) -> None:
         self.backend_tokenizer = backend

@@ -1,0 +1,349 @@
+"""Answers of models that write harmony, and their conversations: channels, headers, calls."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umbel.models.text.calls import MalformedCallError, read_calls
+from umbel.models.text.codec import TextCodec
+from umbel.models.text.conversation import Conversation, Message, ToolCall, ToolChoice
+from umbel.models.text.events import (
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from umbel.models.text.formats import HARMONY
+from umbel.models.text.harmony import TOKENS
+from umbel.models.text.history import encode_prompt, read_answer
+from umbel.models.text.output import OutputParser
+
+from . import templates
+from .outputs import TOOLS, Part, events_of, parts_of
+from .templates import model_with, template_of
+
+THOUGHT = "<|channel|>analysis<|message|>Hm. Rain?<|end|>"
+NEXT = "<|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+ARGUMENTS = '{"city": "Paris"}'
+IN_CHANNEL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+IN_ROLE = " to=functions.get_weather<|channel|>commentary json<|message|>"
+LOOK = "<|channel|>commentary<|message|>I look."
+HM: Part = ("thought", "Hm. Rain?")
+PARIS: Part = ("call", "get_weather", {"city": "Paris"})
+ANSWERS: dict[str, tuple[str, list[Part]]] = {
+    "words": (f"{FINAL}It rains.", [("text", "It rains.")]),
+    "thoughts and words": (f"{THOUGHT}{NEXT}{FINAL}It rains.", [HM, ("text", "It rains.")]),
+    "ended words": (f"{THOUGHT}{NEXT}{FINAL}It rains.<|return|>", [HM, ("text", "It rains.")]),
+    "thoughts twice": (
+        f"{THOUGHT}{NEXT}{THOUGHT}{NEXT}{FINAL}So.",
+        [("thought", "Hm. Rain?Hm. Rain?"), ("text", "So.")],
+    ),
+    "a call": (f"{THOUGHT}{NEXT}{IN_CHANNEL}{ARGUMENTS}", [HM, PARIS]),
+    "an ended call": (f"{THOUGHT}{NEXT}{IN_CHANNEL}{ARGUMENTS}<|call|>", [HM, PARIS]),
+    "the recipient in the role": (f"{THOUGHT}{NEXT}{IN_ROLE}{ARGUMENTS}<|call|>", [HM, PARIS]),
+    "the recipient first": (f"{IN_ROLE}{ARGUMENTS}", [PARIS]),
+    "no type": (
+        f"<|channel|>commentary to=functions.get_weather<|message|>{ARGUMENTS}",
+        [PARIS],
+    ),
+    "no blank": (f"{IN_CHANNEL.replace(' <|c', '<|c')}{ARGUMENTS}", [PARIS]),
+    "a call while thinking": (
+        f"<|channel|>analysis to=functions.get_weather code<|message|>{ARGUMENTS}<|call|>",
+        [PARIS],
+    ),
+    "no namespace": (f"<|channel|>commentary to=get_weather<|message|>{ARGUMENTS}", [PARIS]),
+    "an unknown tool": (
+        f"<|channel|>commentary to=browser.search<|message|>{ARGUMENTS}",
+        [("call", "browser.search", {"city": "Paris"})],
+    ),
+    "two calls": (
+        f"{IN_CHANNEL}{ARGUMENTS}<|end|>{NEXT}{IN_ROLE}{ARGUMENTS}<|call|>",
+        [PARIS, PARIS],
+    ),
+    "words before a call": (
+        f"{THOUGHT}{NEXT}{LOOK}<|end|>{NEXT}{IN_CHANNEL}{ARGUMENTS}",
+        [HM, ("text", "I look."), PARIS],
+    ),
+    "words behind a call": (
+        f"{IN_CHANNEL}{ARGUMENTS}<|end|>{NEXT}{FINAL}Done.",
+        [PARIS, ("text", "Done.")],
+    ),
+    "arguments named as a call": (
+        f'{IN_CHANNEL}{{"name": "x", "arguments": {{}}}}',
+        [("call", "get_weather", {"name": "x", "arguments": {}})],
+    ),
+    "an end in a string": (
+        f'{IN_CHANNEL}{{"city": "<|call|>\\"}}"}}<|call|>',
+        [("call", "get_weather", {"city": '<|call|>"}'})],
+    ),
+    "a type of words": (f"{FINAL[:-11]} <|constrain|>json<|message|>{{}}", [("text", "{}")]),
+    "blanks around markers": (
+        f"{THOUGHT}\n{NEXT} {FINAL} So.\n<|end|>\n",
+        [HM, ("text", "So.")],
+    ),
+    "no end of thoughts": (f"{FINAL}a{THOUGHT}{NEXT}{FINAL}b", [("text", "a"), HM, ("text", "b")]),
+    "thoughts only": ("<|channel|>analysis<|message|>Hm.", [("thought", "Hm.")]),
+    "a cut header": (f"{THOUGHT}{NEXT}<|channel|>fin", [HM]),
+    "no header": ("It rains.", [("text", "It rains.")]),
+    "words to somebody": (" to be", [("text", " to be")]),
+    "no channel": ("<|message|>It rains.", [("text", "It rains.")]),
+    "a call in the generic form": (
+        f'{FINAL}<tool_call>{{"name": "get_weather", "arguments": {ARGUMENTS}}}</tool_call>',
+        [PARIS],
+    ),
+}
+MALFORMED = {
+    "an unknown channel": "<|channel|>secret<|message|>It rains.",
+    "no message": "<|channel|>final It rains. " + "Again. " * 100,
+    "no message, and cut": "<|channel|>final It rains.",
+    "another role": "<|start|>user<|message|>It rains.",
+    "no name": '<|channel|>commentary to=functions. <|constrain|>json<|message|>{"a": 1}',
+    "a header that is cut in the name": "<|channel|>commentary to=functions.get_wea",
+    "cut arguments": IN_CHANNEL + '{"city": "Par',
+    "no arguments": IN_CHANNEL,
+    "arguments that are no object": IN_CHANNEL + "[1]",
+    "arguments that are no JSON": IN_CHANNEL + "city=Paris",
+    "code": "<|channel|>analysis to=python code<|message|>print(1)",
+    "no number": IN_CHANNEL + '{"city": NaN}',
+    "nested too deep": IN_CHANNEL + '{"a": ' * 3000,
+}
+
+
+def parts(text: str, **kwargs: Any) -> list[Part]:
+    """Parse an answer that comes in one piece, character by character, and in threes."""
+    kwargs = {"tools": TOOLS} | kwargs
+    whole, single, threes = (
+        parts_of(events_of(OutputParser(HARMONY, **kwargs), pieces))
+        for pieces in ([text], text, [text[i : i + 3] for i in range(0, len(text), 3)])
+    )
+    assert whole == single == threes
+    return whole
+
+
+@pytest.mark.parametrize("guaranteed", [False, True])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_answers(name: str, *, guaranteed: bool) -> None:
+    """The channel says what a message is, and its recipient what is called."""
+    text, expected = ANSWERS[name]
+    assert parts(text, guaranteed=guaranteed) == expected
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_what_cannot_be_read_is_text(name: str) -> None:
+    """Whole, with its header; what stands before it and behind it is not touched."""
+    text = MALFORMED[name]
+    assert parts(text) == [("text", text)]
+    assert parts(f"{THOUGHT}{text}") == [HM, ("text", text)]
+    if "cut" not in name and len(text) < 200:
+        behind = parts(f"{text}<|end|>{NEXT}{FINAL}So.")
+        assert behind == [("text", f"{text}So.")]
+
+
+@pytest.mark.parametrize("kwargs", [{"tools": ()}, {"tool_choice": ToolChoice(mode="none")}])
+def test_without_tools_calls_are_text(kwargs: dict[str, Any]) -> None:
+    """Nobody who asked for no calls gets one; thoughts are thoughts all the same."""
+    call = IN_CHANNEL + ARGUMENTS
+    assert parts(THOUGHT + call, **kwargs) == [HM, ("text", call)]
+
+
+def test_one_call_where_one_is_asked_for() -> None:
+    """Without parallel calls the answer is complete with the first."""
+    parser = OutputParser(HARMONY, tools=TOOLS, tool_choice=ToolChoice(parallel=False))
+    events = parser.push(IN_CHANNEL + ARGUMENTS[:-1])
+    assert not parser.done
+    events += parser.push(f"}}<|end|>{NEXT}{IN_ROLE}{ARGUMENTS}")
+    assert parser.done
+    assert parts_of(events) == [PARIS]
+
+
+def test_an_answer_begins_inside_thoughts_where_the_prompt_does() -> None:
+    """Some templates write the first header."""
+    assert parts(f"Hm.<|end|>{NEXT}{FINAL}Hi", in_reasoning=True) == [
+        ("thought", "Hm."),
+        ("text", "Hi"),
+    ]
+
+
+def test_all_is_passed_on_as_it_comes() -> None:
+    """Thoughts and content at once, a call when it is whole."""
+    parser = OutputParser(HARMONY, tools=TOOLS)
+    assert parser.push("<|channel|>analysis<|message|>") == []
+    assert parser.in_reasoning
+    assert parser.push("Hm. <|e") == [ReasoningDelta("Hm.")]
+    assert parser.push(f"nd|>{NEXT}<|channel|>comm") == []
+    assert parser.push("entary<|message|>I look") == [TextDelta("I look", 91)]
+    assert not parser.in_reasoning
+    assert parser.push(f"<|end|>{NEXT}{IN_CHANNEL}{ARGUMENTS[:-1]}") == []
+    assert parser.push("}") == [
+        ToolCallStart(0, "get_weather"),
+        ToolCallDelta(0, ARGUMENTS),
+        ToolCallEnd(0),
+    ]
+
+
+def test_a_guaranteed_call_is_streamed() -> None:
+    """Its name with the arguments' first character."""
+    parser = OutputParser(HARMONY, tools=TOOLS, guaranteed=True)
+    assert parser.push(IN_CHANNEL) == []
+    assert parser.push('{"ci') == [ToolCallStart(0, "get_weather"), ToolCallDelta(0, '{"ci')]
+    assert parser.push('ty": "Paris"}<|call|>') == [
+        ToolCallDelta(0, 'ty": "Paris"}'),
+        ToolCallEnd(0),
+    ]
+    assert parser.flush() == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_cutting_the_text_changes_nothing(data: st.DataObject) -> None:
+    """However headers, calls, malformed ones and words follow each other, in whatever pieces."""
+    words = [*TOKENS, NEXT, THOUGHT, FINAL, IN_CHANNEL, IN_ROLE, ARGUMENTS, *MALFORMED.values()]
+    words = [w for w in words if len(w) < 1000] + ["a", " ", "\n", '{"', "}", "<", "to=", "final"]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    cut, whole = (
+        parts_of(events_of(OutputParser(HARMONY, tools=TOOLS), given_pieces))
+        for given_pieces in (pieces, [text])
+    )
+    assert cut == whole
+    told = [e for e in events_of(OutputParser(HARMONY, tools=TOOLS), pieces) if e[0] != 0]
+    assert all(text[e.start :].startswith(e.text) for e in told if isinstance(e, TextDelta))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_nothing_is_lost(data: st.DataObject) -> None:
+    """Words that no header stands before are content, whatever they look like."""
+    words = ["a", "<|channel|>", "to=", "commentary", "<|mess", "<", " x ", "{", "é", "<|x|>"]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), min_size=1, max_size=12)))
+    text = f"{text}."
+    size = data.draw(st.integers(1, 9))
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    assert parts_of(events_of(OutputParser(HARMONY, tools=TOOLS), pieces)) == [("text", text)]
+
+
+def test_arguments_are_the_models_own_text() -> None:
+    """So that a later prompt can have them as they were generated; line breaks are mended."""
+    form = HARMONY.tools
+    assert form is not None
+    named = form._replace(called="f")
+    assert read_calls('{ "a":1 }', named, [])[0].arguments == '{ "a":1 }'
+    assert read_calls('{"a": "b\nc"}', named, [])[0].arguments == '{"a": "b\\nc"}'
+    with pytest.raises(MalformedCallError):
+        read_calls("3", named, [])
+
+
+# -- conversations -----------------------------------------------------------------------------
+
+ASKS = Message(role="user", content="What is it like?")
+CALL = ToolCall(id="1", name="get_weather", arguments='{"city":"Paris"}')
+RAINS = Message(role="tool", content="Rain.", tool_call_id="1")
+CALLED = "<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>"
+RESULT = '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"{}"<|end|>'
+
+
+def talk(*messages: Message, **kwargs: Any) -> Conversation:
+    """Make a conversation with tools."""
+    return Conversation(messages=list(messages), tools=list(TOOLS), **kwargs)
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    """Load a model whose template writes harmony, as mlx-lm does."""
+    folder = tmp_path_factory.mktemp("harmony")
+    return model_with(folder, templates.HARMONY, TOKENS, special=True).text
+
+
+def test_it_is_known_by_its_template(codec: TextCodec) -> None:
+    """What ends answers does so, whatever the model's settings say; the rest is seen."""
+    assert codec.template.form is HARMONY
+    names = codec.special_tokens_by_name
+    assert {names["<|return|>"], names["<|call|>"]} < codec.eos_ids
+    assert names["<|end|>"] not in codec.eos_ids
+    assert {names[token] for token in TOKENS[:5]} <= codec.markup_tokens
+    can = codec.template.abilities
+    assert can.tools
+    assert template_of(templates.HARMONY).abilities.reasoning_key == "thinking"
+    assert (can.arguments_as_text, can.several_calls, can.content_beside_thoughts) == (False,) * 3
+    assert can.system
+    assert not can.late_system
+
+
+def test_a_call_and_its_thoughts_are_rendered(codec: TextCodec) -> None:
+    """As the template takes them: arguments as an object, thoughts by its own name."""
+    said = Message(role="assistant", reasoning="Hm.", tool_calls=[CALL])
+    text = codec.template.render(talk(ASKS, said, RAINS))
+    assert text.endswith(
+        "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+        f'{CALLED}{{"city": "Paris"}}<|call|>{RESULT.format("Rain.")}<|start|>assistant'
+    )
+    said.content = "I look."
+    assert "<|message|>Hm.\n\nI look.<|end|>" in codec.template.render(talk(ASKS, said, RAINS))
+    said.reasoning = ""
+    assert "<|message|>I look.<|end|>" in codec.template.render(talk(ASKS, said, RAINS))
+
+
+def test_each_call_has_its_own_message_and_result() -> None:
+    """A template that writes the first call of a message only gets one a message."""
+    other = ToolCall(id="2", name="get_weather", arguments='{"city":"Rome"}')
+    said = Message(role="assistant", reasoning="Hm.", tool_calls=[CALL, other])
+    sunny = Message(role="tool", content="Sun.", tool_call_id="2")
+    lost = Message(role="tool", content="Hail.", tool_call_id="9")
+    template = template_of(templates.HARMONY)
+    text = template.render(talk(ASKS, said, sunny, RAINS, lost))
+    assert text.endswith(
+        f'Hm.<|end|>{CALLED}{{"city": "Paris"}}<|call|>{RESULT.format("Rain.")}'
+        f'{CALLED}{{"city": "Rome"}}<|call|>{RESULT.format("Sun.")}{RESULT.format("Hail.")}'
+        "<|start|>assistant"
+    )
+    thinking = template_of(templates.THINKING, "json_tools")
+    assert thinking.abilities.several_calls
+    assert thinking.abilities.content_beside_thoughts
+
+
+def test_words_are_put_back(codec: TextCodec) -> None:
+    """An answer's text stands in the next prompt as it was generated; its header stands once."""
+    for opening in ("", f"{THOUGHT}{NEXT}"):
+        before = codec.template.render(talk(ASKS))
+        tokens = codec.encode(f"{opening}{FINAL}It ", special_tokens=False)
+        tokens += [t for c in "rains." for t in codec.encode(c, special_tokens=False)]
+        answer = read_answer(codec, tokens, TOOLS, before)
+        assert answer is not None
+        said = Message(role="assistant", content="It rains.")
+        conversation = talk(ASKS, said, ASKS)
+        prompt, misses = encode_prompt(codec, conversation, {1: answer})
+        text = codec._fast.decode(prompt, skip_special_tokens=False)
+        assert text == codec.template.render(conversation)
+        assert prompt != codec.encode(text, special_tokens=False)
+        assert [miss.reason for miss in misses] == (
+            ["the template drops earlier thoughts"] if opening else []
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{THOUGHT}{NEXT}{IN_CHANNEL}{ARGUMENTS}",
+        f"<|channel|>commentary<|message|>a<|end|>{NEXT}{FINAL}b",
+        "It rains.",
+        THOUGHT,
+        f"{FINAL}a<|end|>",
+    ],
+)
+def test_answers_that_the_template_writes_anew(codec: TextCodec, text: str) -> None:
+    """What is not one message of words, thoughts aside, is not put back."""
+    tokens = codec.encode(text, special_tokens=False)
+    assert read_answer(codec, tokens, TOOLS, codec.template.render(talk(ASKS))) is None
+
+
+def test_a_tokenizer_without_the_markers(tmp_path: Path) -> None:
+    """A template alone makes no tokens: the markers are read from the text all the same."""
+    codec = model_with(tmp_path, templates.HARMONY).text
+    assert codec.template.form is HARMONY
+    assert codec.eos_ids == {codec.special_tokens_by_name["<|im_end|>"]}
