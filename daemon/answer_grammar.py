@@ -15,15 +15,13 @@ from ..models.text.schema_form import measure as measure_schema
 from ..models.text.template import ChatTemplate
 from .failures import APIError
 
-_STREAMED = ("generic", "json_tools")
-
 
 class HeldTo(NamedTuple):
     """What an answer is held to.
 
     Attributes:
         grammar: None where it is free.
-        guaranteed: calls will have the form that may be passed on as it comes.
+        guaranteed: each call will be one that can be read, so that it may be passed on as it comes.
     """
 
     grammar: Grammar | None = None
@@ -69,8 +67,9 @@ def conversation_grammar(
     wanted = _wanted(template, conversation, constraint)
     if wanted is None:
         return HeldTo()
-    grammar = _compile(compiler, wanted, _reasoning(template, conversation, opened=opened))
-    return HeldTo(grammar, isinstance(wanted, ToolCalls) and wanted.form in _STREAMED)
+    reasoning = _reasoning(template, conversation, opened=opened)
+    grammar = _compile(compiler, wanted, reasoning, template.form.content_start)
+    return HeldTo(grammar, isinstance(wanted, ToolCalls))
 
 
 def _wanted(
@@ -86,7 +85,7 @@ def _wanted(
         form=form,
         forced=choice.mode == "required",
         parallel=choice.parallel,
-        starts=sorted(template.form.call_starts),
+        starts=sorted(template.form.barred),
     )
     if choice.mode == "required":
         return calls
@@ -106,14 +105,17 @@ def _reasoning(
     switched_off = conversation.options.get("enable_thinking") is False
     if switched_off and template.supports_thinking_switch and not opened:
         return None  # the prompt has said that there are no thoughts
-    return Reasoning(markers.start, markers.end, opened)
+    return Reasoning(markers.start, markers.end + markers.then, opened)
 
 
 def _compile(
-    compiler: GrammarCompiler, wanted: Constraint | ToolCalls, reasoning: Reasoning | None
+    compiler: GrammarCompiler,
+    wanted: Constraint | ToolCalls,
+    reasoning: Reasoning | None,
+    header: str = "",
 ) -> Grammar:
     try:
-        return compiler.compile(wanted, reasoning=reasoning)
+        return compiler.compile(wanted, reasoning=reasoning, header=header)
     except GrammarError as error:
         raise _refusal(error) from error
 

@@ -6,13 +6,14 @@ from typing import Any
 from ..errors import GrammarError
 from .constraint import ToolCalls
 from .conversation import Tool
+from .harmony import COMMENTARY, ENDS, FINAL, NEXT, RECIPIENT
 from .lark import Lark
 from .schema_form import within
 from .schema_meaning import SchemaReader
 
 _START, _END = "<tool_call>", "</tool_call>"
 
-FORMS = ("generic", "json_tools", "mistral")
+FORMS = ("generic", "json_tools", "mistral", "harmony")
 """Ways of writing calls for which there is a grammar; named as mlx-lm names its parsers."""
 
 
@@ -47,6 +48,9 @@ def add_calls(
         raise GrammarError("there is no tool to call")
     if calls.form not in FORMS:
         raise GrammarError(f"there is no grammar for calls as {calls.form!r}")
+    if calls.form == "harmony":
+        _add_harmony(lark, reader, calls, content)
+        return
     start, body = _BODIES[calls.form](lark, reader, calls)
     lark.rule("body", body)
     if calls.forced or content is not None:
@@ -90,6 +94,23 @@ def _mistral_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[s
     most = {} if calls.parallel else {"maxItems": 1}
     listed = {"type": "array", "minItems": 1, "items": {"anyOf": options}, **most}
     return start, lark.json(listed, reader)
+
+
+def _add_harmony(lark: Lark, reader: SchemaReader, calls: ToolCalls, content: str | None) -> None:
+    """One call, which ends the answer, or content; words may stand before either."""
+    behind = lark.text(" "), lark.marker("<|constrain|>"), lark.text("json")
+    for number, (tool, arguments) in enumerate(_arguments(reader, calls)):
+        body = f"{lark.marker('<|message|>')} {lark.json(arguments, reader)}"
+        before = lark.text(f" {RECIPIENT}{tool.name}")
+        in_channel = lark.marker(f"<|channel|>commentary {RECIPIENT}{tool.name}")
+        in_role = f"{before} {lark.marker('<|channel|>commentary json')}"
+        lark.rule(f"call_{number}", f"({in_channel} {' '.join(behind)} | {in_role}) {body}")
+    called = " | ".join(f"call_{number}" for number in range(len(calls.tools)))
+    words = lark.up_to(f"{ENDS[0]}{NEXT}", calls.starts)
+    last = called
+    if not calls.forced:
+        last += f" | {content or f'{lark.marker(FINAL)} {lark.free(calls.starts)}'}"
+    lark.rule("answer", f"({lark.marker(COMMENTARY)} {words})? ({last})")
 
 
 def _arguments(reader: SchemaReader, calls: ToolCalls) -> Iterator[tuple[Tool, Any]]:

@@ -126,7 +126,11 @@ class GrammarCompiler:
         self._special = codec.special_tokens_by_name
 
     def compile(
-        self, constraint: Constraint | ToolCalls, *, reasoning: Reasoning | None = None
+        self,
+        constraint: Constraint | ToolCalls,
+        *,
+        reasoning: Reasoning | None = None,
+        header: str = "",
     ) -> Grammar:
         """Compile a constraint, or find what it was compiled to before.
 
@@ -135,17 +139,18 @@ class GrammarCompiler:
         Args:
             constraint: for the answer.
             reasoning: what stands before the answer is free.
+            header: markup that stands before content.
 
         Raises:
             GrammarError: an answer cannot be held to it; the message and the place say why.
         """
         constraint = _what_counts(constraint)
-        key = _key(constraint, reasoning)
+        key = _key(constraint, reasoning, header)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        grammar = self._compile(constraint, reasoning)
+        grammar = self._compile(constraint, reasoning, header)
         with self._lock:
             self._keep(key, grammar)
         return grammar
@@ -159,10 +164,12 @@ class GrammarCompiler:
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= oldest.nbytes
 
-    def _compile(self, constraint: Constraint | ToolCalls, reasoning: Reasoning | None) -> Grammar:
+    def _compile(
+        self, constraint: Constraint | ToolCalls, reasoning: Reasoning | None, header: str
+    ) -> Grammar:
         shared = self._share()
         reader, lark = SchemaReader(), Lark(self._special)
-        _add_answer(lark, reader, constraint)
+        _add_answer(lark, reader, constraint, header)
         starts = constraint.starts if isinstance(constraint, ToolCalls) else []
         lark.rule("start", _start(lark, reasoning, starts))
         rehearse(shared.tokenizer, reader, LIMITS)
@@ -203,9 +210,9 @@ def _what_counts(constraint: Constraint | ToolCalls) -> Constraint | ToolCalls:
     return msgspec.structs.replace(constraint, tools=tools)
 
 
-def _key(constraint: Constraint | ToolCalls, reasoning: Reasoning | None) -> bytes:
+def _key(constraint: Constraint | ToolCalls, *around: Reasoning | str | None) -> bytes:
     try:
-        text = msgspec.json.encode([type(constraint).__name__, constraint, reasoning])
+        text = msgspec.json.encode([type(constraint).__name__, constraint, *around])
     except RecursionError:
         raise GrammarError(f"is nested deeper than {DEEPEST} levels") from None
     return hashlib.blake2b(text, digest_size=16).digest()
@@ -244,14 +251,18 @@ def _start(lark: Lark, reasoning: Reasoning | None, without: list[str]) -> str:
     return f"({lark.marker(reasoning.start)} {thought})? answer"
 
 
-def _add_answer(lark: Lark, reader: SchemaReader, constraint: Constraint | ToolCalls) -> None:
+def _add_answer(
+    lark: Lark, reader: SchemaReader, constraint: Constraint | ToolCalls, header: str
+) -> None:
     """Write the rule `answer`."""
+    content = constraint.content if isinstance(constraint, ToolCalls) else constraint
+    written = None
+    if content is not None:
+        written = f"{lark.marker(header)} {_content(lark, reader, content)}"
     if isinstance(constraint, ToolCalls):
-        content = constraint.content
-        written = None if content is None else _content(lark, reader, content)
         add_calls(lark, reader, constraint, written)
-    else:
-        lark.rule("answer", _content(lark, reader, constraint))
+    elif written is not None:
+        lark.rule("answer", written)
 
 
 def _content(lark: Lark, reader: SchemaReader, constraint: Constraint) -> str:

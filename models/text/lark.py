@@ -1,6 +1,7 @@
 """Writes grammars in llguidance's dialect of Lark."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ class Lark:
 
     def __init__(self, special: Mapping[str, int]) -> None:
         self._special = special
+        names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one
+        self._tokens = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
         self._rules = [r"TEXT: /(?s:.*)/"]
         self._count = 0
 
@@ -39,13 +42,16 @@ class Lark:
         return json.dumps(text, ensure_ascii=False)
 
     def knows(self, marker: str) -> bool:
-        """Whether a marker is a token of its own."""
-        return marker in self._special
+        """Whether a marker is a token of its own, or begins with one."""
+        return any(marker.startswith(name) for name in self._special)
 
     def marker(self, marker: str) -> str:
-        """Match a marker: a special token where there is one, else its text."""
-        token = self._special.get(marker)
-        return self.text(marker) if token is None else f"<[{token}]>"
+        """Match a marker: special tokens where it has such, else its text."""
+        parts = filter(None, self._tokens.split(marker))
+        return " ".join(
+            f"<[{self._special[part]}]>" if part in self._special else self.text(part)
+            for part in parts
+        )
 
     def free(self, without: Iterable[str] = ()) -> str:
         """Match any text.
@@ -53,7 +59,7 @@ class Lark:
         Args:
             without: texts that do not stand in it.
         """
-        barred = [self.text(text) for text in without if not self.knows(text)]
+        barred = [self.text(text) for text in without]
         if not barred:
             return "TEXT"  # no token that writes nothing is text
         self._count += 1
