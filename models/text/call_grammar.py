@@ -8,12 +8,19 @@ from .constraint import ToolCalls
 from .conversation import Tool
 from .harmony import COMMENTARY, ENDS, FINAL, NEXT, RECIPIENT
 from .lark import Lark
+from .narrowing import Narrowing, UnwritableError
 from .schema_form import within
 from .schema_meaning import SchemaReader
+from .tagged_calls import add_tagged
+from .tagged_forms import GLM, MINIMAX, QWEN3_CODER
 
 _START, _END = "<tool_call>", "</tool_call>"
 
-FORMS = ("generic", "json_tools", "mistral", "harmony")
+_TAGGED = {"qwen3_coder": QWEN3_CODER, "glm47": GLM, "minimax_m2": MINIMAX}
+NARROWED = frozenset({*_TAGGED, "kimi_k2"})
+"""Forms that cannot write all that a schema may ask for."""
+
+FORMS = ("generic", "json_tools", "mistral", "harmony", *sorted(NARROWED))
 """Ways of writing calls for which there is a grammar; named as mlx-lm names its parsers."""
 
 
@@ -43,6 +50,7 @@ def add_calls(
 
     Raises:
         GrammarError: no tool, no such form, or a schema cannot be honoured.
+        UnwritableError: not in this form.
     """
     if not calls.tools:
         raise GrammarError("there is no tool to call")
@@ -51,12 +59,16 @@ def add_calls(
     if calls.form == "harmony":
         _add_harmony(lark, reader, calls, content)
         return
+    if calls.form in NARROWED and not (calls.forced or all(tool.strict for tool in calls.tools)):
+        raise UnwritableError("a tool whose arguments are free")
     start, body = _BODIES[calls.form](lark, reader, calls)
     lark.rule("body", body)
     if calls.forced or content is not None:
-        separator = "" if calls.form == "mistral" else lark.text("\n")
         lark.rule("call", f"{lark.marker(start)} body")
-        several = f"call ({separator} call)*" if calls.parallel else "call"
+        between = "" if calls.form == "mistral" else lark.text("\n")
+        between += "?" if calls.form == "glm47" else ""  # its templates differ
+        several = "call" if calls.form in _SECTIONS else f"call ({between} call)*"
+        several = several if calls.parallel else "call"
         lark.rule("answer", several if calls.forced else f"{several} | {content}")
     else:
         others = [other for other in calls.starts if other != start]
@@ -127,9 +139,45 @@ def _arguments(reader: SchemaReader, calls: ToolCalls) -> Iterator[tuple[Tool, A
         yield tool, arguments | {"type": "object"}
 
 
+def _tagged_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
+    form = _TAGGED[calls.form]
+    lark.rule("named", add_tagged(lark, reader, form, list(_arguments(reader, calls))))
+    if calls.form == "minimax_m2":
+        several = "named+" if calls.parallel else "named"
+        ends = lark.text("\n"), several, lark.marker("</minimax:tool_call>")
+        return "<minimax:tool_call>", " ".join(ends)
+    return _START, f"named {lark.marker(_END)}"
+
+
+def _kimi_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
+    """One section has all calls, each with a number."""
+    begin, between, end, last = (
+        f"<|{name}|>"
+        for name in (
+            "tool_call_begin", "tool_call_argument_begin", "tool_call_end",
+            "tool_calls_section_end",
+        )
+    )  # fmt: skip
+    start = "<|tool_calls_section_begin|>"
+    narrowing = Narrowing(reader, (start, begin, between, end, last))
+    lark.rule("NUMBER", "/[0-9]{1,3}/")
+    headed = []
+    for tool, arguments in _arguments(reader, calls):
+        head = f"{lark.marker(begin)} {lark.text(f'functions.{tool.name}:')} NUMBER"
+        body = lark.json(narrowing.schema(arguments), reader)
+        headed.append(f"{head} {lark.marker(between)} {body} {lark.marker(end)}")
+    lark.rule("named", " | ".join(headed))
+    return start, f"{'named+' if calls.parallel else 'named'} {lark.marker(last)}"
+
+
+_SECTIONS = frozenset({"kimi_k2", "minimax_m2"})
+"""Forms in which several calls stand between one pair of markers."""
+
 _BODIES: dict[str, Callable[[Lark, SchemaReader, ToolCalls], tuple[str, str]]] = {
     "generic": _json_body,
     "json_tools": _json_body,
     "mistral": _mistral_body,
+    **dict.fromkeys(_TAGGED, _tagged_body),
+    "kimi_k2": _kimi_body,
 }
 """Each form's marker, and the rule of what follows it."""

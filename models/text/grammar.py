@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import GrammarError, MatcherError
 from ..params import Mask
-from .call_grammar import add_calls
+from .call_grammar import NARROWED, add_calls
 from .codec import TextCodec
 from .constraint import Choice, Constraint, JSONObject, JSONSchema, Reasoning, Regex, ToolCalls
 from .grammar_faults import explain, in_words, rehearse, walk
@@ -165,6 +165,17 @@ class GrammarCompiler:
             self._kept_bytes -= oldest.nbytes
 
     def _compile(
+        self, constraint: Constraint | ToolCalls, reasoning: Reasoning | None, header: str
+    ) -> Grammar:
+        try:
+            return self._written(constraint, reasoning, header)
+        except GrammarError:
+            if not isinstance(constraint, ToolCalls) or constraint.form not in NARROWED:
+                raise
+        generic = msgspec.structs.replace(constraint, form="generic")
+        return self._written(generic, reasoning, header)
+
+    def _written(
         self, constraint: Constraint | ToolCalls, reasoning: Reasoning | None, header: str
     ) -> Grammar:
         shared = self._share()

@@ -28,7 +28,7 @@ class Lark:
         names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one
         self._tokens = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
         self._rules = [r"TEXT: /(?s:.*)/"]
-        self._count = 0
+        self._names: dict[str, str] = {}
 
     def __str__(self) -> str:
         return "\n".join(self._rules) + "\n"
@@ -62,10 +62,7 @@ class Lark:
         barred = [self.text(text) for text in without]
         if not barred:
             return "TEXT"  # no token that writes nothing is text
-        self._count += 1
-        name = f"TEXT_{self._count}"
-        self.rule(name, f"TEXT & ~(TEXT ({' | '.join(barred)}) TEXT)")
-        return name
+        return self._named("TEXT", f"TEXT & ~(TEXT ({' | '.join(barred)}) TEXT)")
 
     def up_to(self, marker: str, without: Iterable[str] = ()) -> str:
         """Match any text and the first of a marker behind it.
@@ -75,13 +72,22 @@ class Lark:
             without: texts that do not stand before it.
         """
         text = self.free(without)
-        self._count += 1
-        name = f"up_to_{self._count}"
         if self.knows(marker):
-            self.rule(name, f"{text} {self.marker(marker)}")
-        else:
-            self.rule(f"{name}[lazy]", f"{text} {self.text(marker)}")
-        return name
+            return self._named("up_to", f"{text} {self.marker(marker)}")
+        return self._named("up_to", f"{text} {self.text(marker)}", "[lazy]")
+
+    def until(self, end: str, without: Iterable[str], condition: str) -> str:
+        """Match text up to the first of what ends it, and that.
+
+        Args:
+            end: what ends it.
+            without: texts that do not stand in it.
+            condition: a terminal that it matches besides.
+        """
+        whole = f"({self.free(without)} & ({condition}))"
+        if self.knows(end):
+            return f"{self._named('UNTIL', whole)} {self.marker(end)}"
+        return self._named("until", f"{whole} {self.text(end)}", "[lazy]")
 
     def json(self, schema: Any, reader: SchemaReader) -> str:
         """Match JSON.
@@ -90,10 +96,14 @@ class Lark:
             schema: rewritten.
             reader: that rewrote it.
         """
-        self._count += 1
-        name = f"json_{self._count}"
-        self.rule(name, f"%json {json.dumps(as_document(schema, reader))}")
-        return name
+        return self._named("json", f"%json {json.dumps(as_document(schema, reader))}")
+
+    def _named(self, kind: str, body: str, flags: str = "") -> str:
+        """Give a name to what a rule matches, the same one each time."""
+        if body not in self._names:
+            self._names[body] = f"{kind}_{len(self._names) + 1}"
+            self.rule(f"{self._names[body]}{flags}", body)
+        return self._names[body]
 
 
 def as_document(schema: Any, reader: SchemaReader) -> dict[str, Any]:

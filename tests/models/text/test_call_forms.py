@@ -1,20 +1,26 @@
 """Calls that must be made, in the models' own forms: what a grammar allows is read, and valid."""
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from umbel.models.errors import GrammarError
+from umbel.models.params import Grammar
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.constraint import JSONSchema, Reasoning, ToolCalls
 from umbel.models.text.conversation import Tool
 from umbel.models.text.formats import HARMONY, OutputFormat
-from umbel.models.text.grammar import Grammar, GrammarCompiler
+from umbel.models.text.grammar import GrammarCompiler
 from umbel.models.text.harmony import TOKENS
+from umbel.models.text.narrowing import pattern_without
 from umbel.models.text.output import OutputParser
 
 from . import templates
-from .outputs import events_of, parts_of
+from .outputs import events_of, format_of, parts_of
 from .templates import model_with
 from .walks import walk
 
@@ -71,7 +77,7 @@ def check_walks(
     hard: tuple[str, ...],
     *,
     forced: bool = True,
-    seeds: int = 40,
+    seeds: int = 20,
 ) -> int:
     """Draw answers and read them: each call is one of a tool's, and valid; return how many."""
     validators = {tool.name: Draft202012Validator(tool.parameters) for tool in tools}
@@ -191,4 +197,170 @@ def test_drawn_calls_in_harmony(
     """Whatever the grammar allows is read, and its arguments are valid."""
     calls = ToolCalls(tools=TOOLS, form="harmony", starts=BARRED, forced=forced)
     grammar = compiler.compile(calls, reasoning=THOUGHTS)
-    assert check_walks(codec, grammar, HARMONY, TOOLS, HARD, forced=forced) > 5
+    assert check_walks(codec, grammar, HARMONY, TOOLS, HARD, forced=forced) > 3
+
+
+# -- forms with tags ---------------------------------------------------------------------------
+
+WAYS = Tool(
+    name="ways",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "list": {
+                "anyOf": [{"type": "array", "items": {"$ref": "#/$defs/x"}}, {"type": "null"}]
+            },
+            "short": {"type": "string", "minLength": 1, "maxLength": 8},
+            "day": {"type": "string", "format": "date"},
+            "third": {"type": "integer", "multipleOf": 3},
+            "map": {"type": "object", "additionalProperties": {"type": "string"}},
+            "any": {"type": "object"},
+            "unit": {"enum": ["5", "kg"]},
+            "free": {"description": "anything"},
+        },
+        "$defs": {"x": {"type": ["string", "number", "boolean"]}},
+    },
+)
+NULLABLE = Tool(
+    name="nullable",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {
+            "a": {"type": ["string", "null"]},
+            "b": {"type": ["integer", "null"], "minimum": -5},
+        },
+        "required": ["a"],
+    },
+)
+NARROWED = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=order>\n",
+        ("\n</parameter>\n", "<parameter=count>\n", "</function>", "</parameter>"),
+    ),
+    "glm47": (
+        "<tool_call>order\n<arg_key>dish",
+        ("</arg_value>", "<arg_key>count</arg_key>", "</arg_key>"),
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="order">\n',
+        ("</parameter>\n", '<parameter name="count">', "</invoke>"),
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.order:0",
+        ("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),
+    ),
+}
+GENERIC_ORDER = '<tool_call>\n{"name": "order"'
+
+
+def calls_of(name: str, tools: list[Tool], **kwargs: Any) -> ToolCalls:
+    """Make a constraint to calls in a model's own form."""
+    starts = sorted(format_of(name).barred)
+    return ToolCalls(tools=tools, form=name, starts=starts, **({"forced": True} | kwargs))
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("name", NARROWED)
+def test_drawn_calls(
+    codec: TextCodec, compiler: GrammarCompiler, name: str, *, parallel: bool
+) -> None:
+    """Whatever the grammar allows is read by mlx-lm's parser, and its arguments are valid."""
+    begin, hard = NARROWED[name]
+    tools = [ORDER, PING, WAYS, NULLABLE]
+    grammar = compiler.compile(calls_of(name, tools, parallel=parallel))
+    assert follow(codec, grammar, begin) == "goes on"
+    assert follow(codec, grammar, GENERIC_ORDER) == "not allowed"
+    assert check_walks(codec, grammar, format_of(name), tools, hard) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", [ORDER, WAYS, NULLABLE], ids=lambda tool: tool.name)
+@pytest.mark.parametrize("name", [*NARROWED, "harmony"])
+def test_many_drawn_calls(
+    codec: TextCodec, compiler: GrammarCompiler, name: str, tool: Tool
+) -> None:
+    """The same, many times."""
+    form = HARMONY if name == "harmony" else format_of(name)
+    calls = ToolCalls(tools=[tool], form=name, starts=sorted(form.barred), forced=True)
+    hard = HARD if name == "harmony" else NARROWED[name][1]
+    assert check_walks(codec, compiler.compile(calls), form, [tool], hard, seeds=150) > 20
+
+
+@pytest.mark.parametrize("name", NARROWED)
+def test_text_with_calls_of_strict_tools(
+    codec: TextCodec, compiler: GrammarCompiler, name: str
+) -> None:
+    """Calls stand in the model's own form where all arguments are held, else in the generic one."""
+    begin, hard = NARROWED[name]
+    grammar = compiler.compile(calls_of(name, [ORDER, PING], forced=False))
+    assert follow(codec, grammar, f"So: {begin}") == "goes on"
+    assert follow(codec, grammar, f"So: {GENERIC_ORDER}") == "not allowed"
+    check_walks(codec, grammar, format_of(name), [ORDER, PING], hard, forced=False, seeds=10)
+    loose = Tool(name="loose", parameters={"type": "object"})
+    grammar = compiler.compile(calls_of(name, [ORDER, loose], forced=False))
+    assert follow(codec, grammar, f"So: {GENERIC_ORDER}") == "goes on"
+    assert follow(codec, grammar, f"So: {begin}") == "not allowed"
+
+
+UNWRITABLE: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_coder", {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+    ("qwen3_coder", {"$ref": "#/$defs/n"}),
+    ("qwen3_coder", {"type": ["boolean", "null"]}),
+    ("qwen3_coder", {"type": "integer", "minimum": 2**54}),
+    ("qwen3_coder", {"type": "string", "enum": ["null", "a"]}),
+    ("qwen3_coder", {"type": "string", "pattern": "^a"}),
+    ("qwen3_coder", {"type": "string", "minLength": 5000}),
+    ("qwen3_coder", {"enum": [1, 2]}),
+    ("qwen3_coder", {"type": "array", "items": {"enum": ["</parameter>"]}}),
+    ("qwen3_coder", {"type": "object", "patternProperties": {"^a": {}}}),
+    ("glm47", {"type": "string", "enum": [" a"]}),
+    ("glm47", {"type": "string", "enum": ["</arg_value>"]}),
+    ("minimax_m2", {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+    ("minimax_m2", {"$ref": "#/$defs/n"}),
+    ("kimi_k2", {"const": "<|tool_call_end|>"}),
+]
+
+
+@pytest.mark.parametrize(("name", "schema"), UNWRITABLE)
+def test_what_a_form_cannot_write_is_written_in_the_generic_one(
+    codec: TextCodec, compiler: GrammarCompiler, name: str, schema: dict[str, Any]
+) -> None:
+    """A parser would read another value, or none."""
+    parameters = {"properties": {"a": schema}, "$defs": {"n": {"type": "integer"}}}
+    tool = Tool(name="order", parameters={"type": "object", **parameters})
+    grammar = compiler.compile(calls_of(name, [tool]))
+    assert follow(codec, grammar, GENERIC_ORDER) == "goes on"
+    assert follow(codec, grammar, NARROWED[name][0]) == "not allowed"
+
+
+@pytest.mark.parametrize(("tool", "parameter"), [("a b", "x"), ("f", "a b"), ("f", "<x>")])
+def test_names_that_cannot_stand_in_a_tag(
+    codec: TextCodec, compiler: GrammarCompiler, tool: str, parameter: str
+) -> None:
+    """A parser would end them too early."""
+    named = Tool(name=tool, parameters={"type": "object", "properties": {parameter: {}}})
+    grammar = compiler.compile(calls_of("qwen3_coder", [named]))
+    assert follow(codec, grammar, f'<tool_call>\n{{"name": "{tool}"') == "goes on"
+
+
+def test_what_no_form_can_write_is_refused(compiler: GrammarCompiler) -> None:
+    """In the generic form's words."""
+    tool = Tool(name="f", parameters={"properties": {"a": {"not": {}}}})
+    with pytest.raises(GrammarError) as caught:
+        compiler.compile(calls_of("qwen3_coder", [tool]))
+    assert caught.value.place == "tools.0.parameters.properties.a.not"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_pattern_of_texts_without_tags(data: st.DataObject) -> None:
+    """It matches every text but those."""
+    tags = ("</parameter>", "<parameter=", "</function>", "<|end|>")
+    words = [*tags, "<", "</", "<p", "parameter", "=", ">", "|", "end", "a", "\n"]
+    text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=6)))
+    text = text[: data.draw(st.integers(0, len(text)))]
+    matched = re.match(pattern_without(tags), text) is not None
+    assert matched == (not any(tag in text for tag in tags))

@@ -297,7 +297,7 @@ def test_known_constraints_are_not_compiled_again(
         (JSONSchema(False), "allows nothing"),
         (JSONSchema({"$ref": "#"}), "no answer can match"),
         (ToolCalls(tools=[], form="generic", forced=True), "no tool"),
-        (ToolCalls(tools=[STRICT], form="glm47", forced=True), "no grammar for calls"),
+        (ToolCalls(tools=[STRICT], form="gemma4", forced=True), "no grammar for calls"),
         (ToolCalls(tools=[STRICT, FREE], form="generic", forced=True), "tools.1.parameters"),
         (
             ToolCalls(
@@ -330,4 +330,5 @@ def test_forms() -> None:
     """A model's own form where there is a grammar for it, else the generic one."""
     assert call_form(None) == "generic"
     assert call_form("json_tools") == "json_tools"
-    assert call_form("glm47") == "generic"
+    assert call_form("glm47") == "glm47"
+    assert call_form("gemma4") == "generic"

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from umbel.models.params import Grammar
 from umbel.models.text.codec import TextCodec
-from umbel.models.text.grammar import Grammar
 
 _LONGEST = 1500  # tokens
 _RANDOM = 60  # from here on a walk makes for the end

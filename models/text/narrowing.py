@@ -1,0 +1,158 @@
+"""Schemas whose values can stand as JSON between tags that a parser looks for in the text.
+
+Parsers of calls between tags take the first end tag for the end, also inside a JSON string. So
+where a call must be read, no string has a tag in it. And numbers are such that a double holds
+them: `1e999` is JSON, and no number. Objects whose properties are named have no others, and their
+schema is narrower than the tool's in that.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import GrammarError
+from .schema_meaning import SchemaReader
+
+MOST = 10**18
+"""The greatest number of either sign."""
+
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_MANY = ("anyOf", "allOf")
+
+
+class UnwritableError(GrammarError):
+    """A form of calls cannot write what a schema asks for; the generic form may."""
+
+
+class Narrowing:
+    """Narrows schemas that a reader has rewritten.
+
+    Args:
+        reader: gets the definitions to which narrowed schemas refer.
+        tags: texts that no value has; each begins with `<` and has no other.
+    """
+
+    def __init__(self, reader: SchemaReader, tags: Iterable[str]) -> None:
+        self._reader = reader
+        self._tags = tuple(tags)
+        self._pattern = pattern_without(self._tags)
+
+    def schema(self, schema: Any) -> Any:
+        """Narrow a schema.
+
+        Raises:
+            UnwritableError: that cannot be told, or leaves nothing.
+        """
+        if isinstance(schema, bool):
+            return self._anything() if schema else False
+        if "oneOf" in schema or "patternProperties" in schema:
+            raise UnwritableError("the schema cannot be narrowed")
+        if "const" in schema or "enum" in schema:
+            if not self.is_free(schema.get("const", schema.get("enum"))):
+                raise UnwritableError("a value has a tag in it")
+            return schema
+        if schema.keys() & {"$ref", *_MANY}:
+            return self._parts(schema)
+        new, types = dict(schema), _types(schema)
+        if "string" in types:
+            self._narrow_strings(new)
+        if types & {"integer", "number"}:
+            _narrow_numbers(new)
+        if "array" in types:
+            self._narrow_arrays(new)
+        if "object" in types:
+            self._narrow_objects(new)
+        return new
+
+    def _parts(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        """Narrow what a schema is put together from; what stands beside that need not be."""
+        if schema.keys() - {"$ref", *_MANY, "type"}:
+            raise UnwritableError("the schema cannot be narrowed")
+        new = {key: value for key, value in schema.items() if key not in ("$ref", *_MANY)}
+        new |= {key: [self.schema(each) for each in schema[key]] for key in _MANY if key in schema}
+        if "$ref" in schema:
+            new["$ref"] = self._reference(schema["$ref"])
+        return new
+
+    def is_free(self, value: Any) -> bool:
+        """Whether a JSON value has no tag in it, written as JSON."""
+        text = json.dumps(value, ensure_ascii=False)
+        return not any(tag in text for tag in self._tags)
+
+    def _narrow_strings(self, new: dict[str, Any]) -> None:
+        if "pattern" in new:
+            new["allOf"] = [{"pattern": self._pattern}]
+        elif "format" not in new:  # no format has a `<`
+            new["pattern"] = self._pattern
+
+    def _narrow_arrays(self, new: dict[str, Any]) -> None:
+        new["items"] = self.schema(new.get("items", True))
+        if "prefixItems" in new:
+            new["prefixItems"] = [self.schema(each) for each in new["prefixItems"]]
+
+    def _narrow_objects(self, new: dict[str, Any]) -> None:
+        properties, other = new.get("properties", {}), new.get("additionalProperties", True)
+        if not self.is_free(list(properties)) or set(new.get("required", [])) - set(properties):
+            raise UnwritableError("a property has no name that can be written")
+        if properties:
+            new["properties"] = {name: self.schema(each) for name, each in properties.items()}
+        elif other is not False:
+            new["patternProperties"] = {self._pattern: self.schema(other)}
+        new["additionalProperties"] = False
+
+    def _anything(self) -> dict[str, Any]:
+        self._define("anything", True)
+        return {"$ref": "#/$defs/narrow_anything"}
+
+    def _reference(self, reference: str) -> str:
+        name = reference.removeprefix("#/$defs/")
+        self._define(name, self._reader.definitions[name])
+        return f"#/$defs/narrow_{name}"
+
+    def _define(self, name: str, schema: Any) -> None:
+        narrow = f"narrow_{name}"
+        if narrow not in self._reader.definitions:
+            self._reader.definitions[narrow] = True  # until it is narrowed
+            whole = {"items": True, "additionalProperties": True} if schema is True else schema
+            self._reader.definitions[narrow] = self.schema(whole)
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    types = schema.get("type", ["string", "number", "array", "object"])
+    return set(types if isinstance(types, list) else [types])
+
+
+def _narrow_numbers(new: dict[str, Any]) -> None:
+    if any(abs(new[key]) > MOST for key in _NUMBERS if key in new):
+        raise UnwritableError("a bound is too large")
+    new.setdefault("minimum", -MOST)
+    new.setdefault("maximum", MOST)
+
+
+def pattern_without(tags: Iterable[str]) -> str:
+    """Write a pattern of all texts that have none of some tags.
+
+    Args:
+        tags: each begins with `<` and has no other, so that only a `<` can begin one.
+    """
+    tree: dict[str, Any] = {}
+    for tag in tags:
+        node = tree
+        for letter in tag[1:]:
+            node = node.setdefault(letter, {})
+    begun, left = f"<{_begun(tree)}", f"<{_left(tree)}"
+    return f"^(?:[^<]|(?:{begun})*{left})*(?:{begun})*$"
+
+
+def _begun(node: Mapping[str, Any]) -> str:
+    """What may follow a `<` where another one follows, or the end: part of a tag."""
+    parts = [re.escape(letter) + _begun(below) for letter, below in node.items() if below]
+    return f"(?:{'|'.join(parts)})?" if parts else ""
+
+
+def _left(node: Mapping[str, Any]) -> str:
+    """What may follow a `<` up to the first letter with which it is no tag's beginning."""
+    letters = "".join(map(re.escape, node))
+    parts = [re.escape(letter) + _left(below) for letter, below in node.items() if below]
+    return f"(?:{'|'.join([f'[^<{letters}]', *parts])})"
