@@ -99,14 +99,13 @@ class Probe:
         system = self._shows(_says("system", "umbel_a"), _says("user", "umbel_b"))
         key = self._reasoning_key(as_text=bool(as_text))
         asks = self._asks(as_text=bool(as_text))
-        both = asks | {"content": "umbel_c", key: "umbel_d"}
         return Abilities(
             tools=bool(call) and self._tells_of_tools(),
             call_text=call,
             any_id=bool(self._call(self._LONG_ID, as_text=bool(as_text))),
             arguments_as_text=bool(as_text),
             several_calls=self._writes_several(asks),
-            content_beside_thoughts=self._text(*self._turn(both)) is not None,
+            content_beside_thoughts=self._takes_both(asks, key),
             reasoning_key=key,
             system=system,
             late_system=system and self._takes_late_system(),
@@ -173,6 +172,13 @@ class Probe:
         turn, told = self._turn(asks | {"tool_calls": [one, other]}), [self._TOOL]
         text = self._text(*turn, tools=generic.openai_tools(told))
         return text is None or self._CALL.name not in text or "umbel_other_tool" in text
+
+    def _takes_both(self, asks: dict[str, Any], key: str) -> bool:
+        """Whether content and thoughts are not refused together, beside a call."""
+        told = generic.openai_tools([self._TOOL])
+        thinks = asks | {key: "umbel_d"}
+        both = self._text(*self._turn(thinks | {"content": "umbel_c"}), tools=told)
+        return both is not None or self._text(*self._turn(thinks), tools=told) is None
 
     def _reasoning_key(self, *, as_text: bool) -> str:
         """The name for thoughts: of an answer, or of a call where those of answers are dropped."""
