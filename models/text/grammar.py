@@ -20,11 +20,10 @@ from .codec import TextCodec
 from .constraint import Choice, Constraint, JSONObject, JSONSchema, Reasoning, Regex, ToolCalls
 from .grammar_faults import explain, in_words, rehearse, walk
 from .lark import Lark
+from .patterns import one_of, terminal
 from .schema_form import DEEPEST
 from .schema_meaning import SchemaReader
 
-_MOST_OPTIONS = 10_000
-_LONGEST = 100_000  # characters of all options, or of a pattern
 _THREADS = 2
 _KEPT = 128
 _KEPT_BYTES = 64 << 20
@@ -287,35 +286,7 @@ def _content(lark: Lark, reader: SchemaReader, constraint: Constraint) -> str:
                 raise GrammarError("false allows nothing")
             return lark.json(rewritten, reader)
         case Regex(pattern=pattern):
-            lark.rule("ANSWER", _terminal(pattern))
+            lark.rule("ANSWER", terminal(pattern))
         case Choice(options=options):
-            lark.rule("ANSWER", _options(lark, options))
+            lark.rule("ANSWER", one_of(lark, options))
     return "ANSWER"
-
-
-def _terminal(pattern: str) -> str:
-    if not pattern:
-        raise GrammarError("the pattern is empty")
-    if len(pattern) > _LONGEST:
-        raise GrammarError(f"the pattern has more than {_LONGEST} characters")
-    if _escapes(pattern):
-        raise GrammarError("the pattern ends with a backslash that escapes nothing")
-    # It matches the whole answer anyway, and the compiler knows no anchors.
-    pattern = pattern.removeprefix("^")
-    if pattern.endswith("$") and not _escapes(pattern[:-1]):
-        pattern = pattern[:-1]
-    return f"/{llguidance.regex_to_lark(pattern, '')}/"
-
-
-def _escapes(pattern: str) -> bool:
-    """Whether the end of a pattern escapes what comes next."""
-    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
-
-
-def _options(lark: Lark, options: list[str]) -> str:
-    if not options or "" in options:
-        raise GrammarError("a choice needs options, and an option cannot be empty")
-    if len(options) > _MOST_OPTIONS or sum(map(len, options)) > _LONGEST:
-        words = f"{_MOST_OPTIONS} options and {_LONGEST} characters together"
-        raise GrammarError(f"a choice has at most {words}")
-    return " | ".join(lark.text(option) for option in dict.fromkeys(options))
