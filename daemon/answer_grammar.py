@@ -1,5 +1,6 @@
 """What an answer is held to: what its request asks for, and how its model writes it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -9,6 +10,7 @@ from ..models.params import Grammar
 from ..models.text.call_grammar import call_form
 from ..models.text.constraint import Constraint, Reasoning, ToolCalls
 from ..models.text.conversation import Conversation
+from ..models.text.formats import NORMAL
 from ..models.text.grammar import GrammarCompiler
 from ..models.text.schema_form import check as check_schema
 from ..models.text.schema_form import measure as measure_schema
@@ -22,10 +24,12 @@ class HeldTo(NamedTuple):
     Attributes:
         grammar: None where it is free.
         guaranteed: each call will be one that can be read, so that it may be passed on as it comes.
+        constrained: content will match what was asked for.
     """
 
     grammar: Grammar | None = None
     guaranteed: bool = False
+    constrained: bool = False
 
 
 def text_grammar(compiler: GrammarCompiler, constraint: Constraint | None) -> Grammar | None:
@@ -34,7 +38,7 @@ def text_grammar(compiler: GrammarCompiler, constraint: Constraint | None) -> Gr
     Raises:
         APIError: 400, it cannot be honoured.
     """
-    return None if constraint is None else _compile(compiler, constraint, None)
+    return None if constraint is None else _compile(compiler, constraint, None, ())
 
 
 def conversation_grammar(
@@ -67,9 +71,13 @@ def conversation_grammar(
     wanted = _wanted(template, conversation, constraint)
     if wanted is None:
         return HeldTo()
+    calls = wanted if isinstance(wanted, ToolCalls) else None
+    constrained = calls is None or calls.content is not None
+    edges = template.form.edges(NORMAL, calls=calls is not None)
+    markers = sorted(edges.targets) if constrained else []
     reasoning = _reasoning(template, conversation, opened=opened)
-    grammar = _compile(compiler, wanted, reasoning, template.form.content_start)
-    return HeldTo(grammar, isinstance(wanted, ToolCalls))
+    grammar = _compile(compiler, wanted, reasoning, template.form.content_start, markers)
+    return HeldTo(grammar, calls is not None, constrained)
 
 
 def _wanted(
@@ -112,10 +120,11 @@ def _compile(
     compiler: GrammarCompiler,
     wanted: Constraint | ToolCalls,
     reasoning: Reasoning | None,
-    header: str = "",
+    header: str,
+    markers: Sequence[str],
 ) -> Grammar:
     try:
-        return compiler.compile(wanted, reasoning=reasoning, header=header)
+        return compiler.compile(wanted, reasoning=reasoning, header=header, markers=markers)
     except GrammarError as error:
         raise _refusal(error) from error
 

@@ -109,7 +109,8 @@ class History:
             tokens: what was generated, without the token that ended it.
             answer: what the client got.
         """
-        read = read_answer(self._codec, tokens, tools, prompt_end)
+        # Where the client got none, what looks like a call may be content that was held to be so.
+        read = read_answer(self._codec, tokens, tools if answer.calls else [], prompt_end)
         if read is not None:
             message = Message(role="assistant", content=answer.text, tool_calls=answer.calls)
             self._answers.put(tenant, before.key(message), read)

@@ -176,7 +176,7 @@ class PromptReader:
         prompt, encode = self._history.encode(conversation, text, *author)
         check()
         opened = template.opens_reasoning(text)
-        grammar, guaranteed = conversation_grammar(
+        grammar, guaranteed, constrained = conversation_grammar(
             self._compiler, template, conversation, constraint, opened=opened
         )
         tools = conversation.tools if conversation.tool_choice.mode != "none" else []
@@ -187,6 +187,7 @@ class PromptReader:
             tool_choice=conversation.tool_choice,
             in_reasoning=opened,
             guaranteed=guaranteed,
+            constrained=constrained,
         )
         before, end = Lineage(conversation.messages), text[-_PROMPT_END:]
         remember = partial(self._history.remember, author.tenant, before, tools, end)

@@ -7,6 +7,7 @@ its own. Nothing else of it is used than its parser and its masks.
 import hashlib
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import llguidance
@@ -17,10 +18,10 @@ from ..errors import GrammarError, MatcherError
 from ..params import Mask
 from .call_grammar import NARROWED, add_calls
 from .codec import TextCodec
-from .constraint import Choice, Constraint, JSONObject, JSONSchema, Reasoning, Regex, ToolCalls
+from .constraint import Constraint, Reasoning, Regex, ToolCalls
+from .content_grammar import write_content
 from .grammar_faults import explain, in_words, rehearse, walk
 from .lark import Lark
-from .patterns import one_of, terminal
 from .schema_form import DEEPEST
 from .schema_meaning import SchemaReader
 
@@ -107,6 +108,14 @@ class _Shared(NamedTuple):
     words: int
 
 
+class _Around(NamedTuple):
+    """What stands around the answer; see `GrammarCompiler.compile`."""
+
+    reasoning: Reasoning | None
+    header: str
+    markers: tuple[str, ...]
+
+
 class GrammarCompiler:
     """Compiles constraints for one model. Safe to call from several threads at once.
 
@@ -130,6 +139,7 @@ class GrammarCompiler:
         *,
         reasoning: Reasoning | None = None,
         header: str = "",
+        markers: Sequence[str] = (),
     ) -> Grammar:
         """Compile a constraint, or find what it was compiled to before.
 
@@ -139,17 +149,19 @@ class GrammarCompiler:
             constraint: for the answer.
             reasoning: what stands before the answer is free.
             header: markup that stands before content.
+            markers: content does not begin with them, as what does is read in another way.
 
         Raises:
             GrammarError: an answer cannot be held to it; the message and the place say why.
         """
         constraint = _what_counts(constraint)
-        key = _key(constraint, reasoning, header)
+        around = _Around(reasoning, header, tuple(markers))
+        key = _key(constraint, around)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        grammar = self._compile(constraint, reasoning, header)
+        grammar = self._compile(constraint, around)
         with self._lock:
             self._keep(key, grammar)
         return grammar
@@ -163,25 +175,22 @@ class GrammarCompiler:
             _, oldest = self._kept.popitem(last=False)
             self._kept_bytes -= oldest.nbytes
 
-    def _compile(
-        self, constraint: Constraint | ToolCalls, reasoning: Reasoning | None, header: str
-    ) -> Grammar:
+    def _compile(self, constraint: Constraint | ToolCalls, around: _Around) -> Grammar:
         try:
-            return self._written(constraint, reasoning, header)
+            return self._written(constraint, around)
         except GrammarError:
             if not isinstance(constraint, ToolCalls) or constraint.form not in NARROWED:
                 raise
-        generic = msgspec.structs.replace(constraint, form="generic")
-        return self._written(generic, reasoning, header)
+        return self._written(msgspec.structs.replace(constraint, form="generic"), around)
 
-    def _written(
-        self, constraint: Constraint | ToolCalls, reasoning: Reasoning | None, header: str
-    ) -> Grammar:
+    def _written(self, constraint: Constraint | ToolCalls, around: _Around) -> Grammar:
         shared = self._share()
         reader, lark = SchemaReader(), Lark(self._special)
-        _add_answer(lark, reader, constraint, header)
+        _add_answer(lark, reader, constraint, around)
+        if around.markers:
+            self._check_pattern(shared, constraint, around.markers)
         starts = constraint.starts if isinstance(constraint, ToolCalls) else []
-        lark.rule("start", _start(lark, reasoning, starts))
+        lark.rule("start", _start(lark, around.reasoning, starts))
         rehearse(shared.tokenizer, reader, LIMITS)
         parser = llguidance.LLMatcher(shared.tokenizer, str(lark), log_level=0, limits=LIMITS)
         if parser.is_error():
@@ -195,6 +204,24 @@ class GrammarCompiler:
         if rehearsal.is_error():
             raise GrammarError(in_words(rehearsal.get_error()))
         return grammar
+
+    def _check_pattern(
+        self, shared: _Shared, constraint: Constraint | ToolCalls, markers: Sequence[str]
+    ) -> None:
+        """Refuse a pattern that leaves nothing to write; beside calls nobody would notice."""
+        content = constraint.content if isinstance(constraint, ToolCalls) else constraint
+        if not isinstance(content, Regex):
+            return
+        lark = Lark(self._special)
+        lark.rule("start", write_content(lark, SchemaReader(), content, markers))
+        parser = llguidance.LLMatcher(shared.tokenizer, str(lark), log_level=0, limits=LIMITS)
+        if parser.is_error():
+            raise GrammarError(in_words(parser.get_error()))
+        try:
+            _mask(parser, shared.words)
+        except MatcherError as error:
+            words = "the pattern matches nothing that does not begin like a call or a thought"
+            raise GrammarError(words) from error
 
     def _share(self) -> _Shared:
         with self._lock:
@@ -220,9 +247,9 @@ def _what_counts(constraint: Constraint | ToolCalls) -> Constraint | ToolCalls:
     return msgspec.structs.replace(constraint, tools=tools)
 
 
-def _key(constraint: Constraint | ToolCalls, *around: Reasoning | str | None) -> bytes:
+def _key(constraint: Constraint | ToolCalls, around: _Around) -> bytes:
     try:
-        text = msgspec.json.encode([type(constraint).__name__, constraint, *around])
+        text = msgspec.json.encode([type(constraint).__name__, constraint, around])
     except RecursionError:
         raise GrammarError(f"is nested deeper than {DEEPEST} levels") from None
     return hashlib.blake2b(text, digest_size=16).digest()
@@ -262,31 +289,15 @@ def _start(lark: Lark, reasoning: Reasoning | None, without: list[str]) -> str:
 
 
 def _add_answer(
-    lark: Lark, reader: SchemaReader, constraint: Constraint | ToolCalls, header: str
+    lark: Lark, reader: SchemaReader, constraint: Constraint | ToolCalls, around: _Around
 ) -> None:
     """Write the rule `answer`."""
     content = constraint.content if isinstance(constraint, ToolCalls) else constraint
     written = None
     if content is not None:
-        written = f"{lark.marker(header)} {_content(lark, reader, content)}"
+        body = write_content(lark, reader, content, around.markers)
+        written = f"{lark.marker(around.header)} {body}"
     if isinstance(constraint, ToolCalls):
         add_calls(lark, reader, constraint, written)
     elif written is not None:
         lark.rule("answer", written)
-
-
-def _content(lark: Lark, reader: SchemaReader, constraint: Constraint) -> str:
-    """Write what an answer without calls matches."""
-    match constraint:
-        case JSONObject():
-            return lark.json({"type": "object"}, reader)
-        case JSONSchema(schema=schema):
-            rewritten = reader.read(schema)
-            if rewritten is False:
-                raise GrammarError("false allows nothing")
-            return lark.json(rewritten, reader)
-        case Regex(pattern=pattern):
-            lark.rule("ANSWER", terminal(pattern))
-        case Choice(options=options):
-            lark.rule("ANSWER", one_of(lark, options))
-    return "ANSWER"

@@ -64,6 +64,10 @@ class Lark:
             return "TEXT"  # no token that writes nothing is text
         return self._named("TEXT", f"TEXT & ~(TEXT ({' | '.join(barred)}) TEXT)")
 
+    def beginning_with(self, texts: Iterable[str]) -> str:
+        """Match any text that begins with one of some, blanks before it aside."""
+        return rf"/[ \t\r\n]*/ ({' | '.join(map(self.text, texts))}) TEXT"
+
     def up_to(self, marker: str, without: Iterable[str] = ()) -> str:
         """Match any text and the first of a marker behind it.
 

@@ -9,6 +9,7 @@ What is markup depends on the model (`formats`). The rules are the same for all:
   surrounds it, whole and with its markers. A tool that nobody knows is a call all the same.
 - A call that a model begins inside its thoughts ends them, if it can be read.
 - Where no call is asked for, by `tool_choice` or for lack of tools, calls are plain text.
+- Content that a grammar holds to something is text to its end, whatever stands in it.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from .events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from .formats import HEADER, NORMAL, REASONING, TOOL, OutputFormat
+from .formats import HEADER, NORMAL, REASONING, TOOL, Edges, OutputFormat
 from .harmony import is_cut, read_header
 from .open_call import OpenCall, StreamedArguments
 from .tools import openai_tools
@@ -42,6 +43,8 @@ class OutputParser:
         in_reasoning: whether the prompt ends inside the model's thoughts.
         guaranteed: whether a grammar sees to it that calls have the form of `tools.call_frame`:
             their arguments are then passed on as they come.
+        constrained: whether a grammar holds the content to something. Calls and thoughts then
+            stand before it or nowhere.
 
     Attributes:
         done: the answer has all that it may have; what follows is left out.
@@ -56,6 +59,7 @@ class OutputParser:
         tool_choice: ToolChoice | None = None,
         in_reasoning: bool = False,
         guaranteed: bool = False,
+        constrained: bool = False,
     ) -> None:
         choice = tool_choice or ToolChoice()
         self.done = False
@@ -65,6 +69,8 @@ class OutputParser:
         self._finds_calls = bool(tools) and choice.mode != "none"
         self._parallel = choice.parallel
         self._guaranteed = guaranteed
+        self._constrained = constrained
+        self._content_edges: Edges | None = None  # once constrained content has begun
         self._state = REASONING if in_reasoning else form.initial
         self._call: OpenCall | None = None
         self._streamed: StreamedArguments | None = None
@@ -118,11 +124,13 @@ class OutputParser:
             return False
         if self._call is not None:
             return self._continue_call(self._call)
+        if self._constrained and self._content_edges is None and self._is_content():
+            self._begin_content()
         quiet = self._quiet_until - self._base
         loud = self._finds_calls and self._at >= quiet
         if self._is_header:
             return self._read_header(loud=loud)
-        edges = self._form.edges(self._state, calls=loud)
+        edges = self._edges(calls=loud)
         end = len(self._text)
         if self._finds_calls and not loud:
             end = min(end, quiet + edges.longest)
@@ -138,6 +146,26 @@ class OutputParser:
             safe = min(safe, quiet)
         self._plain(safe)
         return self._finds_calls and not loud and safe == quiet
+
+    def _edges(self, *, calls: bool) -> Edges:
+        if self._content_edges is not None and self._state == NORMAL:
+            return self._content_edges
+        return self._form.edges(self._state, calls=calls)
+
+    def _is_content(self) -> bool:
+        """Whether what comes next is content, and certainly no marker."""
+        if self._state != NORMAL:
+            return False
+        rest = self._text[self._at :].lstrip(_BLANK)
+        markers = self._form.edges(NORMAL, calls=self._finds_calls).targets
+        return bool(rest) and not any(m.startswith(rest) or rest.startswith(m) for m in markers)
+
+    def _begin_content(self) -> None:
+        edges = self._form.edges(NORMAL, calls=False).targets
+        self._content_edges = Edges({m: to for m, to in edges.items() if to != REASONING})
+        self._finds_calls = False
+        self._emit(self._blanks, self._blanks_at)
+        self._blanks = ""
 
     def _cross(self, marker: str, target: str, begin: int) -> None:
         if target == TOOL:
@@ -186,7 +214,7 @@ class OutputParser:
             if not text:
                 return
             self._after_marker = False
-        if not self._form.edges(self._state, calls=self._finds_calls).targets:
+        if not self._edges(calls=self._finds_calls).targets:
             self._emit(text, begin)
             return
         if self._blanks:

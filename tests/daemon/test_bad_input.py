@@ -196,6 +196,10 @@ CASES: dict[str, Send] = {
     "an empty regex": text(guided_regex=""),
     "no choice to match": text(guided_choice=[]),
     "1,001 choices to match": text(structured_outputs={"choice": ["a"] * 1001}),
+    "a choice that begins like a call": chat(
+        tools=[tool("f")], structured_outputs={"choice": ["yes", "<tool_call>"]}
+    ),
+    "a regex of calls": chat(tools=[tool("f")], guided_regex="<tool_call>.*"),
     "a grammar to match": chat(structured_outputs={"grammar": "root ::= x"}),
     "a guided_grammar": chat(guided_grammar="root ::= x"),
     "a chat_template_kwargs that rendering sets": chat(chat_template_kwargs={"messages": []}),

@@ -237,6 +237,44 @@ def test_only_a_call_that_is_held_to_its_schema_can_be_read(
         assert follow(codec, grammar, f"</think>{text}") == "not allowed"
 
 
+def test_content_does_not_begin_like_a_call(codec: "TextCodec", compiler: GrammarCompiler) -> None:
+    """Else a pattern would let a call through that no schema holds."""
+    anything = Regex("(?s:.*)")
+    calls = ToolCalls(tools=[STRICT], form="generic", forced=False, content=anything)
+    markers = ["<own_call>", "<tool_call>"]
+    told = {
+        f"So: {NOTE}": "may end",
+        "<tool_call": "may end",
+        WEATHER: "may end",
+        NOTE: "not allowed",
+        f" \n{WEATHER}": "not allowed",
+        "<own_call>": "not allowed",
+    }
+    grammar = compiler.compile(calls, markers=markers)
+    assert {text: follow(codec, grammar, text) for text in told} == told
+    alone = compiler.compile(anything, markers=["<think>"])
+    assert follow(codec, alone, "<think>") == "not allowed"
+    assert follow(codec, compiler.compile(anything), "<think>") == "may end"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (Choice(["yes", "\n<tool_call>x"]), "the option '\\n<tool_call>x' begins with a marker"),
+        (Regex("<tool_call>.*|<think>"), "matches nothing that does not begin like a call"),
+    ],
+)
+def test_content_that_could_only_be_a_call_is_refused(
+    compiler: GrammarCompiler, content: Constraint, words: str
+) -> None:
+    """In words, beside tools and without."""
+    calls = ToolCalls(tools=[STRICT], form="generic", forced=False, content=content)
+    for wanted in (content, calls):
+        with pytest.raises(GrammarError) as caught:
+            compiler.compile(wanted, markers=["<think>", "<tool_call>"])
+        assert words in str(caught.value)
+
+
 def test_matchers_of_one_grammar_are_apart(codec: "TextCodec", compiler: GrammarCompiler) -> None:
     """What one answer has written, another has not."""
     grammar = compiler.compile(Choice(["one", "two"]))

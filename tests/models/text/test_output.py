@@ -222,6 +222,35 @@ def test_a_promise_that_is_not_kept_is_no_harm() -> None:
     assert parts(f"{other} a <tool_call>b", guaranteed=True) == [PARIS, ("text", "a <tool_call>b")]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"Look: {CALL}",
+        f'{{"a": "{CALL[:11]} <think>x</think> {CALL[11:]}"}}',
+        '{"a": "<tool_call><function=get_time></function></tool_call>"}',
+        f"<tool_ca {NOON}\n",
+        f" \n<thin{CALL}",
+    ],
+)
+@pytest.mark.parametrize("form", ["generic", "qwen3_coder"])
+def test_content_that_is_held_to_something_is_text(form: str, content: str) -> None:
+    """No call is read in it, which no schema would hold, and nothing that it says is lost."""
+    markers = GENERIC if form == "generic" else format_of(form)
+    held = {"constrained": True, "guaranteed": True}
+    assert parts(content, markers, **held) == [("text", content)]
+    thought = f"<think>Hm {CALL[:11]}.</think>\n"
+    told = content.lstrip()  # the blanks belong to the marker
+    assert parts(f"{thought}{told}", markers, **held)[-1] == ("text", told)
+
+
+def test_calls_in_the_place_of_what_is_held_to_something() -> None:
+    """An answer that begins with a call is calls."""
+    calls = [PARIS, ("call", "get_time", {})]
+    assert parts(f"{CALL}\n{NOON}", constrained=True, guaranteed=True) == calls
+    thought = parts(f"<think>Hm.</think>\n\n{CALL}\n{NOON}", constrained=True, guaranteed=True)
+    assert thought == [("thought", "Hm."), *calls]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_cutting_the_text_changes_nothing(data: st.DataObject) -> None:
@@ -231,9 +260,10 @@ def test_cutting_the_text_changes_nothing(data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(words), max_size=12)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    inside = data.draw(st.booleans())
+    drawn = ("in_reasoning", "constrained")
+    kwargs: dict[str, Any] = {name: data.draw(st.booleans()) for name in drawn}
     cut, whole = (
-        parts_of(events_of(OutputParser(GENERIC, tools=TOOLS, in_reasoning=inside), given_pieces))
+        parts_of(events_of(OutputParser(GENERIC, tools=TOOLS, **kwargs), given_pieces))
         for given_pieces in (pieces, [text])
     )
     assert cut == whole
