@@ -54,16 +54,22 @@ class Delta(NamedTuple):
     tokens: list[Told] | None = None
 
 
+Part = TextDelta | ReasoningDelta | ToolCall
+"""A call, or all of a text or a thought up to what comes between it and the next."""
+
+
 class CollectedAnswer(msgspec.Struct):
     """What has come of an answer so far.
 
     Attributes:
+        parts: in the order in which they came.
         text: its content.
         reasoning: what the model thought first.
         calls: of tools, with what has come of their arguments.
         tokens: of the content, with their log-probabilities; None if nobody asked.
     """
 
+    parts: list[Part] = []
     text: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = []
@@ -102,8 +108,7 @@ class AnswerReader:
         self._ledger = TokenLedger(codec, markup) if logprobs else None
         self._last_is_text = True
         self.reasoning_tokens = 0
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
+        self._parts: list[_Text | _Reasoning | _Call] = []
         self._calls: list[_Call] = []
         self._tokens: list[Told] = []
 
@@ -142,10 +147,12 @@ class AnswerReader:
 
     def collected(self) -> CollectedAnswer:
         """Put together what has come so far."""
+        parts = [part.collected() for part in self._parts]
         return CollectedAnswer(
-            "".join(self._text),
-            "".join(self._reasoning),
-            [call.collected() for call in self._calls],
+            parts,
+            "".join(part.text for part in parts if isinstance(part, TextDelta)),
+            "".join(part.text for part in parts if isinstance(part, ReasoningDelta)),
+            [part for part in parts if isinstance(part, ToolCall)],
             None if self._ledger is None else self._tokens,
         )
 
@@ -178,7 +185,9 @@ class AnswerReader:
         start, end = self._held_at, self._held_at + len(text)
         self._held_at, self._held = end, self._held - len(text)
         self._last_is_text = True
-        self._text.append(text)
+        if not self._parts or not isinstance(self._parts[-1], _Text):
+            self._parts.append(_Text(start))
+        self._parts[-1].fragments.append(text)
         tokens = None if self._ledger is None else self._ledger.between(start, end)
         self._tokens += tokens or []
         return [Delta(TextDelta(text, start), tokens)]
@@ -188,15 +197,39 @@ class AnswerReader:
         self._last_is_text = False
         match event:
             case ReasoningDelta():
-                self._reasoning.append(event.text)
+                if not self._parts or not isinstance(self._parts[-1], _Reasoning):
+                    self._parts.append(_Reasoning())
+                self._parts[-1].fragments.append(event.text)
             case ToolCallStart():
                 # Not the model's own: what it counts begins anew with each answer.
                 call_id = f"call_{secrets.token_hex(12)}"
                 self._calls.append(_Call(call_id, event.name))
+                self._parts.append(self._calls[-1])
                 return event._replace(id=call_id)
             case ToolCallDelta():
                 self._calls[event.call].fragments.append(event.arguments)
         return event
+
+
+class _Text:
+    """A text that is coming."""
+
+    def __init__(self, start: int) -> None:
+        self.fragments: list[str] = []
+        self._start = start
+
+    def collected(self) -> TextDelta:
+        return TextDelta("".join(self.fragments), self._start)
+
+
+class _Reasoning:
+    """A thought that is coming."""
+
+    def __init__(self) -> None:
+        self.fragments: list[str] = []
+
+    def collected(self) -> ReasoningDelta:
+        return ReasoningDelta("".join(self.fragments))
 
 
 class _Call:

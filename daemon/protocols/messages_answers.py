@@ -2,9 +2,8 @@
 
 from typing import Any, Literal
 
-import msgspec
+from msgspec import Raw
 
-from ...models.text.conversation import ToolCall
 from ...models.text.events import (
     OutputEvent,
     ReasoningDelta,
@@ -14,13 +13,14 @@ from ...models.text.events import (
     ToolCallStart,
 )
 from ...scheduler.request import FinishReason
-from ..answer_reader import CollectedAnswer, Delta
+from ..answer_reader import CollectedAnswer, Delta, Part
 from ..failures import APIError
 from ..generation import Generation
 from ..generations import Generations
 from .answers import named_event
 from .errors import messages_error
 from .messages_signature import sign
+from .partial_json import close_json
 
 BlockKind = Literal["text", "thinking", "tool_use"]
 StopReason = Literal[
@@ -165,15 +165,19 @@ class MessageAnswers:
         return signed + stopped
 
     def _content(self, answer: CollectedAnswer) -> list[dict[str, Any]]:
-        content: list[dict[str, Any]] = []
-        if answer.reasoning:
-            shown, hidden = (
-                (answer.reasoning, "") if self._shows_thinking else ("", answer.reasoning)
-            )
-            content.append({"type": "thinking", "thinking": shown, "signature": sign(hidden)})
-        if answer.text:
-            content.append({"type": "text", "text": answer.text})
-        return content + [_whole_call(call) for call in answer.calls]
+        return [self._block(part) for part in answer.parts]
+
+    def _block(self, part: Part) -> dict[str, Any]:
+        match part:
+            case ReasoningDelta(text=text):
+                shown, hidden = (text, "") if self._shows_thinking else ("", text)
+                return {"type": "thinking", "thinking": shown, "signature": sign(hidden)}
+            case TextDelta(text=text):
+                return {"type": "text", "text": text}
+            case call:
+                # As the model wrote it; of one that was cut, what the SDKs make of its stream.
+                arguments = Raw(close_json(call.arguments).encode())
+                return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
     def _stop_reason(self) -> StopReason:
         generation = self._generation
@@ -195,15 +199,6 @@ def usage_of(generation: Generation) -> dict[str, Any]:
         "output_tokens": used.completion_tokens,
         "output_tokens_details": {"thinking_tokens": used.reasoning_tokens},
     }
-
-
-def _whole_call(call: ToolCall) -> dict[str, Any]:
-    """A call; one that ended in its middle is text, so that nobody runs half of it."""
-    try:
-        arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"type": "text", "text": f"{call.name} {call.arguments}"}
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
 def _event(kind: str, **data: Any) -> bytes:
