@@ -334,9 +334,8 @@ class Engine:
         self._events.append((sequence, TokenEvent(token.id, self._clock(), token.logprobs)))
         self._count(generation_tokens=1)
         if len(sequence.output) >= sequence.request.max_tokens:
-            self._end_if_complete(sequence)
-            if sequence.status is not SequenceStatus.FINISHED:
-                self._finish(sequence, FinishReason.LENGTH)
+            complete = _is_complete(sequence)
+            self._finish(sequence, FinishReason.STOP if complete else FinishReason.LENGTH)
 
     def _end_complete(self, sequences: list[Sequence]) -> None:
         """End complete answers without another step, where that is known soon."""
@@ -421,6 +420,18 @@ class Engine:
         events, self._events = self._events, []
         if events:
             self._publish(events)
+
+
+def _is_complete(sequence: Sequence) -> bool:
+    """Whether nothing but the end can follow an answer that ends here for its length.
+
+    Waits until that is known. No token is chosen with this mask, so one that fails fails nobody.
+    """
+    try:
+        return sequence.constraint is not None and sequence.constraint.mask is None
+    except BaseException as error:  # noqa: BLE001  (also a Rust panic)
+        log.warning("mask failed behind the last token", request=sequence.request.id, error=error)
+        return False
 
 
 def _late(sequence: Sequence) -> DeadlineExceededError:

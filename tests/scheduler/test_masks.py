@@ -4,15 +4,21 @@ import gc
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from umbel.models.errors import MatcherError
 from umbel.models.params import Mask
 from umbel.scheduler import masks
+from umbel.scheduler.engine import Engine
 from umbel.scheduler.masks import MaskPool
+from umbel.scheduler.queue import ConversationQueue
+from umbel.scheduler.request import Event, Finished, FinishReason, TokenEvent
+from umbel.scheduler.sequence import Sequence
 
-from ..fakes import PATIENCE
+from ..fakes import PATIENCE, VOCABULARY, FakeClock, FakeForward, make_request, no_reuse
 
 
 class Counting:
@@ -89,6 +95,57 @@ def test_a_mask_that_does_not_come_is_waited_for_within_a_bound(
         grammar.gate.set()
     assert constraint.is_known(PATIENCE)
     assert constraint.mask is not None
+
+
+class Failing(Counting):
+    """Allows any token; what follows the `last` one cannot be computed."""
+
+    def __init__(self, last: int, error: BaseException) -> None:
+        super().__init__()
+        self._last = last
+        self._error = error
+
+    def consume(self, _token: int) -> None:
+        """Count."""
+        self.taken += 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Never."""
+        return False
+
+    def mask(self) -> Mask:
+        """Everything, or the fault."""
+        if self.taken == self._last:
+            raise self._error
+        return np.full(VOCABULARY // 32 + 1, 0xFFFFFFFF, np.uint32)
+
+
+@pytest.mark.parametrize("error", [MatcherError("too complex"), BaseException("a panic")])
+def test_a_mask_that_nothing_is_chosen_with_fails_no_answer(error: BaseException) -> None:
+    """An answer that `max_tokens` ends is whole, whatever comes of the mask behind it."""
+    forward, queue, told = FakeForward(), ConversationQueue(1), list[Event]()
+    engine = Engine(
+        forward,
+        *no_reuse(forward),
+        queue,
+        lambda events: told.extend(event for _, event in events),
+        eos_ids=frozenset(),
+        prefill_chunk=4,
+        max_batch=1,
+        clock=FakeClock(),
+    )
+    for most, end in ((3, FinishReason.LENGTH), (4, FinishReason.ERROR)):
+        request = make_request("req-1", max_tokens=most)
+        request = msgspec.structs.replace(request, grammar=Failing(3, error))
+        queue.put(Sequence(request))
+        with capture_logs():
+            while engine.step():
+                pass
+        assert isinstance(told[-1], Finished)
+        assert told[-1].reason is end
+        assert sum(isinstance(event, TokenEvent) for event in told) == 3
+        told.clear()
 
 
 def test_a_pool_ends_with_its_owner() -> None:
