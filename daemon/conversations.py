@@ -45,6 +45,14 @@ def check_name(name: str | None, place: str) -> str | None:
     return name
 
 
+def conversation_of_choice(name: str, choice: int) -> str:
+    """Name the conversation of one of a request's answers, so that none waits for another.
+
+    The first has the request's own. No client can send the others': the space is not printable.
+    """
+    return f"{name}\N{NO-BREAK SPACE}{choice}" if choice else name
+
+
 def session(headers: Mapping[str, str]) -> str | None:
     """Read an agent's session; a name that is no word is no session."""
     for name, helper in _SESSIONS:

@@ -18,7 +18,7 @@ from .answer_reader import AnswerReader
 from .assembly import Assembly
 from .bodies import TOKEN_BYTES, Share
 from .cache_desk import CacheDesk
-from .conversations import conversation_of_session
+from .conversations import check_name, conversation_of_choice, conversation_of_session
 from .generation import Generation
 from .generations import Generations
 from .metrics import Metrics
@@ -94,12 +94,12 @@ class Service:
         """Admit a request of any protocol; entering the result submits it.
 
         Raises:
-            APIError: a field or a message is of no use to this model.
+            APIError: a field or a message is of no use to this model, or a name is none.
             TemplateError: the chat template refuses the messages.
             InvalidRequestError: a prompt is empty or too long.
         """
         prepared = await self._prepare(body, caller)
-        named = caller.conversation or body.conversation_name
+        named = caller.conversation or check_name(body.conversation_name, "conversation")
         if named is None and (session := caller.session or body.session_name):
             named = conversation_of_session(session, prepared.request.prompts[0])
         kept = body.kept_bytes
@@ -206,12 +206,12 @@ class Service:
         choice: int,
         number: int,
     ) -> Generation:
-        suffix = f".{choice}" if choice else ""  # answers of one request wait for no other
+        suffix = f".{choice}" if choice else ""
         seed = (wanted.sampling.seed + number) % 2**64
         request = Request(
             id=caller.request_id + suffix,
             tenant=caller.tenant,
-            conversation=(caller.conversation or caller.request_id) + suffix,
+            conversation=conversation_of_choice(caller.conversation or caller.request_id, choice),
             prompt=rendered.prompt,
             max_tokens=self._admission.answer_length(len(rendered.prompt), wanted.max_tokens),
             sampling=msgspec.structs.replace(wanted.sampling, seed=seed),

@@ -226,6 +226,7 @@ CASES: dict[str, Send] = {
     "a conversation name that is not text": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Conversation": "caf\xe9"}
     ),
+    "a conversation in the body that is not text": chat(conversation="a\xa01"),
     "a conversation in the body of 300 characters": chat(conversation={"id": "c" * 300}),
     "a compressed body": lambda daemon: daemon.request(
         "POST", CHAT, gzip.compress(msgspec.json.encode(GOOD)), {"Content-Encoding": "gzip"}

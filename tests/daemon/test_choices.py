@@ -61,6 +61,17 @@ def test_each_answer_has_a_seed_of_its_own(tiny_daemon: RunningDaemon) -> None:
     assert len(set(alone)) == 3
 
 
+def test_a_second_answer_has_a_conversation_that_no_client_can_name(
+    tiny_daemon: RunningDaemon,
+) -> None:
+    """So no request of a client waits for it, nor it for one."""
+    body = {"messages": MESSAGES, "conversation": "the-n-test", "n": 2, "max_tokens": 2}
+    assert tiny_daemon.post(body).status == 200
+    told = [line for line in tiny_daemon.log().splitlines() if "the-n-test" in line]
+    assert len(told) == 2
+    assert sum(r"the-n-test\xa01 " in line for line in told) == 1
+
+
 def test_an_answer_that_has_stopped_is_not_computed_further(tiny_daemon: RunningDaemon) -> None:
     """Although others of the same request are not done."""
     fields = {"prompt": PROMPT, "temperature": 0, "max_tokens": 400}

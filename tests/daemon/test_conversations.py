@@ -4,6 +4,7 @@ import pytest
 
 from umbel.daemon.conversations import (
     check_name,
+    conversation_of_choice,
     conversation_of_session,
     named_conversation,
     session,
@@ -37,6 +38,19 @@ def talk(*contents: str) -> Conversation:
 def test_session(headers: dict[str, str], name: str | None) -> None:
     """The headers that agents send; what is no word is no session, and no error."""
     assert session(headers) == name
+
+
+def test_no_client_can_name_the_conversation_of_a_second_answer() -> None:
+    """Whatever it is called, it waits for nobody's request."""
+    assert conversation_of_choice("mine", 0) == "mine"
+    names = {
+        conversation_of_choice(name, choice) for name in ("mine", "mine.1") for choice in (1, 2)
+    }
+    assert len(names) == 4
+    for name in names:
+        assert session({"x-session-id": name}) is None
+        with pytest.raises(APIError):
+            check_name(name, "conversation")
 
 
 def test_a_name_that_is_given_must_be_one() -> None:
