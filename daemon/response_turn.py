@@ -148,7 +148,7 @@ class ResponseTurn:
     def leave(self) -> None:
         """Store what came of an answer that was cut off, if a client may know of it."""
         if not self.is_settled and self._answers is not None and self._answers.has_begun:
-            self._desk.submit(self._put(self._answers.whole()))
+            self._desk.leave(self._put(self._answers.whole()), self._input_bytes)
 
     def discard(self) -> None:
         """Store nothing: the client hears of an error and not of a response, or deletes it."""
@@ -170,7 +170,11 @@ class ResponseTurn:
 
     async def _store_at_end(self) -> None:
         if not self.is_settled and self._answers is not None:
-            await self._desk.keep(self._put(self._answers.whole()))
+            await self._desk.keep(self._put(self._answers.whole()), self._input_bytes)
+
+    @property
+    def _input_bytes(self) -> int:
+        return sum(len(item.body) for item in self.items)
 
     def _put(self, last: dict[str, Any]) -> Callable[[ResponseStore], None]:
         """Return what stores a response as it stays, if it shall be."""

@@ -4,8 +4,10 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from umbel.daemon import response_desk
 from umbel.daemon.response_desk import ResponseDesk
@@ -54,7 +56,7 @@ async def test_waits_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks hears of it; an answer goes on, and is stored all the same."""
     monkeypatch.setattr(response_desk, "_TIMEOUT", 0.05)
     async with opened() as (desk, stuck):
-        await desk.keep(stuck)
+        await desk.keep(stuck, 0)
         assert not stuck.done
         with pytest.raises(UnavailableError, match="not read in time"):
             await desk.look(ResponseStore.total)
@@ -81,10 +83,62 @@ async def test_few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_was_begun_is_finished_before_it_closes() -> None:
     """So that a stop loses no response."""
     async with opened() as (desk, stuck):
-        done = desk.submit(stuck)
+        done = desk.leave(stuck, 0)
+        assert done is not None
         closing = asyncio.ensure_future(desk.close())
         await asyncio.sleep(0)
         stuck.release.set()
         await closing
         assert done.done()
         assert stuck.done
+
+
+async def test_what_nobody_waits_for_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In number and in bytes. What is beyond it is not stored, and the log says so."""
+    monkeypatch.setattr(response_desk, "_MOST_KEPT", 2)
+    monkeypatch.setattr(response_desk, "_MOST_KEPT_BYTES", 10)
+    stored: list[int] = []
+
+    def note(number: int, _store: ResponseStore) -> None:
+        stored.append(number)
+
+    async with opened() as (desk, stuck):
+        looking = asyncio.ensure_future(desk.look(stuck))
+        assert await asyncio.to_thread(stuck.began.wait, 60)
+        with capture_logs() as told:
+            for number, nbytes in enumerate((6, 6, 4, 0)):
+                desk.leave(partial(note, number), nbytes)
+            await desk.keep(partial(note, 4), 0)
+        words = ("a response is not stored", "too many responses wait to be stored")
+        assert [(line["event"], line["reason"]) for line in told] == [words] * 3
+        stuck.release.set()
+        await desk.look(ResponseStore.total)  # what was left before it is done
+        await desk.keep(partial(note, 5), 10)
+        await looking
+    assert stored == [0, 2, 5]
+
+
+async def test_what_comes_after_the_end_is_not_stored() -> None:
+    """It raises in nobody's task; who looks hears of it."""
+    async with opened() as (desk, stuck):
+        await desk.close()
+        with capture_logs() as told:
+            assert desk.leave(stuck, 0) is None
+            await desk.keep(stuck, 0)
+        assert [line["reason"] for line in told] == ["the daemon is stopping"] * 2
+        with pytest.raises(UnavailableError, match="stopping"):
+            await desk.look(ResponseStore.total)
+    assert not stuck.done
+
+
+async def test_what_cannot_be_stored_is_in_the_log() -> None:
+    """The answer goes on, and so does the desk."""
+
+    def fail(_store: ResponseStore) -> None:
+        raise ZeroDivisionError
+
+    async with opened() as (desk, _):
+        with capture_logs() as told:
+            await desk.keep(fail, 0)
+        assert [line["event"] for line in told] == ["a response is not stored"]
+        assert await desk.look(ResponseStore.total) == 0
