@@ -5,6 +5,7 @@ its own. Nothing else of it is used than its parser and its masks.
 """
 
 import hashlib
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -28,7 +29,13 @@ from .schema_meaning import SchemaReader
 _THREADS = 2
 _KEPT = 128
 _KEPT_BYTES = 64 << 20
-_BYTES_PER_CHARACTER = 64  # of a compiled grammar's text, as measured with large schemas
+# What a grammar takes, as measured: at most so much in each of the cases, answers included, which
+# add states to what its masks are computed with.
+_BYTES = 512 << 10  # of the smallest
+_BYTES_PER_CHARACTER = 160  # of its text
+_BYTES_PER_REPEAT = 4096  # that is counted: each is a state
+_MOST_REPEATS = 4096  # which answers reach
+_COUNTED = re.compile(r'"m(?:ax|in)Length": (\d{1,9})\b|\{(?:\d+,)?(\d{1,9})\}')
 
 LIMITS = llguidance.LLParserLimits(
     # An object with n optional properties has rows of four times as many items.
@@ -169,6 +176,8 @@ class GrammarCompiler:
     def _keep(self, key: bytes, grammar: Grammar) -> None:
         if key in self._kept:
             return  # another thread was faster
+        if grammar.nbytes > _KEPT_BYTES:
+            return  # there is no room for it, however much else is dropped
         self._kept[key] = grammar
         self._kept_bytes += grammar.nbytes
         while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
@@ -196,7 +205,7 @@ class GrammarCompiler:
         if parser.is_error():
             raise explain(shared.tokenizer, parser.get_error(), reader, LIMITS)
         try:
-            grammar = Grammar(parser, shared, len(str(lark)) * _BYTES_PER_CHARACTER)
+            grammar = Grammar(parser, shared, _estimate(str(lark)))
         except MatcherError as error:
             raise GrammarError(f"no answer can match it: {error}") from error
         rehearsal = parser.deep_copy()
@@ -253,6 +262,13 @@ def _key(constraint: Constraint | ToolCalls, around: _Around) -> bytes:
     except RecursionError:
         raise GrammarError(f"is nested deeper than {DEEPEST} levels") from None
     return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _estimate(text: str) -> int:
+    """Estimate the bytes of a compiled grammar."""
+    counted = {match.group(): int(match[1] or match[2]) for match in _COUNTED.finditer(text)}
+    repeats = min(sum(counted.values()), _MOST_REPEATS)
+    return _BYTES + len(text) * _BYTES_PER_CHARACTER + repeats * _BYTES_PER_REPEAT
 
 
 def _mask(parser: Any, words: int) -> Mask:

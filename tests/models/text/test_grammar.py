@@ -1,7 +1,9 @@
 """Grammars: which tokens may follow, with the embedded model's own vocabulary."""
 
+import ctypes
+import gc
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -354,6 +356,78 @@ def test_what_cannot_be_held_to_is_refused_in_words(
     assert words in str(caught.value)
     assert "%json" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+class _Heap(ctypes.Structure):
+    """What glibc says of its heap."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def heap() -> int:
+    """Bytes of the heap that are in use."""
+    gc.collect()
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = _Heap
+    told = ask()
+    return int(told.uordblks + told.hblkhd)
+
+
+def wide(count: int, kind: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
+    """Make a schema of an object with so many properties."""
+    named = {f"property{i}": kind for i in range(count)}
+    needed = list(named) if required else []
+    return {"properties": named, "required": needed, "additionalProperties": False}
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc's heap")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        wide(1000, {"type": "integer"}),
+        wide(60, wide(30, {"type": "string"})),
+        wide(150, {"type": "array", "items": {"type": "number"}, "maxItems": 50}, required=True),
+        wide(20, {"type": "string", "maxLength": 2000}, required=True),
+    ],
+)
+def test_a_grammar_takes_no_more_than_is_estimated(
+    compiler: GrammarCompiler, schema: dict[str, Any]
+) -> None:
+    """Compiled, and after answers, whose states it keeps."""
+    chosen = np.random.default_rng(1)
+    wanted = JSONSchema({"type": "object", **schema})
+    compiler.compile(JSONObject())  # what all grammars have in common is there
+    before = heap()
+    grammar = compiler._compile(wanted, None, ())
+    for _ in range(3):
+        matcher = grammar.matcher()
+        for _ in range(100):
+            if matcher.is_complete:
+                break
+            bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+            matcher.consume(int(chosen.choice(np.flatnonzero(bits))))
+    del matcher
+    assert heap() - before < grammar.nbytes
+
+
+def test_a_grammar_that_has_no_room_drops_no_other(
+    codec: "TextCodec", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used all the same."""
+    compiler = GrammarCompiler(codec)
+    small = compiler.compile(JSONSchema(CITY))
+    monkeypatch.setattr(module, "_KEPT_BYTES", small.nbytes + 1)
+    large = compiler.compile(JSONSchema({"type": "string", "maxLength": 3000}))
+    assert large.nbytes > small.nbytes + 1
+    assert follow(codec, large, '"x"') == "complete"
+    assert compiler.compile(JSONSchema(CITY)) is small
+    assert compiler._kept_bytes == small.nbytes
 
 
 def test_schemas_of_tools_that_are_not_strict_do_not_matter(compiler: GrammarCompiler) -> None:
