@@ -2,8 +2,10 @@
 
 import ast
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _GEMMA_STRING = re.compile(r'<\|"\|>.*?<\|"\|>', re.DOTALL)
 _MOST_WORDS = 4096  # of a call without tags, where the parser guesses
 _MOST_READ = 200_000_000  # characters, by a parser that reads a text again and again
+_INFINITE = "1e999"
 _NAME = re.compile(r"[^\s<>{}()\[\]\"']{1,256}")
 
 
@@ -123,12 +126,23 @@ def _passed_over(body: str, calls: int) -> bool:
 
 
 def _dump(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    mark = secrets.token_hex(8)  # nobody can foresee it
+    marked = _marked(value, mark)
+    text = json.dumps(marked, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
-        return json.dumps(value, allow_nan=False)
-    return text
+        text = json.dumps(marked, allow_nan=False)
+    return text.replace(f'"{mark}-"', f"-{_INFINITE}").replace(f'"{mark}"', _INFINITE)
+
+
+def _marked(value: Any, mark: str) -> Any:
+    """Mark numbers that no float holds: JSON has them, and Python's encoder writes none."""
+    if isinstance(value, float) and math.isinf(value):
+        return mark if value > 0 else f"{mark}-"
+    if isinstance(value, dict):
+        return {key: _marked(inner, mark) for key, inner in value.items()}
+    return [_marked(inner, mark) for inner in value] if isinstance(value, list | tuple) else value
 
 
 # -- JSON ----------------------------------------------------------------------------------
@@ -153,11 +167,26 @@ def _json_calls(body: str) -> list[Call]:
     if end != len(text):
         return []
     if isinstance(value, list):
-        return [_own_call(_as_call(call)) for call in value]
+        return [_spelled_call(_as_call(call), own) for call, own in _elements(text)]
     spelled = _as_call(value)
     if not isinstance(spelled["name"], str) or not isinstance(spelled["arguments"], dict):
         return []  # another form of JSON, which the model's own parser may know
-    return [_own_call(spelled)._replace(arguments=_own_text(text, spelled["arguments"]))]
+    return [_spelled_call(spelled, text)]
+
+
+def _elements(text: str) -> Iterator[tuple[Any, str]]:
+    """Each element of a whole list, and its text."""
+    at = _skip(text, 1)
+    while text[at] != "]":
+        value, end = _LENIENT.raw_decode(text, at)
+        yield value, text[at:end]
+        at = _skip(text, end)
+        at = _skip(text, at + 1) if text[at] == "," else at
+
+
+def _spelled_call(spelled: dict[str, Any], text: str) -> Call:
+    call = _own_call(spelled)
+    return call._replace(arguments=_own_text(text, spelled["arguments"]))
 
 
 def _call_of(name: str, text: str) -> Call:
@@ -185,6 +214,8 @@ def _own_text(text: str, arguments: Mapping[str, Any]) -> str:
     """Find the arguments as the model wrote them, where that is strict JSON."""
     for key in _ARGUMENTS:
         span = _member(text, key)
+        if span is not None and span[:1] == '"':
+            span = str(_LENIENT.decode(span)).strip()
         if span is not None and span[:1] == "{":
             try:
                 _STRICT.decode(span)

@@ -1,5 +1,6 @@
 """Answers become events: content, thoughts and calls, however the text is cut."""
 
+import json
 from typing import Any
 
 import pytest
@@ -249,6 +250,30 @@ def test_calls_in_the_place_of_what_is_held_to_something() -> None:
     assert parts(f"{CALL}\n{NOON}", constrained=True, guaranteed=True) == calls
     thought = parts(f"<think>Hm.</think>\n\n{CALL}\n{NOON}", constrained=True, guaranteed=True)
     assert thought == [("thought", "Hm."), *calls]
+
+
+GREAT = '{"days":  [1e999, -1E+400, 1.50]}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f'{{"name": "get_weather", "arguments": {GREAT}}}',
+        f'[{{"name": "get_weather", "arguments": {GREAT}}} , {{"name": "get_time"}}]',
+        f'{{"name": "get_weather", "arguments": {json.dumps(GREAT)}}}',
+    ],
+)
+def test_a_number_that_no_float_holds_arrives_as_it_was_written(body: str) -> None:
+    """It is JSON, and what a client makes of it is the client's affair."""
+    events = events_of(OutputParser(GENERIC, tools=TOOLS), [f"<tool_call>{body}</tool_call>"])
+    assert events[:2] == [ToolCallStart(0, "get_weather"), ToolCallDelta(0, GREAT)]
+
+
+def test_a_number_that_no_float_holds_in_another_form() -> None:
+    """What is not written as JSON becomes JSON that says the same."""
+    text = '<|tool_call_start|>[get_weather(days=1e999, at={"a": [-1e999]})]<|tool_call_end|>'
+    (_, told, _) = events_of(OutputParser(format_of("pythonic"), tools=TOOLS), [text])
+    assert told == ToolCallDelta(0, '{"days": 1e999, "at": {"a": [-1e999]}}')
 
 
 @settings(max_examples=60, deadline=None)
