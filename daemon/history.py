@@ -38,13 +38,12 @@ class History:
             text: as the template renders it.
             tenant: who sent it, and got them.
             request_id: for the log.
-
         """
         found = self._answers.find(tenant, conversation.messages)
         encode = partial(self._encode, answers=found)
         if not found:
             return self._codec.encode(text, special_tokens=False), encode
-        prompt = encode_prompt(self._codec, conversation, found)
+        prompt = encode_prompt(self._codec, conversation, found, own=text)
         last = max(found)
         for miss in prompt.misses:
             if miss.message == last:

@@ -156,6 +156,7 @@ def encode_prompt(
     conversation: Conversation,
     answers: Mapping[int, Answer],
     *,
+    own: str | None = None,
     generation_prompt: bool = True,
 ) -> Prompt:
     """Render a conversation to tokens, with remembered answers as they were generated.
@@ -164,13 +165,15 @@ def encode_prompt(
         codec: of the model.
         conversation: its tools and options included.
         answers: by the index of their messages; those of later messages are left out.
+        own: as the template renders it, if that is known.
         generation_prompt: whether the beginning of an answer follows.
 
     Raises:
         TemplateError: as `ChatTemplate.render`.
     """
     template = codec.template
-    own = template.render(conversation, generation_prompt=generation_prompt)
+    if own is None:
+        own = template.render(conversation, generation_prompt=generation_prompt)
     messages = conversation.messages
     known = {i: a for i, a in sorted(answers.items()) if i < len(messages)}
     same = {i: a for i, a in known.items() if _is_same(messages[i], a)}
