@@ -15,7 +15,7 @@ from .metrics import Metrics
 log = structlog.get_logger()
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, frozen=True):
     """What one request took, in tokens."""
 
     prompt_tokens: int
@@ -36,8 +36,8 @@ class Generation:
     Attributes:
         reader: of its tokens; knows what has come so far.
         finish_reason: None until the answer has ended.
-        usage: grows as the answer does.
         tokens: of the answer so far.
+        cached_tokens: of the prompt; 0 until the request has left the queue.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Generation:
     ) -> None:
         self.request = request
         self.reader = reader
-        self.usage = Usage(len(request.prompt))
+        self.cached_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.tokens: list[int] = []
         self._handoff = handoff
@@ -85,6 +85,12 @@ class Generation:
         self._metrics.requests.labels(str(self.finish_reason)).inc()
         self._write_log_line()
 
+    @property
+    def usage(self) -> Usage:
+        """What it has taken so far."""
+        prompt, answer = len(self.request.prompt), len(self.tokens)
+        return Usage(prompt, self.cached_tokens, answer, self.reader.reasoning_tokens)
+
     async def next(self) -> list[Delta] | None:
         """Wait for more of the answer; None at the end. Safe to cancel and call again.
 
@@ -114,7 +120,7 @@ class Generation:
         return None
 
     def _start(self, event: Started) -> None:
-        self._matched, self.usage.cached_tokens = event.matched, event.cached
+        self._matched, self.cached_tokens = event.matched, event.cached
         self._metrics.queue_seconds.observe(event.at - self._arrived_at)
 
     def _take(self, event: TokenEvent) -> list[Delta]:
@@ -125,7 +131,6 @@ class Generation:
         else:
             self._metrics.inter_token_latency.observe(event.at - self._last_at)
         self._last_at = event.at
-        self.usage.completion_tokens += 1
         self.tokens.append(event.token)
         try:
             deltas = self.reader.push(event.token, event.logprobs)
@@ -133,7 +138,6 @@ class Generation:
             failure = ComputationError(f"token {event.token} cannot be decoded: {error}")
             self.fail(failure)
             raise failure from error
-        self.usage.reasoning_tokens = self.reader.reasoning_tokens
         if self.reader.done:
             self.finish_reason = FinishReason.STOP
             self.cancel()  # others of the same request may go on for long

@@ -84,7 +84,7 @@ def generation_of(
     unused: Any = None  # it is never submitted
     request = make_request("req-1", list(range(10)), max_tokens=max_tokens)
     generation = Generation(request, unused, reader, unused, 0.0)
-    generation.usage.cached_tokens = 7
+    generation.cached_tokens = 7
     return generation
 
 
@@ -108,7 +108,7 @@ def answered(
     sent = [answers.opening(), answers.keepalive(), answers.began(0)]
     for token in range(len(script)):
         if not generation.reader.done:
-            generation.usage.completion_tokens += 1
+            generation.tokens.append(token)
             sent.append(answers.deltas(0, generation.reader.push(token, None)))
     sent.append(answers.deltas(0, generation.reader.flush()))
     generation.finish_reason = finish
