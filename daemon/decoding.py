@@ -20,6 +20,12 @@ class CheckedBody(msgspec.Struct):
         """Raise an APIError for what cannot be done."""
 
 
+class ModelBody(CheckedBody, kw_only=True):
+    """A body that may name the model it is for."""
+
+    model: str | None = None
+
+
 Body = TypeVar("Body", bound=CheckedBody)
 Part = TypeVar("Part")
 

@@ -1,7 +1,7 @@
 """What every handler stands on: who asks, what was sent, and how answers go back."""
 
 import time
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -13,7 +13,7 @@ from ..config import Settings
 from ..connections import connection_of
 from ..conversations import named_conversation, session
 from ..cors import CrossOrigin
-from ..decoding import Body, decode
+from ..decoding import Body, ModelBody, decode
 from ..failures import APIError
 from ..generations import Generations
 from ..protocols.answers import AnswerEncoder
@@ -23,6 +23,16 @@ from ..service import Caller, Service, still_loading
 from ..status import Status, status
 from ..streaming import EventStream
 from ..tenants import identify
+
+Named = TypeVar("Named", bound=ModelBody)
+
+
+class Received(NamedTuple, Generic[Named]):
+    """A request that was read: whose it is, who serves it, what it says."""
+
+    caller: Caller
+    service: Service
+    body: Named
 
 
 class Entry:
@@ -101,6 +111,18 @@ class Entry:
             "that name too, start it with --alias NAME or [models.aliases] in umbel.toml"
         )
         raise APIError(404, message, code="model_not_found", param="model")
+
+    async def read(self, request: web.Request, kind: type[Named]) -> Received[Named]:
+        """Read a request of the model: who asks, and what for.
+
+        Raises:
+            APIError: nobody may ask so, it is no such body, or there is no such model.
+            UnavailableError: the model is still loading, or other bodies take the room.
+        """
+        caller, service = self.caller(request), self.loaded()
+        body = await self.body(request, kind)
+        self.check_model(body.model)
+        return Received(caller, service, body)
 
     async def body(self, request: web.Request, kind: type[Body]) -> Body:
         """Read and decode a body; a large one off the event loop.

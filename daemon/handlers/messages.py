@@ -23,10 +23,7 @@ class MessagesHandlers:
 
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/messages`."""
-        entry, caller = self._entry, self._entry.caller(request)
-        service = entry.loaded()
-        body = await entry.body(request, MessagesRequest)
-        entry.check_model(body.model)
+        caller, service, body = await self._entry.read(request, MessagesRequest)
         generations = await service.generate(body, caller)
         answers = MessageAnswers(
             caller.request_id,
@@ -35,12 +32,9 @@ class MessagesHandlers:
             max_tokens=body.max_tokens,
             shows_thinking=body.shows_thinking,
         )
-        return await entry.answer(request, generations, answers, stream=body.stream)
+        return await self._entry.answer(request, generations, answers, stream=body.stream)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """`POST /v1/messages/count_tokens`: how many tokens the prompt has."""
-        entry, caller = self._entry, self._entry.caller(request)
-        service = entry.loaded()
-        body = await entry.body(request, CountRequest)
-        entry.check_model(body.model)
+        caller, service, body = await self._entry.read(request, CountRequest)
         return json_response({"input_tokens": await service.count_tokens(body, caller)})

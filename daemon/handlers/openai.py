@@ -36,10 +36,7 @@ class OpenAIHandlers:
         kind: type[ChatRequest | CompletionRequest],
         encoder: type[ChatAnswers | CompletionAnswers],
     ) -> web.StreamResponse:
-        entry, caller = self._entry, self._entry.caller(request)
-        service = entry.loaded()
-        body = await entry.body(request, kind)
-        entry.check_model(body.model)
+        caller, service, body = await self._entry.read(request, kind)
         generations = await service.generate(body, caller)
         answers = encoder(
             caller.request_id,
@@ -48,4 +45,4 @@ class OpenAIHandlers:
             service.fingerprint,
             usage=body.wants_usage,
         )
-        return await entry.answer(request, generations, answers, stream=body.stream)
+        return await self._entry.answer(request, generations, answers, stream=body.stream)

@@ -50,10 +50,8 @@ class ResponsesHandlers:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/responses`."""
-        entry, caller = self._entry, self._entry.caller(request)
-        service, desk = entry.loaded(), entry.stored()
-        body = await entry.body(request, ResponsesRequest)
-        entry.check_model(body.model)
+        caller, service, body = await self._entry.read(request, ResponsesRequest)
+        desk = self._entry.stored()
         past = await self._past(body, caller)
         turn = ResponseTurn(body, caller, past, service.model_name, desk)
         running = caller.tenant, turn.id
@@ -62,7 +60,7 @@ class ResponsesHandlers:
             answers = turn.answers(generations)
             self._running[running] = turn
             if body.stream:
-                return await entry.answer(request, generations, answers, stream=True)
+                return await self._entry.answer(request, generations, answers, stream=True)
             return await self._whole(request, generations, answers)
         except Exception:
             turn.discard()
@@ -73,10 +71,8 @@ class ResponsesHandlers:
 
     async def input_tokens(self, request: web.Request) -> web.Response:
         """`POST /v1/responses/input_tokens`: what a response would have to read."""
-        entry, caller = self._entry, self._entry.caller(request)
-        service, desk = entry.loaded(), entry.stored()
-        body = await entry.body(request, ResponsesRequest)
-        entry.check_model(body.model)
+        caller, service, body = await self._entry.read(request, ResponsesRequest)
+        desk = self._entry.stored()
         past = await self._past(body, caller)
         turn = TurnBody(body=body, caller=caller, past=past, store=desk.store)
         tokens = await service.count_tokens(turn, caller)

@@ -21,16 +21,12 @@ class TokenHandlers:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """`POST /tokenize`: the tokens of a text, or of a conversation with its beginning."""
-        caller, service = self._entry.caller(request), self._entry.loaded()
-        body = await self._entry.body(request, TokenizeRequest)
-        self._entry.check_model(body.model)
+        caller, service, body = await self._entry.read(request, TokenizeRequest)
         tokens = await service.tokenize(body, caller)
         length = {"max_model_len": service.context_length}
         return json_response({"count": len(tokens), **length, "tokens": tokens})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """`POST /detokenize`: what tokens write, special ones by their names."""
-        caller, service = self._entry.caller(request), self._entry.loaded()
-        body = await self._entry.body(request, DetokenizeRequest)
-        self._entry.check_model(body.model)
+        caller, service, body = await self._entry.read(request, DetokenizeRequest)
         return json_response({"prompt": await service.detokenize(body, caller)})

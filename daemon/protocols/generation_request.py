@@ -7,7 +7,7 @@ import msgspec
 from ...models.params import SamplingParams
 from ...models.text.constraint import Constraint
 from ...models.text.conversation import Conversation
-from ..decoding import CheckedBody
+from ..decoding import ModelBody
 from ..failures import APIError
 from ..workers import Check
 
@@ -44,10 +44,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             raise APIError(400, message, param="n")
 
 
-class GenerationBody(CheckedBody, kw_only=True):
+class GenerationBody(ModelBody, kw_only=True):
     """A decoded body that asks for answers. Unknown fields are ignored, as the SDKs expect."""
 
-    model: str | None = None
     stream: bool | None = None
 
     @abstractmethod

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw
 
 from ...models.text.conversation import Conversation
-from ..decoding import CheckedBody, decode_part
+from ..decoding import ModelBody, decode_part
 from ..failures import APIError
 from ..workers import Check
 from .chat import MAX_MESSAGES, ChatRequest
@@ -15,10 +15,9 @@ from .tools import ToolList
 _NULL = Raw(b"null")
 
 
-class TokenizeRequest(CheckedBody, kw_only=True):
+class TokenizeRequest(ModelBody, kw_only=True):
     """The body: a text, or a conversation as chat completions have it."""
 
-    model: str | None = None
     prompt: Raw = _NULL
     messages: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: ToolList | None = None
@@ -66,11 +65,10 @@ class TokenizeRequest(CheckedBody, kw_only=True):
         return chat.read_conversation(check)
 
 
-class DetokenizeRequest(CheckedBody, kw_only=True):
+class DetokenizeRequest(ModelBody, kw_only=True):
     """The body: token ids."""
 
     tokens: Raw
-    model: str | None = None
 
     def tokens_to_read(self) -> list[int]:
         """Read the ids.
