@@ -6,6 +6,7 @@ from ..protocols.chat import ChatRequest
 from ..protocols.chat_answers import ChatAnswers
 from ..protocols.completion_answers import CompletionAnswers
 from ..protocols.completions import CompletionRequest
+from ..protocols.openai_answers import OpenAIAnswers
 from .entry import Entry
 
 
@@ -34,7 +35,7 @@ class OpenAIHandlers:
         self,
         request: web.Request,
         kind: type[ChatRequest | CompletionRequest],
-        encoder: type[ChatAnswers | CompletionAnswers],
+        encoder: type[OpenAIAnswers],
     ) -> web.StreamResponse:
         caller, service, body = await self._entry.read(request, kind)
         generations = await service.generate(body, caller)

@@ -1,67 +1,25 @@
 """Answers of OpenAI's chat completions, whole and in chunks."""
 
-import time
 from typing import Any
 
 from ...models.text.conversation import ToolCall
 from ...models.text.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from ...scheduler.request import FinishReason
 from ..answer_reader import Delta
-from ..failures import APIError
-from ..generation import Generation, Usage
-from ..generations import Generations
+from ..generation import Generation
 from ..logprobs import Told
-from .answers import COMMENT, data_event
-
-DONE = b"data: [DONE]\n\n"
+from .openai_answers import OpenAIAnswers
 
 
-class ChatAnswers:
-    """Writes the answers of one chat completion; see `AnswerEncoder`.
+class ChatAnswers(OpenAIAnswers):
+    """Writes the answers of one chat completion."""
 
-    Args:
-        request_id: of the request.
-        generations: its answers.
-        model: the name the answer carries.
-        fingerprint: the model's fingerprint, sent as `system_fingerprint`.
-        usage: whether a stream carries its usage.
-    """
-
-    def __init__(
-        self,
-        request_id: str,
-        generations: Generations,
-        model: str,
-        fingerprint: str,
-        *,
-        usage: bool,
-    ) -> None:
-        self._generations = generations
-        self._usage = usage
-        self._common = {
-            "id": request_id.replace("req", "chatcmpl", 1),
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-
-    def whole(self) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
-        return {
-            **self._common,
-            "object": "chat.completion",
-            "choices": [_whole_choice(i, g) for i, g in enumerate(self._generations.answers)],
-            "usage": usage_of(self._generations.usage),
-        }
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self) -> bytes:
         """Each choice says whose it is."""
         delta = {"role": "assistant", "content": ""}
         return b"".join(self._chunk(i, delta) for i in range(len(self._generations.answers)))
-
-    def began(self, _choice: int) -> bytes:
-        """Nothing."""
-        return b""
 
     def deltas(self, choice: int, deltas: list[Delta]) -> bytes:
         """A chunk for each part."""
@@ -71,18 +29,21 @@ class ChatAnswers:
         """The chunk that says why a choice ended."""
         return self._chunk(choice, {}, finish_reason(self._generations.answers[choice]))
 
-    def closing(self) -> bytes:
-        """The usage, if it was asked for, and the end."""
-        usage = usage_of(self._generations.usage)
-        return (self._event([], usage=usage) if self._usage else b"") + DONE
-
-    def keepalive(self) -> bytes:
-        """A comment."""
-        return COMMENT
-
-    def failure(self, error: APIError) -> bytes:
-        """The error; no `[DONE]` follows it."""
-        return b"data: " + error.body() + b"\n\n"
+    def _whole_choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        answer = generation.reader.collected()
+        # Clients take null for "only calls"; without any, text may be empty and is still text.
+        content = None if answer.calls and not answer.text else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [_whole_call(call) for call in answer.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": _logprobs(answer.tokens),
+            "finish_reason": finish_reason(generation),
+        }
 
     def _delta(self, choice: int, delta: Delta) -> bytes:
         match delta.event:
@@ -109,10 +70,6 @@ class ChatAnswers:
         shown = {"index": choice, "delta": delta, "finish_reason": finish}
         return self._event([{**shown, "logprobs": _logprobs(tokens)}])
 
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        kind = {"object": "chat.completion.chunk"}
-        return data_event({**self._common, **kind, "choices": choices, **more})
-
 
 def finish_reason(generation: Generation) -> str | None:
     """Say why an answer ended, as OpenAI does."""
@@ -120,34 +77,6 @@ def finish_reason(generation: Generation) -> str | None:
     if reason is FinishReason.STOP and generation.reader.has_calls:
         return "tool_calls"
     return reason
-
-
-def usage_of(used: Usage) -> dict[str, Any]:
-    """OpenAI's usage, with the cached tokens always in it."""
-    return {
-        "prompt_tokens": used.prompt_tokens,
-        "completion_tokens": used.completion_tokens,
-        "total_tokens": used.prompt_tokens + used.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": used.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": used.reasoning_tokens},
-    }
-
-
-def _whole_choice(index: int, generation: Generation) -> dict[str, Any]:
-    answer = generation.reader.collected()
-    # Clients take null for "only calls"; without any, text may be empty and is still text.
-    content = None if answer.calls and not answer.text else answer.text
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.calls:
-        message["tool_calls"] = [_whole_call(call) for call in answer.calls]
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": _logprobs(answer.tokens),
-        "finish_reason": finish_reason(generation),
-    }
 
 
 def _whole_call(call: ToolCall) -> dict[str, Any]:
