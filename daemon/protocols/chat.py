@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from ...models.text.constraint import Constraint, JSONObject, JSONSchema
+from ...models.text.constraint import Constraint
 from ...models.text.conversation import CacheHint, Conversation, Message, ToolCall
 from ..decoding import decode_part
 from ..failures import APIError
@@ -13,7 +13,7 @@ from ..quoting import quote
 from ..workers import Check
 from .cache_control import MarkedText, marked
 from .generation_request import GenerationRequest, unsupported
-from .openai_fields import OpenAIFields, Tokens
+from .openai_fields import FormatKind, OpenAIFields, Tokens, format_constraints
 from .template_options import read_options
 from .tools import ToolList, check_results, read_chat_tools, read_choice
 
@@ -89,7 +89,7 @@ class SchemaFormat(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     """What the content must be."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatKind
     json_schema: SchemaFormat | None = None
 
     def constraints(self) -> list[Constraint]:
@@ -98,14 +98,10 @@ class ResponseFormat(msgspec.Struct):
         Raises:
             APIError: 400, there is no schema.
         """
-        if self.type == "text":
-            return []
-        if self.type == "json_object":
-            return [JSONObject()]
-        if self.json_schema is None:
-            message = "response_format of type json_schema needs json_schema.schema"
-            raise APIError(400, message, param="response_format.json_schema")
-        return [JSONSchema(self.json_schema.schema)]
+        schema = None if self.json_schema is None else self.json_schema.schema
+        return format_constraints(
+            self.type, schema=schema, field="response_format", place="json_schema.schema"
+        )
 
 
 class ConversationId(msgspec.Struct):

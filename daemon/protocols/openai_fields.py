@@ -1,7 +1,7 @@
 """What OpenAI's chat and text completions share: the fields that choose tokens."""
 
 import secrets
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -66,6 +66,37 @@ class StreamOptions(msgspec.Struct):
     """What a stream carries besides the answer."""
 
     include_usage: bool | None = None
+
+
+FormatKind = Literal["text", "json_object", "json_schema"]
+
+
+def format_constraints(
+    kind: FormatKind,
+    *,
+    schema: dict[str, Any] | bool | None,
+    field: str,
+    place: str,
+) -> list[Constraint]:
+    """List what a format's text must match; nothing for text.
+
+    Args:
+        kind: of the format.
+        schema: that it has, if any.
+        field: where the format stands in the body.
+        place: where its schema stands in it.
+
+    Raises:
+        APIError: 400, there is no schema.
+    """
+    if kind == "text":
+        return []
+    if kind == "json_object":
+        return [JSONObject()]
+    if schema is None:
+        message = f"{field} of type json_schema needs {place}"
+        raise APIError(400, message, param=f"{field}.{place.split('.', maxsplit=1)[0]}")
+    return [JSONSchema(schema)]
 
 
 class StructuredOutputs(msgspec.Struct):

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
-from ...models.text.constraint import Constraint, JSONObject, JSONSchema
+from ...models.text.constraint import Constraint
 from ...models.text.conversation import Conversation, Message
 from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
 from .chat import ConversationId, ConversationName
 from .generation_request import GenerationRequest, unsupported
-from .openai_fields import OpenAIFields, Tokens
+from .openai_fields import FormatKind, OpenAIFields, Tokens, format_constraints
 from .response_items import split_input
 from .response_messages import FindItem, read_items
 from .response_tools import ResponseTools, read_response_choice, read_response_tools
@@ -66,7 +66,7 @@ class ReasoningOptions(msgspec.Struct):
 class TextFormat(msgspec.Struct, omit_defaults=True):
     """What the text must be."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatKind
     name: Annotated[str, Meta(max_length=64)] | None = None
     description: str | None = None
     schema: dict[str, Any] | bool | None = None
@@ -78,14 +78,9 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
         Raises:
             APIError: 400, there is no schema.
         """
-        if self.type == "text":
-            return []
-        if self.type == "json_object":
-            return [JSONObject()]
-        if self.schema is None:
-            message = "text.format of type json_schema needs schema"
-            raise APIError(400, message, param="text.format.schema")
-        return [JSONSchema(self.schema)]
+        return format_constraints(
+            self.type, schema=self.schema, field="text.format", place="schema"
+        )
 
 
 class TextOptions(msgspec.Struct):
