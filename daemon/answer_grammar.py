@@ -38,7 +38,7 @@ def text_grammar(compiler: GrammarCompiler, constraint: Constraint | None) -> Gr
     Raises:
         APIError: 400, it cannot be honoured.
     """
-    return None if constraint is None else _compile(compiler, constraint, None, ())
+    return None if constraint is None else _compile(compiler, constraint, None, "", ())
 
 
 def conversation_grammar(

@@ -404,7 +404,7 @@ def test_a_grammar_takes_no_more_than_is_estimated(
     wanted = JSONSchema({"type": "object", **schema})
     compiler.compile(JSONObject())  # what all grammars have in common is there
     before = heap()
-    grammar = compiler._compile(wanted, None, ())
+    grammar = compiler._compile(wanted, module._Around(None, "", ()))
     for _ in range(3):
         matcher = grammar.matcher()
         for _ in range(100):
