@@ -96,9 +96,10 @@ class TokenLedger:
         if not data:
             return self._written
         done = self._utf8.decode(data[:1])
-        # The byte may have ended a character, or be one; else its own is still open.
-        is_open = bool(self._utf8.getstate()[0])
-        place = self._written + len(done) - (not is_open)
+        # The byte is in the last character so far. Bytes that wait for more are one character, or
+        # two where they can be no beginning (a surrogate's), which the decoder sees later.
+        waiting = self._utf8.getstate()[0].decode(errors="replace")
+        place = self._written + len(done) + len(waiting) - 1
         self._written += len(done) + len(self._utf8.decode(data[1:]))
         return place
 

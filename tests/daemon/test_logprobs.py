@@ -94,6 +94,7 @@ def places_of(written: list[bytes]) -> list[int]:
 @relaxed
 @given(text=TEXTS, noise=TOKENS, stops=STOPS)
 @example(text="", noise=[], stops=[])
+@example(text="", noise=[172, 97], stops=[])  # ED A1, the beginning of a surrogate
 def test_each_token_is_told_once_with_its_text(
     tiny: LoadedModel, text: str, noise: list[int], stops: list[str]
 ) -> None:
