@@ -9,7 +9,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from ..scheduler.errors import RequestError
 from .answer_headers import ENTERED, FOR_BROWSERS, REQUEST_ID, SHARE, answer_headers
-from .connections import connection_of
+from .connection import connection_of
 from .failures import APIError, as_api_error
 from .handlers.cache import CacheHandlers
 from .handlers.entry import Entry

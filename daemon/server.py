@@ -19,6 +19,7 @@ from .app import application
 from .assembly import Assembly, assemble, refuse_used_folder
 from .cache_desk import CacheDesk
 from .config import Settings
+from .connection import behind_connections
 from .connections import Connections
 from .descriptors import most_connections, raise_limit
 from .errors import SocketError, StartError
@@ -153,7 +154,7 @@ class Daemon:
     async def _listen(self, **where: Any) -> asyncio.Server:
         """Accept connections there; each stands between its transport and aiohttp."""
         loop = asyncio.get_running_loop()
-        protocol = self._connections.protocol(self._protocol)
+        protocol = behind_connections(self._connections, self._protocol)
         server: asyncio.Server = await loop.create_server(protocol, backlog=BACKLOG, **where)
         self._servers.append(server)
         return server

@@ -10,7 +10,7 @@ from ..aliases import DEFAULT_MODEL
 from ..answer_headers import ENTERED, REQUEST_ID, SHARE, answer_headers
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
 from ..config import Settings
-from ..connections import connection_of
+from ..connection import connection_of
 from ..conversations import named_conversation, session
 from ..cors import CrossOrigin
 from ..decoding import Body, ModelBody, decode

@@ -13,7 +13,8 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from umbel.daemon.connections import Connections, connection_of
+from umbel.daemon.connection import behind_connections, connection_of
+from umbel.daemon.connections import Connections
 from umbel.daemon.inflow import MOST_AHEAD, SLICE, Ahead, Inflow
 from umbel.daemon.wire import WireProtocol
 
@@ -247,7 +248,7 @@ async def serving() -> AsyncIterator[Server]:
             return WireProtocol(runner.server, loop=loop, read_bufsize=1 << 16)
 
         listener = await loop.create_unix_server(
-            server.connections.protocol(protocol), str(server.path)
+            behind_connections(server.connections, protocol), str(server.path)
         )
         try:
             async with asyncio.timeout(PATIENCE):
