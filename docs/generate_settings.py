@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/settings.md from `umbel.daemon.config.Settings`.
+"""Writes docs/settings.md from `umbel.daemon.config.SETTINGS`.
 
 `python docs/generate_settings.py` prints the page; `--write` puts it in its place.
 """
@@ -8,14 +8,8 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import typer.main
-from typer.core import TyperGroup
-
-from umbel.daemon.cli import app
-from umbel.daemon.config import ENV_PREFIX, Settings, file_key
+from umbel.daemon.config import SETTINGS, Setting
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -26,8 +20,8 @@ Written by `docs/generate_settings.py`; do not edit it by hand.
 
 A setting is a key of the configuration file, an environment variable and, for most, a flag of
 `umbel serve`. A flag is stronger than the variable, and the variable stronger than the file.
-Durations are in seconds. An unknown key, an unknown variable that begins with `UMBEL_` and a
-value out of bounds keep the daemon from starting; the message says which it was.
+An unknown key, an unknown variable that begins with `UMBEL_` and a value out of bounds keep the
+daemon from starting; the message says where it was given, and what there could be instead.
 
 The file is TOML. It is named by `--config` or `UMBEL_CONFIG`, or else it is `umbel.toml` in the
 user's configuration folder: `~/.config/umbel/` on Linux,
@@ -75,59 +69,30 @@ the daemon from starting. [memory.md](memory.md#the-budget) has the default,
 or a `disk_bytes` of 0, there is no state on disk either.
 """
 
-_OF_STRINGS = {"object": "table of strings", "array": "list of strings"}
-_BOUNDS = (
-    ("minimum", "at least {}"),
-    ("exclusiveMinimum", "over {}"),
-    ("maximum", "at most {}"),
-    ("minLength", "at least {} character"),
-)
-
 
 def render() -> str:
     """Write the whole page."""
     return _INTRODUCTION + "".join(f"| {' | '.join(row)} |\n" for row in _rows()) + _NOTES
 
 
-def serve_flags() -> dict[str, str]:
-    """Map the parameters of `umbel serve` to their flags."""
-    group = typer.main.get_command(app)
-    if not isinstance(group, TyperGroup):
-        raise TypeError("umbel has subcommands")
-    return {p.name: p.opts[0] for p in group.commands["serve"].params}
-
-
 def _rows() -> Iterator[tuple[str, ...]]:
-    flags = serve_flags()
-    for key, schema in _schemas().items():
-        flag = flags.get(key)
+    for setting in SETTINGS.values():
         yield (
-            f"`{file_key(key)}`",
-            f"`{ENV_PREFIX}{key.upper()}`",
-            f"`{flag}`" if flag else "none",
-            _value(schema),
-            "unset" if schema["default"] in (None, [], {}) else f"`{schema['default']}`",
-            schema["description"],
+            f"`{setting.key}`",
+            f"`{setting.variable}`",
+            f"`{setting.flag}`" if setting.flag else "none",
+            setting.values,
+            _default(setting),
+            setting.about.does,
         )
 
 
-def _schemas() -> dict[str, dict[str, Any]]:
-    properties: dict[str, dict[str, Any]] = msgspec.json.schema(Settings)["$defs"]["Settings"][
-        "properties"
-    ]
-    return properties
-
-
-def _value(schema: dict[str, Any]) -> str:
-    """Say what a value may be: its type and its bounds."""
-    if "anyOf" in schema:
-        return ", or ".join(_value(part) for part in schema["anyOf"] if part["type"] != "null")
-    if "enum" in schema:
-        return ", ".join(f"`{choice}`" for choice in schema["enum"])
-    if schema["type"] in _OF_STRINGS:
-        return _OF_STRINGS[schema["type"]]
-    bounds = [text.format(schema[name]) for name, text in _BOUNDS if name in schema]
-    return ", ".join([schema["type"], *bounds])
+def _default(setting: Setting) -> str:
+    if setting.about.unset:
+        return f"unset: {setting.about.unset}"
+    if isinstance(setting.default, bool):
+        return f"`{str(setting.default).lower()}`"
+    return f"`{setting.default}`"
 
 
 def main() -> None:

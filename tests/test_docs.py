@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from umbel.daemon.app import application
 from umbel.daemon.cli import app as cli
-from umbel.daemon.config import ENV_PREFIX, Settings, file_key
+from umbel.daemon.config import SETTINGS, Settings
 from umbel.daemon.generation import Generation
 from umbel.daemon.handlers.entry import Entry
 from umbel.daemon.metrics import Metrics
@@ -82,8 +82,7 @@ def test_settings_page_is_generated() -> None:
 
 def test_settings_page_has_every_setting() -> None:
     """Each setting stands there as key and as environment variable."""
-    keys = Settings.__struct_fields__
-    names = [*map(file_key, keys), *(ENV_PREFIX + key.upper() for key in keys)]
+    names = [name for setting in SETTINGS.values() for name in (setting.key, setting.variable)]
     assert _not_in("settings.md", names) == []
 
 

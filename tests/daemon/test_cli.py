@@ -219,10 +219,14 @@ def test_models(tiny_daemon: RunningDaemon, short_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("serve", "--port", "99999"), "setting port: Expected `int` <= 65535"),
+        (("serve", "--port", "99999"), "--port is '99999'; it must be a whole number, 0 to 65535"),
+        (
+            ("serve", "--cache-bytes", "8 gigs"),
+            "--cache-bytes is '8 gigs'; it must be a size: 8GiB",
+        ),
         (("serve", "--host", "0.0.0.0", "--port", "0"), "can be reached from outside"),  # noqa: S104
         (("serve", "--config", "missing.toml"), "there is no configuration file missing.toml"),
-        (("serve", "--log-format", "xml"), "log_format: Invalid enum value 'xml'"),
+        (("serve", "--log-format", "xml"), "--log-format is 'xml'; it must be json or text"),
     ],
 )
 def test_bad_settings(words: tuple[str, ...], expected: str, short_path: Path) -> None:

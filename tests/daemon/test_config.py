@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from umbel.daemon.config import Settings, default_socket, is_loopback, load
+from umbel.daemon.config import SETTINGS, Setting, Settings, default_socket, is_loopback, load
 from umbel.daemon.errors import ConfigError
 
 
@@ -44,29 +45,81 @@ def test_no_file_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("modle = 'x'", "unknown key of umbel.toml 'modle'; there are: model"),
-        ("port = 99999", "key of umbel.toml port: Expected `int` <= 65535"),
-        ("port = 'http'", "key of umbel.toml port: Expected `int"),
-        ("prefill_chunk = 0", "prefill_chunk: Expected `int` >= 1"),
-        ("keepalive = -1", "keepalive: Expected `float` > 0"),
-        ("log_format = 'xml'", "log_format: Invalid enum value 'xml'"),
-        ("not toml", "cannot read"),
+        (
+            "modle = 'x'",
+            "unknown key 'modle'; did you mean model? There are: model, models.aliases",
+        ),
+        ("cache-bytes = 1", "unknown key 'cache-bytes'; did you mean cache_bytes?"),
+        ("xyzzy = 1", "unknown key 'xyzzy'; there are: model, models.aliases, socket, host, port"),
+        ("port = 99999", "port is '99999'; it must be a whole number, 0 to 65535"),
+        ("port = '80'", "port is '80'; it must be a whole number"),
+        ("prefill_chunk = 0", "prefill_chunk is '0'; it must be a whole number of tokens, 1 to"),
+        ("keepalive = -1", "keepalive is '-1'; it must be a number of seconds, over 0"),
+        ("keepalive = nan", "keepalive is 'nan'; it must be a number of seconds, over 0"),
+        ("exact = 'yes'", "exact is 'yes'; it must be true or false"),
+        ("log_format = 'xml'", "log_format is 'xml'; it must be json or text"),
+        ("cors_origins = 'x'", "cors_origins is 'x'; it must be a list of strings"),
     ],
 )
 def test_bad_file(toml: Path, text: str, words: str) -> None:
-    """An unknown key or a bad value is refused with the key's name."""
+    """An unknown key or a bad value is refused with the names of file and key."""
     toml.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load({}, file=toml, environment={})
-    assert words in str(caught.value)
+    assert f"{toml}: {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"not toml", b"model = '\xff'"])
+def test_unreadable_file(toml: Path, text: bytes) -> None:
+    """What is no TOML, or no text, is refused with the file's name."""
+    toml.write_bytes(text)
+    with pytest.raises(ConfigError, match=f"cannot read {toml}: "):
+        load({}, file=toml, environment={})
+
+
+@pytest.mark.parametrize("size", ["8 gigs", "8GBB", "8gb", "", "-5", "1.5GiB"])
+def test_bad_size(toml: Path, size: str) -> None:
+    """It is said what a size looks like, and which flag, variable or key has none."""
+    wrong = f" is '{size}'; it must be a size: 8GiB, 500MB, or a whole number of bytes"
+    toml.write_text(f"disk_bytes = '{size}'")
+    for flags, environment, file, place in (
+        ({"cache_bytes": size}, {}, None, "--cache-bytes"),
+        ({}, {"UMBEL_CACHE_BYTES": size}, None, "UMBEL_CACHE_BYTES"),
+        ({}, {}, toml, f"{toml}: disk_bytes"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load(flags, file=file, environment=environment)
+        assert str(caught.value) == place + wrong
+
+
+def test_sizes(toml: Path) -> None:
+    """A size has a unit or none; in the file it may be a number."""
+    toml.write_text("disk_bytes = 4096")
+    sizes = load({"cache_bytes": "500 MB"}, file=toml, environment={"UMBEL_BODY_BYTES": "8GiB"})
+    assert (sizes.cache_budget, sizes.disk_budget) == (500_000_000, 4096)
+    assert sizes.body_budget == 8 << 30
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_what_is_said_of_a_setting(setting: Setting) -> None:
+    """Each has words for what it does, may be, and is by default; and its default may be."""
+    assert setting.about.does.endswith(".")
+    assert setting.values
+    assert bool(setting.about.unset) is (setting.default in (None, [], {}))
+    assert msgspec.convert(setting.default, setting.kind) == getattr(Settings(), setting.name)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("UMBEL_PRT", "80", "unknown environment variable UMBEL_PRT; there are: model"),
-        ("UMBEL_PORT", "http", "UMBEL_PORT='http': Expected `int"),
-        ("UMBEL_STOP_GRACE", "-1", "UMBEL_STOP_GRACE='-1': Expected `float` >= 0"),
+        ("UMBEL_PRT", "80", "unknown environment variable 'UMBEL_PRT'; did you mean UMBEL_PORT?"),
+        ("UMBEL_PRT", "80", "There are: UMBEL_MODEL, UMBEL_ALIASES, UMBEL_SOCKET, UMBEL_HOST, "),
+        ("UMBEL_XYZZY", "1", "'UMBEL_XYZZY'; there are: UMBEL_MODEL, UMBEL_ALIASES, UMBEL_SOCK"),
+        ("UMBEL_CONFIGS", "x", "did you mean UMBEL_CONFIG?"),
+        ("UMBEL_PORT", "http", "UMBEL_PORT is 'http'; it must be a whole number, 0 to 65535"),
+        ("UMBEL_STOP_GRACE", "-1", "UMBEL_STOP_GRACE is '-1'; it must be a number of seconds, at"),
+        ("UMBEL_BODY_BYTES", "5", "UMBEL_BODY_BYTES: it must be at least 1048576 bytes (1MiB)"),
+        ("UMBEL_HOST", "127.0.0.1", "UMBEL_HOST: it needs a port too"),
     ],
 )
 def test_bad_environment(name: str, value: str, words: str) -> None:
@@ -78,8 +131,16 @@ def test_bad_environment(name: str, value: str, words: str) -> None:
 
 def test_bad_flag() -> None:
     """The same for flags."""
-    with pytest.raises(ConfigError, match="setting port: Expected `int` <= 65535"):
-        load({"port": 70000}, environment={})
+    with pytest.raises(ConfigError, match="--port is '70000'; it must be a whole number, 0 to"):
+        load({"port": "70000"}, environment={})
+
+
+def test_a_key_is_never_shown(toml: Path) -> None:
+    """A message about `api_key` does not have its value: logs keep messages."""
+    toml.write_text("api_key = 12345")
+    with pytest.raises(ConfigError) as caught:
+        load({}, file=toml, environment={})
+    assert str(caught.value) == f"{toml}: api_key must be a non-empty string"
 
 
 def test_tcp_beyond_loopback_needs_a_key() -> None:
@@ -131,11 +192,11 @@ def test_longest_alias() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("models = 3", "unknown key of umbel.toml 'models'; there are: model, models.aliases"),
-        ("[models]\nalias = {}", "unknown key of umbel.toml 'models.alias'; there are: model"),
-        ("[aliases]\na = 'default'", "unknown key of umbel.toml 'aliases'"),
-        ("[models]\naliases = 'a'", "aliases: Expected `object`, got `str`"),
-        ("[models.aliases]\na = 3", "aliases[...]: Expected `str`, got `int`"),
+        ("models = 3", "unknown key 'models'; did you mean model? There are: model, models.al"),
+        ("[models]\nalias = {}", "unknown key 'models.alias'; did you mean models.aliases? There"),
+        ("[aliases]\na = 'default'", "unknown key 'aliases'; did you mean models.aliases? There"),
+        ("[models]\naliases = 'a'", "models.aliases is 'a'; it must be a table of strings"),
+        ("[models.aliases]\na = 3", "models.aliases is '{'a': 3}'; it must be a table of strings"),
     ],
 )
 def test_bad_table(toml: Path, text: str, words: str) -> None:

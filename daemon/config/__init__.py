@@ -1,0 +1,16 @@
+"""Settings: what there are, what is known of each, and where their values come from."""
+
+from .setting import ENV_PREFIX, Setting
+from .settings import SETTINGS, LogFormat, Settings, default_socket
+from .sources import is_loopback, load
+
+__all__ = [
+    "ENV_PREFIX",
+    "SETTINGS",
+    "LogFormat",
+    "Setting",
+    "Settings",
+    "default_socket",
+    "is_loopback",
+    "load",
+]

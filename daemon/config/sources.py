@@ -1,0 +1,164 @@
+"""Where values come from: `umbel.toml`, then `UMBEL_…`, then flags, each stronger than before."""
+
+import ipaddress
+import os
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import platformdirs
+
+from ..aliases import check_aliases, read_aliases
+from ..errors import ConfigError
+from ..origins import check_origins
+from ..quoting import quote
+from .setting import ENV_PREFIX, Setting
+from .settings import SETTINGS, Settings
+
+_FILE = f"{ENV_PREFIX}CONFIG"
+_LEAST_BODIES = 1 << 20
+
+# Settings that a flag, given several times, and a variable, with commas, have as words.
+_LISTED: dict[str, Callable[[list[str]], Any]] = {"aliases": read_aliases, "cors_origins": list}
+
+
+class _Given(NamedTuple):
+    """A value, and where it was given: a flag, a variable, or a file and its key."""
+
+    value: Any
+    place: str
+
+
+def load(
+    flags: Mapping[str, Any],
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Merge the three sources and check the result.
+
+    Args:
+        flags: what was given on the command line, by the settings' names; None means not given.
+            One that may be given several times is a list of words.
+        file: the file to read; by default `UMBEL_CONFIG`, else `umbel.toml` in the user's
+            configuration folder if it exists.
+        environment: where `UMBEL_…` variables are looked up.
+
+    Raises:
+        ConfigError: a file cannot be read, a name is unknown, or a value is of no use.
+    """
+    given = {
+        **_read_file(file, environment),
+        **_read_environment(environment),
+        **_read_flags(flags),
+    }
+    settings = Settings(**{name: value for name, (value, _) in given.items()})
+    _check(settings, given)
+    return settings
+
+
+def _read_file(file: Path | None, environment: Mapping[str, str]) -> dict[str, _Given]:
+    named = file or (Path(p) if (p := environment.get(_FILE)) else None)
+    path = named or Path(platformdirs.user_config_dir("umbel"), "umbel.toml")
+    try:
+        values = msgspec.toml.decode(path.read_bytes())
+    except FileNotFoundError as error:
+        if named is None:
+            return {}
+        raise ConfigError(f"there is no configuration file {path}") from error
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    settings = {setting.key: setting for setting in SETTINGS.values()}
+    given = {}
+    for key, value in _keys(values):
+        if key not in settings:
+            raise _unknown(f"{path}: unknown key", key, settings)
+        setting = settings[key]
+        given[setting.name] = _convert(setting, value, f"{path}: {key}", strict=True)
+    return given
+
+
+def _keys(file: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Yield the keys of a file and what they have, those in the settings' tables too."""
+    tables = {setting.about.table for setting in SETTINGS.values()}
+    for key, value in file.items():
+        if key in tables and isinstance(value, dict):
+            yield from ((f"{key}.{name}", part) for name, part in value.items())
+        else:
+            yield key, value
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, _Given]:
+    settings = {setting.variable: setting for setting in SETTINGS.values()}
+    given = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENV_PREFIX) or variable == _FILE:
+            continue
+        setting = settings.get(variable.upper())
+        if setting is None:
+            raise _unknown("unknown environment variable", variable, [*settings, _FILE])
+        value = _words(text) if setting.name in _LISTED else text
+        given[setting.name] = _convert(setting, value, variable)
+    return given
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _read_flags(flags: Mapping[str, Any]) -> dict[str, _Given]:
+    return {
+        name: _convert(SETTINGS[name], value, SETTINGS[name].flag or name)
+        for name, value in flags.items()
+        if value is not None
+    }
+
+
+def _convert(setting: Setting, value: Any, place: str, *, strict: bool = False) -> _Given:
+    """Bring a value into its setting's type: a file's is strict, others are made of text."""
+    if setting.name in _LISTED and not strict:
+        value = _LISTED[setting.name](value)
+    try:
+        return _Given(msgspec.convert(value, setting.kind, strict=strict), place)
+    except msgspec.ValidationError as error:
+        found = "" if setting.about.secret else f" is {quote(value)}; it"
+        raise ConfigError(f"{place}{found} must be {setting.values}") from error
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Say what there is instead, and what is nearest."""
+    names = {_bare(key): key for key in known}
+    near = get_close_matches(_bare(name), names, 1)
+    meant = f"did you mean {names[near[0]]}? There" if near else "there"
+    return ConfigError(f"{what} {quote(name)}; {meant} are: {', '.join(names.values())}")
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(ENV_PREFIX).casefold()
+
+
+def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
+    if settings.body_budget < _LEAST_BODIES:
+        place = given["body_bytes"].place
+        raise ConfigError(f"{place}: it must be at least {_LEAST_BODIES} bytes (1MiB)")
+    check_aliases(settings.aliases, settings.model)
+    check_origins(settings.cors_origins)
+    if settings.host is not None and settings.port is None:
+        raise ConfigError(f"{given['host'].place}: it needs a port too")
+    if settings.tcp and not is_loopback(settings.tcp[0]) and settings.api_key is None:
+        raise ConfigError(
+            f"{given['host'].place}: {settings.tcp[0]} can be reached from outside; "
+            f"set {SETTINGS['api_key'].variable}, or listen on 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address can only mean this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
