@@ -1,0 +1,5 @@
+"""The `umbel` command."""
+
+from .commands import app
+
+__all__ = ["app"]

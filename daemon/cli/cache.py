@@ -1,0 +1,98 @@
+"""`umbel cache`: what the running daemon remembers."""
+
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from ..config import Settings
+from ..errors import ConfigError
+from .options import takes_settings
+from .running import fail, report_console, run
+
+T = TypeVar("T")
+
+app = typer.Typer(help="Look into what the running daemon remembers.", no_args_is_help=True)
+
+
+@app.command("stats")
+@takes_settings("socket")
+def cache_stats(*, settings: Settings) -> None:
+    """Print the cache's shape and size."""
+    from ..cache_report import stats  # noqa: PLC0415  (keeps --help quick)
+
+    _report(stats, settings)
+
+
+@app.command("ls")
+@takes_settings("socket")
+def cache_ls(*, settings: Settings) -> None:
+    """List your own nodes, as a tree."""
+    from ..cache_report import nodes  # noqa: PLC0415  (keeps --help quick)
+
+    _report(nodes, settings)
+
+
+@app.command("verify")
+@takes_settings("socket")
+def cache_verify(*, settings: Settings) -> None:
+    """Check the cache's invariants; exit status 1 if one is broken."""
+    from ..cache_report import verify  # noqa: PLC0415  (keeps --help quick)
+
+    if not _report(verify, settings):
+        raise typer.Exit(1)
+
+
+@app.command("clear")
+@takes_settings("socket")
+def cache_clear(*, settings: Settings) -> None:
+    """Forget what you have there, in memory and on disk; what runs or is pinned stays."""
+    from ..cache_report import clear  # noqa: PLC0415  (keeps --help quick)
+
+    _report(clear, settings)
+
+
+@app.command("pin")
+@takes_settings("socket")
+def cache_pin(
+    prompt: Annotated[
+        Path | None, typer.Argument(help="File with a system prompt, or - for stdin.")
+    ] = None,
+    *,
+    conversation: Annotated[str | None, typer.Option(help="Pin this conversation instead.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the pin; else the file's name.")] = None,
+    settings: Settings,
+) -> None:
+    """Keep a system prompt, or a conversation, whatever else wants room."""
+    from ..cache_report import pin  # noqa: PLC0415  (keeps --help quick)
+
+    if (prompt is None) == (conversation is None):
+        fail(ConfigError("name a file with a system prompt, or a --conversation"))
+    if prompt is not None:
+        body = {"name": name or prompt.name, "system": _text_of(prompt)}
+    else:
+        body = {"conversation": conversation or ""}
+    _report(lambda path, console: pin(path, console, body), settings)
+
+
+@app.command("unpin")
+@takes_settings("socket")
+def cache_unpin(name: str, *, settings: Settings) -> None:
+    """Let a pinned prompt or conversation age like anything else."""
+    from ..cache_report import unpin  # noqa: PLC0415  (keeps --help quick)
+
+    _report(lambda path, console: unpin(path, console, name), settings)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(ConfigError(f"cannot read {path}: {error}"))
+
+
+def _report(report: Callable[[Path, Console], Coroutine[Any, Any, T]], settings: Settings) -> T:
+    return run(report(settings.socket_path, report_console()))

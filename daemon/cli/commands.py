@@ -1,0 +1,117 @@
+"""The commands of `umbel`, but for those about the cache."""
+
+from typing import Annotated
+
+import typer
+
+from ... import __version__
+from ..config import SETTINGS, Settings
+from ..errors import StartError
+from ..signals import StopSignals
+from . import cache
+from .options import takes_settings
+from .running import fail, report_console, run
+
+app = typer.Typer(
+    name="umbel",
+    help="Serve many LLM agents from one shared prompt on MLX.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(cache.app, name="cache")
+
+_MODEL = SETTINGS["model"]
+_OTHER_WAYS = (
+    "What is set here can also stand in umbel.toml or in a variable: --max-batch as max_batch or "
+    "as UMBEL_MAX_BATCH. An option is stronger than a variable, and a variable than the file."
+)
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog=_OTHER_WAYS)
+@takes_settings()
+def serve(*, settings: Settings) -> None:
+    """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
+    from .. import logs, server  # noqa: PLC0415  (imports mlx: --help must not wait for it)
+
+    logs.configure(settings.log_format)
+    try:
+        server.serve(settings)
+    except StartError as error:
+        fail(error)
+
+
+@app.command()
+@takes_settings("socket")
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="Left out: a conversation.")] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option(help="Start a private daemon with this model.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
+    settings: Settings,
+) -> None:
+    """Talk to the running daemon, or to a private one if none runs."""
+    from .. import chat as conversation  # noqa: PLC0415  (keeps --help quick)
+
+    signals = StopSignals()
+    work = conversation.chat(
+        prompt,
+        socket=settings.socket_path,
+        model=model,
+        system=system,
+        options=conversation.Options(max_tokens, temperature),
+        signals=signals,
+    )
+    run(work, signals)
+
+
+@app.command()
+def demo(
+    *,
+    agents: Annotated[int, typer.Option(min=1, max=64, help="How many agents.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
+    model: Annotated[str, typer.Option(help=_MODEL.about.does)] = _MODEL.default,
+) -> None:
+    """Show many agents with one system prompt at work on a private daemon."""
+    from .. import demo as agents_at_work  # noqa: PLC0415  (keeps --help quick)
+
+    if not run(agents_at_work.demo(agents=agents, max_tokens=max_tokens, model=model)):
+        raise typer.Exit(1)
+
+
+@app.command()
+@takes_settings("socket")
+def doctor(*, settings: Settings) -> None:
+    """Check what a daemon needs; each line is ok, a warning or a problem."""
+    from ..doctor import examine, report  # noqa: PLC0415  (imports mlx)
+
+    findings = run(examine(settings))
+    console = report_console()
+    for line in report(findings):
+        console.print(line)
+    if any(finding.grade == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+@takes_settings("socket")
+def models(*, settings: Settings) -> None:
+    """List the models that can be served, and the one that is."""
+    from ..model_list import available  # noqa: PLC0415  (keeps --help quick)
+
+    console = report_console()
+    for line in run(available(settings.socket_path)):
+        console.print(line)

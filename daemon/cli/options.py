@@ -1,0 +1,98 @@
+"""Options of commands, made of the settings they give."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from msgspec.inspect import BoolType, DictType, ListType, LiteralType
+from rich.markup import escape
+
+from ..config import SETTINGS, Setting, load
+from ..errors import StartError
+from .running import fail
+
+_TEXT: Any = str | None
+_TEXTS: Any = list[str] | None
+_SWITCH: Any = bool | None
+_TAKEN = {BoolType: _SWITCH, DictType: _TEXTS, ListType: _TEXTS}
+"""What the library makes of the words of an option, where that is not one text."""
+
+
+def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Put options in the place of a command's last parameter, `settings`, and add `--config`.
+
+    The command gets the settings that these options, the variables and the file give. Where
+    they are wrong it does not run: the process ends with a sentence and status 1.
+
+    Args:
+        names: the settings that have an option; none for all that have a flag.
+    """
+    chosen = [SETTINGS[name] for name in names or SETTINGS if SETTINGS[name].flag]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*, config: Path | None, **given: Any) -> None:
+            flags = {setting.name: given.pop(setting.name) for setting in chosen}
+            try:
+                settings = load(flags, file=config)
+            except StartError as error:
+                fail(error)
+            command(**given, settings=settings)
+
+        *own, _ = inspect.signature(command).parameters.values()
+        parameters = [*own, *map(_of_setting, chosen), _of_file()]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _of_setting(setting: Setting) -> inspect.Parameter:
+    """Make the option of a setting: a switch, or text, which `load` reads as a variable's."""
+    taken = _TAKEN.get(type(setting.type), _TEXT)
+    repeated = " May be given several times." if taken is _TEXTS else ""
+    text = _help(f"{setting.about.does}{repeated}", _default(setting))
+    option = typer.Option(setting.flag, help=text, metavar=_metavar(setting))
+    return _parameter(setting.name, Annotated[taken, option])
+
+
+def _of_file() -> inspect.Parameter:
+    default = "umbel.toml in the user's configuration folder"
+    option = typer.Option(help=_help("Configuration file (TOML).", default))
+    return _parameter("config", Annotated[Path | None, option])
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    """Make a parameter of a command as the library reads it: None where it is not given."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None
+    )
+
+
+def _help(text: str, default: str) -> str:
+    return f"{escape(text)} [dim]{escape(f'[default: {default}]')}[/dim]"
+
+
+def _default(setting: Setting) -> str:
+    match setting.default:
+        case _ if setting.about.unset:
+            return setting.about.unset
+        case bool(on):
+            return "on" if on else "off"
+        case float(number):
+            return f"{number:g}"
+        case other:
+            return str(other)
+
+
+def _metavar(setting: Setting) -> str | None:
+    match setting.type:
+        case BoolType():
+            return None
+        case LiteralType(values=values):
+            return f"<{'|'.join(map(str, values))}>"
+        case _:
+            return f"<{setting.about.unit or 'number'}>"

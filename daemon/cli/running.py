@@ -1,0 +1,47 @@
+"""How a command runs, and how it ends where it cannot: one sentence, and exit status 1."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ..signals import StopSignals
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T], given: StopSignals | None = None) -> T:
+    """Run to the end, or until a signal cancels the work: so a private daemon ends with it."""
+    from ..client import ClientError  # noqa: PLC0415  (keeps --help quick)
+
+    with given or StopSignals() as signals:
+        try:
+            return asyncio.run(_until_signal(work, signals))
+        except ClientError as error:
+            fail(error)
+        except asyncio.CancelledError:
+            if signals.first is None:
+                raise
+            raise typer.Exit(128 + signals.first) from None
+
+
+async def _until_signal(work: Coroutine[Any, Any, T], signals: StopSignals) -> T:
+    task = asyncio.ensure_future(work)
+    with signals.calling(task.cancel):
+        return await task
+
+
+def fail(error: Exception) -> NoReturn:
+    """Say what is wrong on standard error, and end with status 1."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        f"[red]umbel:[/] {escape(str(error))}"
+    )
+    raise typer.Exit(1)
+
+
+def report_console() -> Console:
+    """Make what a command prints its report on: nothing is coloured or folded but by itself."""
+    return Console(highlight=False, soft_wrap=True)

@@ -1,0 +1,143 @@
+"""Options of commands: made of the settings, named as ever, and quick to read about."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from umbel.daemon.cli import app
+from umbel.daemon.cli.options import takes_settings
+from umbel.daemon.config import SETTINGS, Settings
+
+# Scripts and service files have these names. Each has here what help says holds without it.
+FLAGS_OF_SERVE = {
+    "--model": "smollm2",
+    "--alias": "none",
+    "--socket": "umbel.sock in the user's runtime folder",
+    "--host": "127.0.0.1",
+    "--port": "no TCP",
+    "--cors-origin": "no page",
+    "--prefill-chunk": "512",
+    "--cache-bytes": "what the device has left",
+    "--no-cache": "off",
+    "--disk-dir": "state in the user's cache folder",
+    "--disk-bytes": "a quarter of what is free",
+    "--no-disk": "off",
+    "--checkpoint-interval": "8192",
+    "--checkpoints-kept": "4",
+    "--max-batch": "32",
+    "--max-stall-ms": "200",
+    "--exact": "off",
+    "--max-waiting": "1024",
+    "--request-timeout": "3600",
+    "--stop-grace": "30",
+    "--log-format": "text",
+    "--config": "umbel.toml in the user's configuration folder",
+}
+
+
+def help_lines(*command: str) -> list[str]:
+    """Ask a command for help; give its lines without the frame."""
+    wide = {"COLUMNS": "200", "TERM": "dumb"}
+    done = CliRunner().invoke(app, [*command, "--help"], env=wide)
+    assert done.exit_code == 0, done.output
+    return [line.strip("│ ") for line in done.output.splitlines()]
+
+
+def test_help_of_serve() -> None:
+    """Each flag is there in its order, with what the setting does and what holds without it."""
+    options = [line for line in help_lines("serve") if line.startswith("--")]
+    assert [line.split()[0] for line in options] == [*FLAGS_OF_SERVE, "--help"]
+    for line, default in zip(options, FLAGS_OF_SERVE.values(), strict=False):
+        assert line.endswith(f" [default: {default}]")
+    said = {setting.flag: setting.about.does for setting in SETTINGS.values() if setting.flag}
+    assert all(said[line.split()[0]] in line for line in options[:-2])
+
+
+@pytest.mark.parametrize("command", ["chat", "doctor", "models", "cache stats", "cache pin"])
+def test_other_commands_have_the_same_options(command: str) -> None:
+    """Commands that need to know the socket say the same of it."""
+    expected = {line for line in help_lines("serve") if line.startswith(("--socket", "--config"))}
+    assert {" ".join(line.split()) for line in expected} <= {
+        " ".join(line.split()) for line in help_lines(*command.split())
+    }
+
+
+def settings_after(*words: str) -> Settings:
+    """Run a command that takes all settings; give those that it gets."""
+    given: list[Settings] = []
+    command = Typer()
+
+    @command.command()
+    @takes_settings()
+    def serve(*, settings: Settings) -> None:
+        given.append(settings)
+
+    CliRunner().invoke(command, words, catch_exceptions=False)
+    (settings,) = given
+    return settings
+
+
+def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a flag is given arrives in its setting, as a value of its type."""
+    words = (
+        "--model m --alias a --alias b=m --socket s --host ::1 --port 1 --cors-origin http://[::1] "
+        "--prefill-chunk 2 --cache-bytes 3KiB --no-cache --disk-dir d --disk-bytes 4 --no-disk "
+        "--checkpoint-interval 5 --checkpoints-kept 6 --max-batch 7 --max-stall-ms 8.5 --exact "
+        "--max-waiting 9 --request-timeout 10 --stop-grace 11 --log-format json"
+    )
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert settings_after(*words.split()) == Settings(
+        model="m",
+        aliases={"a": "default", "b": "m"},
+        socket="s",
+        host="::1",
+        port=1,
+        cors_origins=["http://[::1]"],
+        prefill_chunk=2,
+        cache_bytes="3KiB",
+        no_cache=True,
+        disk_dir="d",
+        disk_bytes="4",
+        no_disk=True,
+        checkpoint_interval=5,
+        checkpoints_kept=6,
+        max_batch=7,
+        max_stall_ms=8.5,
+        exact=True,
+        max_waiting=9,
+        request_timeout=10.0,
+        stop_grace=11.0,
+        log_format="json",
+    )
+
+
+def test_a_flag_that_is_not_given_is_not_a_setting(tmp_path: Path) -> None:
+    """The file has its say where there is no flag, and an empty word is one."""
+    file = tmp_path / "umbel.toml"
+    file.write_text("no_cache = true\nsocket = 's'\n[models.aliases]\na = 'default'")
+    config = ("--config", str(file))
+    of_file = Settings(no_cache=True, socket="s", aliases={"a": "default"})
+    assert settings_after(*config) == of_file
+    assert settings_after("--socket", "", *config) == msgspec.structs.replace(of_file, socket="")
+
+
+def test_help_loads_nothing_that_computes() -> None:
+    """Help comes at once: it waits neither for MLX nor for the server."""
+    program = """
+import sys
+from umbel.daemon.cli import app
+for words in ["--help"], ["serve", "--help"], ["chat", "--help"], ["cache", "pin", "--help"]:
+    app(words, standalone_mode=False)
+print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = done.stdout.splitlines()[-1].split()
+    assert {"umbel", "typer", "msgspec"} <= set(loaded)
+    assert not {"mlx", "mlx_lm", "numpy", "transformers", "aiohttp", "sqlite3"} & set(loaded)
