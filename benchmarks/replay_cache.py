@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from replay_traces import Request
 
+from umbel.cachestore.extents import Piece
 from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.lease import Lease
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import Tokens, TrieNode
-from umbel.cachestore.pieces import Piece
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .eviction import Victim, shortened, stored_victims, victims
+from .extents import FileUse
 from .ledger import Ledger, Size
 from .node import TrieNode, size_in_memory, size_of
-from .pieces import FileUse
 from .trie import RadixTrie
 
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .extents import Piece
 from .ledger import Size
-from .pieces import Piece
 from .record import Record
 from .state import Checkpoint, Span
 

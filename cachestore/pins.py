@@ -7,14 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from .disk import DiskTier, Pin
+from .disk.tier import DiskTier
 from .errors import PinError
-from .fetcher import Patience
 from .forest import Namespace
 from .lease import Lease
 from .node import Tokens, size_in_memory
-from .pager import Pager
+from .paging.page_in import Patience
+from .paging.pager import Pager
 from .prefix_cache import PrefixCache
+from .record import Pin
 
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many

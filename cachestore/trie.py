@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .extents import FileUse, Piece, cut, join
 from .ledger import Kind, Ledger
 from .node import Tokens, TrieNode, common_length, has_checkpoint, size_of
-from .pieces import FileUse, Piece, cut, join
 from .record import Record
 from .state import Checkpoint, Span
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import structlog
 
-from ..cachestore.disk import DiskTier, refuse_if_used
+from ..cachestore.disk.recovery import refuse_if_used
+from ..cachestore.disk.tier import DiskTier
 from ..cachestore.errors import DiskTierError, FolderInUseError
 from ..cachestore.forest import Layout
 from ..cachestore.governor import Governor, piece
 from ..cachestore.ledger import Size
-from ..cachestore.pager import Pager
+from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..models import stored

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from .. import __version__
-from ..cachestore.disk import DiskStatistics
+from ..cachestore.disk.write_queue import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
 from ..scheduler.statistics import EngineStatistics
 from .pressure import PressureStatus

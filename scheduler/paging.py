@@ -3,7 +3,7 @@
 import structlog
 
 from ..cachestore.forest import Namespace
-from ..cachestore.pager import Pager
+from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from .sequence import Sequence
 

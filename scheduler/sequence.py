@@ -3,8 +3,8 @@
 import enum
 from typing import TYPE_CHECKING, Any
 
-from ..cachestore.fetcher import Patience
 from ..cachestore.node import Tokens, as_tokens
+from ..cachestore.paging.page_in import Patience
 from ..models.params import Row
 from .request import Request
 

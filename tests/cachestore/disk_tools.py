@@ -18,16 +18,11 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from umbel.cachestore import disk_files, disk_reader, disk_verify
-from umbel.cachestore.disk import (
-    DiskTier,
-    HostTensor,
-    Payload,
-    Record,
-    RecordKind,
-    WriteJob,
-    Written,
-)
+from umbel.cachestore.disk import files, integrity, verifier
+from umbel.cachestore.disk.files import HostTensor, Payload
+from umbel.cachestore.disk.tier import DiskTier
+from umbel.cachestore.disk.write_queue import WriteJob, Written
+from umbel.cachestore.record import Record, RecordKind
 
 PATIENCE = 30.0  # seconds until a test takes something for hung; nothing is measured with it
 FINGERPRINT = "model"
@@ -91,7 +86,7 @@ def damaged(tier: DiskTier, *records: Record) -> list[Record]:
 
 def own_names(folder: Path) -> set[str]:
     """List the tier's files, temporary ones too."""
-    return {name for name, _ in disk_files.own_files(folder)}
+    return {name for name, _ in files.own_files(folder)}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -165,9 +160,9 @@ def _at_statement(start: str, count: int, tier: DiskTier) -> None:
 
 def _in_verify(_: DiskTier) -> None:
     def verify(path: Path, nbytes: int, checksum: bytes, _: object) -> dict[str, str]:
-        return disk_verify.verify_file(path, nbytes, checksum, _die)
+        return integrity.verify_file(path, nbytes, checksum, _die)
 
-    vars(disk_reader)["verify_file"] = verify
+    vars(verifier)["verify_file"] = verify
 
 
 _WRITE = os.write

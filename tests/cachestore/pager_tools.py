@@ -10,17 +10,19 @@ from numpy.typing import NDArray
 
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.disk import DiskTier, Payload, Record, RecordKind, WriteJob, Written
-from umbel.cachestore.disk_files import write_file
+from umbel.cachestore.disk.files import Payload, write_file
+from umbel.cachestore.disk.tier import DiskTier
+from umbel.cachestore.disk.write_queue import WriteJob, Written
 from umbel.cachestore.errors import DiskTierError
-from umbel.cachestore.fetcher import Fetching
 from umbel.cachestore.forest import Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens, path_tokens
-from umbel.cachestore.pager import Pager
+from umbel.cachestore.paging.index_recovery import recall
+from umbel.cachestore.paging.page_in import Fetching
+from umbel.cachestore.paging.pager import Pager
 from umbel.cachestore.prefix_cache import PrefixCache
-from umbel.cachestore.recall import recall
+from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.state import Span
 
 from .disk_tools import PATIENCE

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from umbel.cachestore import resting, saver
-from umbel.cachestore.disk import DiskTier
+from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
+from umbel.cachestore.paging import page_out, resting
 
 from .disk_tools import PATIENCE
 from .fakes import KV, NAMESPACE
@@ -67,7 +67,7 @@ def reads(world: PagedWorld) -> int:
 
 def main(folder: Path) -> None:
     """Fill a folder, and use it without descriptors, then with them."""
-    saver._REST = 0.0
+    page_out._REST = 0.0
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     with PagedWorld(KV, folder, longest=30) as world:
         for end in (30, 60, 90):

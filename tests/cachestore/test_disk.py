@@ -10,14 +10,18 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import structlog.testing
 
-from umbel.cachestore import disk, disk_writer
-from umbel.cachestore.disk import DiskTier, HostTensor, Payload, Record, Verified, WriteJob
-from umbel.cachestore.disk_files import write_file
+from umbel.cachestore.disk import writer
+from umbel.cachestore.disk.files import HostTensor, Payload, write_file
+from umbel.cachestore.disk.recovery import Collected
+from umbel.cachestore.disk.tier import DiskTier
+from umbel.cachestore.disk.verifier import Verified
+from umbel.cachestore.disk.write_queue import WriteJob
 from umbel.cachestore.errors import DiskTierError
 
 from .disk_tools import (
@@ -33,6 +37,9 @@ from .disk_tools import (
 )
 from .test_disk_files import DAMAGE
 
+if TYPE_CHECKING:
+    from umbel.cachestore.record import Record
+
 
 @contextmanager
 def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
@@ -43,7 +50,7 @@ def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         assert gate.wait(PATIENCE)
         return write_file(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(disk_writer, "write_file", wait)
+    monkeypatch.setattr(writer, "write_file", wait)
     try:
         yield gate
     finally:
@@ -254,7 +261,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
             assert record.used == used.get(record.id, record.start)
         assert own_names(tmp_path) == {record.name for record in expected.values()}
         assert damaged(tier, *tier.records) == []
-        assert tier.collected == disk.Collected()
+        assert tier.collected == Collected()
 
 
 # -- verifying -----------------------------------------------------------------------------
@@ -370,7 +377,7 @@ def test_closing_gives_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return original(fd, data[:64])
 
     with structlog.testing.capture_logs() as logs, opened(tmp_path) as tier:
-        monkeypatch.setattr("umbel.cachestore.disk_files.BLOCK", 1 << 10)
+        monkeypatch.setattr("umbel.cachestore.disk.files.BLOCK", 1 << 10)
         monkeypatch.setattr(os, "write", slow)
         for token in range(3):
             assert tier.write(job(token, items=1_000_000))
@@ -392,7 +399,7 @@ def test_closing_gives_up_verifying(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The futures end with an error, those that wait and that which is being answered."""
     with opened(tmp_path) as tier:
         (record,) = write(tier, job(items=100_000))
-        monkeypatch.setattr("umbel.cachestore.disk_verify.BLOCK", 16)
+        monkeypatch.setattr("umbel.cachestore.disk.integrity.BLOCK", 16)
         futures = [tier.verify([record] * 1000) for _ in range(3)]
         wait_until(futures[0].running)
         tier.close(0)
@@ -406,7 +413,7 @@ def test_a_disk_that_never_answers_keeps_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing returns, with a warning; the lock is free when the writer has ended."""
-    monkeypatch.setattr(disk, "_GRACE", 0.01)
+    monkeypatch.setattr("umbel.cachestore.disk.tier._GRACE", 0.01)
     with stuck_disk(monkeypatch) as gate, opened(tmp_path) as tier:
         assert tier.write(job(0))
         assert tier.write(job(1))

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from umbel.cachestore import disk_queue
-from umbel.cachestore.disk import DiskTier, Record
-from umbel.cachestore.disk_files import INDEX
+from umbel.cachestore.disk import write_queue
+from umbel.cachestore.disk.files import INDEX
+from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
+from umbel.cachestore.record import Record
 
 from .disk_tools import (
     FINGERPRINT,
@@ -48,7 +49,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Have suspensions end when the test says so."""
     made = Clock()
-    monkeypatch.setattr(disk_queue, "time", made)
+    monkeypatch.setattr(write_queue, "time", made)
     return made
 
 

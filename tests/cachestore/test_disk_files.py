@@ -12,14 +12,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from umbel.cachestore.disk_files import (
-    HostTensor,
-    Payload,
-    new_name,
-    own_files,
-    write_file,
-)
-from umbel.cachestore.disk_verify import verify_file
+from umbel.cachestore.disk.files import HostTensor, Payload, new_name, own_files, write_file
+from umbel.cachestore.disk.integrity import verify_file
 from umbel.cachestore.errors import DamagedFileError, DiskTierError, UnreadableFileError
 
 from .disk_tools import payload

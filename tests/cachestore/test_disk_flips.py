@@ -16,13 +16,13 @@ from typing import NamedTuple
 import pytest
 import structlog.testing
 
-from umbel.cachestore.disk import Pin
-from umbel.cachestore.disk_files import INDEX, INDEX_FILES
+from umbel.cachestore.disk.files import INDEX, INDEX_FILES
 from umbel.cachestore.errors import DiskTierError
-from umbel.cachestore.fetcher import Fetching
 from umbel.cachestore.forest import Namespace
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.paging.page_in import Fetching
 from umbel.cachestore.pins import Pins
+from umbel.cachestore.record import Pin
 
 from .disk_tools import PATIENCE
 from .fakes import EVERYTHING, KV, NAMESPACE, RECURRENT, Stack, TokenIds

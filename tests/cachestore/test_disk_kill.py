@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.cachestore.disk_files import INDEX_FILES
+from umbel.cachestore.disk.files import INDEX_FILES
 
 from .disk_tools import PATIENCE, PLANS, child, damaged, job, opened, write
 

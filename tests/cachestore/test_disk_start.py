@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from umbel.cachestore.disk import Collected, DiskTier, Pin, Record, RecordKind
-from umbel.cachestore.disk_files import INDEX, new_name
-from umbel.cachestore.disk_index import FORMAT
+from umbel.cachestore.disk.files import INDEX, new_name
+from umbel.cachestore.disk.index import FORMAT
+from umbel.cachestore.disk.recovery import Collected
+from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError, FolderInUseError
+from umbel.cachestore.record import Pin, Record, RecordKind
 
 from .disk_tools import FINGERPRINT, PATIENCE, child, damaged, job, opened, own_names, write
 
@@ -259,7 +261,7 @@ def test_an_index_that_someone_holds_is_no_damaged_one(
 ) -> None:
     """Another program's lock makes the folder unusable, not its contents worthless."""
     kept = made(tmp_path)
-    monkeypatch.setattr("umbel.cachestore.disk_index._BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("umbel.cachestore.disk.index._BUSY_SECONDS", 0.05)
     with closing(sqlite3.connect(tmp_path / INDEX)) as other:
         other.execute("BEGIN EXCLUSIVE")
         assert "locked" in refuse(tmp_path)

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from umbel.cachestore import rare_warning, resting
-from umbel.cachestore.disk_files import INDEX, new_name, write_file
-from umbel.cachestore.disk_verify import verify_file
+from umbel.cachestore.disk import rare_warning
+from umbel.cachestore.disk.files import INDEX, new_name, write_file
+from umbel.cachestore.disk.integrity import verify_file
 from umbel.cachestore.errors import UnreadableFileError
-from umbel.cachestore.fetcher import Fetching
+from umbel.cachestore.paging import resting
+from umbel.cachestore.paging.page_in import Fetching
 
 from .disk_tools import PATIENCE, damaged, job, opened, own_names, payload, write
 from .fakes import HYBRID, FakeSpan
@@ -324,7 +325,7 @@ def test_an_index_that_sqlite_cannot_read_is_left_alone(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr("umbel.cachestore.disk_index.DiskIndex._fault", fail)
+        patched.setattr("umbel.cachestore.disk.index.DiskIndex._fault", fail)
         assert "the disk" in refuse(tmp_path)
         error = MemoryError()  # of which SQLite makes no error of its own
         assert "MemoryError" in refuse(tmp_path)
@@ -341,7 +342,7 @@ def test_a_file_that_cannot_be_looked_at_stays(
     (tmp_path / orphan).write_bytes(b"123")
     with monkeypatch.context() as patched:
         patched.setattr(
-            "umbel.cachestore.disk_start.own_files",
+            "umbel.cachestore.disk.recovery.own_files",
             lambda _: iter([(name, None) for name in own_names(tmp_path)]),
         )
         with opened(tmp_path) as tier:

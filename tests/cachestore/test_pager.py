@@ -7,22 +7,23 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from umbel.cachestore import check, saver
+from umbel.cachestore import check
 from umbel.cachestore.digests import digest
-from umbel.cachestore.disk import RecordKind
+from umbel.cachestore.extents import Piece
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import TrieNode, as_tokens, path_tokens
-from umbel.cachestore.pieces import Piece
+from umbel.cachestore.paging import page_out
+from umbel.cachestore.record import RecordKind
 from umbel.cachestore.trie import RadixTrie
 
 from .fakes import EVERYTHING, HYBRID, KV, RECURRENT, STACKS, Stack, conversation
 from .pager_tools import PagedWorld, read_file, written
-from .test_pieces import record
+from .test_extents import record
 
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver, "_REST", 0.0)
+    monkeypatch.setattr(page_out, "_REST", 0.0)
 
 
 def stored_tokens(world: PagedWorld) -> list[int]:
@@ -261,8 +262,8 @@ def test_a_tier_that_takes_nothing_is_left_alone(
 ) -> None:
     """While it rests nothing is exported, and saving does not wait for it."""
     now = [0.0]
-    monkeypatch.setattr(saver, "_REST", 5.0)
-    monkeypatch.setattr(saver, "_clock", lambda: now[0])
+    monkeypatch.setattr(page_out, "_REST", 5.0)
+    monkeypatch.setattr(page_out, "_clock", lambda: now[0])
     world = PagedWorld(KV, folder)
     world.close_tier()
     world.serve(range(30))

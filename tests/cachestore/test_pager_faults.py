@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from umbel.cachestore import disk_writer, saver
-from umbel.cachestore.disk import Record, RecordKind
-from umbel.cachestore.fetcher import Fetching
+from umbel.cachestore.disk import writer
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.paging import page_out
+from umbel.cachestore.paging.page_in import Fetching
+from umbel.cachestore.record import Record, RecordKind
 
 from .disk_tools import PATIENCE
 from .fakes import EVERYTHING, HYBRID, KV, NAMESPACE, FakeSpan, conversation
@@ -18,7 +19,7 @@ from .pager_tools import PagedWorld, damage, written
 
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver, "_REST", 0.0)
+    monkeypatch.setattr(page_out, "_REST", 0.0)
 
 
 def long_world(folder: Path) -> PagedWorld:
@@ -294,7 +295,7 @@ def test_a_disk_that_is_full_for_a_while(folder: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(disk_writer, "write_file", full)
+        patch.setattr(writer, "write_file", full)
         world.serve(range(50))
         world.serve([*range(30), *conversation(2, 40)])
         for _ in range(5):
@@ -314,13 +315,13 @@ def test_saving_ends_where_the_disk_takes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A daemon that stops does not wait for a full disk."""
-    monkeypatch.setattr(saver, "_REST", 5.0)
+    monkeypatch.setattr(page_out, "_REST", 5.0)
     world = PagedWorld(KV, folder)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk_writer, "write_file", full)
+    monkeypatch.setattr(writer, "write_file", full)
     world.serve(range(50))
     rounds = 0
     while world.pager.save_all():

@@ -17,11 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from umbel.cachestore import saver
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.forest import Namespace
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.paging import page_out
 
 from .disk_tools import PATIENCE
 from .fakes import NAMESPACE, PLENTY, Stack
@@ -227,7 +227,7 @@ def test_any_order_of_operations(
     stack: Stack, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No sequence of operations leaves the cache unsound, nor the disk."""
-    monkeypatch.setattr(saver, "_REST", 0.0, raising=False)
+    monkeypatch.setattr(page_out, "_REST", 0.0, raising=False)
     folder.mkdir()
 
     class OverThisStack(PagerMachine):

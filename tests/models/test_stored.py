@@ -10,8 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from umbel.cachestore.disk import HostTensor, Payload
-from umbel.cachestore.disk_files import write_file
+from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.models.errors import StoredStateError
 from umbel.models.layer_states import LayerStack, LiveStates
 from umbel.models.spans import PackedSpan, WholeCheckpoint

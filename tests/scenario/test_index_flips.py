@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from umbel.cachestore.disk_files import INDEX
+from umbel.cachestore.disk.files import INDEX
 
 from .. import zoo
 from .memory_tools import Ask, Rig, words, zoo_model

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import structlog
 
-from .disk_files import DIGEST
-from .disk_verify import verify_file
-from .errors import DamagedFileError, DiskTierError, UnreadableFileError
-from .record import Record
+from ..errors import DamagedFileError, DiskTierError, UnreadableFileError
+from ..record import Record
+from .files import DIGEST
+from .integrity import verify_file
 
 log = structlog.get_logger()
 

@@ -1,18 +1,23 @@
 """Moves state between the tries and the disk tier, behind the engine's back."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import structlog
 
+from ..disk.tier import DiskTier
+from ..disk.write_queue import DiskStatistics
+from ..forest import Namespace
+from ..ledger import Size
+from ..node import Tokens
+from ..prefix_cache import PrefixCache
 from .codec import Codec
-from .disk import DiskStatistics, DiskTier, Record
-from .fetcher import Fetcher, Fetching
-from .forest import Namespace
-from .ledger import Size
-from .node import Tokens
-from .prefix_cache import PrefixCache
-from .recall import recall
-from .saver import Saver
+from .index_recovery import recall
+from .page_in import Fetcher, Fetching
+from .page_out import Saver
+
+if TYPE_CHECKING:
+    from ..record import Record
 
 _ROOM_LEFT = 0.95  # of the disk's budget, once it was exceeded: so that it is not at each step
 

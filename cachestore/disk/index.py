@@ -15,10 +15,10 @@ from typing import Any
 
 import structlog
 
-from .digests import digest_of
-from .disk_files import INDEX, is_file_name, is_temporary
-from .errors import DiskTierError
-from .record import Pin, Record, RecordKind
+from ..digests import digest_of
+from ..errors import DiskTierError
+from ..record import Pin, Record, RecordKind
+from .files import INDEX, is_file_name, is_temporary
 
 FORMAT = 2  # of the index and of the files' contents; raised when either changes
 

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .digests import hasher, record_digest
-from .forest import Namespace
-from .node import Tokens, TrieNode, path_tokens
-from .pieces import Piece
-from .prefix_cache import PrefixCache
-from .record import Record, RecordKind
-from .trie import RadixTrie
+from ..digests import hasher, record_digest
+from ..extents import Piece
+from ..forest import Namespace
+from ..node import Tokens, TrieNode, path_tokens
+from ..prefix_cache import PrefixCache
+from ..record import Record, RecordKind
+from ..trie import RadixTrie
 
 _SIZE = 4  # bytes of a token
 _Place = tuple[str, int, bytes]  # tenant, offset, digest of the tokens before it

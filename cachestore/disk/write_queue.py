@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from .disk_files import Payload
-from .record import Record, RecordKind
+from ..record import Record, RecordKind
+from .files import Payload
 
 State = Literal["on", "suspended", "off"]
 

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from ..disk.tier import DiskTier
+from ..disk.verifier import Verified
+from ..errors import DamagedFileError, UnreadableFileError
+from ..extents import Piece
+from ..forest import Namespace
+from ..ledger import Size
+from ..node import Tokens, TrieNode
+from ..prefix_cache import Missing, PrefixCache
+from ..record import Record
+from ..state import Checkpoint, Span
+from ..trie import RadixTrie
 from .codec import Codec
-from .disk import DiskTier, Record, Verified
-from .errors import DamagedFileError, UnreadableFileError
-from .forest import Namespace
-from .ledger import Size
-from .node import Tokens, TrieNode
-from .pieces import Piece
-from .prefix_cache import Missing, PrefixCache
 from .resting import Resting
-from .state import Checkpoint, Span
-from .trie import RadixTrie
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import xxhash
 
-from .disk_files import BLOCK, LENGTH
-from .errors import DamagedFileError, DiskTierError, UnreadableFileError
+from ..errors import DamagedFileError, DiskTierError, UnreadableFileError
+from .files import BLOCK, LENGTH
 
 
 def verify_file(

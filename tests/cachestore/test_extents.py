@@ -5,9 +5,9 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from umbel.cachestore.disk import Record, RecordKind
+from umbel.cachestore.extents import FileUse, Piece, cut, join
 from umbel.cachestore.node import as_tokens
-from umbel.cachestore.pieces import FileUse, Piece, cut, join
+from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.trie import RadixTrie
 
 

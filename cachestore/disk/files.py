@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from .errors import DiskTierError, FolderInUseError
+from ..errors import DiskTierError, FolderInUseError
 
 LOCK = "lock"
 DIGEST = "digest"  # in a file's metadata: a record's digest, in hexadecimal

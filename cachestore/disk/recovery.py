@@ -9,10 +9,10 @@ from pathlib import Path
 
 import structlog
 
-from .disk_files import INDEX_FILES, Identity, claim, identity, is_temporary, own_files
-from .disk_index import DiskIndex, OutdatedIndexError, UnusableIndexError
-from .errors import DiskTierError
-from .record import Pin, Record
+from ..errors import DiskTierError
+from ..record import Pin, Record
+from .files import INDEX_FILES, Identity, claim, identity, is_temporary, own_files
+from .index import DiskIndex, OutdatedIndexError, UnusableIndexError
 
 log = structlog.get_logger()
 

@@ -9,12 +9,12 @@ from functools import partial
 
 import structlog
 
-from .disk_files import DIGEST, identity, new_name, write_file
-from .disk_index import is_damage
-from .disk_queue import State, Work, WriteJob, WriteQueue
-from .disk_start import Opened, reason_of
-from .errors import DiskTierError
-from .record import Pin, Record
+from ..errors import DiskTierError
+from ..record import Pin, Record
+from .files import DIGEST, identity, new_name, write_file
+from .index import is_damage
+from .recovery import Opened, reason_of
+from .write_queue import State, Work, WriteJob, WriteQueue
 
 log = structlog.get_logger()
 

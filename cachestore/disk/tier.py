@@ -14,29 +14,13 @@ from pathlib import Path
 
 import structlog
 
-from .disk_files import HostTensor, Payload
-from .disk_queue import DiskStatistics, WriteJob, WriteQueue, Written
-from .disk_reader import DiskReader, Verified
-from .disk_start import Collected, open_folder, refuse_if_used
-from .disk_writer import DiskWriter
-from .errors import DiskTierError
+from ..errors import DiskTierError
+from ..record import Pin, Record
 from .rare_warning import RareWarning
-from .record import Pin, Record, RecordKind
-
-__all__ = [
-    "Collected",
-    "DiskStatistics",
-    "DiskTier",
-    "HostTensor",
-    "Payload",
-    "Pin",
-    "Record",
-    "RecordKind",
-    "Verified",
-    "WriteJob",
-    "Written",
-    "refuse_if_used",
-]
+from .recovery import Collected, open_folder
+from .verifier import DiskReader, Verified
+from .write_queue import DiskStatistics, WriteJob, WriteQueue, Written
+from .writer import DiskWriter
 
 _GRACE = 2.0  # seconds that the threads get to notice that they shall give up
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 
 from umbel.cachestore import check
 from umbel.cachestore.digests import digest, record_digest
-from umbel.cachestore.disk import Record, RecordKind
 from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.node import Tokens, as_tokens, path_tokens
+from umbel.cachestore.paging.index_recovery import recall
 from umbel.cachestore.prefix_cache import PrefixCache
-from umbel.cachestore.recall import recall
+from umbel.cachestore.record import Record, RecordKind
 
 from .fakes import EVERYTHING, KV, NAMESPACE, PLENTY, RECURRENT, Stack
 from .pager_tools import PagedWorld, damage, has_on_disk, on_disk

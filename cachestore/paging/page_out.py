@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..digests import hasher, record_digest
+from ..disk.files import HostTensor, Payload
+from ..disk.tier import DiskTier
+from ..disk.write_queue import WriteJob, Written
+from ..extents import Piece
+from ..forest import Namespace
+from ..ledger import Account, Kind, Size
+from ..node import Tokens, TrieNode, path_tokens, size_of
+from ..prefix_cache import PrefixCache
+from ..record import Record, RecordKind
+from ..state import Checkpoint, Span
+from ..trie import RadixTrie
 from .codec import Codec, Exported
-from .digests import hasher, record_digest
-from .disk import DiskTier, HostTensor, Payload, Record, RecordKind, WriteJob, Written
-from .forest import Namespace
-from .ledger import Account, Kind, Size
-from .node import Tokens, TrieNode, path_tokens, size_of
-from .pieces import Piece
-from .prefix_cache import PrefixCache
-from .state import Checkpoint, Span
-from .trie import RadixTrie
 
 _AT_ONCE = 4  # nodes handed over between two steps: exporting takes the engine's time
 _REST = 5.0  # seconds that nothing is exported after the disk took nothing, or a write failed
