@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from replay_traces import Request
 
-from umbel.cachestore.extents import Piece
+from umbel.cachestore.extents import Extent
 from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.lease import Lease
@@ -99,13 +99,17 @@ class Replay:
 
     def _write(self) -> None:
         trie = self.cache.open_trie(NAMESPACE)
-        for node in sorted(trie.unsaved, key=lambda unsaved: unsaved.start):
+        for node in sorted(trie.dirty, key=lambda dirty: dirty.start):
             self._records += 1
-            trie.set_stored(
+            trie.add_extent(
                 node,
-                Piece(_record(self._records, node.stored_to, node.end), node.stored_to, node.end),
+                Extent(
+                    _record(self._records, node.persisted_end, node.end),
+                    node.persisted_end,
+                    node.end,
+                ),
             )
-        trie.unsaved.clear()
+        trie.dirty.clear()
 
 
 def _record(number: int, start: int, end: int) -> Record:

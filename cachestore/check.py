@@ -31,9 +31,9 @@ def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
         yield from _node_problems(node, layout)
         spans += node.span.nbytes if node.span is not None else 0
         checkpoints += node.checkpoint.nbytes if node.checkpoint is not None else 0
-    for node in trie.unsaved:
+    for node in trie.dirty:
         if not any(node is other for other in trie.nodes()):
-            yield f"node [{node.start}, {node.end}) waits to be saved and is gone"
+            yield f"node [{node.start}, {node.end}) waits to be written and is gone"
     if spans != trie.span_bytes:
         yield f"spans hold {spans} bytes and {trie.span_bytes} are counted"
     if checkpoints != trie.checkpoint_bytes:
@@ -49,12 +49,12 @@ def _node_problems(node: TrieNode, layout: Layout) -> Iterator[str]:
     for first, child in node.children.items():
         if child.tokens[:1].tolist() != [first] or child.parent is not node:
             yield f"{where} has a child under a wrong token or parent"
-    if layout.spans and node.span is None and not (node.stored and node.stored_to == node.end):
+    if layout.spans and node.span is None and not (node.extents and node.persisted_end == node.end):
         yield f"{where} has no span, here or on disk"
     yield from _disk_problems(node, where)
     if node.span is not None and node.span.length != len(node.tokens):
         yield f"{where} has a span of {node.span.length} tokens"
-    if node.bare:
+    if node.empty:
         yield f"{where} is a leaf without state"
     if node.checkpoint is not None and node.checkpoint.offset != node.end:
         yield f"{where} has a checkpoint of offset {node.checkpoint.offset}"
@@ -64,21 +64,21 @@ def _node_problems(node: TrieNode, layout: Layout) -> Iterator[str]:
 
 def _disk_problems(node: TrieNode, where: str) -> Iterator[str]:
     at = node.start
-    for piece in node.stored:
-        record = piece.record
-        if piece.start != at or piece.stop <= at or piece.stop > node.end:
-            yield f"{where} has a piece [{piece.start}, {piece.stop}) at {at}"
-        if not record.start <= piece.start < piece.stop <= record.end:
-            yield f"{where} has a piece that its file [{record.start}, {record.end}) lacks"
-        at = piece.stop
-    if node.stored_checkpoint is not None and node.stored_checkpoint.end != node.end:
-        yield f"{where} has a file of the state at {node.stored_checkpoint.end}"
+    for extent in node.extents:
+        record = extent.record
+        if extent.start != at or extent.stop <= at or extent.stop > node.end:
+            yield f"{where} has an extent [{extent.start}, {extent.stop}) at {at}"
+        if not record.start <= extent.start < extent.stop <= record.end:
+            yield f"{where} has an extent that its file [{record.start}, {record.end}) lacks"
+        at = extent.stop
+    if node.persisted_checkpoint is not None and node.persisted_checkpoint.end != node.end:
+        yield f"{where} has a file of the state at {node.persisted_checkpoint.end}"
     parent = node.parent
     if parent is None or parent.parent is None:
         return
     if node.span is not None and parent.span is None:
         yield f"{where} is in memory and its parent is not"
-    if node.stored and parent.stored_to != parent.end:
+    if node.extents and parent.persisted_end != parent.end:
         yield f"{where} is on disk and its parent is not"
 
 
@@ -87,9 +87,9 @@ def _file_problems(cache: PrefixCache) -> Iterator[str]:
     uses: Counter[int] = Counter()
     for _, trie in cache.tries():
         for node in trie.nodes():
-            uses.update(piece.record.id for piece in node.stored)
-            if node.stored_checkpoint is not None:
-                uses[node.stored_checkpoint.id] += 1
+            uses.update(extent.record.id for extent in node.extents)
+            if node.persisted_checkpoint is not None:
+                uses[node.persisted_checkpoint.id] += 1
     if uses != cache.files.counts():
         yield "files are used other than it is counted"
 

@@ -1,4 +1,4 @@
-"""Digests that tell which tokens, of whom, a piece of stored state belongs to."""
+"""Digests that tell which tokens, of whom, state on disk belongs to."""
 
 from hashlib import blake2b
 from typing import Any

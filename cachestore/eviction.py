@@ -37,7 +37,7 @@ class Victim(NamedTuple):
     checkpoint: bool
 
 
-def victims(tries: Iterable[RadixTrie], *, saved: bool = False) -> Iterator[Victim]:
+def victims(tries: Iterable[RadixTrie], *, persisted: bool = False) -> Iterator[Victim]:
     """Yield what may be evicted, least valuable first, in one pass over the tries.
 
     The caller evicts a victim, a span wholly or in part, before it asks for the next one;
@@ -45,7 +45,7 @@ def victims(tries: Iterable[RadixTrie], *, saved: bool = False) -> Iterator[Vict
 
     Args:
         tries: where.
-        saved: only what is on disk: losing it costs a read, and no prefill.
+        persisted: only what is on disk: losing it costs a read, and no prefill.
     """
     serial = count()
     heap: list[Victim] = []
@@ -54,10 +54,12 @@ def victims(tries: Iterable[RadixTrie], *, saved: bool = False) -> Iterator[Vict
         heap += [
             Victim(used, -node.end, next(serial), trie, node, checkpoint=True)
             for node, used in _checkpoints(nodes)
-            if not saved or node.stored_checkpoint is not None
+            if not persisted or node.persisted_checkpoint is not None
         ]
         heap += [
-            _span_of(node, trie, next(serial)) for node in nodes if _exposed(node, saved=saved)
+            _span_of(node, trie, next(serial))
+            for node in nodes
+            if _exposed(node, persisted=persisted)
         ]
     heapq.heapify(heap)
     while heap:
@@ -66,11 +68,11 @@ def victims(tries: Iterable[RadixTrie], *, saved: bool = False) -> Iterator[Vict
         node, trie = victim.node, victim.trie
         if node.span is None and node.parent is not None:
             node = node.parent  # it has gone, and was perhaps the last child in memory
-        if _exposed(node, saved=saved):
+        if _exposed(node, persisted=persisted):
             heapq.heappush(heap, _span_of(node, trie, next(serial)))
 
 
-def stored_victims(tries: Iterable[RadixTrie]) -> Iterator[tuple[RadixTrie, TrieNode]]:
+def persisted_victims(tries: Iterable[RadixTrie]) -> Iterator[tuple[RadixTrie, TrieNode]]:
     """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
 
     The caller drops a node's files before it asks for the next one.
@@ -105,7 +107,7 @@ def _last_on_disk(node: TrieNode) -> bool:
 
 
 def _has_files(node: TrieNode) -> bool:
-    return bool(node.stored) or node.stored_checkpoint is not None
+    return bool(node.extents) or node.persisted_checkpoint is not None
 
 
 def shortened(node: TrieNode, over: int) -> int:
@@ -120,13 +122,13 @@ def _span_of(node: TrieNode, trie: RadixTrie, serial: int) -> Victim:
     return Victim(node.last_used, -node.end, serial, trie, node, checkpoint=False)
 
 
-def _exposed(node: TrieNode, *, saved: bool) -> bool:
+def _exposed(node: TrieNode, *, persisted: bool) -> bool:
     """Whether a span is the end of what is in memory of its path, so that it can be cut."""
-    if node.pins or node.busy or node.span is None or node.checkpoint is not None:
+    if node.pins or node.writing or node.span is None or node.checkpoint is not None:
         return False
-    if node.stored_to == node.end:
+    if node.persisted_end == node.end:
         return all(child.span is None for child in node.children.values())
-    return not saved and not node.children
+    return not persisted and not node.children
 
 
 def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
@@ -140,6 +142,6 @@ def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
         first = node.parent not in below_one
         if not first or node.checkpoint is not None:
             below_one.add(node)
-        if node.checkpoint is not None and not (node.pins or node.busy):
+        if node.checkpoint is not None and not (node.pins or node.writing):
             shared = first or len(node.children) > 1
             yield node, newest[node] if shared else node.checkpoint_used

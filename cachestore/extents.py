@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .record import Record, RecordKind
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """Tokens `[start, stop)` of a path, in one file.
 
     Offsets are absolute, so that cutting and joining edges leaves them as they are.
@@ -67,18 +67,18 @@ class FileUse:
         return len(self._counts)
 
 
-def cut(pieces: Iterable[Piece], offset: int) -> tuple[list[Piece], list[Piece]]:
-    """Divide pieces at an offset; one that lies across it is in both parts."""
-    before = [p._replace(stop=min(p.stop, offset)) for p in pieces if p.start < offset]
-    after = [p._replace(start=max(p.start, offset)) for p in pieces if p.stop > offset]
+def cut(extents: Iterable[Extent], offset: int) -> tuple[list[Extent], list[Extent]]:
+    """Divide extents at an offset; one that lies across it is in both parts."""
+    before = [p._replace(stop=min(p.stop, offset)) for p in extents if p.start < offset]
+    after = [p._replace(start=max(p.start, offset)) for p in extents if p.stop > offset]
     return before, after
 
 
-def join(before: list[Piece], after: list[Piece]) -> tuple[list[Piece], list[Record]]:
-    """Join the pieces of neighbours, the reverse of `cut`.
+def join(before: list[Extent], after: list[Extent]) -> tuple[list[Extent], list[Record]]:
+    """Join the extents of neighbours, the reverse of `cut`.
 
     Returns:
-        The pieces, and a record that was in both parts and is referred to once less now.
+        The extents, and a record that was in both parts and is referred to once less now.
     """
     if not (before and after and before[-1].record is after[0].record):
         return before + after, []

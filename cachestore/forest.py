@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .eviction import Victim, shortened, stored_victims, victims
+from .eviction import Victim, persisted_victims, shortened, victims
 from .extents import FileUse
 from .ledger import Ledger, Size
 from .node import TrieNode, size_in_memory, size_of
@@ -123,7 +123,7 @@ class Forest:
             leases=sum(trie.root.pins for trie in self._tries.values()),
             span_bytes=sum(trie.span_bytes for trie in self._tries.values()),
             checkpoint_bytes=sum(trie.checkpoint_bytes for trie in self._tries.values()),
-            stored_tokens=sum(node.stored_to - node.start for node in nodes),
+            stored_tokens=sum(node.persisted_end - node.start for node in nodes),
             evictions=self._evictions,
             page_outs=self._page_outs,
         )
@@ -172,38 +172,38 @@ class Forest:
             buffers: allocations that may stay.
         """
         limit = Size(budget, buffers)
-        for saved in (True, False) if len(self.files) else (False,):
+        for persisted in (True, False) if len(self.files) else (False,):
             if self.size.within(limit):
                 break
-            self._evict(limit, saved=saved)
+            self._evict(limit, persisted=persisted)
         self.drop_empty_tries()
 
-    def _evict(self, limit: Size, *, saved: bool) -> None:
-        """Evict to a limit; if `saved`, only what is on disk."""
-        candidates = victims(self._tries.values(), saved=saved)
+    def _evict(self, limit: Size, *, persisted: bool) -> None:
+        """Evict to a limit; if `persisted`, only what is on disk."""
+        candidates = victims(self._tries.values(), persisted=persisted)
         while not (held := self.size).within(limit) and (victim := next(candidates, None)):
             over = held - limit
             if victim.checkpoint:
                 self._drop_checkpoint(victim)
-            elif victim.node.stored_to == victim.node.end:
+            elif victim.node.persisted_end == victim.node.end:
                 victim.trie.page_out(victim.node)
                 self._page_outs += 1
             else:
                 everything = over.buffers > 0
                 end = victim.node.start if everything else shortened(victim.node, over.nbytes)
                 # What is on disk is left to it as a whole, and only if the rest is not enough.
-                victim.trie.shorten(victim.node, max(end, victim.node.stored_to))
+                victim.trie.shorten(victim.node, max(end, victim.node.persisted_end))
                 self._evictions += 1
 
     def _drop_checkpoint(self, victim: Victim) -> None:
-        if victim.node.stored_checkpoint is None:
+        if victim.node.persisted_checkpoint is None:
             self._evictions += 1
         else:
             self._page_outs += 1
         victim.trie.drop_checkpoint(victim.node)
         victim.trie.prune(victim.node)
 
-    def forget_stored(self, goal: int) -> int:
+    def forget_persisted(self, goal: int) -> int:
         """Forget what was used longest ago on disk until files take at most `goal` bytes.
 
         What is in memory too stays there.
@@ -212,14 +212,14 @@ class Forest:
             How many nodes lost their files.
         """
         forgotten = 0
-        for trie, node in stored_victims(self._tries.values()):
+        for trie, node in persisted_victims(self._tries.values()):
             if self.files.nbytes <= goal:
                 break
             in_memory = node.span is not None or node.checkpoint is not None or node.pins
             if in_memory or (node.children and not self.layout.spans):
-                trie.drop_stored(node, node.start)
-                trie.drop_stored_checkpoint(node)
-                trie.unsaved.pop(node, None)
+                trie.drop_extents(node, node.start)
+                trie.drop_persisted_checkpoint(node)
+                trie.dirty.pop(node, None)
                 trie.prune(node)
             else:
                 trie.forget(node)
@@ -236,9 +236,9 @@ class Forest:
         for trie in self._tries.values():
             below: set[TrieNode | None] = set()  # something stays below them, so their span does
             for node in reversed(list(trie.nodes())):
-                if node.pins or node.busy or node in below:
+                if node.pins or node.writing or node in below:
                     below.add(node.parent)
-                if node.pins or node.busy:
+                if node.pins or node.writing:
                     continue
                 if node not in below:
                     free += size_in_memory(node)
@@ -249,7 +249,7 @@ class Forest:
     @property
     def writing(self) -> bool:
         """Whether some state is being written to disk, and stays until it is."""
-        return any(node.busy for trie in self._tries.values() for node in trie.nodes())
+        return any(node.writing for trie in self._tries.values() for node in trie.nodes())
 
     def drop_empty_tries(self) -> None:
         """Forget namespaces that hold nothing and that nobody uses."""
@@ -262,13 +262,15 @@ def _write_anew(trie: RadixTrie) -> None:
     """Give up files that hold more than what is left; a restart would find all of it."""
     left: dict[int, int] = {}
     for node in trie.nodes():
-        for piece in node.stored:
-            left[piece.record.id] = max(piece.stop, left.get(piece.record.id, 0))
+        for extent in node.extents:
+            left[extent.record.id] = max(extent.stop, left.get(extent.record.id, 0))
     for node in trie.nodes():  # parents first: the disk has no tokens without those before them
         parent = node.parent
-        after = parent is not None and parent.parent is not None and parent.stored_to < parent.end
-        more = (p.start for p in node.stored if left[p.record.id] < p.record.end)
+        after = (
+            parent is not None and parent.parent is not None and parent.persisted_end < parent.end
+        )
+        more = (p.start for p in node.extents if left[p.record.id] < p.record.end)
         start = node.start if after else next(more, None)
-        if node.stored and node.span is not None and start is not None:
-            trie.drop_stored(node, start)
-            trie.unsaved[node] = None
+        if node.extents and node.span is not None and start is not None:
+            trie.drop_extents(node, start)
+            trie.dirty[node] = None

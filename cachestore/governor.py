@@ -2,7 +2,7 @@
 
 Everything that takes memory asks here first. Room is made by paging out and evicting what
 nobody uses (see `Forest.evict`); what cannot be made is refused, and the engine then
-computes less at a time, holds newcomers or preempts a sequence. The allocator is never asked
+computes less at a time, holds new requests or preempts a sequence. The allocator is never asked
 for what does not fit: on Metal it would end the process.
 """
 
@@ -16,8 +16,8 @@ _RESERVE = 16  # a part of the budget is kept for copies: one in this many
 class Governor:
     """Makes room in one budget. Belongs to the MLX thread.
 
-    A copy of stored state (to cut, join or pack it) needs memory for the moment in which both
-    exist. Nothing longer than `piece` bytes is ever copied, and that much is kept free, so
+    A copy of state (to cut, join or pack it) needs memory for the moment in which both
+    exist. Nothing longer than `max_copy_bytes` is ever copied, and that much is kept free, so
     that freeing memory never needs any that is not there.
 
     Attributes:
@@ -50,7 +50,7 @@ class Governor:
     @property
     def limit(self) -> Size:
         """What may be held, so that there is room for a copy still."""
-        return self.budget - Size(piece(self._budget.nbytes))
+        return self.budget - Size(max_copy_bytes(self._budget.nbytes))
 
     @property
     def room(self) -> Size:
@@ -93,8 +93,8 @@ class Governor:
         held = self._cache.size - Size(max(0, over.nbytes), max(0, over.buffers))
         self._cache.evict(held.nbytes, held.buffers)
 
-    def set_aside(self, need: Size) -> bool:
-        """Make room for what a step will compute, and enter it until the next one does.
+    def reserve(self, need: Size) -> bool:
+        """Make room for what a step will compute, and keep it for it until the next one does.
 
         Returns:
             False if there is none.
@@ -105,11 +105,11 @@ class Governor:
         self._transient.set(need)
         return True
 
-    def settle(self) -> None:
-        """Give back what was set aside: the step is over."""
+    def release(self) -> None:
+        """Give back what was reserved: the step is over."""
         self._transient.close()
 
 
-def piece(budget: int) -> int:
+def max_copy_bytes(budget: int) -> int:
     """The most bytes of state that are copied at a time, under a budget."""
     return budget // _RESERVE

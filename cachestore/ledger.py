@@ -46,7 +46,7 @@ class Kind(enum.StrEnum):
     PAGING = "paging"
     """On its way to the disk, and forgotten by the trie meanwhile."""
     TRANSIENT = "transient"
-    """Set aside for what the step that runs computes and does not keep."""
+    """Reserved for what the step that runs computes and does not keep."""
 
 
 class Account:
@@ -62,9 +62,9 @@ class Account:
         self._kind = kind
 
     def add(self, size: Size) -> None:
-        """Enter more, or less with a negative size."""
+        """Record more, or less with a negative size."""
         self.size += size
-        self._ledger.enter(self._kind, size)
+        self._ledger.record(self._kind, size)
 
     def set(self, size: Size) -> None:
         """Say anew what it holds."""
@@ -96,7 +96,7 @@ class Ledger:
         """Open an account for one owner."""
         return Account(self, kind)
 
-    def enter(self, kind: Kind, size: Size) -> None:
+    def record(self, kind: Kind, size: Size) -> None:
         """Change what is held; accounts call it."""
         self._held[kind] += size
         self.total += size

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .extents import Piece
+from .extents import Extent
 from .ledger import Size
 from .record import Record
 from .state import Checkpoint, Span
@@ -34,8 +34,8 @@ class TrieNode:
         start: offset of the first of them.
         span: their token-addressable state, if the stack has such layers.
         checkpoint: whole state at `end`, if one was taken there and is in memory.
-        stored: where the disk has the first of its tokens, without gaps.
-        stored_checkpoint: where the disk has the whole state at `end`.
+        extents: where the disk has the first of its tokens, without gaps.
+        persisted_checkpoint: where the disk has the whole state at `end`.
         writers: who writes its state to disk, and up to which offset the disk has its tokens
             when that is done. What is cut has them in both parts, what is joined those of both.
         pins: open leases on this node; on a root, all of its trie's.
@@ -48,8 +48,8 @@ class TrieNode:
     parent: "TrieNode | None"
     span: Span | None = None
     checkpoint: Checkpoint | None = None
-    stored: list[Piece] = field(default_factory=list)
-    stored_checkpoint: Record | None = None
+    extents: list[Extent] = field(default_factory=list)
+    persisted_checkpoint: Record | None = None
     writers: dict[Writer, int] = field(default_factory=dict)
     pins: int = 0
     last_used: int = 0
@@ -62,30 +62,30 @@ class TrieNode:
         return self.start + len(self.tokens)
 
     @property
-    def stored_to(self) -> int:
+    def persisted_end(self) -> int:
         """Offset up to which the disk has its tokens."""
-        return self.stored[-1].stop if self.stored else self.start
+        return self.extents[-1].stop if self.extents else self.start
 
     @property
-    def busy(self) -> bool:
+    def writing(self) -> bool:
         """Whether its state is being written: giving it up would free nothing yet."""
         return bool(self.writers)
 
     @property
-    def stored_soon(self) -> bool:
+    def persisted_soon(self) -> bool:
         """Whether the disk has all of its tokens, or will when what is under way is done."""
-        return max([self.stored_to, *self.writers.values()]) >= self.end
+        return max([self.persisted_end, *self.writers.values()]) >= self.end
 
     @property
     def paged_out(self) -> bool:
         """Whether its tokens' state is on disk only."""
-        return self.span is None and bool(self.stored)
+        return self.span is None and bool(self.extents)
 
     @property
-    def bare(self) -> bool:
+    def empty(self) -> bool:
         """Whether it holds nothing, leads to nothing, and nobody holds it."""
         in_memory = self.span is not None or self.checkpoint is not None
-        on_disk = bool(self.stored) or self.stored_checkpoint is not None
+        on_disk = bool(self.extents) or self.persisted_checkpoint is not None
         return not (in_memory or on_disk or self.children or self.pins)
 
     def path(self) -> "list[TrieNode]":
@@ -118,7 +118,7 @@ def path_tokens(node: TrieNode) -> Tokens:
 
 def has_checkpoint(node: TrieNode) -> bool:
     """Whether the whole state at a node's end is in memory or on disk: it must stay an end."""
-    return node.checkpoint is not None or node.stored_checkpoint is not None
+    return node.checkpoint is not None or node.persisted_checkpoint is not None
 
 
 def size_in_memory(node: TrieNode) -> Size:
@@ -132,5 +132,5 @@ def size_in_memory(node: TrieNode) -> Size:
 
 
 def size_of(state: Span | Checkpoint) -> Size:
-    """What a piece of state takes."""
+    """What one span or checkpoint takes."""
     return Size(state.nbytes, state.buffers)

@@ -44,9 +44,13 @@ class Missing(NamedTuple):
 
     def records(self, node: TrieNode) -> list[Record]:
         """The files that one of the nodes is read from."""
-        records = [piece.record for piece in node.stored] if node.span is None else []
-        if node is self.holder and node.checkpoint is None and node.stored_checkpoint is not None:
-            records.append(node.stored_checkpoint)
+        records = [extent.record for extent in node.extents] if node.span is None else []
+        if (
+            node is self.holder
+            and node.checkpoint is None
+            and node.persisted_checkpoint is not None
+        ):
+            records.append(node.persisted_checkpoint)
         return records
 
 
@@ -350,15 +354,15 @@ class PrefixCache(Forest):
 def _readable(path: list[TrieNode], unreadable: Container[int]) -> list[TrieNode]:
     """Cut a path where a node's tokens are on disk only, and cannot be read."""
     for number, node in enumerate(path):
-        if node.span is None and any(p.record.id in unreadable for p in node.stored):
+        if node.span is None and any(p.record.id in unreadable for p in node.extents):
             return path[:number]
     return path
 
 
 def _restorable(node: TrieNode, unreadable: Container[int]) -> bool:
     """Whether a node's checkpoint is in memory, or in a file that can be read."""
-    stored = node.stored_checkpoint
-    return node.checkpoint is not None or (stored is not None and stored.id not in unreadable)
+    record = node.persisted_checkpoint
+    return node.checkpoint is not None or (record is not None and record.id not in unreadable)
 
 
 def _idle(node: TrieNode, offset: int, holder: TrieNode | None) -> Size:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .extents import FileUse, Piece, cut, join
+from .extents import Extent, FileUse, cut, join
 from .ledger import Kind, Ledger
 from .node import Tokens, TrieNode, common_length, has_checkpoint, size_of
 from .record import Record
@@ -49,7 +49,7 @@ class RadixTrie:
         spans: the account of all spans.
         checkpoints: the account of all checkpoints.
         files: who refers to which file.
-        unsaved: nodes with state that the disk may lack, oldest first.
+        dirty: nodes with state that the disk may lack, oldest first.
         splits: how often an edge was cut; what reads spans must then ask for them anew.
 
     Args:
@@ -63,7 +63,7 @@ class RadixTrie:
         self.spans = ledger.account(Kind.KV)
         self.checkpoints = ledger.account(Kind.CHECKPOINT)
         self.files = FileUse() if files is None else files
-        self.unsaved: dict[TrieNode, None] = {}
+        self.dirty: dict[TrieNode, None] = {}
         self.splits = 0
 
     @property
@@ -112,8 +112,8 @@ class RadixTrie:
         """Give a node without one its span. Takes ownership."""
         node.span = span
         self.spans.add(size_of(span))
-        if node.stored_to < node.end:
-            self.unsaved[node] = None
+        if node.persisted_end < node.end:
+            self.dirty[node] = None
 
     def split(self, node: TrieNode, offset: int) -> TrieNode:
         """Cut an edge at an absolute offset inside it; return the new upper node.
@@ -137,12 +137,12 @@ class RadixTrie:
             self._give_up(node, node.span)
             upper.span, node.span = node.span.split(at)
             self.spans.add(size_of(upper.span) + size_of(node.span) - before)
-        upper.stored, node.stored = cut(node.stored, offset)
-        if upper.stored and node.stored and upper.stored[-1].record is node.stored[0].record:
-            self.files.hold([node.stored[0].record])
-        if node in self.unsaved and upper.stored_to < upper.end:
-            del self.unsaved[node]  # what comes first is saved first
-            self.unsaved.update({upper: None, node: None})
+        upper.extents, node.extents = cut(node.extents, offset)
+        if upper.extents and node.extents and upper.extents[-1].record is node.extents[0].record:
+            self.files.hold([node.extents[0].record])
+        if node in self.dirty and upper.persisted_end < upper.end:
+            del self.dirty[node]  # what comes first is written first
+            self.dirty.update({upper: None, node: None})
         upper.children[int(node.tokens[at])] = node
         parent.children[int(node.tokens[0])] = upper
         node.tokens, node.start, node.parent = node.tokens[at:].copy(), offset, upper
@@ -170,11 +170,11 @@ class RadixTrie:
             self._give_up(child, child.span)
             child.span, node.span = node.span.merge(child.span), None
             self.spans.add(size_of(child.span) - before)
-        child.stored, twice = join(node.stored, child.stored)
+        child.extents, twice = join(node.extents, child.extents)
         self.files.drop(twice)
         child.writers |= node.writers
-        if self.unsaved.pop(node, self) is not self:
-            self.unsaved[child] = None
+        if self.dirty.pop(node, self) is not self:
+            self.dirty[child] = None
         child.tokens = np.concatenate([node.tokens, child.tokens])
         child.start, child.parent = node.start, parent
         parent.children[int(child.tokens[0])] = child
@@ -193,8 +193,8 @@ class RadixTrie:
         if leaf.children or leaf.pins or not leaf.start <= end < leaf.end:
             raise ValueError("only a leaf that nobody holds is shortened, and only on its edge")
         self.drop_checkpoint(leaf)
-        self.drop_stored_checkpoint(leaf)
-        self.drop_stored(leaf, end)
+        self.drop_persisted_checkpoint(leaf)
+        self.drop_extents(leaf, end)
         if end > leaf.start:
             if leaf.span is not None:
                 before = size_of(leaf.span)
@@ -204,7 +204,7 @@ class RadixTrie:
             leaf.tokens = leaf.tokens[: end - leaf.start].copy()
             return
         self._close_span(leaf)
-        self.unsaved.pop(leaf, None)
+        self.dirty.pop(leaf, None)
         del parent.children[int(leaf.tokens[0])]
 
     def page_out(self, node: TrieNode) -> None:
@@ -213,11 +213,11 @@ class RadixTrie:
         Raises:
             ValueError: it is pinned, or has no state in memory, or not all of it is on disk.
         """
-        if node.pins or node.span is None or node.stored_to < node.end:
+        if node.pins or node.span is None or node.persisted_end < node.end:
             raise ValueError("what is pinned, or not on disk, or not there, is not paged out")
         self._close_span(node)
-        if node.checkpoint is None or node.stored_checkpoint is not None:
-            self.unsaved.pop(node, None)
+        if node.checkpoint is None or node.persisted_checkpoint is not None:
+            self.dirty.pop(node, None)
 
     def forget(self, node: TrieNode) -> None:
         """Forget a node and all that goes on from it.
@@ -249,8 +249,8 @@ class RadixTrie:
             node.span = None
 
     def prune(self, node: TrieNode) -> TrieNode:
-        """Forget a node if it is bare, then what that bares above it; return what stays."""
-        while node.parent is not None and node.bare:
+        """Forget an empty node, then what that empties above it; return what stays."""
+        while node.parent is not None and node.empty:
             self.shorten(node, node.start)
             node = node.parent
         return node
@@ -262,8 +262,8 @@ class RadixTrie:
             return
         node.checkpoint = checkpoint
         self.checkpoints.add(size_of(checkpoint))
-        if node.stored_checkpoint is None:
-            self.unsaved[node] = None
+        if node.persisted_checkpoint is None:
+            self.dirty[node] = None
 
     def drop_checkpoint(self, node: TrieNode) -> None:
         """Close a node's checkpoint in memory, if it has one."""
@@ -273,35 +273,35 @@ class RadixTrie:
             node.checkpoint.close()
             node.checkpoint = None
 
-    def set_stored(self, node: TrieNode, piece: Piece) -> None:
+    def add_extent(self, node: TrieNode, extent: Extent) -> None:
         """Note that the disk has more of a node's tokens.
 
         Raises:
             ValueError: it would leave a gap, or reaches beyond the edge.
         """
-        if piece.start != node.stored_to or not piece.start < piece.stop <= node.end:
+        if extent.start != node.persisted_end or not extent.start < extent.stop <= node.end:
             raise ValueError("the disk has a node's tokens from the first on, without gaps")
-        self.files.hold([piece.record])
-        node.stored.append(piece)
+        self.files.hold([extent.record])
+        node.extents.append(extent)
 
-    def drop_stored(self, node: TrieNode, offset: int) -> None:
+    def drop_extents(self, node: TrieNode, offset: int) -> None:
         """Note that the disk has none of a node's tokens from an offset on."""
-        kept, gone = cut(node.stored, offset)
+        kept, gone = cut(node.extents, offset)
         across = bool(kept and gone and kept[-1].record is gone[0].record)
-        self.files.drop([piece.record for piece in gone[across:]])
-        node.stored = kept
+        self.files.drop([extent.record for extent in gone[across:]])
+        node.extents = kept
 
-    def set_stored_checkpoint(self, node: TrieNode, record: Record) -> None:
+    def set_persisted_checkpoint(self, node: TrieNode, record: Record) -> None:
         """Note that the disk has the whole state at a node's end."""
-        self.drop_stored_checkpoint(node)
+        self.drop_persisted_checkpoint(node)
         self.files.hold([record])
-        node.stored_checkpoint = record
+        node.persisted_checkpoint = record
 
-    def drop_stored_checkpoint(self, node: TrieNode) -> None:
+    def drop_persisted_checkpoint(self, node: TrieNode) -> None:
         """Note that the disk has not, or no more."""
-        if node.stored_checkpoint is not None:
-            self.files.drop([node.stored_checkpoint])
-            node.stored_checkpoint = None
+        if node.persisted_checkpoint is not None:
+            self.files.drop([node.persisted_checkpoint])
+            node.persisted_checkpoint = None
 
     def nodes(self) -> Iterator[TrieNode]:
         """All nodes but the root, parents before children."""

@@ -11,7 +11,7 @@ from ..cachestore.disk.recovery import refuse_if_used
 from ..cachestore.disk.tier import DiskTier
 from ..cachestore.errors import DiskTierError, FolderInUseError
 from ..cachestore.forest import Layout
-from ..cachestore.governor import Governor, piece
+from ..cachestore.governor import Governor, max_copy_bytes
 from ..cachestore.ledger import Size
 from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
@@ -94,12 +94,13 @@ def assemble(
     budget = Size(_budget(settings, device, forward.resident), device.buffers)
     keep_freed_memory(min(budget.nbytes // _FREED_SHARE, _MOST_FREED))
     context, bound = _context(loaded, forward, budget.nbytes)
-    forward.live_within(budget.nbytes, piece=piece(budget.nbytes), max_batch=settings.max_batch)
+    copied = max_copy_bytes(budget.nbytes)
+    forward.live_within(budget.nbytes, piece=copied, max_batch=settings.max_batch)
     cache = _cache(loaded, settings, budget.nbytes, forward.longest_segment)
     governor = Governor(cache, budget)
     forward.ask_before_joining(lambda nbytes: governor.make_room(Size(nbytes)))
     _warm_up(loaded, settings, forward, budget.nbytes)
-    disk = _open_disk(settings, loaded.fingerprint, piece(budget.nbytes), wake)
+    disk = _open_disk(settings, loaded.fingerprint, copied, wake)
     pager = None if disk is None else _pager(loaded, settings, cache, governor, disk)
     pins = Pins(cache, loaded.fingerprint, disk)
     engine = Engine(
@@ -215,12 +216,12 @@ def _disk_budget(settings: Settings, disk: DiskTier) -> int:
 
 def _context(loaded: LoadedModel, forward: Forward, budget: int) -> tuple[int, MemoryBound | None]:
     """Say how long the context is, and what cuts it."""
-    usable = budget - piece(budget)
+    usable = budget - max_copy_bytes(budget)
     fits = forward.footprint.longest_context(usable)
     least = min(_LEAST_CONTEXT, loaded.context_length)
     if fits < least:
         needed = forward.promise(least).nbytes
-        needed += piece(needed) * 2
+        needed += max_copy_bytes(needed) * 2
         raise StartError(
             f"setting cache_bytes: {budget} bytes hold no request of this model; "
             f"it takes {needed} to serve {least} tokens"

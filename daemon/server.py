@@ -17,7 +17,7 @@ from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
 from .app import application
 from .assembly import Assembly, assemble, refuse_used_folder
-from .cache_desk import CacheDesk
+from .cache_admin import CacheAdmin
 from .config import Settings
 from .connection import behind_connections
 from .connections import Connections
@@ -143,7 +143,7 @@ class Daemon:
             return
         try:
             async with asyncio.timeout(_SAVE_GRACE):
-                while await asyncio.wrap_future(self._thread.submit(assembly.pager.save_all)):
+                while await asyncio.wrap_future(self._thread.submit(assembly.pager.write_all)):
                     await asyncio.to_thread(assembly.disk.flush, _SAVE_GRACE)
         except TimeoutError:
             log.warning("state not saved in time", seconds=_SAVE_GRACE)
@@ -218,7 +218,7 @@ class Daemon:
             assembly,
             self._queue,
             handoff,
-            CacheDesk(self._thread, assembly.cache, assembly.pins, loaded.fingerprint),
+            CacheAdmin(self._thread, assembly.cache, assembly.pins, loaded.fingerprint),
             self._pressure,
             exact=self._settings.exact,
             request_timeout=self._settings.request_timeout,

@@ -17,7 +17,7 @@ from ..scheduler.request import Request
 from .answer_reader import AnswerReader
 from .assembly import Assembly
 from .bodies import TOKEN_BYTES, Share
-from .cache_desk import CacheDesk
+from .cache_admin import CacheAdmin
 from .conversations import check_name, conversation_of_choice, conversation_of_session
 from .generation import Generation
 from .generations import Generations
@@ -63,7 +63,7 @@ class Service:
         assembly: Assembly,
         queue: ConversationQueue,
         handoff: Handoff,
-        cache: CacheDesk,
+        cache: CacheAdmin,
         pressure: PressureWatch,
         *,
         exact: bool,

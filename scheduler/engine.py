@@ -106,10 +106,10 @@ class Engine:
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
         if batch is not None:
             self._run(batch)
-        self._memory.enter(self._running)
+        self._memory.record(self._running)
         if self._drawn is None or not self._running:
             self._drawn = None  # whom it was for has left
-            self._memory.settle()
+            self._memory.release()
         pace = self._pace(batch, reading=reading)
         if pace is Pace.IDLE or self._clock() >= self._describe_at:
             self._describe_cache()
@@ -178,7 +178,7 @@ class Engine:
         self._scheduler.preempt(sequence)
         self._keep(sequence, trusted=True)
         sequence.preempt(replay=self._exact)
-        self._memory.enter(self._running)
+        self._memory.record(self._running)
         self._count(preemptions=1)
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:
@@ -214,7 +214,7 @@ class Engine:
         if sequence.status is SequenceStatus.FINISHED:
             return
         sequence.status = SequenceStatus.PREFILL
-        self._memory.enter(self._running)
+        self._memory.record(self._running)
         if resumes:
             return
         started = Started(sequence.matched, sequence.cached, self._clock())

@@ -49,8 +49,8 @@ class MemoryPlanner:
         held = {kind.value: size.nbytes for kind, size in ledger.by_kind().items()}
         return MemoryUse(budget=self.budget, buffers=ledger.total.buffers, **held)
 
-    def enter(self, running: Iterable[Sequence]) -> None:
-        """Enter in the ledger what running sequences have of their own by now."""
+    def record(self, running: Iterable[Sequence]) -> None:
+        """Record in the ledger what running sequences have of their own by now."""
         states = [sequence.states for sequence in running if sequence.states is not None]
         self._tails.set(_size(self._forward.held_by(states)))
 
@@ -78,7 +78,7 @@ class MemoryPlanner:
         return self._promise(sequence).nbytes
 
     def afford(self, running: Items[Sequence], chunk: int) -> Batch | None:
-        """Plan a step that fits, and set aside what it takes.
+        """Plan a step that fits, and reserve what it takes.
 
         Prefill chunks are cut as far as need be, then held.
 
@@ -98,9 +98,9 @@ class MemoryPlanner:
                 batch = plan(running, chunk)
         return batch
 
-    def settle(self) -> None:
-        """Give back what was set aside; nothing computes any more."""
-        self._governor.settle()
+    def release(self) -> None:
+        """Give back what was reserved; nothing computes any more."""
+        self._governor.release()
 
     def _fits(self, batch: Batch) -> bool:
         need = Size()
@@ -109,7 +109,7 @@ class MemoryPlanner:
         if batch.prefill is not None:
             tokens = batch.end - batch.prefill.num_computed_tokens
             need += _size(self._forward.chunk_need(tokens, batch.prefill.states))
-        return self._governor.set_aside(need)
+        return self._governor.reserve(need)
 
     def _start(self, sequence: Sequence, known: int) -> Size:
         total = len(sequence.tokens)

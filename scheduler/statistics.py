@@ -29,7 +29,7 @@ class MemoryUse(msgspec.Struct, frozen=True):
         checkpoint: of whole states, stored or captured.
         tail: what running sequences have of their own.
         paging: on its way to disk, and nowhere else.
-        transient: set aside for the step that runs.
+        transient: reserved for the step that runs.
     """
 
     budget: int = 0

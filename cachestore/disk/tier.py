@@ -18,7 +18,7 @@ from ..errors import DiskTierError
 from ..record import Pin, Record
 from .rare_warning import RareWarning
 from .recovery import Collected, open_folder
-from .verifier import DiskReader, Verified
+from .verifier import DiskVerifier, Verified
 from .write_queue import DiskStatistics, WriteJob, WriteQueue, Written
 from .writer import DiskWriter
 
@@ -70,8 +70,10 @@ class DiskTier:
         self._queue = WriteQueue(queue_bytes, retry_after, opened.records)
         self._writer = DiskWriter(opened, self._queue, fingerprint, wake)
         self._warn = RareWarning("state on disk cannot be read at present")
-        self._reader = DiskReader(self.folder, wake, self._writer.folder_is_there, self.cannot_read)
-        self._threads = (self._writer.thread, self._reader.thread)
+        self._verifier = DiskVerifier(
+            self.folder, wake, self._writer.folder_is_there, self.cannot_read
+        )
+        self._threads = (self._writer.thread, self._verifier.thread)
         for thread in self._threads:
             thread.start()
 
@@ -96,7 +98,7 @@ class DiskTier:
             Will have those of the records whose files are not. Ends with a DiskTierError if
             the tier is closed first.
         """
-        return self._reader.verify(records)
+        return self._verifier.verify(records)
 
     def cannot_read(self, reason: str) -> None:
         """Note that a file cannot be read at present. Safe to call from any thread."""
@@ -137,7 +139,7 @@ class DiskTier:
         if not self._queue.flush(timeout):
             return False
         try:
-            self._reader.verify([]).result(max(0.0, deadline - time.monotonic()))
+            self._verifier.verify([]).result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return False
         except DiskTierError:  # closed: nothing waits there
@@ -151,10 +153,10 @@ class DiskTier:
         has ended: if a disk never answers, that is when the process does.
         """
         self._queue.close()
-        self._reader.close()
+        self._verifier.close()
         self._join(timeout)
         self._queue.abandon()
-        self._reader.abandon()
+        self._verifier.abandon()
         self._join(_GRACE)
         if any(thread.is_alive() for thread in self._threads):
             log.warning("the disk cache's threads are left behind: the disk does not answer")

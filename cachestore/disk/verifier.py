@@ -31,7 +31,7 @@ class Verified(NamedTuple):
     unreadable: list[Record]
 
 
-class DiskReader:
+class DiskVerifier:
     """Verifies files in the order they were asked for.
 
     Args:
@@ -55,7 +55,7 @@ class DiskReader:
         self._changed = threading.Condition()  # guards all that follows
         self._waiting: deque[tuple[Future[Verified], list[Record]]] = deque()
         self._closed = self._abandoned = False
-        self.thread = threading.Thread(target=self._run, name="umbel-disk-reader", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="umbel-disk-verifier", daemon=True)
 
     def verify(self, records: Sequence[Record]) -> Future[Verified]:
         """Have files verified."""

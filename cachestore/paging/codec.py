@@ -1,4 +1,4 @@
-"""What the pager asks of whoever knows what state is made of; `models.stored` fulfils it."""
+"""What the pager asks of whoever knows what state is made of; `models.extents` fulfils it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ class Exported(Protocol):
 class Codec(Protocol):
     """Turns state into host memory, and files into state.
 
-    Loading raises a ValueError where a file is not what was saved, and an OSError where it
+    Loading raises a ValueError where a file is not what was written, and an OSError where it
     cannot be read at present.
     """
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..digests import hasher, record_digest
-from ..extents import Piece
+from ..extents import Extent
 from ..forest import Namespace
 from ..node import Tokens, TrieNode, path_tokens
 from ..prefix_cache import PrefixCache
@@ -19,7 +19,7 @@ _SIZE = 4  # bytes of a token
 _Place = tuple[str, int, bytes]  # tenant, offset, digest of the tokens before it
 
 
-def recall(cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> list[Record]:
+def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> list[Record]:
     """Put what is on disk into a cache's tries. Nothing is read but the index.
 
     A record says by a digest which tokens come before its own. They are those of some other
@@ -139,7 +139,7 @@ def _place_span(
     while known < len(path):  # a node is read in one go, and copied when it is cut
         stop = min(len(path), known + cache.longest)
         node = trie.append(node, path[known:stop].copy(), None)
-        trie.set_stored(node, Piece(record, known, stop))
+        trie.add_extent(node, Extent(record, known, stop))
         node.last_used = record.used
         known = stop
     cache.remember_tick(record.used)
@@ -156,9 +156,9 @@ def _place_checkpoint(
         node = trie.split(node, known)
     if known < len(path):
         node = trie.append(node, path[known:].copy(), None)
-    if node.stored_checkpoint is not None:
+    if node.persisted_checkpoint is not None:
         return None
-    trie.set_stored_checkpoint(node, record)
+    trie.set_persisted_checkpoint(node, record)
     node.checkpoint_used = record.used
     cache.remember_tick(record.used)
     return node

@@ -17,7 +17,7 @@ import structlog
 from ..disk.tier import DiskTier
 from ..disk.verifier import Verified
 from ..errors import DamagedFileError, UnreadableFileError
-from ..extents import Piece
+from ..extents import Extent
 from ..forest import Namespace
 from ..ledger import Size
 from ..node import Tokens, TrieNode
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Fetching(enum.Enum):
+class PageInStatus(enum.Enum):
     """What comes of asking for state that is on disk."""
 
     NOTHING = enum.auto()
@@ -58,14 +58,14 @@ class Patience:
         """Whether to make do with what there is."""
         return self._begun > self._ATTEMPTS
 
-    def waits(self, fetching: Fetching) -> bool:
+    def waits(self, status: PageInStatus) -> bool:
         """Whether to wait for what was asked for."""
-        self._begun += fetching is Fetching.BEGUN
-        return fetching is not Fetching.NOTHING and not self.ended
+        self._begun += status is PageInStatus.BEGUN
+        return status is not PageInStatus.NOTHING and not self.ended
 
 
 @dataclass(eq=False)
-class _Fetch:
+class _Request:
     """What is being read: nodes, parents first, and what came of verifying their files.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Fetch:
     verified: "Future[Verified]"
 
 
-class Fetcher:
+class PageIn:
     """The way in. Belongs to the MLX thread.
 
     Args:
@@ -99,7 +99,7 @@ class Fetcher:
         self._tier = tier
         self._codec = codec
         self._make_room = make_room
-        self._fetches: list[_Fetch] = []
+        self._requests: list[_Request] = []
         self._unreadable = Resting()
         # Of what was read last; all of a model's states are packed alike.
         self._span_buffers = self._checkpoint_buffers = 1
@@ -107,61 +107,63 @@ class Fetcher:
     @property
     def ready(self) -> bool:
         """Whether something is verified and waits to be read."""
-        return any(fetch.verified.done() for fetch in self._fetches)
+        return any(request.verified.done() for request in self._requests)
 
-    def want(self, namespace: Namespace, tokens: Tokens) -> Fetching:
+    def want(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
         """Have what is on disk of a prompt read."""
         trie = self._cache.trie(namespace)
         if trie is None:
-            return Fetching.NOTHING
+            return PageInStatus.NOTHING
         missing = self._cache.missing(trie, tokens, self._unreadable)
         if not missing.nodes:
-            return Fetching.NOTHING
-        if any(node in fetch.missing.nodes for fetch in self._fetches for node in missing.nodes):
-            return Fetching.UNDER_WAY
+            return PageInStatus.NOTHING
+        if any(
+            node in request.missing.nodes for request in self._requests for node in missing.nodes
+        ):
+            return PageInStatus.UNDER_WAY
         records = {r.id: r for node in missing.nodes for r in missing.records(node)}
         verified = self._tier.verify(list(records.values()))
-        self._fetches.append(_Fetch(trie, missing, set(records), verified))
-        return Fetching.BEGUN
+        self._requests.append(_Request(trie, missing, set(records), verified))
+        return PageInStatus.BEGUN
 
     def give_up(self) -> None:
         """Wait for nothing any more."""
-        self._fetches = []
+        self._requests = []
 
     def step(self) -> None:
         """Read one node whose files were verified."""
-        fetch = next((fetch for fetch in self._fetches if fetch.verified.done()), None)
-        if fetch is None:
+        request = next((request for request in self._requests if request.verified.done()), None)
+        if request is None:
             return
-        if fetch.verified.exception() is not None or not self._advance(fetch):
-            self._fetches.remove(fetch)
+        if request.verified.exception() is not None or not self._advance(request):
+            self._requests.remove(request)
 
-    def _advance(self, fetch: _Fetch) -> bool:
-        """Read a fetch's next node; False when there is no other, or no use in it."""
-        node = fetch.missing.nodes.pop(0)
-        if not _attached(fetch.trie, node):
+    def _advance(self, request: _Request) -> bool:
+        """Read a request's next node; False when there is no other, or no use in it."""
+        node = request.missing.nodes.pop(0)
+        if not _attached(request.trie, node):
             return False
-        if any(record.id not in fetch.asked for record in fetch.missing.records(node)):
+        if any(record.id not in request.asked for record in request.missing.records(node)):
             return False  # it was paged out, or cut, meanwhile
-        verified = fetch.verified.result()
-        read = self._read_span(fetch.trie, node, verified)
-        if read and node is fetch.missing.holder:
-            read = self._read_checkpoint(fetch.trie, node, verified)
+        verified = request.verified.result()
+        read = self._read_span(request.trie, node, verified)
+        if read and node is request.missing.holder:
+            read = self._read_checkpoint(request.trie, node, verified)
         if read:
             self._cache.refresh(node)
-        return read and bool(fetch.missing.nodes)
+        return read and bool(request.missing.nodes)
 
     def _read_span(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
         """Have a node's span in memory; whether it is."""
-        if node.span is not None or not node.stored:
+        if node.span is not None or not node.extents:
             return True
-        nbytes = sum(map(_nbytes, node.stored))
+        nbytes = sum(map(_nbytes, node.extents))
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.span is None:
             return False  # it was paged out again meanwhile
         if not self._room_below(parent, Size(nbytes, self._span_buffers)):
             return False
-        records = [piece.record for piece in node.stored]
+        records = [extent.record for extent in node.extents]
         try:
             _check(verified, records)
             span = self._load(node)
@@ -178,8 +180,8 @@ class Fetcher:
         return True
 
     def _load(self, node: TrieNode) -> Span:
-        files = [(p, p.start - p.record.start, p.stop - p.record.start) for p in node.stored]
-        parts = [(self._tier.path(piece.record), start, stop) for piece, start, stop in files]
+        files = [(p, p.start - p.record.start, p.stop - p.record.start) for p in node.extents]
+        parts = [(self._tier.path(extent.record), start, stop) for extent, start, stop in files]
         span: Span = self._codec.load_span(parts)
         if span.length != len(node.tokens):
             span.close()
@@ -188,7 +190,7 @@ class Fetcher:
 
     def _read_checkpoint(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
         """Have a node's checkpoint in memory; whether it is."""
-        record = node.stored_checkpoint
+        record = node.persisted_checkpoint
         if node.checkpoint is not None or record is None:
             return node.checkpoint is not None
         if not self._room_below(node, Size(record.nbytes, self._checkpoint_buffers)):
@@ -200,7 +202,7 @@ class Fetcher:
                 checkpoint.close()
                 raise ValueError("the file holds another offset's state")  # noqa: TRY301
         except (FileNotFoundError, ValueError, DamagedFileError) as error:
-            trie.drop_stored_checkpoint(node)
+            trie.drop_persisted_checkpoint(node)
             trie.prune(node)
             self._lost(node, error)
             return False
@@ -252,7 +254,7 @@ def _attached(trie: RadixTrie, node: TrieNode) -> bool:
     return node is trie.root
 
 
-def _nbytes(piece: Piece) -> int:
-    """What a piece takes in memory, by what its file takes on disk."""
-    record = piece.record
-    return record.nbytes * (piece.stop - piece.start) // (record.end - record.start)
+def _nbytes(extent: Extent) -> int:
+    """What an extent takes in memory, by what its file takes on disk."""
+    record = extent.record
+    return record.nbytes * (extent.stop - extent.start) // (record.end - record.start)

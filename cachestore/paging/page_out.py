@@ -12,7 +12,7 @@ from ..digests import hasher, record_digest
 from ..disk.files import HostTensor, Payload
 from ..disk.tier import DiskTier
 from ..disk.write_queue import WriteJob, Written
-from ..extents import Piece
+from ..extents import Extent
 from ..forest import Namespace
 from ..ledger import Account, Kind, Size
 from ..node import Tokens, TrieNode, path_tokens, size_of
@@ -50,7 +50,7 @@ class _Job:
             self.paging.set(self.size)
 
 
-class Saver:
+class PageOut:
     """The way out. Belongs to the MLX thread.
 
     Args:
@@ -78,8 +78,8 @@ class Saver:
     @property
     def pending(self) -> bool:
         """Whether something is being written, or could be at present."""
-        unsaved = any(trie.unsaved for _, trie in self._cache.tries())
-        return bool(self._jobs) or (unsaved and not self._rests)
+        dirty = any(trie.dirty for _, trie in self._cache.tries())
+        return bool(self._jobs) or (dirty and not self._rests)
 
     @property
     def _rests(self) -> bool:
@@ -106,33 +106,33 @@ class Saver:
     def _hand_over(self) -> None:
         left = _AT_ONCE
         for namespace, trie in self._cache.tries():
-            for node in [node for node in trie.unsaved if not node.busy]:
-                if node not in trie.unsaved:
+            for node in [node for node in trie.dirty if not node.writing]:
+                if node not in trie.dirty:
                     continue  # it was forgotten: another one's copy needed room
                 if not left:
                     return
-                taken = self._save(namespace, trie, node)
+                taken = self._write(namespace, trie, node)
                 if taken is False:
                     self._full = bool(self._jobs)
                     self._rests_until = 0.0 if self._full else _clock() + _REST
                     return
                 left -= taken is True
 
-    def _save(self, namespace: Namespace, trie: RadixTrie, node: TrieNode) -> bool | None:
+    def _write(self, namespace: Namespace, trie: RadixTrie, node: TrieNode) -> bool | None:
         """Hand over a node's state; False when no more is taken at present, None without any."""
         if not _reachable(node):
-            if node.parent not in trie.unsaved:
-                del trie.unsaved[node]
-        elif node.span is not None and node.stored_to < node.end:
-            return self._save_span(namespace, node, node.span)
-        elif node.checkpoint is not None and node.stored_checkpoint is None:
-            return self._save_checkpoint(namespace, node, node.checkpoint)
+            if node.parent not in trie.dirty:
+                del trie.dirty[node]
+        elif node.span is not None and node.persisted_end < node.end:
+            return self._write_span(namespace, node, node.span)
+        elif node.checkpoint is not None and node.persisted_checkpoint is None:
+            return self._write_checkpoint(namespace, node, node.checkpoint)
         else:
-            del trie.unsaved[node]
+            del trie.dirty[node]
         return None
 
-    def _save_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
-        start, size = node.stored_to, size_of(span)
+    def _write_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
+        start, size = node.persisted_end, size_of(span)
         paging = self._cache.ledger.account(Kind.PAGING)
         job = _Job(namespace, path_tokens(node), node, span, paging, size)
         node.writers[job] = node.end  # so that making room does not take it away
@@ -144,9 +144,9 @@ class Saver:
                 return False
             paging.set(job.size)
         exported = self._codec.export_span(span, start - node.start, len(node.tokens))
-        return self._write(job, RecordKind.SPAN, start, exported)
+        return self._submit(job, RecordKind.SPAN, start, exported)
 
-    def _save_checkpoint(
+    def _write_checkpoint(
         self, namespace: Namespace, node: TrieNode, checkpoint: Checkpoint
     ) -> bool:
         exported = self._codec.export_checkpoint(checkpoint)
@@ -156,9 +156,9 @@ class Saver:
         node.writers[job] = node.start
         # Where no spans are kept, nothing else on disk tells which tokens lead there.
         start = node.end if self._cache.layout.spans else 0
-        return self._write(job, RecordKind.CHECKPOINT, start, exported)
+        return self._submit(job, RecordKind.CHECKPOINT, start, exported)
 
-    def _write(self, job: _Job, kind: RecordKind, start: int, exported: Exported) -> bool:
+    def _submit(self, job: _Job, kind: RecordKind, start: int, exported: Exported) -> bool:
         tensors = {name: HostTensor(*tensor) for name, tensor in exported.tensors.items()}
         tenant, fingerprint = job.namespace
         end, tokens = len(job.path), job.path[start:].tobytes()
@@ -211,17 +211,17 @@ class Saver:
         self.failures += 1
         self._rests_until = _clock() + _REST
         for node in parts:
-            if trie is not None and node.end > job.node.start and node in trie.unsaved:
-                del trie.unsaved[node]
-                trie.unsaved[node] = None
+            if trie is not None and node.end > job.node.start and node in trie.dirty:
+                del trie.dirty[node]
+                trie.dirty[node] = None
 
 
 def _reachable(node: TrieNode) -> bool:
     """Whether the disk has, or is about to have, all that comes before a node."""
     parent = node.parent
-    if parent is None or parent.parent is None or (parent.span is None and not parent.stored):
+    if parent is None or parent.parent is None or (parent.span is None and not parent.extents):
         return True
-    return parent.stored_soon
+    return parent.persisted_soon
 
 
 def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
@@ -231,19 +231,19 @@ def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
         return  # the rest was forgotten, and shall not come back with the file
     for node in deepest.path():
         parent = node.parent
-        if parent is not None and parent.parent is not None and parent.stored_to < parent.end:
+        if parent is not None and parent.parent is not None and parent.persisted_end < parent.end:
             return
-        start, stop = node.stored_to, min(node.end, known)
+        start, stop = node.persisted_end, min(node.end, known)
         if record.start <= start < stop:
-            trie.set_stored(node, Piece(record, start, stop))
+            trie.add_extent(node, Extent(record, start, stop))
 
 
 def _attach_checkpoint(trie: RadixTrie, path: Tokens, record: Record) -> None:
     node, known = trie.match(path)
-    if known == len(path) == node.end and node.stored_checkpoint is None and _on_disk(node):
-        trie.set_stored_checkpoint(node, record)
+    if known == len(path) == node.end and node.persisted_checkpoint is None and _on_disk(node):
+        trie.set_persisted_checkpoint(node, record)
 
 
 def _on_disk(node: TrieNode) -> bool:
     """Whether a node's tokens are on disk, if their state is kept at all."""
-    return node.span is None or node.stored_to == node.end
+    return node.span is None or node.persisted_end == node.end

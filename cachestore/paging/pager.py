@@ -12,9 +12,9 @@ from ..ledger import Size
 from ..node import Tokens
 from ..prefix_cache import PrefixCache
 from .codec import Codec
-from .index_recovery import recall
-from .page_in import Fetcher, Fetching
-from .page_out import Saver
+from .index_recovery import recover_index
+from .page_in import PageIn, PageInStatus
+from .page_out import PageOut
 
 if TYPE_CHECKING:
     from ..record import Record
@@ -52,28 +52,28 @@ class Pager:
         self._given_up = False
         self._cache = cache
         self._tier = tier
-        self._saver = Saver(cache, tier, codec, make_room)
-        self._fetcher = Fetcher(cache, tier, codec, make_room)
-        orphans = recall(cache, tier.records, fingerprint)
+        self._page_out = PageOut(cache, tier, codec, make_room)
+        self._page_in = PageIn(cache, tier, codec, make_room)
+        orphans = recover_index(cache, tier.records, fingerprint)
         self._tier.delete(orphans)
         log.info("disk tier", folder=str(tier.folder), records=len(tier.records) - len(orphans))
 
     @property
     def page_ins(self) -> int:
         """States that were read back."""
-        return self._fetcher.page_ins
+        return self._page_in.page_ins
 
     @property
     def ready(self) -> bool:
         """Whether there is something to do at once."""
-        return self._fetcher.ready
+        return self._page_in.ready
 
     def step(self) -> None:
         """Take in what was written and read, and hand out what is to be written next."""
-        self._saver.step()
-        self._fetcher.step()
+        self._page_out.step()
+        self._page_in.step()
         if self._cache.files.nbytes > self.budget:
-            forgotten = self._cache.forget_stored(int(self.budget * _ROOM_LEFT))
+            forgotten = self._cache.forget_persisted(int(self.budget * _ROOM_LEFT))
             log.debug("disk budget was exceeded", forgotten=forgotten, budget=self.budget)
         if unused := self._cache.files.unused():
             self._tier.delete(unused)
@@ -82,14 +82,14 @@ class Pager:
         """Have the disk tier off for good, and nothing wait for it."""
         self._given_up = True
         self._tier.turn_off(reason)
-        self._saver.give_up()
-        self._fetcher.give_up()
+        self._page_out.give_up()
+        self._page_in.give_up()
 
-    def want(self, namespace: Namespace, tokens: Tokens) -> Fetching:
+    def want(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
         """Have what is on disk of a prompt read back."""
-        return self._fetcher.want(namespace, tokens)
+        return self._page_in.want(namespace, tokens)
 
-    def save_all(self) -> bool:
+    def write_all(self) -> bool:
         """Go on with writing all that is not on disk; False when no more can be written.
 
         Called again and again, with pauses in which the tier writes.
@@ -97,7 +97,7 @@ class Pager:
         if self._given_up:
             return False
         self.step()
-        if self._saver.pending:
+        if self._page_out.pending:
             return True
         self._touch()
         return False
@@ -107,9 +107,9 @@ class Pager:
         newest: dict[Record, int] = {}
         for _, trie in self._cache.tries():
             for node in trie.nodes():
-                used = [(piece.record, node.last_used) for piece in node.stored]
-                if node.stored_checkpoint is not None:
-                    used.append((node.stored_checkpoint, node.checkpoint_used))
+                used = [(extent.record, node.last_used) for extent in node.extents]
+                if node.persisted_checkpoint is not None:
+                    used.append((node.persisted_checkpoint, node.checkpoint_used))
                 for record, tick in used:
                     newest[record] = max(tick, newest.get(record, record.used))
         for record, tick in newest.items():

@@ -24,7 +24,7 @@ from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.disk.write_queue import WriteJob, Written
 from umbel.cachestore.record import Record, RecordKind
 
-PATIENCE = 30.0  # seconds until a test takes something for hung; nothing is measured with it
+TIMEOUT = 30.0  # seconds until a test takes something for hung; nothing is measured with it
 FINGERPRINT = "model"
 
 
@@ -59,12 +59,12 @@ def opened(folder: Path, **options: object) -> Iterator[DiskTier]:
     try:
         yield tier
     finally:
-        tier.close(PATIENCE)
+        tier.close(TIMEOUT)
 
 
 def results(tier: DiskTier) -> list[Written]:
     """Wait for all jobs, and take what came of them."""
-    assert tier.flush(PATIENCE)
+    assert tier.flush(TIMEOUT)
     return tier.completed()
 
 
@@ -79,7 +79,7 @@ def write(tier: DiskTier, *jobs: WriteJob) -> list[Record]:
 
 def damaged(tier: DiskTier, *records: Record) -> list[Record]:
     """Wait for what the tier finds damaged."""
-    verified = tier.verify(records).result(PATIENCE)
+    verified = tier.verify(records).result(TIMEOUT)
     assert verified.unreadable == []
     return verified.damaged
 
@@ -91,7 +91,7 @@ def own_names(folder: Path) -> set[str]:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Poll until a condition holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -197,7 +197,7 @@ def _work(folder: Path, plan: str, seed: int) -> None:
         small = random_.randrange(1, 60_000)
         tier.write(job(token, items=small if plan == "busy" else 1_100_000))
         if plan != "busy":
-            tier.flush(PATIENCE)
+            tier.flush(TIMEOUT)
         for written in tier.completed():
             assert written.record is not None
             kept.append(written.record)

@@ -18,14 +18,14 @@ from umbel.cachestore.forest import Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens, path_tokens
-from umbel.cachestore.paging.index_recovery import recall
-from umbel.cachestore.paging.page_in import Fetching
+from umbel.cachestore.paging.index_recovery import recover_index
+from umbel.cachestore.paging.page_in import PageInStatus
 from umbel.cachestore.paging.pager import Pager
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.state import Span
 
-from .disk_tools import PATIENCE
+from .disk_tools import TIMEOUT
 from .fakes import (
     NAMESPACE,
     PLENTY,
@@ -259,17 +259,17 @@ class PagedWorld(World):
 
     def step(self) -> None:
         """Let the disk do what it was told, and take in what came of it."""
-        assert self.tier.flush(PATIENCE)
+        assert self.tier.flush(TIMEOUT)
         self.pager.step()
         self.check_disk()
 
-    def settle(self) -> None:
+    def write_all(self) -> None:
         """Write all that can be written."""
         for _ in range(ENOUGH):
-            if not self.pager.save_all():
+            if not self.pager.write_all():
                 break
             self.check_disk()
-            assert self.tier.flush(PATIENCE)
+            assert self.tier.flush(TIMEOUT)
         else:
             raise AssertionError("it is written for ever")
         self.check()
@@ -279,9 +279,9 @@ class PagedWorld(World):
         tokens, begun = as_tokens(list(prompt)), 0
         for _ in range(ENOUGH):
             wanted = self.pager.want(namespace, tokens)
-            if wanted is Fetching.NOTHING:
+            if wanted is PageInStatus.NOTHING:
                 return begun
-            begun += wanted is Fetching.BEGUN
+            begun += wanted is PageInStatus.BEGUN
             if begun > TRIES and self.memory.nbytes < PLENTY:
                 return begun  # there is no room for it
             self.step()
@@ -290,13 +290,13 @@ class PagedWorld(World):
 
     def page_out(self) -> None:
         """Leave all that can be to the disk, once all of it is there."""
-        self.settle()
+        self.write_all()
         self.cache.evict(0)
         self.check()
 
     def close_tier(self) -> None:
         """Close the tier, however the test ends."""
-        self.tier.close(PATIENCE)
+        self.tier.close(TIMEOUT)
 
     def restart(self) -> None:
         """Start anew on the same folder, with nothing in memory."""
@@ -323,13 +323,13 @@ class PagedWorld(World):
         for _, trie in self.cache.tries():
             for node in trie.nodes():
                 path = path_tokens(node)
-                for piece in node.stored:
-                    own = np.frombuffer(piece.record.tokens, "<i4")
-                    at = piece.record.start
-                    part = own[piece.start - at : piece.stop - at]
-                    assert part.tolist() == path[piece.start : piece.stop].tolist()
-                if node.stored_checkpoint is not None:
-                    record = node.stored_checkpoint
+                for extent in node.extents:
+                    own = np.frombuffer(extent.record.tokens, "<i4")
+                    at = extent.record.start
+                    part = own[extent.start - at : extent.stop - at]
+                    assert part.tolist() == path[extent.start : extent.stop].tolist()
+                if node.persisted_checkpoint is not None:
+                    record = node.persisted_checkpoint
                     assert record.end == node.end
                     assert path[record.start :].tobytes() == record.tokens
 
@@ -338,7 +338,9 @@ class PagedWorld(World):
         assert set(self.cache.files.counts()) == set(self.tier.alive)
         records = sorted(self.tier.alive.values(), key=lambda record: record.start)
         anew = PrefixCache(self.stack.layout, budget=PLENTY)
-        assert recall(anew, records, NAMESPACE.fingerprint) == [], "a child without its parents"
+        assert recover_index(anew, records, NAMESPACE.fingerprint) == [], (
+            "a child without its parents"
+        )
         assert self.cache.files.nbytes == sum(record.nbytes for record in records)
 
     def finish(self) -> None:
@@ -347,11 +349,11 @@ class PagedWorld(World):
         self.check_disk()
         self.cache.clear()
         self.check()
-        self.cache.forget_stored(0)
+        self.cache.forget_persisted(0)
         self.step()
         self.step()
         super().finish()
-        assert self.tier.flush(PATIENCE)
+        assert self.tier.flush(TIMEOUT)
         assert self.tier.files() == set()
         assert self.cache.ledger.total == Size()
         self.close_tier()
@@ -376,9 +378,9 @@ def on_disk(cache: PrefixCache) -> set[OnDisk]:
     for namespace, trie in cache.tries():
         for node in trie.nodes():
             path = tuple(path_tokens(node).tolist())
-            if node.stored:
-                found.add(OnDisk(namespace, path[: node.stored_to], whole=False))
-            if node.stored_checkpoint is not None:
+            if node.extents:
+                found.add(OnDisk(namespace, path[: node.persisted_end], whole=False))
+            if node.persisted_checkpoint is not None:
                 found.add(OnDisk(namespace, path, whole=True))
     return found
 
@@ -390,8 +392,8 @@ def has_on_disk(cache: PrefixCache, wanted: OnDisk) -> bool:
         return False
     node, known = trie.match(as_tokens(wanted.tokens))
     if wanted.whole:
-        return known == len(wanted.tokens) == node.end and node.stored_checkpoint is not None
-    return known == len(wanted.tokens) <= node.stored_to
+        return known == len(wanted.tokens) == node.end and node.persisted_checkpoint is not None
+    return known == len(wanted.tokens) <= node.persisted_end
 
 
 def damage(path: Path, how: str) -> None:

@@ -15,7 +15,7 @@ from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.paging import page_out, resting
 
-from .disk_tools import PATIENCE
+from .disk_tools import TIMEOUT
 from .fakes import KV, NAMESPACE
 from .pager_tools import PagedWorld
 
@@ -48,7 +48,7 @@ def starts(folder: Path) -> int:
         with starved(free):
             try:
                 fingerprint = NAMESPACE.fingerprint
-                DiskTier(folder, fingerprint=fingerprint, queue_bytes=1 << 20).close(PATIENCE)
+                DiskTier(folder, fingerprint=fingerprint, queue_bytes=1 << 20).close(TIMEOUT)
             except DiskTierError:
                 refused += 1
     return refused
@@ -82,7 +82,7 @@ def main(folder: Path) -> None:
             world.serve(range(200, 230))
             world.step()
         after = sorted(world.tier.files())
-        world.settle()
+        world.write_all()
         world.restart()
         resting._clock = lambda: 1e6
         world.fetch(range(91))

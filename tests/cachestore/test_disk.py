@@ -25,7 +25,7 @@ from umbel.cachestore.disk.write_queue import WriteJob
 from umbel.cachestore.errors import DiskTierError
 
 from .disk_tools import (
-    PATIENCE,
+    TIMEOUT,
     damaged,
     job,
     opened,
@@ -47,7 +47,7 @@ def stuck_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     gate = threading.Event()
 
     def wait(*arguments: object) -> tuple[int, bytes]:
-        assert gate.wait(PATIENCE)
+        assert gate.wait(TIMEOUT)
         return write_file(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(writer, "write_file", wait)
@@ -96,7 +96,7 @@ def test_the_owner_is_woken(tmp_path: Path) -> None:
         woken.clear()
         future = tier.verify([])
         wait_until(lambda: bool(woken))
-        assert woken == [(0, "umbel-disk-reader")]
+        assert woken == [(0, "umbel-disk-verifier")]
         assert future.done()
 
 
@@ -110,7 +110,7 @@ def test_an_owner_that_cannot_be_woken_harms_nobody(tmp_path: Path) -> None:
         first, second = write(tier, job(0), job(1))
         assert damaged(tier, first, second) == []
         assert damaged(tier, first) == []
-        assert disk_threads() == {"umbel-disk-writer", "umbel-disk-reader"}
+        assert disk_threads() == {"umbel-disk-writer", "umbel-disk-verifier"}
     assert {entry["log_level"] for entry in logs} == {"error"}
 
 
@@ -148,7 +148,7 @@ def test_the_owner_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
         owner = threading.Thread(target=ask, daemon=True)
         owner.start()
-        owner.join(PATIENCE)
+        owner.join(TIMEOUT)
         assert asked[:4] == [True, True, True, []]
         assert asked[4] == 3 * job().nbytes
         assert asked[6] is False
@@ -207,7 +207,7 @@ def test_deleting_and_touching_anything(tmp_path: Path) -> None:
         tier.delete([first])
         tier.touch([first.id, 99], 7)
         tier.touch([], 8)
-        assert tier.flush(PATIENCE)
+        assert tier.flush(TIMEOUT)
         assert own_names(tmp_path) == {second.name}
         assert damaged(tier, first, second) == [first]
         assert tier.statistics().records == 1
@@ -223,10 +223,10 @@ def test_deletions_of_many_share_a_transaction(tmp_path: Path) -> None:
             lambda text: commits.append(text) if text == "COMMIT" else None
         )
         tier.delete(records[:10])
-        assert tier.flush(PATIENCE)
+        assert tier.flush(TIMEOUT)
         assert len(commits) == 1
         tier.touch([record.id for record in records[10:]], 7)
-        assert tier.flush(PATIENCE)
+        assert tier.flush(TIMEOUT)
         assert len(commits) == 2
         tier._writer._index._database.set_trace_callback(None)
 
@@ -280,7 +280,7 @@ def test_damaged_records_are_named(tmp_path: Path, damage: str) -> None:
         assert len(logs) == 2
         assert tier.statistics().state == "on"
         tier.delete(records[1:3])
-        assert tier.flush(PATIENCE)
+        assert tier.flush(TIMEOUT)
         assert tier.statistics().records == 2
 
 
@@ -291,8 +291,8 @@ def test_a_cancelled_verification_holds_nobody_up(tmp_path: Path) -> None:
         futures = [tier.verify([record] * 5) for _ in range(5)]
         assert futures[-1].cancel()
         with pytest.raises(CancelledError):
-            futures[-1].result(PATIENCE)
-        assert [future.result(PATIENCE) for future in futures[:-1]] == [Verified([], [])] * 4
+            futures[-1].result(TIMEOUT)
+        assert [future.result(TIMEOUT) for future in futures[:-1]] == [Verified([], [])] * 4
         assert damaged(tier, record) == []
 
 
@@ -301,7 +301,7 @@ def test_flush_waits_for_verifications(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         records = write(tier, *(job(token, items=300_000) for token in range(5)))
         future = tier.verify(records)
-        assert tier.flush(PATIENCE)
+        assert tier.flush(TIMEOUT)
         assert future.done()
 
 
@@ -338,7 +338,7 @@ def test_closing_finishes_what_is_queued(tmp_path: Path) -> None:
         for token in range(50):
             assert tier.write(job(token))
         future = tier.verify([])
-        tier.close(PATIENCE)
+        tier.close(TIMEOUT)
         assert future.result(0) == Verified([], [])
         written = [done.record for done in tier.completed()]
         assert len(written) == 50
@@ -356,10 +356,10 @@ def test_a_closed_tier_takes_nothing(tmp_path: Path) -> None:
     tier.delete([record])
     tier.touch([record.id], 99)
     tier.pin("name", "tenant", b"")
-    assert tier.flush(PATIENCE)
+    assert tier.flush(TIMEOUT)
     assert tier.completed() == []
     with pytest.raises(DiskTierError, match="closed"):
-        tier.verify([record]).result(PATIENCE)
+        tier.verify([record]).result(TIMEOUT)
     assert tier.statistics().state == "off"
     assert tier.statistics().reason == "closed"
     with opened(tmp_path) as tier:
@@ -381,7 +381,7 @@ def test_closing_gives_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(os, "write", slow)
         for token in range(3):
             assert tier.write(job(token, items=1_000_000))
-        assert reached.wait(PATIENCE)
+        assert reached.wait(TIMEOUT)
         tier.close(0)
         assert disk_threads() == set()
         assert [(done.token, done.record) for done in tier.completed()] == [

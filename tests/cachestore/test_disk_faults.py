@@ -20,7 +20,7 @@ from umbel.cachestore.record import Record
 
 from .disk_tools import (
     FINGERPRINT,
-    PATIENCE,
+    TIMEOUT,
     damaged,
     fill,
     job,
@@ -166,7 +166,7 @@ def test_a_full_disk_can_be_freed_by_deleting(small: Path, clock: Clock) -> None
         suspended(tier)
         with structlog.testing.capture_logs():
             tier.delete(records[:3])
-            assert tier.flush(PATIENCE)
+            assert tier.flush(TIMEOUT)
         assert own_names(small / "cache") == {records[3].name}
         assert tier.statistics().records == 1
         assert tier.statistics().failures == 2  # the write and the transaction
@@ -276,11 +276,11 @@ def test_other_transactions_may_fail(tmp_path: Path, clock: Clock) -> None:
         lift = _full_index(tier)
         with structlog.testing.capture_logs() as logs:
             tier.pin("name", "tenant", bytes(100_000))
-            assert tier.flush(PATIENCE)
+            assert tier.flush(TIMEOUT)
             assert tier.statistics().state == "suspended"
             clock.now += 59
             tier.pin("name", "tenant", bytes(100_000))
-            assert tier.flush(PATIENCE)
+            assert tier.flush(TIMEOUT)
         assert len(logs) == 1
         lift()
         clock.now += 2
@@ -344,7 +344,7 @@ def test_a_file_that_cannot_be_removed_stays_behind(
         patched.setattr(os, "unlink", _fail(errno.EIO, lambda: 0))
         with structlog.testing.capture_logs() as logs:
             tier.delete([record])
-            assert tier.flush(PATIENCE)
+            assert tier.flush(TIMEOUT)
         assert len(logs) == 1
         assert tier.statistics().records == 0
         assert tier.statistics().state == "on"
@@ -374,7 +374,7 @@ def test_an_index_that_is_damaged_while_it_is_used(tmp_path: Path, what: str) ->
                     tier.delete(kept[:1])
                 else:
                     tier.pin("name", "tenant", bytes(4))
-                assert tier.flush(PATIENCE)
+                assert tier.flush(TIMEOUT)
         assert tier.statistics().state == "off"
         assert "restart umbel to begin anew" in tier.statistics().reason
         assert len(logs) == 1
@@ -433,7 +433,7 @@ def test_a_folder_that_is_gone_ends_the_tier(tmp_path: Path, how: str) -> None:
         tier.touch([kept[0].id], 5)
         tier.pin("name", "tenant", b"")
         tier.delete(kept)
-        assert tier.flush(PATIENCE)
+        assert tier.flush(TIMEOUT)
         assert sorted(tmp_path.rglob("*")) == before
         assert [entry["log_level"] for entry in logs] == ["warning"]
     with opened(folder) as tier:

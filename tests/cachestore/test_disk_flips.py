@@ -20,11 +20,11 @@ from umbel.cachestore.disk.files import INDEX, INDEX_FILES
 from umbel.cachestore.errors import DiskTierError
 from umbel.cachestore.forest import Namespace
 from umbel.cachestore.node import as_tokens
-from umbel.cachestore.paging.page_in import Fetching
+from umbel.cachestore.paging.page_in import PageInStatus
 from umbel.cachestore.pins import Pins
 from umbel.cachestore.record import Pin
 
-from .disk_tools import PATIENCE
+from .disk_tools import TIMEOUT
 from .fakes import EVERYTHING, KV, NAMESPACE, RECURRENT, Stack, TokenIds
 from .pager_tools import ENOUGH, PagedWorld
 
@@ -80,10 +80,10 @@ def kept(request: pytest.FixtureRequest, folder: Path) -> Kept:
         pins = Pins(world.cache, NAMESPACE.fingerprint, world.tier)
         for prompt, namespace in served:
             world.serve(prompt, namespace=namespace)
-            world.settle()
+            world.write_all()
         for prompt, namespace in served[:3]:
             pins.pin(namespace.tenant, f"pin-{len(prompt)}", as_tokens(prompt))
-        assert world.tier.flush(PATIENCE)
+        assert world.tier.flush(TIMEOUT)
         killed = index_of(folder)
     closed = index_of(folder)
     assert set(closed) < set(killed), "a kill leaves a log of what was written last"
@@ -128,9 +128,9 @@ def serve(world: PagedWorld, prompt: Iterable[int], namespace: Namespace = NAMES
     """Have what is on disk of a prompt read, and restore it; return how much that was."""
     asked = (*prompt, NOVEL)
     for _ in range(ENOUGH):
-        if world.pager.want(namespace, as_tokens(asked)) is Fetching.NOTHING:
+        if world.pager.want(namespace, as_tokens(asked)) is PageInStatus.NOTHING:
             break
-        assert world.tier.flush(PATIENCE)
+        assert world.tier.flush(TIMEOUT)
         world.pager.step()
     sequence = world.begin(asked, namespace=namespace)  # compares what is restored
     sequence.fail()
@@ -148,7 +148,7 @@ def outcome(kept: Kept, folder: Path) -> str:
         assert set(world.tier.pins()) <= set(kept.pins)
         restored = serve_all(world, kept)
         world.serve(range(90_000, 90_030))
-        world.settle()
+        world.write_all()
         world.restart()
         assert world.tier.statistics().state == "on"
         assert serve(world, range(90_000, 90_030)) >= 29
@@ -226,7 +226,7 @@ def test_rows_that_were_exchanged(folder: Path, stack: Stack, planted: str) -> N
     with PagedWorld(stack, folder, interval=30) as world:
         for path in paths:
             world.serve([*path, NOVEL])
-            world.settle()
+            world.write_all()
         first = {world.tier.alive[number].tokens[:4] for number in (1, 2)}
         assert first == {path[:1].tobytes() for path in map(as_tokens, paths[:2])}
         world.close_tier()

@@ -9,7 +9,7 @@ import pytest
 
 from umbel.cachestore.disk.files import INDEX_FILES
 
-from .disk_tools import PATIENCE, PLANS, child, damaged, job, opened, write
+from .disk_tools import PLANS, TIMEOUT, child, damaged, job, opened, write
 
 ROUNDS = 6
 
@@ -41,7 +41,7 @@ def test_dying_at_each_step(tmp_path: Path, plan: str) -> None:
     """In the middle of a block, between file and row, in transactions, while reading."""
     process = child(tmp_path, plan)
     try:
-        said, _ = process.communicate(timeout=PATIENCE)
+        said, _ = process.communicate(timeout=TIMEOUT)
     finally:
         process.kill()
     assert process.returncode == -signal.SIGKILL

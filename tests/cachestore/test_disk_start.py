@@ -19,7 +19,7 @@ from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError, FolderInUseError
 from umbel.cachestore.record import Pin, Record, RecordKind
 
-from .disk_tools import FINGERPRINT, PATIENCE, child, damaged, job, opened, own_names, write
+from .disk_tools import FINGERPRINT, TIMEOUT, child, damaged, job, opened, own_names, write
 
 
 def made(folder: Path, count: int = 3) -> list[Record]:
@@ -343,6 +343,6 @@ def test_two_processes_exclude_each_other(tmp_path: Path) -> None:
             assert process.poll() is None
         finally:
             process.kill()
-        assert process.wait(PATIENCE) == -signal.SIGKILL
+        assert process.wait(TIMEOUT) == -signal.SIGKILL
     with opened(tmp_path) as tier:
         write(tier, job())

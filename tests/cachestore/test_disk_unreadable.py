@@ -19,9 +19,9 @@ from umbel.cachestore.disk.files import INDEX, new_name, write_file
 from umbel.cachestore.disk.integrity import verify_file
 from umbel.cachestore.errors import UnreadableFileError
 from umbel.cachestore.paging import resting
-from umbel.cachestore.paging.page_in import Fetching
+from umbel.cachestore.paging.page_in import PageInStatus
 
-from .disk_tools import PATIENCE, damaged, job, opened, own_names, payload, write
+from .disk_tools import TIMEOUT, damaged, job, opened, own_names, payload, write
 from .fakes import HYBRID, FakeSpan
 from .pager_tools import PagedWorld, damage
 from .test_disk_start import content, made, refuse
@@ -139,9 +139,9 @@ def test_it_is_a_miss_that_deletes_nothing(
         world.fetch(range(91))
         assert asked == [name], "it is asked for once"
         assert world.probe(range(91)) == (90, start)
-        assert want(world, 91) is Fetching.NOTHING
+        assert want(world, 91) is PageInStatus.NOTHING
         assert world.serve(range(91)) == start
-        world.settle()
+        world.write_all()
     assert world.tier.files() >= files
     assert len(world.tier.jobs) == 4, "three nodes and a token: nothing was written twice"
     assert world.tier.statistics().failures == 1
@@ -162,7 +162,7 @@ def test_a_whole_state_that_cannot_be_read(
     world.serve(range(50))
     world.page_out()
     files = world.tier.files()
-    holders = [n.stored_checkpoint for n in world.trie.nodes() if n.stored_checkpoint]
+    holders = [n.persisted_checkpoint for n in world.trie.nodes() if n.persisted_checkpoint]
     last = max(holders, key=lambda record: record.end)
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", failing(errno.EMFILE, [], last.name))
@@ -227,7 +227,7 @@ def test_thousands_are_warned_of_once(
         with monkeypatch.context() as patched, structlog.testing.capture_logs() as logs:
             patched.setattr(os, "open", failing(errno.EMFILE, []))
             for _ in range(2):
-                verified = tier.verify(records * 500).result(PATIENCE)
+                verified = tier.verify(records * 500).result(TIMEOUT)
                 assert verified.damaged == []
                 assert len(verified.unreadable) == 1500
                 clock.now += 61

@@ -5,7 +5,7 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from umbel.cachestore.extents import FileUse, Piece, cut, join
+from umbel.cachestore.extents import Extent, FileUse, cut, join
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.trie import RadixTrie
@@ -34,16 +34,16 @@ def record(number: int, start: int, end: int, kind: RecordKind = RecordKind.SPAN
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 60))
 def test_what_is_cut_can_be_joined(lengths: list[int], offset: int) -> None:
     """Joining undoes cutting, and says which file was in both parts."""
-    pieces, at = [], 0
+    extents, at = [], 0
     for number, length in enumerate(lengths):
-        pieces.append(Piece(record(number, at, at + length), at, at + length))
+        extents.append(Extent(record(number, at, at + length), at, at + length))
         at += length
-    before, after = cut(pieces, offset)
-    assert all(piece.stop <= offset for piece in before)
-    assert all(piece.start >= offset for piece in after)
+    before, after = cut(extents, offset)
+    assert all(extent.stop <= offset for extent in before)
+    assert all(extent.start >= offset for extent in after)
     joined, twice = join(before, after)
-    assert joined == pieces
-    assert len(before) + len(after) == len(pieces) + len(twice)
+    assert joined == extents
+    assert len(before) + len(after) == len(extents) + len(twice)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60))
@@ -72,7 +72,7 @@ def test_files_are_counted(uses: list[tuple[int, bool]]) -> None:
 
 def stored(trie: RadixTrie) -> Counter[int]:
     """Count the files that the nodes of a trie refer to."""
-    return Counter(piece.record.id for node in trie.nodes() for piece in node.stored)
+    return Counter(extent.record.id for node in trie.nodes() for extent in node.extents)
 
 
 @given(st.lists(st.integers(1, 19), min_size=1, max_size=8), st.integers(0, 19))
@@ -80,8 +80,8 @@ def test_uses_are_those_of_the_nodes(cuts: list[int], kept: int) -> None:
     """However an edge is cut, joined and cut again, each node counts once for each file."""
     trie = RadixTrie()
     leaf = trie.append(trie.root, as_tokens(range(20)), None)
-    trie.set_stored(leaf, Piece(record(1, 0, 12), 0, 12))
-    trie.set_stored(leaf, Piece(record(2, 12, 20), 12, 20))
+    trie.add_extent(leaf, Extent(record(1, 0, 12), 0, 12))
+    trie.add_extent(leaf, Extent(record(2, 12, 20), 12, 20))
     for offset in cuts:
         for node in list(trie.nodes()):
             if node.start < offset < node.end:
@@ -90,9 +90,9 @@ def test_uses_are_those_of_the_nodes(cuts: list[int], kept: int) -> None:
     while leaf.parent is not None and leaf.parent.parent is not None:
         trie.merge(leaf.parent)
         assert stored(trie) == trie.files.counts()
-    assert [piece.stop for piece in leaf.stored] == [12, 20]
-    trie.drop_stored(leaf, kept)
+    assert [extent.stop for extent in leaf.extents] == [12, 20]
+    trie.drop_extents(leaf, kept)
     assert stored(trie) == trie.files.counts()
-    trie.drop_stored(leaf, 0)
+    trie.drop_extents(leaf, 0)
     assert not trie.files.counts()
     assert {gone.id for gone in trie.files.unused()} == {1, 2}

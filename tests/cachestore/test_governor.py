@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from umbel.cachestore.governor import Governor, piece
+from umbel.cachestore.governor import Governor, max_copy_bytes
 from umbel.cachestore.ledger import Kind, Ledger, Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
@@ -36,15 +36,15 @@ def governed(world: World, nbytes: int = 1600, buffers: int = 1000) -> Governor:
 
 
 def test_room_for_a_copy_is_kept(make_world: MakeWorld) -> None:
-    """What is taken at most leaves the longest piece free."""
+    """What is taken at most leaves room for the longest copy."""
     governor = governed(make_world(KV))
-    assert governor.limit.nbytes + piece(1600) == 1600
-    assert not governor.set_aside(Size(1501))
-    assert governor.set_aside(Size(1500))
+    assert governor.limit.nbytes + max_copy_bytes(1600) == 1600
+    assert not governor.reserve(Size(1501))
+    assert governor.reserve(Size(1500))
     assert governor.ledger.total == Size(1500)
-    assert governor.set_aside(Size(1400)), "what the last step set aside is given back first"
+    assert governor.reserve(Size(1400)), "what the last step reserved is given back first"
     assert governor.ledger.total == Size(1400)
-    governor.settle()
+    governor.release()
     assert governor.ledger.total == Size()
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_evicted_in_vain(make_world: MakeWorld) -> None:
     lease = world.begin(conversation(1, 201))
     before = world.cache.nbytes
     assert not governor.make_room(Size(1500 - 800 + 1))
-    assert not governor.set_aside(Size(1500 - 800 + 1))
+    assert not governor.reserve(Size(1500 - 800 + 1))
     assert not governor.fits(Size(1500 - 800 + 1))
     assert world.cache.nbytes == before
     assert governor.make_room(Size(1500 - 800))
@@ -122,13 +122,13 @@ def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
         elif what == "aside":
             could = governor.fits(Size(size, 2))
             before = world.cache.nbytes
-            governor.settle()
+            governor.release()
             could = governor.fits(Size(size, 2))
-            assert governor.set_aside(Size(size, 2)) == could
+            assert governor.reserve(Size(size, 2)) == could
             assert could or world.cache.nbytes == before
         assert governor.ledger.total.within(governor.limit)
     tails.close()
-    governor.settle()
+    governor.release()
     for sequence in list(world.sequences):
         sequence.fail()
     world.finish()
@@ -140,7 +140,7 @@ def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
     world.serve(conversation(0, 100))
     world.tier.slow = True
     world.pager.step()
-    assert world.node(100).busy
+    assert world.node(100).writing
     world.serve(conversation(1, 100))
     assert world.cache.nbytes == 800
     assert not world.governor.make_room(Size(1101))
@@ -148,7 +148,7 @@ def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
     assert world.governor.make_room(Size(1100))
     assert world.cache.nbytes == 400
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert world.governor.make_room(Size(1500))
     world.finish()
 
@@ -157,12 +157,12 @@ def test_what_is_above_a_node_being_written_stays(folder: Path) -> None:
     """So it is not promised either."""
     world = PagedWorld(KV, folder, memory=BUDGET)
     world.serve(range(40))
-    world.settle()
+    world.write_all()
     world.probe([*range(8), 77])
     world.serve([*range(20), *range(500, 580)])
     world.tier.slow = True
     world.pager.step()
-    assert [node.busy for node in world.trie.nodes()].count(True) == 1
+    assert [node.writing for node in world.trie.nodes()].count(True) == 1
     held = 4 * (20 + 80)
     assert world.cache.nbytes == held + 4 * 20
     assert not world.governor.fits(Size(1500 - held + 1))
@@ -262,7 +262,7 @@ class CopiedSpan(FakeSpan):
 )
 def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int]]) -> None:
     """With pieces no longer than the reserve, budget and copies are never exceeded together."""
-    longest = piece(1600) // 4
+    longest = max_copy_bytes(1600) // 4
     registry = Registry()
     cache = PrefixCache(KV.layout, budget=PLENTY, longest=longest)
     governor = Governor(cache, BUDGET)
@@ -276,8 +276,8 @@ def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int
                 break
             lease.publish(tokens[:end], CopiedSpan(registry, tokens[lease.held : end].tolist()))
         lease.close(tokens[: lease.held])
-        governor.set_aside(Size(need))
-        governor.settle()
+        governor.reserve(Size(need))
+        governor.release()
         assert CopiedSpan.peak <= BUDGET.nbytes
         assert governor.ledger.total.within(governor.limit)
     assert registry.nbytes == cache.nbytes

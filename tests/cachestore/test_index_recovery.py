@@ -14,7 +14,7 @@ from umbel.cachestore import check
 from umbel.cachestore.digests import digest, record_digest
 from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.node import Tokens, as_tokens, path_tokens
-from umbel.cachestore.paging.index_recovery import recall
+from umbel.cachestore.paging.index_recovery import recover_index
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
 
@@ -63,18 +63,18 @@ def recalled(*records: Record, stack: Stack = KV, longest: int = 1 << 62) -> Pre
     """Recall records that must all be of use."""
     cache = PrefixCache(stack.layout, budget=PLENTY, longest=longest)
     ascending = sorted(records, key=lambda record: record.start)
-    assert recall(cache, ascending, NAMESPACE.fingerprint) == []
+    assert recover_index(cache, ascending, NAMESPACE.fingerprint) == []
     assert check.problems(cache) == []
     return cache
 
 
-def pieces(cache: PrefixCache) -> list[tuple[int, int, int]]:
+def extents(cache: PrefixCache) -> list[tuple[int, int, int]]:
     """List which file has what, ascending."""
     return sorted(
-        (piece.start, piece.stop, piece.record.id)
+        (extent.start, extent.stop, extent.record.id)
         for _, trie in cache.tries()
         for node in trie.nodes()
-        for piece in node.stored
+        for extent in node.extents
     )
 
 
@@ -97,7 +97,7 @@ def test_what_is_recalled_is_what_was_there(
         served = [([*p, 9], OTHER if other else NAMESPACE) for p, other in prompts]
         for prompt, namespace in served:
             world.serve(prompt[:-1], namespace=namespace)
-        world.settle()
+        world.write_all()
         before = on_disk(world.cache)
         tokens = world.cache.statistics().stored_tokens
         world.page_out()  # in memory, a later checkpoint may rewind; from disk none is read
@@ -119,9 +119,9 @@ def test_recency_is_that_of_the_last_use(folder: Path) -> None:
     world = PagedWorld(EVERYTHING, folder)
     for number in range(3):
         world.serve(range(100 * number, 100 * number + 30))
-        world.settle()
+        world.write_all()
     world.serve(range(30))
-    world.settle()
+    world.write_all()
     order = _by_recency(world)
     assert order[-1] == 0
     world.restart()
@@ -143,11 +143,11 @@ def test_orphans_are_collected(folder: Path) -> None:
     """What comes after a file that is gone is of no use, and is removed."""
     world = PagedWorld(KV, folder)
     world.serve(range(50))
-    world.settle()
+    world.write_all()
     world.serve([*range(50), *range(100, 150)])
-    world.settle()
+    world.write_all()
     world.serve([*range(20), *range(200, 250)])
-    world.settle()
+    world.write_all()
     first = next(record for record in world.tier.alive.values() if record.start == 0)
     damage(world.tier.path(first), "remove")
     world.restart()
@@ -164,11 +164,11 @@ def test_tenants_do_not_mix() -> None:
     path = as_tokens(range(30))
     cache = PrefixCache(KV.layout, budget=PLENTY)
     records = [span(1, path[:10], 0), span(2, path, 10, tenant="other")]
-    assert [orphan.id for orphan in recall(cache, records, NAMESPACE.fingerprint)] == [2]
+    assert [orphan.id for orphan in recover_index(cache, records, NAMESPACE.fingerprint)] == [2]
     assert [namespace.tenant for namespace, _ in cache.tries()] == [NAMESPACE.tenant]
     mixed = [span(3, path[:10], 0, tenant="other"), *records]
     cache = PrefixCache(KV.layout, budget=PLENTY)
-    assert recall(cache, mixed, NAMESPACE.fingerprint) == []
+    assert recover_index(cache, mixed, NAMESPACE.fingerprint) == []
     sizes = {n.tenant: max(node.end for node in t.nodes()) for n, t in cache.tries()}
     assert sizes == {"tenant": 10, "other": 30}
 
@@ -193,8 +193,8 @@ def test_duplicates_are_collected() -> None:
         span(3, path[:15], 5),
         span(4, path, 15),
     ]
-    assert [orphan.id for orphan in recall(cache, records, NAMESPACE.fingerprint)] == [2, 3]
-    assert pieces(cache) == [(0, 20, 1), (20, 30, 4)]
+    assert [orphan.id for orphan in recover_index(cache, records, NAMESPACE.fingerprint)] == [2, 3]
+    assert extents(cache) == [(0, 20, 1), (20, 30, 4)]
     assert cache.files.counts() == {1: 1, 4: 1}
 
 
@@ -202,7 +202,7 @@ def test_long_records_become_short_nodes() -> None:
     """What is read and cut at once is no longer than what may be copied."""
     path = as_tokens(range(30))
     cache = recalled(span(1, path[:25], 0), span(2, path, 25), longest=10)
-    assert pieces(cache) == [(0, 10, 1), (10, 20, 1), (20, 25, 1), (25, 30, 2)]
+    assert extents(cache) == [(0, 10, 1), (10, 20, 1), (20, 25, 1), (25, 30, 2)]
     assert cache.files.counts() == {1: 3, 2: 1}
     assert cache.files.nbytes == 120
 
@@ -217,12 +217,12 @@ def test_whole_states_of_stacks_without_spans(order: tuple[int, ...]) -> None:
     cache = recalled(*(records[number] for number in order), stack=RECURRENT)
     trie = cache.trie(NAMESPACE)
     assert trie is not None
-    ends = {n.end: n.stored_checkpoint.id for n in trie.nodes() if n.stored_checkpoint}
+    ends = {n.end: n.persisted_checkpoint.id for n in trie.nodes() if n.persisted_checkpoint}
     assert ends == {30: 1, 12: 2, 19: 3}
     assert path_tokens(trie.match(fork).node).tolist() == fork.tolist()
     twice = whole(4, path[:12], spans=False)
     again = PrefixCache(RECURRENT.layout, budget=PLENTY)
-    assert recall(again, [*records, twice], NAMESPACE.fingerprint) == [twice]
+    assert recover_index(again, [*records, twice], NAMESPACE.fingerprint) == [twice]
 
 
 def test_whole_states_need_their_spans() -> None:
@@ -230,12 +230,12 @@ def test_whole_states_need_their_spans() -> None:
     path = as_tokens(range(30))
     alone = whole(1, path[:12], spans=True)
     cache = PrefixCache(EVERYTHING.layout, budget=PLENTY)
-    assert recall(cache, [alone], NAMESPACE.fingerprint) == [alone]
+    assert recover_index(cache, [alone], NAMESPACE.fingerprint) == [alone]
     cache = recalled(span(2, path, 0), alone, stack=EVERYTHING)
     trie = cache.trie(NAMESPACE)
     assert trie is not None
-    (node,) = (node for node in trie.nodes() if node.stored_checkpoint is not None)
-    assert (node.end, node.stored_to) == (12, 12)
+    (node,) = (node for node in trie.nodes() if node.persisted_checkpoint is not None)
+    assert (node.end, node.persisted_end) == (12, 12)
 
 
 @pytest.mark.parametrize("layout", [KV.layout, RECURRENT.layout, EVERYTHING.layout])
@@ -249,7 +249,7 @@ def test_what_makes_no_sense_is_collected(layout: Layout) -> None:
         span(4, path, 9, prefix=b"none"),
     ]
     cache = PrefixCache(layout, budget=PLENTY)
-    assert recall(cache, bad, NAMESPACE.fingerprint) == bad
+    assert recover_index(cache, bad, NAMESPACE.fingerprint) == bad
     assert list(cache.tries()) == []
     assert check.problems(cache) == []
 
@@ -275,13 +275,13 @@ def test_each_field_of_a_record_counts(layout: Layout, field: str) -> None:
     records.append(replace(records.pop(2), **{field: FIELDS[field]}))  # type: ignore[arg-type]
     cache = PrefixCache(layout, budget=PLENTY)
     ascending = sorted(records, key=lambda record: record.start)
-    assert [r.id for r in recall(cache, ascending, NAMESPACE.fingerprint)] == [3]
+    assert [r.id for r in recover_index(cache, ascending, NAMESPACE.fingerprint)] == [3]
 
 
 def test_another_models_record_is_of_no_use() -> None:
     """Were it for the fingerprint in its row alone, it would be this one's."""
     record = span(1, as_tokens(range(20)), 0)
-    assert recall(PrefixCache(KV.layout, budget=PLENTY), [record], "another") == [record]
+    assert recover_index(PrefixCache(KV.layout, budget=PLENTY), [record], "another") == [record]
 
 
 def test_any_bit_of_a_records_own_tokens() -> None:
@@ -293,7 +293,7 @@ def test_any_bit_of_a_records_own_tokens() -> None:
         tokens[bit // 8] ^= 1 << bit % 8
         cache = PrefixCache(KV.layout, budget=PLENTY)
         flipped = replace(first, tokens=bytes(tokens))
-        assert recall(cache, [flipped, second], NAMESPACE.fingerprint) == [flipped, second]
+        assert recover_index(cache, [flipped, second], NAMESPACE.fingerprint) == [flipped, second]
         assert list(cache.tries()) == []
 
 
@@ -305,7 +305,7 @@ def test_long_conversations_are_recalled_in_little_memory() -> None:
     cache = PrefixCache(KV.layout, budget=PLENTY)
     tracemalloc.start()
     try:
-        assert recall(cache, records, NAMESPACE.fingerprint) == []
+        assert recover_index(cache, records, NAMESPACE.fingerprint) == []
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -9,7 +9,7 @@ import pytest
 
 from umbel.cachestore import check
 from umbel.cachestore.digests import digest
-from umbel.cachestore.extents import Piece
+from umbel.cachestore.extents import Extent
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import TrieNode, as_tokens, path_tokens
 from umbel.cachestore.paging import page_out
@@ -44,7 +44,7 @@ def test_only_what_is_new_is_written(folder: Path) -> None:
     talk = conversation(1, 5 * 700)
     for turn in range(1, 6):
         world.serve(talk[: 700 * turn])
-        world.settle()
+        world.write_all()
     assert written(world) == [(at, at + 700) for at in range(0, 3500, 700)]
     sizes = [each.nbytes for each in world.tier.alive.values()]
     assert all(2800 <= size < 3100 for size in sizes)
@@ -57,12 +57,12 @@ def test_a_node_that_grew_is_written_from_where_its_file_ends(folder: Path) -> N
     """Joining does not rewrite: a small turn becomes part of a node that is on disk."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
-    world.settle()
+    world.write_all()
     world.serve(range(180))
     assert world.ends() == [180]
-    world.settle()
+    world.write_all()
     assert written(world) == [(0, 100), (100, 180)]
-    assert [piece.stop for piece in world.node(180).stored] == [100, 180]
+    assert [extent.stop for extent in world.node(180).extents] == [100, 180]
     world.finish()
 
 
@@ -72,16 +72,16 @@ def test_forks_splits_and_evictions_rewrite_nothing(folder: Path) -> None:
     trunk = conversation(1, 100)
     for number in range(2, 6):
         world.serve([*trunk[: 20 * number], *conversation(number, 50)])
-        world.settle()
+        world.write_all()
         world.cache.evict(150)
-        world.settle()
+        world.write_all()
         world.fetch([*trunk, 0])
     tokens = stored_tokens(world)
     assert len(tokens) == len(set(tokens)) == 4 * 50 + 100
     jobs = len(world.tier.jobs)
     world.page_out()
     world.fetch([*trunk, 0])
-    world.settle()
+    world.write_all()
     assert len(world.tier.jobs) == jobs
     world.finish()
 
@@ -97,9 +97,9 @@ def test_what_is_cut_while_it_is_written_is_not_written_again(folder: Path) -> N
     world.pager.step()
     sequence.fail()
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert written(world) == [(0, 100)]
-    assert [node.stored_to for node in (world.node(40), world.node(100))] == [40, 100]
+    assert [node.persisted_end for node in (world.node(40), world.node(100))] == [40, 100]
     assert sum(world.cache.files.counts().values()) == 2
     world.finish()
 
@@ -115,9 +115,9 @@ def test_what_is_joined_while_it_is_written_stays_under_way(folder: Path) -> Non
     world.cache.evict(0)
     assert world.ends() == [180], "it is being written: giving it up would free nothing"
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert written(world) == [(0, 100), (100, 180)]
-    assert not world.node(180).busy
+    assert not world.node(180).writing
     world.finish()
 
 
@@ -134,7 +134,7 @@ def test_a_joined_child_waits_for_all_of_its_parent(folder: Path) -> None:
     world.pager.step()
     assert written(world) == [(0, 100)]
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert written(world) == [(0, 100), (100, 180), (180, 580)]
     world.finish()
 
@@ -144,12 +144,12 @@ def test_whole_states_are_written_once(stack: Stack, folder: Path) -> None:
     world = PagedWorld(stack, folder, interval=20)
     for turn in (30, 60, 90):
         world.serve(range(turn))
-        world.settle()
+        world.write_all()
     jobs = list(world.tier.jobs)
     for _ in range(2):
         world.page_out()
         world.fetch(range(91))
-    world.settle()
+    world.write_all()
     assert world.tier.jobs == jobs
     spans, wholes = written(world), written(world, RecordKind.CHECKPOINT)
     assert bool(spans) == stack.layout.spans
@@ -179,7 +179,7 @@ def test_parents_are_written_first(stack: Stack, folder: Path) -> None:
     world = PagedWorld(stack, folder, queue=1, longest=10, interval=10)
     for number in range(4):
         world.serve([*range(10 * number), *conversation(number + 1, 30)])
-    world.settle()
+    world.write_all()
     follows(world)
     assert len(world.tier.alive) == len(world.tier.jobs) > 4
     world.finish()
@@ -197,7 +197,7 @@ def test_a_child_is_not_kept_without_its_parent(folder: Path) -> None:
     world.step()
     assert written(world) == [(0, 10), (10, 40), (0, 10)], "the child waits for it"
     assert not world.tier.alive
-    world.settle()
+    world.write_all()
     assert sorted((each.start, each.end) for each in world.tier.alive.values()) == [
         (0, 10),
         (10, 40),
@@ -218,7 +218,7 @@ def test_what_always_fails_holds_up_nobody(folder: Path) -> None:
     for _ in range(5):
         world.codec.poisoned = 0
         world.step()
-    assert world.pager._saver.failures == 1
+    assert world.pager._page_out.failures == 1
     assert len(world.tier.alive) == 8
     world.finish()
 
@@ -228,11 +228,11 @@ def test_whole_states_follow_their_spans(folder: Path) -> None:
     world = PagedWorld(HYBRID, folder)
     world.serve(range(30))
     world.codec.poisoned = 1
-    world.settle()
+    world.write_all()
     ends = sorted((each.kind.value, each.end) for each in world.tier.alive.values())
     assert ("span", 30) in ends or ("span", 29) in ends
     assert any(kind == "checkpoint" for kind, _ in ends)
-    assert not world.trie.unsaved
+    assert not world.trie.dirty
     world.finish()
 
 
@@ -252,7 +252,7 @@ def test_a_full_queue_is_not_exported_for_again_and_again(folder: Path) -> None:
         world.pager.step()
     assert world.codec.exports == exports
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert len(world.tier.alive) == 3
     world.finish()
 
@@ -270,11 +270,11 @@ def test_a_tier_that_takes_nothing_is_left_alone(
     for _ in range(50):
         world.pager.step()
     assert world.codec.exports == 1
-    assert not world.pager.save_all()
+    assert not world.pager.write_all()
     now[0] = 6.0
     world.pager.step()
     assert world.codec.exports == 2
-    assert not any(node.busy for node in world.trie.nodes())
+    assert not any(node.writing for node in world.trie.nodes())
     assert world.cache.ledger.held(Kind.PAGING) == Size()
     world.cache.clear()
     assert not world.registry.spans
@@ -287,7 +287,7 @@ def test_idle_steps_walk_nothing(folder: Path) -> None:
     for number in range(5000):
         path = as_tokens(range(10 * number, 10 * number + 10))
         node = trie.append(trie.root, path, None)
-        trie.set_stored(node, Piece(record(number, 0, 10), 0, 10))
+        trie.add_extent(node, Extent(record(number, 0, 10), 0, 10))
     calls = 0
 
     def count(_: FrameType, event: str, __: object) -> None:
@@ -309,7 +309,7 @@ def test_the_disks_budget_is_kept(stack: Stack, folder: Path) -> None:
     world = PagedWorld(stack, folder, disk=3000)
     for number in range(1, 12):
         world.serve(conversation(number, 100))
-        world.settle()
+        world.write_all()
         assert world.cache.files.nbytes <= 3000
     assert world.tier.flush(9)
     assert 0 < world.tier.statistics().nbytes <= 3000
@@ -335,7 +335,7 @@ def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
     """Of a long node of which a little is new, only that is copied."""
     world = PagedWorld(KV, folder)
     world.serve(range(1000))
-    world.settle()
+    world.write_all()
     world.serve(range(1500))
     assert world.ends() == [1500]
     assert paging(world) == 0
@@ -344,7 +344,7 @@ def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
     world.pager.step()
     assert paging(world) == 4 * 500
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert paging(world) == 0
     world.finish()
 
@@ -353,7 +353,7 @@ def test_a_copy_needs_room(folder: Path) -> None:
     """Where there is none, it waits; the rest of the cache is not evicted for it in vain."""
     world = PagedWorld(KV, folder, memory=Size(16_000, 1000))
     world.serve(range(1500))
-    world.settle()
+    world.write_all()
     world.serve(range(2250))
     tails = world.cache.ledger.account(Kind.TAIL)
     sequence = world.begin(range(2251))
@@ -363,7 +363,7 @@ def test_a_copy_needs_room(folder: Path) -> None:
     assert written(world) == [(0, 1500)]
     assert world.cache.nbytes == before
     tails.close()
-    world.settle()
+    world.write_all()
     assert written(world) == [(0, 1500), (1500, 2250)]
     sequence.fail()
     world.finish()
@@ -380,7 +380,7 @@ def test_what_the_trie_gives_up_is_counted_at_once(folder: Path) -> None:
     assert paging(world) == 400
     sequence.fail()
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert paging(world) == 0
     world.serve(conversation(1, 100))
     world.tier.slow = True
@@ -389,7 +389,7 @@ def test_what_the_trie_gives_up_is_counted_at_once(folder: Path) -> None:
     assert paging(world) == 400
     assert world.cache.nbytes == 0
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert paging(world) == 0
     world.step()
     world.finish()
@@ -406,7 +406,7 @@ def test_what_is_joined_in_flight_is_counted_at_once(folder: Path) -> None:
     world.trie.merge(world.node(40))
     assert paging(world) == 400
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     assert paging(world) == 0
     world.finish()
 
@@ -419,7 +419,7 @@ def test_what_was_forgotten_in_flight_comes_to_no_other(stack: Stack, folder: Pa
     world.pager.step()
     world.cache.clear()
     world.serve([*range(20), *range(100, 120)])
-    world.settle()
+    world.write_all()
     world.page_out()
     world.fetch([*range(20), *range(100, 120), 1])
     assert world.probe([*range(20), *range(100, 120), 1])[1] >= 39
@@ -434,14 +434,14 @@ def test_what_was_cleared_does_not_come_back(stack: Stack, folder: Path, *, save
     world.serve(range(60))
     world.serve([*range(20), *range(100, 130)])
     if saved:
-        world.settle()
+        world.write_all()
     else:
         world.pager.step()  # it is being written
     kept = world.begin(range(40))
     restored = kept.cached
     world.cache.clear()
     world.check()
-    world.settle()
+    world.write_all()
     world.step()
     for one in world.tier.alive.values():
         assert set(np.frombuffer(one.tokens, "<i4")) <= set(range(40))
@@ -458,16 +458,16 @@ def test_a_leaf_that_is_partly_on_disk_is_shortened_first(folder: Path) -> None:
     """What the disk lacks goes from its deep end, as far as need be; the rest is left to it."""
     world = PagedWorld(KV, folder)
     world.serve(range(40))
-    world.settle()
+    world.write_all()
     world.serve(range(60))
     (leaf,) = world.trie.nodes()
-    assert (leaf.stored_to, leaf.end) == (40, 60)
+    assert (leaf.persisted_end, leaf.end) == (40, 60)
     world.cache.evict(world.cache.nbytes - 5 * world.each)
     assert (leaf.end, leaf.span is not None) == (55, True)
     world.cache.evict(41 * world.each)
     assert (leaf.end, leaf.span is not None) == (41, True)
     world.cache.evict(30 * world.each)
-    assert (leaf.end, leaf.span, leaf.stored_to) == (40, None, 40)
+    assert (leaf.end, leaf.span, leaf.persisted_end) == (40, None, 40)
     world.check()
     world.finish()
 
@@ -478,7 +478,7 @@ def test_deep_paths_are_forgotten() -> None:
     node = trie.root
     for number in range(3000):
         node = trie.append(node, as_tokens([number]), None)
-        trie.set_stored(node, Piece(record(number, number, number + 1), number, number + 1))
+        trie.add_extent(node, Extent(record(number, number, number + 1), number, number + 1))
     assert len(path_tokens(node)) == 3000
     trie.forget(next(iter(trie.root.children.values())))
     assert not trie.root.children
@@ -491,7 +491,7 @@ def test_forgetting_prunes_what_leads_nowhere() -> None:
     upper = trie.append(trie.root, as_tokens([1]), None)
     middle = trie.append(upper, as_tokens([2]), None)
     lower = trie.append(middle, as_tokens([3]), None)
-    trie.set_stored_checkpoint(lower, record(1, 0, 3, RecordKind.CHECKPOINT))
+    trie.set_persisted_checkpoint(lower, record(1, 0, 3, RecordKind.CHECKPOINT))
     trie.forget(middle)
     assert not trie.root.children
     assert [gone.id for gone in trie.files.unused()] == [1]
@@ -510,7 +510,7 @@ def test_what_is_computed_again_is_not_written_again(stack: Stack, folder: Path)
     assert world.begin(range(120)).prefill(75).publish().prefill().cached == 0
     world.check()
     world.sequences[0].finish()
-    world.settle()
+    world.write_all()
     new = written(world)[len(jobs) :]
     assert all(start >= 90 for start, _ in new)
     assert world.probe([*range(120), 1])[1] >= 119
@@ -522,7 +522,7 @@ def test_a_request_resumes_where_memory_ends(folder: Path) -> None:
     world = PagedWorld(KV, folder, longest=30)
     for end in (30, 60, 90):
         world.serve(range(end))
-    world.settle()
+    world.write_all()
     world.cache.evict(4 * 60)
     assert [node.span is None for node in world.trie.nodes()] == [False, False, True]
     assert world.probe(range(100)) == (90, 60)
@@ -535,13 +535,13 @@ def test_only_a_leaf_loses_what_the_disk_lacks(folder: Path) -> None:
     """A partly stored leaf keeps what is on disk; its files stay counted."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
-    world.settle()
+    world.write_all()
     world.serve(range(150))
     assert world.ends() == [150]
     world.cache.evict(0)
     (node,) = world.trie.nodes()
-    assert (node.end, node.stored_to, node.span) == (100, 100, None)
-    assert node not in world.trie.unsaved
+    assert (node.end, node.persisted_end, node.span) == (100, 100, None)
+    assert node not in world.trie.dirty
     assert check.problems(world.cache) == []
     world.fetch(range(150))
     assert world.probe(range(150)) == (100, 100)
@@ -558,13 +558,13 @@ def test_busy_is_who_writes() -> None:
         def left(self, state: object) -> None:
             """Do not mind."""
 
-    assert not node.busy
-    assert not node.stored_soon
+    assert not node.writing
+    assert not node.persisted_soon
     node.writers[Idle()] = 5
-    assert node.busy
-    assert not node.stored_soon
+    assert node.writing
+    assert not node.persisted_soon
     node.writers[Idle()] = 10
-    assert node.stored_soon
+    assert node.persisted_soon
 
 
 @pytest.mark.parametrize("stack", [EVERYTHING, RECURRENT, HYBRID], ids=lambda stack: stack.name)
@@ -575,7 +575,7 @@ def test_whole_states_return(stack: Stack, folder: Path) -> None:
     prompt = [*range(100), *range(200, 290), 7]
     cached = world.probe(prompt)
     assert cached[1] > 90
-    world.settle()
+    world.write_all()
     world.restart()
     assert world.probe(prompt)[1] == 0
     assert world.fetch(prompt) == 1

@@ -9,10 +9,10 @@ from umbel.cachestore.disk import writer
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging import page_out
-from umbel.cachestore.paging.page_in import Fetching
+from umbel.cachestore.paging.page_in import PageInStatus
 from umbel.cachestore.record import Record, RecordKind
 
-from .disk_tools import PATIENCE
+from .disk_tools import TIMEOUT
 from .fakes import EVERYTHING, HYBRID, KV, NAMESPACE, FakeSpan, conversation
 from .pager_tools import PagedWorld, damage, written
 
@@ -33,14 +33,14 @@ def long_world(folder: Path) -> PagedWorld:
     return world
 
 
-def want(world: PagedWorld, end: int) -> Fetching:
+def want(world: PagedWorld, end: int) -> PageInStatus:
     """Ask for the beginning of the path."""
     return world.pager.want(NAMESPACE, as_tokens(range(end)))
 
 
 def drain(world: PagedWorld) -> None:
     """Go on until nothing is being read."""
-    assert world.tier.flush(PATIENCE)
+    assert world.tier.flush(TIMEOUT)
     while world.pager.ready:
         world.step()
         world.check()
@@ -64,10 +64,10 @@ def test_damage_is_a_miss(folder: Path, start: int, how: str) -> None:
     world.fetch(range(91))
     assert world.ends() == [end for end in (30, 60, 90) if end <= start] if start else True
     assert world.probe(range(91)) == (start, start)
-    assert world.tier.flush(PATIENCE)
+    assert world.tier.flush(TIMEOUT)
     assert len(world.tier.files()) == start // 30
     world.serve(range(91))
-    world.settle()
+    world.write_all()
     world.restart()
     world.fetch(range(92))
     assert world.probe(range(92))[1] == 91
@@ -103,8 +103,8 @@ def test_a_trie_whose_only_node_is_lost_is_dropped(folder: Path) -> None:
 def test_a_file_that_vanishes_after_it_was_verified(folder: Path) -> None:
     """It cannot be read, and that is a miss too."""
     world = long_world(folder)
-    assert want(world, 91) is Fetching.BEGUN
-    assert world.tier.flush(PATIENCE)
+    assert want(world, 91) is PageInStatus.BEGUN
+    assert world.tier.flush(TIMEOUT)
     damage(world.tier.path(the_record(world, 30)), "remove")
     drain(world)
     assert world.probe(range(91)) == (30, 30)
@@ -136,7 +136,7 @@ def split_it(world: PagedWorld) -> None:
 
 def forget_it(world: PagedWorld) -> None:
     """Have the disk's budget take a node that is being read."""
-    world.cache.forget_stored(world.cache.files.nbytes - 1)
+    world.cache.forget_persisted(world.cache.files.nbytes - 1)
 
 
 def clear_it(world: PagedWorld) -> None:
@@ -165,7 +165,7 @@ def test_a_node_changes_while_it_is_read(
 ) -> None:
     """Nothing breaks, nothing false is restored, and asking again brings what there is."""
     world = long_world(folder)
-    assert want(world, 91) is Fetching.BEGUN
+    assert want(world, 91) is PageInStatus.BEGUN
     for _ in range(steps):
         world.step()
     change(world)
@@ -182,7 +182,7 @@ def test_a_file_that_was_not_verified_is_not_read(folder: Path) -> None:
     world = long_world(folder)
     assert world.fetch(range(31)) == 1
     record = the_record(world, 0)
-    assert want(world, 91) is Fetching.BEGUN
+    assert want(world, 91) is PageInStatus.BEGUN
     world.cache.evict(0)
     damage(world.tier.path(record), "flip")
     drain(world)
@@ -195,13 +195,13 @@ def test_a_whole_state_whose_span_left_meanwhile(folder: Path) -> None:
     """Its span's file was not verified: it is asked for anew."""
     world = PagedWorld(HYBRID, folder)
     world.serve(range(30))
-    world.settle()
+    world.write_all()
     holder = next(node for node in world.trie.nodes() if node.checkpoint is not None)
     world.trie.drop_checkpoint(holder)
-    assert want(world, 60) is Fetching.BEGUN
+    assert want(world, 60) is PageInStatus.BEGUN
     world.cache.evict(0)
     assert holder.span is None
-    damage(world.tier.path(holder.stored[0].record), "flip")
+    damage(world.tier.path(holder.extents[0].record), "flip")
     drain(world)
     world.fetch(range(60))
     assert world.probe(range(60))[1] == 0
@@ -213,7 +213,7 @@ def test_a_parent_that_leaves_for_its_child(folder: Path) -> None:
     world = long_world(folder)
     world.memory = Size(300, 1000)
     world.restart()
-    assert want(world, 91) is Fetching.BEGUN
+    assert want(world, 91) is PageInStatus.BEGUN
     drain(world)
     assert world.probe(range(91))[1] == 30
     assert world.fetch(range(91)) > 1
@@ -224,16 +224,16 @@ def test_a_parent_that_leaves_for_its_child(folder: Path) -> None:
 def test_two_requests_want_the_same(folder: Path) -> None:
     """It is read once."""
     world = long_world(folder)
-    assert want(world, 61) is Fetching.BEGUN
-    assert want(world, 61) is Fetching.UNDER_WAY
-    assert want(world, 91) is Fetching.UNDER_WAY
+    assert want(world, 61) is PageInStatus.BEGUN
+    assert want(world, 61) is PageInStatus.UNDER_WAY
+    assert want(world, 91) is PageInStatus.UNDER_WAY
     drain(world)
     assert world.codec.loads == 2
-    assert want(world, 61) is Fetching.NOTHING
-    assert want(world, 91) is Fetching.BEGUN
+    assert want(world, 61) is PageInStatus.NOTHING
+    assert want(world, 91) is PageInStatus.BEGUN
     drain(world)
     assert world.codec.loads == 3
-    assert want(world, 91) is Fetching.NOTHING
+    assert want(world, 91) is PageInStatus.NOTHING
     assert world.pager.page_ins == 3
     world.finish()
 
@@ -245,7 +245,7 @@ def test_no_room(folder: Path) -> None:
     world.restart()
     tails = world.cache.ledger.account(Kind.TAIL)
     tails.set(Size(450))
-    assert want(world, 91) is Fetching.BEGUN
+    assert want(world, 91) is PageInStatus.BEGUN
     drain(world)
     assert world.probe(range(91)) == (90, 0)
     assert world.pager.page_ins == 0
@@ -261,7 +261,7 @@ def test_buffers_are_asked_for(folder: Path) -> None:
     world = long_world(folder)
     world.memory = Size(1 << 20, 5)
     world.restart()
-    assert want(world, 91) is Fetching.BEGUN
+    assert want(world, 91) is PageInStatus.BEGUN
     drain(world)
     assert world.cache.size.buffers == 4
     assert world.cache.ledger.total.within(world.governor.limit)
@@ -275,14 +275,14 @@ def test_a_tier_that_was_closed(folder: Path) -> None:
     """What was asked for before or after is not read, and that is all."""
     world = long_world(folder)
     world.close_tier()
-    assert want(world, 91) is Fetching.BEGUN
+    assert want(world, 91) is PageInStatus.BEGUN
     assert world.pager.ready
     world.pager.step()
     assert not world.pager.ready
     assert world.probe(range(91)) == (90, 0)
     world.serve(range(200, 230))
     world.pager.step()
-    assert not any(node.busy for node in world.trie.nodes())
+    assert not any(node.writing for node in world.trie.nodes())
     world.cache.clear()
     assert not world.registry.spans
 
@@ -302,9 +302,9 @@ def test_a_disk_that_is_full_for_a_while(folder: Path, monkeypatch: pytest.Monke
             world.step()
         assert not world.tier.alive
         world.check()
-    world.settle()
-    assert all(node.stored_to == node.end for node in world.trie.nodes())
-    assert not any(node.busy or node.writers for node in world.trie.nodes())
+    world.write_all()
+    assert all(node.persisted_end == node.end for node in world.trie.nodes())
+    assert not any(node.writing or node.writers for node in world.trie.nodes())
     world.restart()
     assert world.fetch(range(60)) == 1
     assert world.probe(range(60))[1] > 0
@@ -324,11 +324,11 @@ def test_saving_ends_where_the_disk_takes_nothing(
     monkeypatch.setattr(writer, "write_file", full)
     world.serve(range(50))
     rounds = 0
-    while world.pager.save_all():
-        assert world.tier.flush(PATIENCE)
+    while world.pager.write_all():
+        assert world.tier.flush(TIMEOUT)
         rounds += 1
         assert rounds < 5
-    assert world.trie.unsaved
+    assert world.trie.dirty
     world.finish()
 
 
@@ -342,7 +342,7 @@ def test_a_trie_that_is_gone_when_its_write_is_done(folder: Path) -> None:
     assert world.cache.trie(NAMESPACE) is None
     world.tier.slow = False
     world.step()
-    assert world.tier.flush(PATIENCE)
+    assert world.tier.flush(TIMEOUT)
     assert world.tier.files() == set()
     world.finish()
 
@@ -351,16 +351,16 @@ def test_what_the_disk_forgets_while_more_of_it_is_written(folder: Path) -> None
     """The rest alone is of no use, and is removed."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
-    world.settle()
+    world.write_all()
     world.serve(range(150))
     world.tier.slow = True
     world.pager.step()
     assert written(world) == [(0, 100), (100, 150)]
-    world.cache.forget_stored(0)
+    world.cache.forget_persisted(0)
     world.tier.slow = False
-    world.settle()
+    world.write_all()
     world.step()
-    assert world.tier.flush(PATIENCE)
+    assert world.tier.flush(TIMEOUT)
     assert len(world.tier.files()) == len(world.tier.alive)
     world.check()
     world.finish()

@@ -23,7 +23,7 @@ from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging import page_out
 
-from .disk_tools import PATIENCE
+from .disk_tools import TIMEOUT
 from .fakes import NAMESPACE, PLENTY, Stack
 from .pager_tools import PagedSequence, PagedWorld, damage, has_on_disk, on_disk
 
@@ -160,9 +160,9 @@ class PagerMachine(RuleBasedStateMachine):
         self.world.pager.want(namespace, as_tokens([*tokens, *more]))
 
     @rule(percent=st.integers(0, 100))
-    def forget_stored(self, percent: int) -> None:
+    def forget_persisted(self, percent: int) -> None:
         """The disk's budget shrinks for a moment."""
-        self.world.cache.forget_stored(self.world.cache.files.nbytes * percent // 100)
+        self.world.cache.forget_persisted(self.world.cache.files.nbytes * percent // 100)
 
     @rule(disk=st.sampled_from([200, 3000, PLENTY, PLENTY]))
     def resize_disk(self, disk: int) -> None:
@@ -177,10 +177,10 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(which=PICK, how=st.sampled_from(["flip", "truncate", "remove"]))
     def damage(self, which: int, how: str) -> None:
         """A file is damaged after nobody is about to read it."""
-        assert self.world.tier.flush(PATIENCE)
+        assert self.world.tier.flush(TIMEOUT)
         while self.world.pager.ready:
             self.world.step()
-        assert self.world.tier.flush(PATIENCE)  # of what these steps removed, too
+        assert self.world.tier.flush(TIMEOUT)  # of what these steps removed, too
         names = sorted(self.world.tier.files())
         if names:
             self.damaged = True
@@ -194,8 +194,8 @@ class PagerMachine(RuleBasedStateMachine):
             sequence.close()
         if save:
             world.codec.poisoned = 0
-            world.settle()
-        assert world.tier.flush(PATIENCE)
+            world.write_all()
+        assert world.tier.flush(TIMEOUT)
         world.step()
         before = on_disk(world.cache)
         world.restart()

@@ -14,7 +14,7 @@ from umbel.cachestore.trie import RadixTrie
 from .fakes import FakeCheckpoint, FakeSpan, Registry
 
 
-class Grove:
+class TrieFixture:
     """A trie whose nodes all have spans."""
 
     def __init__(self) -> None:
@@ -60,201 +60,205 @@ def read(node: TrieNode) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def grove() -> Grove:
+def fixture() -> TrieFixture:
     """Build an empty trie."""
-    return Grove()
+    return TrieFixture()
 
 
-def test_match_of_an_empty_trie_is_the_root(grove: Grove) -> None:
+def test_match_of_an_empty_trie_is_the_root(fixture: TrieFixture) -> None:
     """Nothing is known, and that is no error."""
-    assert grove.match([1, 2]) == (grove.trie.root, 0)
-    assert grove.match([]) == (grove.trie.root, 0)
+    assert fixture.match([1, 2]) == (fixture.trie.root, 0)
+    assert fixture.match([]) == (fixture.trie.root, 0)
 
 
-def test_match_picks_the_right_branch(grove: Grove) -> None:
+def test_match_picks_the_right_branch(fixture: TrieFixture) -> None:
     """Of several children the one with the prompt's next token is followed, else none."""
-    stem = grove.append(grove.trie.root, [1, 2])
-    left, right = grove.append(stem, [3, 4]), grove.append(stem, [5, 6])
-    assert grove.match([1, 2, 3, 4]) == (left, 4)
-    assert grove.match([1, 2, 5, 6, 7]) == (right, 4)
-    assert grove.match([1, 2, 9]) == (stem, 2)
-    assert grove.match([9]) == (grove.trie.root, 0)
+    stem = fixture.append(fixture.trie.root, [1, 2])
+    left, right = fixture.append(stem, [3, 4]), fixture.append(stem, [5, 6])
+    assert fixture.match([1, 2, 3, 4]) == (left, 4)
+    assert fixture.match([1, 2, 5, 6, 7]) == (right, 4)
+    assert fixture.match([1, 2, 9]) == (stem, 2)
+    assert fixture.match([9]) == (fixture.trie.root, 0)
 
 
 @pytest.mark.parametrize(("prompt", "length"), [([1, 2], 2), ([1, 2, 9], 2), ([1, 9], 1)])
-def test_match_ends_in_the_middle_of_an_edge(grove: Grove, prompt: list[int], length: int) -> None:
+def test_match_ends_in_the_middle_of_an_edge(
+    fixture: TrieFixture, prompt: list[int], length: int
+) -> None:
     """A prompt that ends or diverges inside an edge is known up to there."""
-    node = grove.append(grove.trie.root, [1, 2, 3])
-    assert grove.match(prompt) == (node, length)
+    node = fixture.append(fixture.trie.root, [1, 2, 3])
+    assert fixture.match(prompt) == (node, length)
 
 
-def test_match_follows_a_full_edge_on_into_a_partial_one(grove: Grove) -> None:
+def test_match_follows_a_full_edge_on_into_a_partial_one(fixture: TrieFixture) -> None:
     """A fully matched edge is never given up for a longer partial one: there is but one."""
-    stem = grove.append(grove.trie.root, [1, 2])
-    longer = grove.append(stem, [3, 4, 5, 6, 7])
-    assert grove.match([1, 2, 3, 4, 5, 9]) == (longer, 5)
+    stem = fixture.append(fixture.trie.root, [1, 2])
+    longer = fixture.append(stem, [3, 4, 5, 6, 7])
+    assert fixture.match([1, 2, 3, 4, 5, 9]) == (longer, 5)
 
 
-def test_append_refuses_a_sibling_with_the_same_first_token(grove: Grove) -> None:
+def test_append_refuses_a_sibling_with_the_same_first_token(fixture: TrieFixture) -> None:
     """A second edge under one token would hide the first, with its state."""
-    grove.append(grove.trie.root, [1, 2])
+    fixture.append(fixture.trie.root, [1, 2])
     for tokens in ([1, 3], []):
         with pytest.raises(ValueError, match="differ from its siblings"):
-            grove.trie.append(grove.trie.root, as_tokens(tokens), None)
-    grove.check()
+            fixture.trie.append(fixture.trie.root, as_tokens(tokens), None)
+    fixture.check()
 
 
-def test_split_divides_the_state_and_keeps_the_lower_object(grove: Grove) -> None:
+def test_split_divides_the_state_and_keeps_the_lower_object(fixture: TrieFixture) -> None:
     """Leases that end in a node stay valid: the lower part is that node, the upper is new."""
-    node = grove.append(grove.trie.root, [1, 2, 3, 4])
-    below = grove.append(node, [5])
-    checkpoint = FakeCheckpoint(grove.registry, [1, 2, 3, 4])
-    grove.trie.set_checkpoint(node, checkpoint)
+    node = fixture.append(fixture.trie.root, [1, 2, 3, 4])
+    below = fixture.append(node, [5])
+    checkpoint = FakeCheckpoint(fixture.registry, [1, 2, 3, 4])
+    fixture.trie.set_checkpoint(node, checkpoint)
     node.pins, node.last_used, node.checkpoint_used = 2, 7, 8
-    upper = grove.trie.split(node, 1)
+    upper = fixture.trie.split(node, 1)
     assert (read(upper), read(node), read(below)) == ((1,), (2, 3, 4), (5,))
     assert (upper.start, upper.end, node.start, node.end) == (0, 1, 1, 4)
     assert node.path() == [upper, node]
     assert (upper.checkpoint, node.checkpoint) == (None, checkpoint)
     assert (upper.pins, node.pins, upper.last_used) == (2, 2, 7)
-    grove.check()
+    fixture.check()
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 2, 5, 6])
-def test_split_refuses_an_offset_that_is_not_inside_the_edge(grove: Grove, offset: int) -> None:
+def test_split_refuses_an_offset_that_is_not_inside_the_edge(
+    fixture: TrieFixture, offset: int
+) -> None:
     """An empty edge would break matching; nothing has changed when it is refused."""
-    stem = grove.append(grove.trie.root, [1, 2])
-    node = grove.append(stem, [3, 4, 5])
+    stem = fixture.append(fixture.trie.root, [1, 2])
+    node = fixture.append(stem, [3, 4, 5])
     with pytest.raises(ValueError, match="not inside"):
-        grove.trie.split(node, offset)
+        fixture.trie.split(node, offset)
     with pytest.raises(ValueError, match="not inside"):
-        grove.trie.split(grove.trie.root, 0)
+        fixture.trie.split(fixture.trie.root, 0)
     assert read(node) == (3, 4, 5)
-    grove.check()
+    fixture.check()
 
 
-def test_find_split_append_keeps_both_branches_findable(grove: Grove) -> None:
+def test_find_split_append_keeps_both_branches_findable(fixture: TrieFixture) -> None:
     """After a divergence the old answer, the new one and what they share are all known."""
-    grove.insert([1, 2, 3, 4, 5])
-    grove.insert([1, 2, 3, 8, 9])
+    fixture.insert([1, 2, 3, 4, 5])
+    fixture.insert([1, 2, 3, 8, 9])
     for prompt in ([1, 2, 3, 4, 5], [1, 2, 3, 8, 9], [1, 2, 3]):
-        assert grove.match(prompt)[1] == len(prompt)
-    assert grove.match([1, 2, 3])[0].end == 3
-    grove.check()
+        assert fixture.match(prompt)[1] == len(prompt)
+    assert fixture.match([1, 2, 3])[0].end == 3
+    fixture.check()
 
 
-def test_repeated_branching_keeps_all_sequences_findable(grove: Grove) -> None:
+def test_repeated_branching_keeps_all_sequences_findable(fixture: TrieFixture) -> None:
     """Two nested divergences leave three findable sequences."""
     sequences = {(1, 2, 3, 4, 5), (1, 2, 3, 8, 9), (1, 2, 7)}
     for sequence in sorted(sequences):
-        grove.insert(sequence)
-    assert grove.sequences() == sequences
+        fixture.insert(sequence)
+    assert fixture.sequences() == sequences
     for sequence in sequences:
-        assert grove.match(sequence)[1] == len(sequence)
-    grove.check()
+        assert fixture.match(sequence)[1] == len(sequence)
+    fixture.check()
 
 
-def test_merge_joins_tokens_state_and_recency(grove: Grove) -> None:
+def test_merge_joins_tokens_state_and_recency(fixture: TrieFixture) -> None:
     """The child survives with both edges, its children and the newer recency."""
-    upper = grove.append(grove.trie.root, [1, 2])
-    lower = grove.append(upper, [3])
-    below = grove.append(lower, [4])
+    upper = fixture.append(fixture.trie.root, [1, 2])
+    lower = fixture.append(upper, [3])
+    below = fixture.append(lower, [4])
     upper.last_used, lower.last_used = 9, 3
-    assert grove.trie.merge(upper) is lower
+    assert fixture.trie.merge(upper) is lower
     assert (read(lower), lower.start, lower.end, lower.last_used) == ((1, 2, 3), 0, 3, 9)
     assert below.path() == [lower, below]
-    grove.check()
+    fixture.check()
 
 
-def test_merge_refuses_what_would_lose_a_place_or_a_branch(grove: Grove) -> None:
+def test_merge_refuses_what_would_lose_a_place_or_a_branch(fixture: TrieFixture) -> None:
     """The root, a junction, a pinned node and a checkpoint's node are never merged away."""
-    upper = grove.append(grove.trie.root, [1])
-    lower = grove.append(upper, [2])
+    upper = fixture.append(fixture.trie.root, [1])
+    lower = fixture.append(upper, [2])
     with pytest.raises(ValueError, match="root"):
-        grove.trie.merge(grove.trie.root)
+        fixture.trie.merge(fixture.trie.root)
     with pytest.raises(ValueError, match="unpack"):
-        grove.trie.merge(lower)
+        fixture.trie.merge(lower)
     for pinned in (upper, lower):
         pinned.pins = 1
         with pytest.raises(ValueError, match="pinned"):
-            grove.trie.merge(upper)
+            fixture.trie.merge(upper)
         pinned.pins = 0
-    grove.trie.set_checkpoint(upper, FakeCheckpoint(grove.registry, [1]))
+    fixture.trie.set_checkpoint(upper, FakeCheckpoint(fixture.registry, [1]))
     with pytest.raises(ValueError, match="checkpoint"):
-        grove.trie.merge(upper)
-    grove.trie.drop_checkpoint(upper)
-    grove.append(upper, [3])
+        fixture.trie.merge(upper)
+    fixture.trie.drop_checkpoint(upper)
+    fixture.append(upper, [3])
     with pytest.raises(ValueError, match="unpack"):
-        grove.trie.merge(upper)
-    grove.check()
+        fixture.trie.merge(upper)
+    fixture.check()
 
 
 @given(st.integers(2, 40), st.data())
 def test_split_then_merge_is_as_before(length: int, data: st.DataObject) -> None:
     """A round trip leaves the same tokens, range, span, checkpoint and bytes."""
-    grove = Grove()
-    node = grove.append(grove.trie.root, range(length))
-    checkpoint = FakeCheckpoint(grove.registry, range(length))
-    grove.trie.set_checkpoint(node, checkpoint)
-    before = grove.trie.span_bytes
-    upper = grove.trie.split(node, data.draw(st.integers(1, length - 1)))
-    assert grove.trie.merge(upper) is node
+    fixture = TrieFixture()
+    node = fixture.append(fixture.trie.root, range(length))
+    checkpoint = FakeCheckpoint(fixture.registry, range(length))
+    fixture.trie.set_checkpoint(node, checkpoint)
+    before = fixture.trie.span_bytes
+    upper = fixture.trie.split(node, data.draw(st.integers(1, length - 1)))
+    assert fixture.trie.merge(upper) is node
     assert read(node) == tuple(range(length))
     assert (node.start, node.end, node.checkpoint) == (0, length, checkpoint)
-    assert grove.trie.span_bytes == before
-    assert list(grove.trie.nodes()) == [node]
-    grove.check()
+    assert fixture.trie.span_bytes == before
+    assert list(fixture.trie.nodes()) == [node]
+    fixture.check()
 
 
-def test_shorten_forgets_the_deep_end_and_its_checkpoint(grove: Grove) -> None:
+def test_shorten_forgets_the_deep_end_and_its_checkpoint(fixture: TrieFixture) -> None:
     """What is left is still known; the checkpoint stood at an end that is no more."""
-    leaf = grove.append(grove.trie.root, [1, 2, 3, 4])
-    grove.trie.set_checkpoint(leaf, FakeCheckpoint(grove.registry, [1, 2, 3, 4]))
-    grove.trie.shorten(leaf, 3)
+    leaf = fixture.append(fixture.trie.root, [1, 2, 3, 4])
+    fixture.trie.set_checkpoint(leaf, FakeCheckpoint(fixture.registry, [1, 2, 3, 4]))
+    fixture.trie.shorten(leaf, 3)
     assert (read(leaf), leaf.end, leaf.checkpoint) == ((1, 2, 3), 3, None)
-    assert grove.match([1, 2, 3, 4]) == (leaf, 3)
-    assert not grove.registry.checkpoints
-    grove.check()
+    assert fixture.match([1, 2, 3, 4]) == (leaf, 3)
+    assert not fixture.registry.checkpoints
+    fixture.check()
 
 
-def test_shorten_to_its_start_removes_a_leaf(grove: Grove) -> None:
+def test_shorten_to_its_start_removes_a_leaf(fixture: TrieFixture) -> None:
     """A leaf without tokens goes, and its state with it; its parent stays."""
-    stem = grove.append(grove.trie.root, [1, 2])
-    leaf = grove.append(stem, [3])
-    grove.trie.shorten(leaf, 2)
-    assert list(grove.trie.nodes()) == [stem]
-    assert grove.match([1, 2, 3]) == (stem, 2)
-    grove.check()
+    stem = fixture.append(fixture.trie.root, [1, 2])
+    leaf = fixture.append(stem, [3])
+    fixture.trie.shorten(leaf, 2)
+    assert list(fixture.trie.nodes()) == [stem]
+    assert fixture.match([1, 2, 3]) == (stem, 2)
+    fixture.check()
 
 
-def test_shorten_refuses_the_root_inner_and_pinned_nodes(grove: Grove) -> None:
+def test_shorten_refuses_the_root_inner_and_pinned_nodes(fixture: TrieFixture) -> None:
     """Descendants of a shortened node would hang in the air, and a lease lose its state."""
-    stem = grove.append(grove.trie.root, [1, 2])
-    leaf = grove.append(stem, [3, 4])
+    stem = fixture.append(fixture.trie.root, [1, 2])
+    leaf = fixture.append(stem, [3, 4])
     with pytest.raises(ValueError, match="root"):
-        grove.trie.shorten(grove.trie.root, 0)
+        fixture.trie.shorten(fixture.trie.root, 0)
     for node, end in ((stem, 1), (leaf, 1), (leaf, 4)):
         with pytest.raises(ValueError, match="leaf"):
-            grove.trie.shorten(node, end)
+            fixture.trie.shorten(node, end)
     leaf.pins = 1
     with pytest.raises(ValueError, match="leaf"):
-        grove.trie.shorten(leaf, 3)
-    grove.check()
+        fixture.trie.shorten(leaf, 3)
+    fixture.check()
 
 
 def test_prune_forgets_bare_nodes_up_to_what_holds_something() -> None:
     """Tokens without state lead nowhere; a checkpoint, a pin or a branch keeps what is above."""
     registry, trie = Registry(), RadixTrie()
     held = trie.append(trie.root, as_tokens([1]), None)
-    bare = trie.append(held, as_tokens([2]), None)
-    leaf = trie.append(bare, as_tokens([3]), None)
+    empty = trie.append(held, as_tokens([2]), None)
+    leaf = trie.append(empty, as_tokens([3]), None)
     trie.set_checkpoint(held, FakeCheckpoint(registry, [1]))
-    bare.pins = leaf.pins = 1
+    empty.pins = leaf.pins = 1
     assert trie.prune(leaf) is leaf
     leaf.pins = 0
-    assert trie.prune(leaf) is bare
-    bare.pins = 0
-    assert trie.prune(bare) is held
+    assert trie.prune(leaf) is empty
+    empty.pins = 0
+    assert trie.prune(empty) is held
     trie.drop_checkpoint(held)
     assert trie.prune(held) is trie.root
     assert list(trie.nodes()) == []
@@ -262,28 +266,28 @@ def test_prune_forgets_bare_nodes_up_to_what_holds_something() -> None:
 
 def test_a_checkpoint_that_is_there_stays() -> None:
     """Two requests save the same state at one place: the second is freed, once."""
-    grove = Grove()
-    node = grove.append(grove.trie.root, [1, 2])
-    first = FakeCheckpoint(grove.registry, [1, 2])
-    grove.trie.set_checkpoint(node, first)
-    grove.trie.set_checkpoint(node, FakeCheckpoint(grove.registry, [1, 2]))
+    fixture = TrieFixture()
+    node = fixture.append(fixture.trie.root, [1, 2])
+    first = FakeCheckpoint(fixture.registry, [1, 2])
+    fixture.trie.set_checkpoint(node, first)
+    fixture.trie.set_checkpoint(node, FakeCheckpoint(fixture.registry, [1, 2]))
     assert node.checkpoint is first
-    assert grove.registry.checkpoints == {first}
-    grove.check()
+    assert fixture.registry.checkpoints == {first}
+    fixture.check()
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), max_size=12))
 def test_the_trie_knows_exactly_what_was_inserted(sequences: list[list[int]]) -> None:
     """Against a list of sequences: the match is the longest beginning that any of them has."""
-    grove = Grove()
+    fixture = TrieFixture()
     for sequence in sequences:
-        grove.insert(sequence)
-        grove.check()
+        fixture.insert(sequence)
+        fixture.check()
     rng = random.Random(0)  # noqa: S311  (nothing secret)
     for _ in range(20):
         prompt = as_tokens([rng.randrange(3) for _ in range(rng.randrange(9))])
         longest = max((common_length(as_tokens(s), prompt) for s in sequences), default=0)
-        assert grove.match(prompt)[1] == longest
+        assert fixture.match(prompt)[1] == longest
 
 
 @given(st.lists(st.integers(-2, 2)), st.lists(st.integers(-2, 2)))
@@ -295,12 +299,12 @@ def test_common_length_is_the_plain_definition(a: list[int], b: list[int]) -> No
     assert common_length(as_tokens(a), as_tokens(b)) == expected
 
 
-def test_nodes_own_their_tokens(grove: Grove) -> None:
+def test_nodes_own_their_tokens(fixture: TrieFixture) -> None:
     """No edge keeps a longer array alive: a prompt of megabytes ends with its request."""
-    grove.insert([1, 2, 3, 4])
-    grove.insert([1, 2, 9])
-    leaf, _ = grove.match([1, 2, 3, 4])
-    grove.trie.shorten(leaf, 3)
-    assert all(node.tokens.base is None for node in grove.trie.nodes())
+    fixture.insert([1, 2, 3, 4])
+    fixture.insert([1, 2, 9])
+    leaf, _ = fixture.match([1, 2, 3, 4])
+    fixture.trie.shorten(leaf, 3)
+    assert all(node.tokens.base is None for node in fixture.trie.nodes())
     prompt = np.arange(3, dtype=np.int64)
     assert as_tokens(prompt).dtype == np.int32

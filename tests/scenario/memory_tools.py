@@ -204,7 +204,7 @@ class Rig:
     def save(self) -> None:
         """Write what is to be written."""
         if self.assembly.disk is not None and self.assembly.pager is not None:
-            while self.assembly.pager.save_all():
+            while self.assembly.pager.write_all():
                 self.assembly.disk.flush(10)
 
     def close(self) -> None:

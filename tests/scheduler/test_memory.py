@@ -76,7 +76,7 @@ class Desk:
 
     def leave(self, nbytes: int) -> None:
         """Have others hold all but so many bytes, after the last step."""
-        self.planner.settle()
+        self.planner.release()
         self.others.close()
         held = self.governor.room.nbytes - nbytes
         assert held >= 0
@@ -253,7 +253,7 @@ class TestHolding:
         assert batch is not None
         assert batch.end == 64
         assert desk.world.cache.nbytes >= 4 * 200
-        desk.planner.settle()
+        desk.planner.release()
         held = desk.world.cache.nbytes
         assert held > 4 * 200, "no more was evicted than is needed"
         assert desk.planner.afford([decoding(seed) for seed in range(1, 9)], 128) is None
@@ -272,8 +272,8 @@ class TestLedger:
         assert desk.planner.afford(running[1:], 64) is not None
         assert desk.ledger.held(Kind.TRANSIENT) == Size(100, 1)
         assert desk.ledger.total == Size(100, 1)
-        desk.planner.settle()
-        desk.planner.settle()
+        desk.planner.release()
+        desk.planner.release()
         assert desk.ledger.total == Size()
 
     def test_what_one_step_took_is_room_for_the_next(self) -> None:
@@ -291,12 +291,12 @@ class TestLedger:
         desk, first, second = Desk(), sequence(100, 40), sequence(100, 25)
         waiting = sequence(100)
         waiting.states = None
-        desk.planner.enter([first, waiting, second])
+        desk.planner.record([first, waiting, second])
         assert desk.ledger.held(Kind.TAIL) == Size(EACH * 65, 4)
         first.states.tokens.append(1)
-        desk.planner.enter([first])
+        desk.planner.record([first])
         assert desk.ledger.held(Kind.TAIL) == Size(EACH * 41, 2)
-        desk.planner.enter([])
+        desk.planner.record([])
         assert desk.ledger.total == Size()
 
     def test_tails_leave_less_for_a_step(self) -> None:
@@ -305,7 +305,7 @@ class TestLedger:
         batch = desk.planner.afford([alone], 128)
         assert batch is not None
         assert batch.end == 256
-        desk.planner.enter([alone])
+        desk.planner.record([alone])
         batch = desk.planner.afford([alone], 128)
         assert batch is not None
         assert batch.end == 224
@@ -429,7 +429,7 @@ class TestFigures:
         lease = desk.world.begin(conversation(6, 60))
         lease.prefill().capture(next(iter(Reason)))
         desk.others.set(Size(3, 1))
-        desk.planner.enter([sequence(100, 20)])
+        desk.planner.record([sequence(100, 20)])
         assert desk.planner.afford([decoding()], 64) is not None
         report = desk.planner.use()
         assert report == MemoryUse(

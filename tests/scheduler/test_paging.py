@@ -75,7 +75,7 @@ def test_a_failure_turns_the_disk_off(
     world.cache.evict(0)
     assert world.cache.nbytes == 0
     assert world.cache.ledger.held(Kind.PAGING) == Size()
-    assert not world.pager.save_all()
+    assert not world.pager.write_all()
 
 
 def test_without_a_disk_nobody_waits(world: PagedWorld) -> None:

@@ -46,7 +46,7 @@ class NodeDescription(msgspec.Struct):
     children: int
 
 
-class CacheDesk:
+class CacheAdmin:
     """Asks the MLX thread between two steps, and waits for no longer than it must."""
 
     def __init__(self, thread: MLXThread, cache: PrefixCache, pins: Pins, fingerprint: str) -> None:
