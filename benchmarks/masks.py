@@ -26,10 +26,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from umbel.cachestore.forest import Layout
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.state import Layout
 from umbel.models.forward import Forward
 from umbel.models.loader import load
 from umbel.models.params import Mask, Matcher, Row, SamplingParams

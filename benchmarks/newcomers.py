@@ -22,10 +22,10 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from shapes import SHAPES, make, on_cpu, tokens
 
-from umbel.cachestore.forest import Layout
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.state import Layout
 from umbel.models.forward import Forward
 from umbel.models.params import SamplingParams
 from umbel.models.warm import warm

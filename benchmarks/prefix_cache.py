@@ -21,9 +21,10 @@ import numpy as np
 from mlx_lm.models import llama
 from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
 
-from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.node import Tokens, as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.state import Layout
+from umbel.cachestore.tries import Namespace
 from umbel.models.layer_states import LayerStack
 from umbel.models.spans import PackedSpan
 
@@ -89,7 +90,7 @@ def look_up(length: int, sizes: list[int], rng: np.random.Generator) -> None:
 
 
 def _costs(cache: PrefixCache, prompt: Tokens, rng: np.random.Generator) -> Iterator[str]:
-    trie, listed = dict(cache.tries())[NAMESPACE], prompt.tolist()
+    trie, listed = dict(cache.tries.items())[NAMESPACE], prompt.tolist()
     for call in (
         lambda: trie.match(prompt),
         lambda: trie.match(as_tokens(listed)),

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from replay_traces import Request
 
 from umbel.cachestore.extents import Extent
-from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.lease import Lease
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import Tokens, TrieNode
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
+from umbel.cachestore.state import Layout
+from umbel.cachestore.trie import RadixTrie
+from umbel.cachestore.tries import Namespace
 
 NAMESPACE = Namespace("tenant", "fingerprint")
 
@@ -70,7 +72,7 @@ class Replay:
             self._page_in(prompt)
         lease = self.cache.begin(NAMESPACE, prompt)
         if not self._governor.make_room(Size(lease.left, 1)):
-            self.cache.evict(0)
+            self.cache.evictor.evict(0)
             self.over += 1
         lease.publish(prompt, Pretended(lease.left))
         if self._disk:
@@ -79,29 +81,27 @@ class Replay:
 
     def _page_in(self, prompt: Tokens) -> None:
         """Read what the disk has of a prompt, parents first, as the pager does."""
-        trie = self.cache.open_trie(NAMESPACE)
+        trie = self.cache.tries.open(NAMESPACE)
         for node in self.cache.missing(trie, prompt).nodes:
-            if not self._room_below(node.parent, Size(len(node.tokens), 1)):
+            if not self._room_below(node.parent or trie.root, Size(len(node.tokens), 1)):
                 return
             trie.set_span(node, Pretended(len(node.tokens)))
-            self.cache.refresh(node)
+            self.cache.refresh(trie, node)
             self.read += len(node.tokens)
 
-    def _room_below(self, node: TrieNode | None, need: Size) -> bool:
+    def _room_below(self, node: TrieNode, need: Size) -> bool:
         """Make room, but not at the cost of what is gone on from."""
-        path = [] if node is None else node.path()
-        for held in path:
-            held.pins += 1
+        RadixTrie.retain(node)
         fits = self._governor.make_room(need)
-        for held in path:
-            held.pins -= 1
+        RadixTrie.release(node)
         return fits
 
     def _write(self) -> None:
-        trie = self.cache.open_trie(NAMESPACE)
-        for node in sorted(trie.dirty, key=lambda dirty: dirty.start):
+        trie = self.cache.tries.open(NAMESPACE)
+        for node in sorted(trie.persistence.dirty, key=lambda node: node.start):
+            trie.persistence.mark_clean(node)
             self._records += 1
-            trie.add_extent(
+            trie.persistence.add_extent(
                 node,
                 Extent(
                     _record(self._records, node.persisted_end, node.end),
@@ -109,7 +109,6 @@ class Replay:
                     node.end,
                 ),
             )
-        trie.dirty.clear()
 
 
 def _record(number: int, start: int, end: int) -> Record:

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from .forest import Layout
 from .ledger import Kind
 from .node import TrieNode
 from .prefix_cache import PrefixCache
+from .state import Layout
 from .trie import RadixTrie
 
 
@@ -14,10 +14,10 @@ def problems(cache: PrefixCache) -> list[str]:
     """Describe every broken invariant; empty when the cache is sound."""
     found = [
         f"trie {number}: {problem}"
-        for number, (_, trie) in enumerate(cache.tries())
+        for number, trie in enumerate(cache.tries)
         for problem in _trie_problems(trie, cache.layout)
     ]
-    for among in (_pin_problems, _lease_problems, _file_problems, _ledger_problems):
+    for among in (_retain_problems, _lease_problems, _file_problems, _ledger_problems):
         found += among(cache)
     return found
 
@@ -31,13 +31,13 @@ def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
         yield from _node_problems(node, layout)
         spans += node.span.nbytes if node.span is not None else 0
         checkpoints += node.checkpoint.nbytes if node.checkpoint is not None else 0
-    for node in trie.dirty:
+    for node in trie.persistence.dirty:
         if not any(node is other for other in trie.nodes()):
             yield f"node [{node.start}, {node.end}) waits to be written and is gone"
-    if spans != trie.span_bytes:
-        yield f"spans hold {spans} bytes and {trie.span_bytes} are counted"
-    if checkpoints != trie.checkpoint_bytes:
-        yield f"checkpoints hold {checkpoints} bytes and {trie.checkpoint_bytes} are counted"
+    if spans != trie.spans.size.nbytes:
+        yield f"spans hold {spans} bytes and {trie.spans.size.nbytes} are counted"
+    if checkpoints != trie.checkpoints.size.nbytes:
+        yield f"checkpoints hold {checkpoints} bytes and {trie.checkpoints.size.nbytes} are counted"
 
 
 def _node_problems(node: TrieNode, layout: Layout) -> Iterator[str]:
@@ -58,8 +58,8 @@ def _node_problems(node: TrieNode, layout: Layout) -> Iterator[str]:
         yield f"{where} is a leaf without state"
     if node.checkpoint is not None and node.checkpoint.offset != node.end:
         yield f"{where} has a checkpoint of offset {node.checkpoint.offset}"
-    if node.pins < sum(child.pins for child in node.children.values()):
-        yield f"{where} is pinned less often than its children"
+    if node.ref_count < sum(child.ref_count for child in node.children.values()):
+        yield f"{where} is retained less often than its children"
 
 
 def _disk_problems(node: TrieNode, where: str) -> Iterator[str]:
@@ -85,45 +85,44 @@ def _disk_problems(node: TrieNode, where: str) -> Iterator[str]:
 def _file_problems(cache: PrefixCache) -> Iterator[str]:
     """The counts of file uses are those of the nodes."""
     uses: Counter[int] = Counter()
-    for _, trie in cache.tries():
+    for trie in cache.tries:
         for node in trie.nodes():
             uses.update(extent.record.id for extent in node.extents)
             if node.persisted_checkpoint is not None:
                 uses[node.persisted_checkpoint.id] += 1
-    if uses != cache.files.counts():
+    if uses != cache.tries.files.counts():
         yield "files are used other than it is counted"
 
 
 def _ledger_problems(cache: PrefixCache) -> Iterator[str]:
     kv, held = cache.ledger.held(Kind.KV), cache.ledger.held(Kind.CHECKPOINT)
     captured = sum(c.checkpoint.nbytes for lease in cache.leases() for c in lease.captured)
-    tries = [trie for _, trie in cache.tries()]
-    if kv.nbytes != sum(trie.span_bytes for trie in tries):
+    if kv.nbytes != sum(trie.spans.size.nbytes for trie in cache.tries):
         yield f"the ledger has {kv.nbytes} bytes of spans, and the tries another sum"
-    if held.nbytes != captured + sum(trie.checkpoint_bytes for trie in tries):
+    if held.nbytes != captured + sum(trie.checkpoints.size.nbytes for trie in cache.tries):
         yield f"the ledger has {held.nbytes} bytes of checkpoints, and their owners another sum"
 
 
-def _pin_problems(cache: PrefixCache) -> Iterator[str]:
-    pins: dict[int, int] = {}
+def _retain_problems(cache: PrefixCache) -> Iterator[str]:
+    retained: Counter[int] = Counter()
     for lease in cache.leases():
-        for node in lease.deepest.path():
-            pins[id(node)] = pins.get(id(node), 0) + 1
-    for _, trie in cache.tries():
-        if trie.root.pins != len(cache.leases(trie)):
-            yield f"a root has {trie.root.pins} pins, not its leases'"
+        retained.update(id(node) for node in lease.deepest.path())
+    for trie in cache.tries:
+        if trie.root.ref_count != len(cache.leases(trie)):
+            yield f"a root is retained {trie.root.ref_count} times, not as often as leased"
         for node in trie.nodes():
-            if node.pins != pins.pop(id(node), 0):
-                yield f"node [{node.start}, {node.end}) has {node.pins} pins, not its leases'"
-    if pins:
+            if node.ref_count != retained.pop(id(node), 0):
+                where = f"node [{node.start}, {node.end})"
+                yield f"{where} is retained {node.ref_count} times, not as often as leased"
+    if retained:
         yield "a lease holds a node that is in no trie"
 
 
 def _lease_problems(cache: PrefixCache) -> Iterator[str]:
-    for number, (_, trie) in enumerate(cache.tries()):
+    for number, trie in enumerate(cache.tries):
         if not trie.root.children and not cache.leases(trie):
             yield f"trie {number}: an empty trie that nobody uses"
-    live = [lease for _, trie in cache.tries() for lease in cache.leases(trie)]
+    live = [lease for trie in cache.tries for lease in cache.leases(trie)]
     for lease in cache.leases():
         where = f"a lease of [0, {lease.held})"
         if lease not in live:
@@ -136,4 +135,4 @@ def _lease_problems(cache: PrefixCache) -> Iterator[str]:
             yield f"{where} has no checkpoint"
         held = [node.checkpoint for node in lease.deepest.path()]
         if lease.checkpoint is not None and not any(lease.checkpoint is one for one in held):
-            yield f"{where} has a checkpoint that it does not pin"
+            yield f"{where} has a checkpoint that it does not retain"

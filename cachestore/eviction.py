@@ -100,7 +100,7 @@ def _recency(node: TrieNode) -> int:
 def _last_on_disk(node: TrieNode) -> bool:
     """Whether files end with a node: it has some, nothing below it has, and nobody holds it."""
     return (
-        not node.pins
+        not node.ref_count
         and _has_files(node)
         and not any(_has_files(child) for child in node.children.values())
     )
@@ -124,7 +124,7 @@ def _span_of(node: TrieNode, trie: RadixTrie, serial: int) -> Victim:
 
 def _exposed(node: TrieNode, *, persisted: bool) -> bool:
     """Whether a span is the end of what is in memory of its path, so that it can be cut."""
-    if node.pins or node.writing or node.span is None or node.checkpoint is not None:
+    if node.ref_count or node.writing or node.span is None or node.checkpoint is not None:
         return False
     if node.persisted_end == node.end:
         return all(child.span is None for child in node.children.values())
@@ -142,6 +142,6 @@ def _checkpoints(nodes: list[TrieNode]) -> Iterator[tuple[TrieNode, int]]:
         first = node.parent not in below_one
         if not first or node.checkpoint is not None:
             below_one.add(node)
-        if node.checkpoint is not None and not (node.pins or node.writing):
+        if node.checkpoint is not None and not (node.ref_count or node.writing):
             shared = first or len(node.children) > 1
             yield node, newest[node] if shared else node.checkpoint_used

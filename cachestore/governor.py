@@ -1,13 +1,13 @@
 """Keeps what model state takes within its budget: nothing is allocated before there is room.
 
 Everything that takes memory asks here first. Room is made by paging out and evicting what
-nobody uses (see `Forest.evict`); what cannot be made is refused, and the engine then
+nobody uses (see `Evictor.evict`); what cannot be made is refused, and the engine then
 computes less at a time, holds new requests or preempts a sequence. The allocator is never asked
 for what does not fit: on Metal it would end the process.
 """
 
-from .forest import Forest
 from .ledger import Kind, Ledger, Size
+from .prefix_cache import PrefixCache
 
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
 _RESERVE = 16  # a part of the budget is kept for copies: one in this many
@@ -28,7 +28,7 @@ class Governor:
         budget: what all state may take, transients included.
     """
 
-    def __init__(self, cache: Forest, budget: Size) -> None:
+    def __init__(self, cache: PrefixCache, budget: Size) -> None:
         self.ledger: Ledger = cache.ledger
         self._cache = cache
         self._budget = budget
@@ -72,7 +72,7 @@ class Governor:
         """Whether there is room, or could be made."""
         if need.within(self.room):
             return True
-        return need.within(self.room + self._cache.evictable())
+        return need.within(self.room + self._cache.evictor.evictable())
 
     def make_room(self, need: Size) -> bool:
         """Page out and evict until `need` fits.
@@ -90,8 +90,8 @@ class Governor:
     def _free(self, need: Size) -> None:
         """Evict what `need` takes over what is free, as far as it can be."""
         over = need - self.room
-        held = self._cache.size - Size(max(0, over.nbytes), max(0, over.buffers))
-        self._cache.evict(held.nbytes, held.buffers)
+        held = self._cache.tries.size - Size(max(0, over.nbytes), max(0, over.buffers))
+        self._cache.evictor.evict(held.nbytes, held.buffers)
 
     def reserve(self, need: Size) -> bool:
         """Make room for what a step will compute, and keep it for it until the next one does.

@@ -26,7 +26,7 @@ class Lease:
         cached: tokens whose state it restores; never the whole prompt.
         held: tokens whose spans it holds; more than `cached` once it has published.
         captured: checkpoints that the request has taken and that are worth keeping so far.
-        deepest: the deepest node that is pinned, or the root.
+        deepest: the deepest node that it retains, or the root.
         checkpoints_kept: how many checkpoints it may still leave behind.
     """
 
@@ -133,7 +133,7 @@ class Lease:
         """Note where the path ends now, and how many checkpoints have been stored."""
         self._resume = self.deepest = resume
         self.held = resume.end
-        self._checkpoint = None  # restored long since, and not pinned any more
+        self._checkpoint = None  # restored long since, and not retained any more
         self.checkpoints_kept -= stored
         self.count()
 

@@ -1,6 +1,7 @@
 """A node of the trie: one edge, and the state of its tokens.
 
-What holds of nodes is said in `trie`, which alone changes them.
+What holds of nodes is said in `trie`. The trie and its `Persistence` alone change them; all
+others read.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class TrieNode:
         persisted_checkpoint: where the disk has the whole state at `end`.
         writers: who writes its state to disk, and up to which offset the disk has its tokens
             when that is done. What is cut has them in both parts, what is joined those of both.
-        pins: open leases on this node; on a root, all of its trie's.
+        ref_count: how many hold it, open leases above all; on a root, all of its trie's.
         last_used: recency of the span.
         checkpoint_used: recency of the checkpoint; the two age separately.
     """
@@ -51,7 +52,7 @@ class TrieNode:
     extents: list[Extent] = field(default_factory=list)
     persisted_checkpoint: Record | None = None
     writers: dict[Writer, int] = field(default_factory=dict)
-    pins: int = 0
+    ref_count: int = 0
     last_used: int = 0
     checkpoint_used: int = 0
     children: dict[int, "TrieNode"] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class TrieNode:
         """Whether it holds nothing, leads to nothing, and nobody holds it."""
         in_memory = self.span is not None or self.checkpoint is not None
         on_disk = bool(self.extents) or self.persisted_checkpoint is not None
-        return not (in_memory or on_disk or self.children or self.pins)
+        return not (in_memory or on_disk or self.children or self.ref_count)
 
     def path(self) -> "list[TrieNode]":
         """The nodes from below the root down to this one."""

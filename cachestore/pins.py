@@ -9,13 +9,13 @@ import structlog
 
 from .disk.tier import DiskTier
 from .errors import PinError
-from .forest import Namespace
 from .lease import Lease
 from .node import Tokens, size_in_memory
 from .paging.page_in import Patience
 from .paging.pager import Pager
 from .prefix_cache import PrefixCache
 from .record import Pin
+from .tries import Namespace
 
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many

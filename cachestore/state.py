@@ -10,7 +10,21 @@ Two kinds of state, after how they can be restored:
 Ownership is explicit, so that bytes can be counted: whoever holds one closes it, once.
 """
 
+from dataclasses import dataclass
 from typing import Protocol, Self
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a stack's state consists of.
+
+    Attributes:
+        spans: it has token-addressable layers.
+        checkpoints: it has layers that restore only as a whole.
+    """
+
+    spans: bool
+    checkpoints: bool
 
 
 class Span(Protocol):

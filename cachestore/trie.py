@@ -9,10 +9,12 @@ Invariants, asserted by `check.problems` and by the tests after every operation:
    one or is wholly on disk: the state of a path has no holes. What is in memory has its
    parent in memory, and what is on disk, even in part, has its parent wholly there.
 4. A checkpoint's offset is its node's end, in memory and on disk.
-5. A node is pinned as often as open leases lie on it, so its parent is pinned at least as
-   often as all its children together.
+5. A node is retained as often as open leases lie on it, so its parent is retained at least
+   as often as all its children together.
 6. The ledger's accounts are the sums over the nodes, and so are the counts of file uses.
-7. A leaf holds state or is pinned: tokens that lead to nothing are forgotten.
+7. A leaf holds state or is retained: tokens that lead to nothing are forgotten.
+
+The trie alone writes its nodes' fields, by itself and by its `Persistence`; a test sees to it.
 
 Pure data: no clock (recency is a counter that the owner passes in), no MLX.
 """
@@ -22,10 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .extents import Extent, FileUse, cut, join
+from .extents import FileUse
 from .ledger import Kind, Ledger
 from .node import Tokens, TrieNode, common_length, has_checkpoint, size_of
-from .record import Record
+from .persistence import Persistence
 from .state import Checkpoint, Span
 
 
@@ -48,12 +50,11 @@ class RadixTrie:
         root: has no tokens, no state, and is never removed.
         spans: the account of all spans.
         checkpoints: the account of all checkpoints.
-        files: who refers to which file.
-        dirty: nodes with state that the disk may lack, oldest first.
+        persistence: what the disk has of the nodes, and what it lacks.
         splits: how often an edge was cut; what reads spans must then ask for them anew.
 
     Args:
-        ledger: where state is entered.
+        ledger: where state is recorded.
         files: shared with the tries of other namespaces.
     """
 
@@ -62,19 +63,8 @@ class RadixTrie:
         self.root = TrieNode(np.empty(0, np.int32), 0, None)
         self.spans = ledger.account(Kind.KV)
         self.checkpoints = ledger.account(Kind.CHECKPOINT)
-        self.files = FileUse() if files is None else files
-        self.dirty: dict[TrieNode, None] = {}
+        self.persistence = Persistence(FileUse() if files is None else files)
         self.splits = 0
-
-    @property
-    def span_bytes(self) -> int:
-        """Bytes of all spans."""
-        return self.spans.size.nbytes
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Bytes of all checkpoints."""
-        return self.checkpoints.size.nbytes
 
     def match(self, tokens: Tokens) -> Match:
         """Follow a prompt as far as it is known, also into the middle of an edge.
@@ -113,7 +103,7 @@ class RadixTrie:
         node.span = span
         self.spans.add(size_of(span))
         if node.persisted_end < node.end:
-            self.dirty[node] = None
+            self.persistence.mark_dirty(node)
 
     def split(self, node: TrieNode, offset: int) -> TrieNode:
         """Cut an edge at an absolute offset inside it; return the new upper node.
@@ -129,20 +119,14 @@ class RadixTrie:
         if not 0 < at < len(node.tokens):
             raise ValueError(f"{offset} is not inside the edge [{node.start}, {node.end})")
         parent = _parent(node)
-        upper = TrieNode(node.tokens[:at].copy(), node.start, parent, pins=node.pins)
+        upper = TrieNode(node.tokens[:at].copy(), node.start, parent, ref_count=node.ref_count)
         upper.last_used = node.last_used
-        upper.writers = dict(node.writers)
         if node.span is not None:
             before = size_of(node.span)
             self._give_up(node, node.span)
             upper.span, node.span = node.span.split(at)
             self.spans.add(size_of(upper.span) + size_of(node.span) - before)
-        upper.extents, node.extents = cut(node.extents, offset)
-        if upper.extents and node.extents and upper.extents[-1].record is node.extents[0].record:
-            self.files.hold([node.extents[0].record])
-        if node in self.dirty and upper.persisted_end < upper.end:
-            del self.dirty[node]  # what comes first is written first
-            self.dirty.update({upper: None, node: None})
+        self.persistence.split(upper, node)
         upper.children[int(node.tokens[at])] = node
         parent.children[int(node.tokens[0])] = upper
         node.tokens, node.start, node.parent = node.tokens[at:].copy(), offset, upper
@@ -152,29 +136,25 @@ class RadixTrie:
         """Join a node with its only child; return the joined node, which is the child.
 
         Raises:
-            ValueError: it is the root or has several children, or one of the two is pinned,
+            ValueError: it is the root or has several children, or one of the two is retained,
                 or it has a checkpoint, whose place would be lost, or one of the two is in
                 memory and the other is not.
         """
         parent, (child,) = _parent(node), node.children.values()
         if (
-            node.pins
-            or child.pins
+            node.ref_count
+            or child.ref_count
             or has_checkpoint(node)
             or (node.span is None) != (child.span is None)
         ):
-            raise ValueError("what is pinned or has a checkpoint is not merged away")
+            raise ValueError("what is retained or has a checkpoint is not merged away")
         if node.span is not None and child.span is not None:
             before = size_of(node.span) + size_of(child.span)
             self._give_up(node, node.span)
             self._give_up(child, child.span)
             child.span, node.span = node.span.merge(child.span), None
             self.spans.add(size_of(child.span) - before)
-        child.extents, twice = join(node.extents, child.extents)
-        self.files.drop(twice)
-        child.writers |= node.writers
-        if self.dirty.pop(node, self) is not self:
-            self.dirty[child] = None
+        self.persistence.merge(node, child)
         child.tokens = np.concatenate([node.tokens, child.tokens])
         child.start, child.parent = node.start, parent
         parent.children[int(child.tokens[0])] = child
@@ -187,14 +167,14 @@ class RadixTrie:
         With `end` at its start the leaf itself goes.
 
         Raises:
-            ValueError: it is the root, is pinned or is not a leaf, or `end` is not on its edge.
+            ValueError: it is the root, is retained or is not a leaf, or `end` is not on its edge.
         """
         parent = _parent(leaf)
-        if leaf.children or leaf.pins or not leaf.start <= end < leaf.end:
+        if leaf.children or leaf.ref_count or not leaf.start <= end < leaf.end:
             raise ValueError("only a leaf that nobody holds is shortened, and only on its edge")
         self.drop_checkpoint(leaf)
-        self.drop_persisted_checkpoint(leaf)
-        self.drop_extents(leaf, end)
+        self.persistence.drop_checkpoint(leaf)
+        self.persistence.drop_extents(leaf, end)
         if end > leaf.start:
             if leaf.span is not None:
                 before = size_of(leaf.span)
@@ -204,20 +184,20 @@ class RadixTrie:
             leaf.tokens = leaf.tokens[: end - leaf.start].copy()
             return
         self._close_span(leaf)
-        self.dirty.pop(leaf, None)
+        self.persistence.mark_clean(leaf)
         del parent.children[int(leaf.tokens[0])]
 
     def page_out(self, node: TrieNode) -> None:
         """Leave the state of a node's tokens to the disk.
 
         Raises:
-            ValueError: it is pinned, or has no state in memory, or not all of it is on disk.
+            ValueError: it is retained, or has no state in memory, or not all of it is on disk.
         """
-        if node.pins or node.span is None or node.persisted_end < node.end:
-            raise ValueError("what is pinned, or not on disk, or not there, is not paged out")
+        if node.ref_count or node.span is None or node.persisted_end < node.end:
+            raise ValueError("what is retained, or not on disk, or not there, is not paged out")
         self._close_span(node)
         if node.checkpoint is None or node.persisted_checkpoint is not None:
-            self.dirty.pop(node, None)
+            self.persistence.mark_clean(node)
 
     def forget(self, node: TrieNode) -> None:
         """Forget a node and all that goes on from it.
@@ -226,7 +206,7 @@ class RadixTrie:
             ValueError: it is the root, or somebody holds it.
         """
         parent = _parent(node)
-        if node.pins:
+        if node.ref_count:
             raise ValueError("what somebody holds is not forgotten")
         below, pending = [], [node]
         while pending:  # paths may be deeper than Python's stack
@@ -263,7 +243,7 @@ class RadixTrie:
         node.checkpoint = checkpoint
         self.checkpoints.add(size_of(checkpoint))
         if node.persisted_checkpoint is None:
-            self.dirty[node] = None
+            self.persistence.mark_dirty(node)
 
     def drop_checkpoint(self, node: TrieNode) -> None:
         """Close a node's checkpoint in memory, if it has one."""
@@ -273,35 +253,31 @@ class RadixTrie:
             node.checkpoint.close()
             node.checkpoint = None
 
-    def add_extent(self, node: TrieNode, extent: Extent) -> None:
-        """Note that the disk has more of a node's tokens.
+    @staticmethod
+    def retain(node: TrieNode) -> None:
+        """Hold a node and all above it: none of them is evicted, paged out or merged."""
+        held: TrieNode | None = node
+        while held is not None:
+            held.ref_count += 1
+            held = held.parent
 
-        Raises:
-            ValueError: it would leave a gap, or reaches beyond the edge.
-        """
-        if extent.start != node.persisted_end or not extent.start < extent.stop <= node.end:
-            raise ValueError("the disk has a node's tokens from the first on, without gaps")
-        self.files.hold([extent.record])
-        node.extents.append(extent)
+    @staticmethod
+    def release(node: TrieNode) -> None:
+        """Hold a node and all above it once less. What is empty then stays until `prune`."""
+        held: TrieNode | None = node
+        while held is not None:
+            held.ref_count -= 1
+            held = held.parent
 
-    def drop_extents(self, node: TrieNode, offset: int) -> None:
-        """Note that the disk has none of a node's tokens from an offset on."""
-        kept, gone = cut(node.extents, offset)
-        across = bool(kept and gone and kept[-1].record is gone[0].record)
-        self.files.drop([extent.record for extent in gone[across:]])
-        node.extents = kept
+    @staticmethod
+    def touch(node: TrieNode, tick: int) -> None:
+        """Have a node's span count as used at a tick."""
+        node.last_used = tick
 
-    def set_persisted_checkpoint(self, node: TrieNode, record: Record) -> None:
-        """Note that the disk has the whole state at a node's end."""
-        self.drop_persisted_checkpoint(node)
-        self.files.hold([record])
-        node.persisted_checkpoint = record
-
-    def drop_persisted_checkpoint(self, node: TrieNode) -> None:
-        """Note that the disk has not, or no more."""
-        if node.persisted_checkpoint is not None:
-            self.files.drop([node.persisted_checkpoint])
-            node.persisted_checkpoint = None
+    @staticmethod
+    def touch_checkpoint(node: TrieNode, tick: int) -> None:
+        """Have a node's checkpoint count as used at a tick, wherever it is."""
+        node.checkpoint_used = tick
 
     def nodes(self) -> Iterator[TrieNode]:
         """All nodes but the root, parents before children."""

@@ -10,12 +10,12 @@ import structlog
 from ..cachestore.disk.recovery import refuse_if_used
 from ..cachestore.disk.tier import DiskTier
 from ..cachestore.errors import DiskTierError, FolderInUseError
-from ..cachestore.forest import Layout
 from ..cachestore.governor import Governor, max_copy_bytes
 from ..cachestore.ledger import Size
 from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
+from ..cachestore.state import Layout
 from ..models import stored
 from ..models.forward import Forward
 from ..models.loader import LoadedModel

@@ -9,10 +9,11 @@ import msgspec
 
 from ..cachestore.check import problems
 from ..cachestore.errors import PinError
-from ..cachestore.forest import CacheStatistics, Namespace
 from ..cachestore.node import as_tokens
 from ..cachestore.pins import PinDescription, Pins
 from ..cachestore.prefix_cache import PrefixCache
+from ..cachestore.statistics import CacheStatistics
+from ..cachestore.tries import Namespace
 from ..scheduler.errors import UnavailableError
 from ..scheduler.queue import RETRY_AFTER
 from ..scheduler.thread import MLXThread
@@ -71,7 +72,7 @@ class CacheAdmin:
     async def clear(self, tenant: str) -> int:
         """Forget what a tenant has, but for what runs or is pinned; returns the tokens."""
         namespace = Namespace(tenant, self._fingerprint)
-        return await self._ask(lambda: self._cache.clear(namespace))
+        return await self._ask(lambda: self._cache.evictor.clear(namespace))
 
     async def pins(self, tenant: str) -> list[PinDescription]:
         """List a tenant's pins."""
@@ -119,11 +120,11 @@ class CacheAdmin:
                 end=node.end,
                 bytes=0 if node.span is None else node.span.nbytes,
                 checkpoint_bytes=0 if node.checkpoint is None else node.checkpoint.nbytes,
-                pins=node.pins,
+                pins=node.ref_count,
                 last_used=node.last_used,
                 children=len(node.children),
             )
-            for namespace, trie in self._cache.tries()
+            for namespace, trie in self._cache.tries.items()
             if namespace.tenant == tenant
             for node in trie.nodes()
         ]

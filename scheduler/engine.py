@@ -7,7 +7,7 @@ from functools import partial
 
 import structlog
 
-from ..cachestore.forest import CacheStatistics
+from ..cachestore.statistics import CacheStatistics
 from ..models.params import Token
 from .errors import ComputationError, DeadlineExceededError, RequestError, UnavailableError
 from .forward import Choice, Fed, Forward

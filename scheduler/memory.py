@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
-from ..cachestore.prefix_cache import Known
+from ..cachestore.restoration import Known
 from .forward import Forward
 from .policy import Batch, plan
 from .sequence import Sequence

@@ -2,9 +2,9 @@
 
 import structlog
 
-from ..cachestore.forest import Namespace
 from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
+from ..cachestore.tries import Namespace
 from .sequence import Sequence
 
 log = structlog.get_logger()

@@ -5,12 +5,14 @@ from operator import itemgetter
 from typing import Any, Protocol, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
-from ..cachestore.forest import CacheStatistics, Namespace
 from ..cachestore.lease import Lease
 from ..cachestore.node import Tokens, as_tokens, common_length
 from ..cachestore.pins import Pins
-from ..cachestore.prefix_cache import Known, PrefixCache
+from ..cachestore.prefix_cache import PrefixCache
+from ..cachestore.restoration import Known
 from ..cachestore.state import Checkpoint, Span
+from ..cachestore.statistics import CacheStatistics
+from ..cachestore.tries import Namespace
 from .paging import Paging
 from .sequence import Sequence, SequenceStatus
 
@@ -97,7 +99,7 @@ class PrefixReuse:
         self._may_capture = may_capture
         self._paging = paging
         self._pins = pins
-        self._splits = cache.splits
+        self._splits = cache.tries.splits
         self._captures = self._keeps and cache.layout.checkpoints
         self._grid = cache.grid
 
@@ -155,7 +157,7 @@ class PrefixReuse:
     @property
     def writing(self) -> bool:
         """Whether state is being written to disk, and can therefore not be evicted yet."""
-        return self._cache.writing
+        return self._cache.tries.writing
 
     @property
     def pinned_bytes(self) -> int:
@@ -169,9 +171,9 @@ class PrefixReuse:
 
     def refresh(self, running: Iterable[Sequence]) -> None:
         """Have sequences read spans that were cut under them where they lie now."""
-        if self._cache.splits == self._splits:
+        if self._cache.tries.splits == self._splits:
             return
-        self._splits = self._cache.splits
+        self._splits = self._cache.tries.splits
         for sequence in running:
             if sequence.lease is not None and sequence.states is not None:
                 sequence.states.set_trunk(sequence.lease.spans())

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ..cachestore.forest import CacheStatistics
+from ..cachestore.statistics import CacheStatistics
 from .sequence import Sequence, SequenceStatus
 
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from umbel.cachestore.forest import Layout
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.state import Layout
 from umbel.models.params import Row, SamplingParams, Token
 from umbel.scheduler.handoff import EventChannel
 from umbel.scheduler.memory import MemoryPlanner

@@ -1,11 +1,14 @@
 """The shape of the tree: where code lies, and which part may import which."""
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from umbel.cachestore.node import TrieNode
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("daemon", "scheduler", "cachestore", "models")
@@ -26,6 +29,10 @@ CONFINED = {
     "llguidance": ("models/text/",),
     "anyio": ("daemon/", "scheduler/handoff.py"),
 }
+# The trie and its own parts, which alone write the nodes' fields, and what a write looks like.
+TRIE = ("cachestore/node.py", "cachestore/trie.py", "cachestore/persistence.py")
+FIELDS = frozenset(field.name for field in dataclasses.fields(TrieNode))
+CHANGES = frozenset({"append", "clear", "extend", "insert", "pop", "popitem", "remove", "update"})
 # Names that say nothing, and so attract everything.
 NAMELESS = frozenset({"utils", "common", "helpers"})
 
@@ -90,6 +97,40 @@ def name_faults(module: str) -> list[str]:
     return [f"{module}: {name} is no name" for name in names if name in NAMELESS]
 
 
+def _written(node: ast.AST) -> list[ast.expr]:
+    """List what a piece of code assigns to, deletes, or changes by a method or an index."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        written = node.targets
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        written = [node.target]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        written = [node.func.value] if node.func.attr in CHANGES else []
+    else:
+        return []
+    parts = [part for one in written for part in (getattr(one, "elts", None) or [one])]
+    return [part.value if isinstance(part, ast.Subscript) else part for part in parts]
+
+
+def trie_faults(module: str, source: str) -> list[str]:
+    """Say where a field of a trie's node is written that is not in the trie.
+
+    What a module writes of its own objects, by `self`, is no node's.
+    """
+    if module in TRIE:
+        return []
+    fields = [
+        part
+        for node in ast.walk(ast.parse(source))
+        for part in _written(node)
+        if isinstance(part, ast.Attribute) and part.attr in FIELDS
+    ]
+    return [
+        f"{module}:{part.lineno}: only the trie writes a node's {part.attr}"
+        for part in fields
+        if not (isinstance(part.value, ast.Name) and part.value.id == "self")
+    ]
+
+
 def docstring_faults(module: str, source: str) -> list[str]:
     """Say whether a module lacks its docstring."""
     return [] if ast.get_docstring(ast.parse(source)) else [f"{module}: no docstring"]
@@ -118,6 +159,8 @@ def test_module_keeps_the_rules(module: str) -> None:
     """Imports go one way, libraries stay where they belong, names and docstrings say something."""
     source = read(module)
     faults = import_faults(module, source) + name_faults(module) + docstring_faults(module, source)
+    if module.startswith("cachestore/"):
+        faults += trie_faults(module, source)
     assert faults == []
 
 
@@ -171,6 +214,32 @@ def test_planted_import_is_found(module: str, source: str) -> None:
 def test_allowed_import_is_no_fault(module: str, source: str) -> None:
     """What the rules allow is not reported."""
     assert import_faults(module, source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "node.ref_count += 1",
+        "node.last_used = node.checkpoint_used = tick",
+        "resume.span, rest = None, node.span",
+        "trie.root.checkpoint = checkpoint",
+        "node.writers[job] = node.end",
+        "del node.writers[job]",
+        "node.writers.pop(job, None)",
+        "job.node.extents.append(extent)",
+        "node.span: Span = span",
+    ],
+)
+def test_planted_write_of_a_node_is_found(source: str) -> None:
+    """Whichever way a node's field is written, it is found, and in the trie it is allowed."""
+    assert len({fault.split()[0] for fault in trie_faults("cachestore/lease.py", source)}) == 1
+    assert trie_faults("cachestore/trie.py", source) == []
+
+
+def test_reading_a_node_is_no_fault() -> None:
+    """So is what a module writes of its own."""
+    source = "end = node.end\nself.start = node.start\nlease.held = 3\nnode.path().pop()"
+    assert trie_faults("cachestore/lease.py", source) == []
 
 
 @pytest.mark.parametrize("module", ["daemon/utils.py", "models/common/rope.py", "helpers.py"])

@@ -123,7 +123,7 @@ def test_prompts_in_flight_that_do_not_fit_are_counted() -> None:
     cache_ = Replay(BUDGET)
     assert replay([request(0, 9, range(4)), request(1, 9, range(10, 14))], cache_) == [0, 0]
     assert cache_.over == 1
-    assert cache_.cache.nbytes <= BUDGET
+    assert cache_.cache.tries.size.nbytes <= BUDGET
 
 
 def test_with_a_disk_nothing_is_lost() -> None:
@@ -175,7 +175,7 @@ def test_a_replay_leaves_a_sound_cache(requests: Session, budget: int, disk: boo
     hits = replay(requests, cache_)
     assert check.problems(cache_.cache) == []
     assert cache_.cache.leases() == []
-    assert cache_.cache.nbytes <= budget
+    assert cache_.cache.tries.size.nbytes <= budget
     assert all(hit < each.length for hit, each in zip(hits, requests, strict=True))
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from ..digests import hasher, record_digest
 from ..extents import Extent
-from ..forest import Namespace
 from ..node import Tokens, TrieNode, path_tokens
 from ..prefix_cache import PrefixCache
 from ..record import Record, RecordKind
 from ..trie import RadixTrie
+from ..tries import Namespace
 
 _SIZE = 4  # bytes of a token
 _Place = tuple[str, int, bytes]  # tenant, offset, digest of the tokens before it
@@ -44,13 +44,13 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
             orphans.append(record)
             continue
         path = np.concatenate([before.tokens, tokens])
-        trie = cache.open_trie(Namespace(record.tenant, fingerprint))
+        trie = cache.tries.open(Namespace(record.tenant, fingerprint))
         node = _place(cache, trie, path, record)
         if node is None:
             orphans.append(record)
             continue
         places.reach(record, before, node)
-    cache.drop_empty_tries()
+    cache.tries.drop_empty()
     return orphans
 
 
@@ -139,10 +139,10 @@ def _place_span(
     while known < len(path):  # a node is read in one go, and copied when it is cut
         stop = min(len(path), known + cache.longest)
         node = trie.append(node, path[known:stop].copy(), None)
-        trie.add_extent(node, Extent(record, known, stop))
-        node.last_used = record.used
+        trie.persistence.add_extent(node, Extent(record, known, stop))
+        trie.touch(node, record.used)
         known = stop
-    cache.remember_tick(record.used)
+    cache.tries.remember_tick(record.used)
     return node
 
 
@@ -158,7 +158,7 @@ def _place_checkpoint(
         node = trie.append(node, path[known:].copy(), None)
     if node.persisted_checkpoint is not None:
         return None
-    trie.set_persisted_checkpoint(node, record)
-    node.checkpoint_used = record.used
-    cache.remember_tick(record.used)
+    trie.persistence.set_checkpoint(node, record)
+    trie.touch_checkpoint(node, record.used)
+    cache.tries.remember_tick(record.used)
     return node

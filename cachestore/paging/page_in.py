@@ -18,13 +18,14 @@ from ..disk.tier import DiskTier
 from ..disk.verifier import Verified
 from ..errors import DamagedFileError, UnreadableFileError
 from ..extents import Extent
-from ..forest import Namespace
 from ..ledger import Size
 from ..node import Tokens, TrieNode
-from ..prefix_cache import Missing, PrefixCache
+from ..prefix_cache import PrefixCache
 from ..record import Record
+from ..restoration import Missing
 from ..state import Checkpoint, Span
 from ..trie import RadixTrie
+from ..tries import Namespace
 from .codec import Codec
 from .resting import Resting
 
@@ -111,7 +112,7 @@ class PageIn:
 
     def want(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
         """Have what is on disk of a prompt read."""
-        trie = self._cache.trie(namespace)
+        trie = self._cache.tries.get(namespace)
         if trie is None:
             return PageInStatus.NOTHING
         missing = self._cache.missing(trie, tokens, self._unreadable)
@@ -150,7 +151,7 @@ class PageIn:
         if read and node is request.missing.holder:
             read = self._read_checkpoint(request.trie, node, verified)
         if read:
-            self._cache.refresh(node)
+            self._cache.refresh(request.trie, node)
         return read and bool(request.missing.nodes)
 
     def _read_span(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
@@ -161,7 +162,7 @@ class PageIn:
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.span is None:
             return False  # it was paged out again meanwhile
-        if not self._room_below(parent, Size(nbytes, self._span_buffers)):
+        if not self._room_below(node.parent or trie.root, Size(nbytes, self._span_buffers)):
             return False
         records = [extent.record for extent in node.extents]
         try:
@@ -202,7 +203,7 @@ class PageIn:
                 checkpoint.close()
                 raise ValueError("the file holds another offset's state")  # noqa: TRY301
         except (FileNotFoundError, ValueError, DamagedFileError) as error:
-            trie.drop_persisted_checkpoint(node)
+            trie.persistence.drop_checkpoint(node)
             trie.prune(node)
             self._lost(node, error)
             return False
@@ -214,16 +215,13 @@ class PageIn:
         self.page_ins += 1
         return True
 
-    def _room_below(self, node: TrieNode | None, need: Size) -> bool:
+    def _room_below(self, node: TrieNode, need: Size) -> bool:
         """Make room, but not at the cost of what is gone on from."""
-        path = [] if node is None else node.path()
-        for held in path:
-            held.pins += 1
+        RadixTrie.retain(node)
         try:
             return self._make_room(need)
         finally:
-            for held in path:
-                held.pins -= 1
+            RadixTrie.release(node)
 
     def _missed(self, records: list[Record], error: Exception) -> None:
         """Leave alone for a while what cannot be read at present."""
@@ -232,7 +230,7 @@ class PageIn:
             self._tier.cannot_read(str(error))
 
     def _lost(self, node: TrieNode, error: Exception) -> None:
-        self._cache.drop_empty_tries()
+        self._cache.tries.drop_empty()
         # Who found a file damaged has warned, and named it.
         level = logging.INFO if isinstance(error, DamagedFileError) else logging.WARNING
         log.log(level, "state on disk is lost", tokens=node.end, error=str(error))

@@ -13,13 +13,14 @@ from ..disk.files import HostTensor, Payload
 from ..disk.tier import DiskTier
 from ..disk.write_queue import WriteJob, Written
 from ..extents import Extent
-from ..forest import Namespace
 from ..ledger import Account, Kind, Size
 from ..node import Tokens, TrieNode, path_tokens, size_of
+from ..persistence import Persistence
 from ..prefix_cache import PrefixCache
 from ..record import Record, RecordKind
 from ..state import Checkpoint, Span
 from ..trie import RadixTrie
+from ..tries import Namespace
 from .codec import Codec, Exported
 
 _AT_ONCE = 4  # nodes handed over between two steps: exporting takes the engine's time
@@ -78,7 +79,7 @@ class PageOut:
     @property
     def pending(self) -> bool:
         """Whether something is being written, or could be at present."""
-        dirty = any(trie.dirty for _, trie in self._cache.tries())
+        dirty = any(trie.persistence.dirty for trie in self._cache.tries)
         return bool(self._jobs) or (dirty and not self._rests)
 
     @property
@@ -97,17 +98,18 @@ class PageOut:
         """Hold nothing for the disk any more: it is the cache's alone, to be evicted like any."""
         for job in self._jobs:
             job.paging.close()
-            job.node.writers.clear()  # which may be in no trie any more
+            Persistence.forget_writers(job.node)  # which may be in no trie any more
         self._jobs = {}
-        for _, trie in self._cache.tries():
+        for trie in self._cache.tries:
             for node in trie.nodes():
-                node.writers.clear()
+                trie.persistence.forget_writers(node)
 
     def _hand_over(self) -> None:
         left = _AT_ONCE
-        for namespace, trie in self._cache.tries():
-            for node in [node for node in trie.dirty if not node.writing]:
-                if node not in trie.dirty:
+        for namespace, trie in self._cache.tries.items():
+            dirty = trie.persistence.dirty
+            for node in [node for node in dirty if not node.writing]:
+                if node not in dirty:
                     continue  # it was forgotten: another one's copy needed room
                 if not left:
                     return
@@ -121,26 +123,26 @@ class PageOut:
     def _write(self, namespace: Namespace, trie: RadixTrie, node: TrieNode) -> bool | None:
         """Hand over a node's state; False when no more is taken at present, None without any."""
         if not _reachable(node):
-            if node.parent not in trie.dirty:
-                del trie.dirty[node]
+            if node.parent not in trie.persistence.dirty:
+                trie.persistence.mark_clean(node)
         elif node.span is not None and node.persisted_end < node.end:
             return self._write_span(namespace, node, node.span)
         elif node.checkpoint is not None and node.persisted_checkpoint is None:
             return self._write_checkpoint(namespace, node, node.checkpoint)
         else:
-            del trie.dirty[node]
+            trie.persistence.mark_clean(node)
         return None
 
     def _write_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
         start, size = node.persisted_end, size_of(span)
         paging = self._cache.ledger.account(Kind.PAGING)
         job = _Job(namespace, path_tokens(node), node, span, paging, size)
-        node.writers[job] = node.end  # so that making room does not take it away
+        Persistence.begin_write(node, job, node.end)  # so that making room does not take it away
         if start > node.start:  # what is not the whole span is copied
             nbytes = size.nbytes * (node.end - start) // len(node.tokens)
             job.size = Size(nbytes, size.buffers)
             if not self._make_room(job.size):
-                del node.writers[job]
+                Persistence.end_write(node, job)
                 return False
             paging.set(job.size)
         exported = self._codec.export_span(span, start - node.start, len(node.tokens))
@@ -153,38 +155,17 @@ class PageOut:
         paging = self._cache.ledger.account(Kind.PAGING)
         size = size_of(checkpoint)
         job = _Job(namespace, path_tokens(node), node, checkpoint, paging, size)
-        node.writers[job] = node.start
+        Persistence.begin_write(node, job, node.start)
         # Where no spans are kept, nothing else on disk tells which tokens lead there.
         start = node.end if self._cache.layout.spans else 0
         return self._submit(job, RecordKind.CHECKPOINT, start, exported)
 
     def _submit(self, job: _Job, kind: RecordKind, start: int, exported: Exported) -> bool:
-        tensors = {name: HostTensor(*tensor) for name, tensor in exported.tensors.items()}
-        tenant, fingerprint = job.namespace
-        end, tokens = len(job.path), job.path[start:].tobytes()
-        hashed = hasher()
-        hashed.update(job.path[:start].tobytes())
-        prefix = hashed.digest()
-        hashed.update(tokens)
-        path = hashed.digest()
-        taken = self._tier.write(
-            WriteJob(
-                token=job,
-                kind=kind,
-                tenant=tenant,
-                start=start,
-                end=end,
-                prefix=prefix,
-                digest=record_digest(fingerprint, tenant, kind.value, start, end, path),
-                tokens=tokens,
-                used=max(job.node.last_used, job.node.checkpoint_used),
-                payload=Payload(tensors, exported.metadata),
-            )
-        )
+        taken = self._tier.write(_write_job(job, kind, start, exported))
         if taken:
             self._jobs[job] = None
         else:
-            del job.node.writers[job]
+            Persistence.end_write(job.node, job)
             job.paging.close()
         return taken
 
@@ -193,27 +174,50 @@ class PageOut:
         assert isinstance(job, _Job)  # noqa: S101  (the tier returns what it was given)
         del self._jobs[job]
         job.paging.close()
-        trie, record = self._cache.trie(job.namespace), written.record
+        trie, record = self._cache.tries.get(job.namespace), written.record
         parts = [] if trie is None else trie.match(job.path).node.path()
         for node in (*parts, job.node):
-            node.writers.pop(job, None)
+            Persistence.end_write(node, job)
         if record is None:
             self._failed(job, parts, trie)
             return
-        self._cache.files.hold([record])  # until it is known who uses it
+        self._cache.tries.files.hold([record])  # until it is known who uses it
         if trie is not None:
             attach = _attach_span if record.kind is RecordKind.SPAN else _attach_checkpoint
             attach(trie, job.path, record)
-        self._cache.files.drop([record])
+        self._cache.tries.files.drop([record])
 
     def _failed(self, job: _Job, parts: list[TrieNode], trie: RadixTrie | None) -> None:
         """Try again later, after all others: a write that always fails must hold up none."""
         self.failures += 1
         self._rests_until = _clock() + _REST
         for node in parts:
-            if trie is not None and node.end > job.node.start and node in trie.dirty:
-                del trie.dirty[node]
-                trie.dirty[node] = None
+            if trie is not None and node.end > job.node.start:
+                trie.persistence.postpone(node)
+
+
+def _write_job(job: _Job, kind: RecordKind, start: int, exported: Exported) -> WriteJob:
+    """Describe for the disk tier what to write, from an offset of the path on."""
+    tenant, fingerprint = job.namespace
+    end, tokens = len(job.path), job.path[start:].tobytes()
+    hashed = hasher()
+    hashed.update(job.path[:start].tobytes())
+    prefix = hashed.digest()
+    hashed.update(tokens)
+    path = hashed.digest()
+    tensors = {name: HostTensor(*tensor) for name, tensor in exported.tensors.items()}
+    return WriteJob(
+        token=job,
+        kind=kind,
+        tenant=tenant,
+        start=start,
+        end=end,
+        prefix=prefix,
+        digest=record_digest(fingerprint, tenant, kind.value, start, end, path),
+        tokens=tokens,
+        used=max(job.node.last_used, job.node.checkpoint_used),
+        payload=Payload(tensors, exported.metadata),
+    )
 
 
 def _reachable(node: TrieNode) -> bool:
@@ -235,13 +239,13 @@ def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
             return
         start, stop = node.persisted_end, min(node.end, known)
         if record.start <= start < stop:
-            trie.add_extent(node, Extent(record, start, stop))
+            trie.persistence.add_extent(node, Extent(record, start, stop))
 
 
 def _attach_checkpoint(trie: RadixTrie, path: Tokens, record: Record) -> None:
     node, known = trie.match(path)
     if known == len(path) == node.end and node.persisted_checkpoint is None and _on_disk(node):
-        trie.set_persisted_checkpoint(node, record)
+        trie.persistence.set_checkpoint(node, record)
 
 
 def _on_disk(node: TrieNode) -> bool:

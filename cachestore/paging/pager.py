@@ -7,10 +7,10 @@ import structlog
 
 from ..disk.tier import DiskTier
 from ..disk.write_queue import DiskStatistics
-from ..forest import Namespace
 from ..ledger import Size
 from ..node import Tokens
 from ..prefix_cache import PrefixCache
+from ..tries import Namespace
 from .codec import Codec
 from .index_recovery import recover_index
 from .page_in import PageIn, PageInStatus
@@ -72,10 +72,10 @@ class Pager:
         """Take in what was written and read, and hand out what is to be written next."""
         self._page_out.step()
         self._page_in.step()
-        if self._cache.files.nbytes > self.budget:
-            forgotten = self._cache.forget_persisted(int(self.budget * _ROOM_LEFT))
+        if self._cache.tries.files.nbytes > self.budget:
+            forgotten = self._cache.evictor.forget_persisted(int(self.budget * _ROOM_LEFT))
             log.debug("disk budget was exceeded", forgotten=forgotten, budget=self.budget)
-        if unused := self._cache.files.unused():
+        if unused := self._cache.tries.files.unused():
             self._tier.delete(unused)
 
     def give_up(self, reason: str) -> None:
@@ -105,7 +105,7 @@ class Pager:
     def _touch(self) -> None:
         """Have the index know when files were last used: they were written before that."""
         newest: dict[Record, int] = {}
-        for _, trie in self._cache.tries():
+        for trie in self._cache.tries:
             for node in trie.nodes():
                 used = [(extent.record, node.last_used) for extent in node.extents]
                 if node.persisted_checkpoint is not None:
@@ -118,7 +118,7 @@ class Pager:
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of files, by what is in them. Safe to call from any thread."""
-        return dict(self._cache.files.by_kind)
+        return dict(self._cache.tries.files.by_kind)
 
     def statistics(self) -> DiskStatistics:
         """Describe the disk tier. Safe to call from any thread."""

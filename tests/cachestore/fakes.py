@@ -6,11 +6,12 @@ from typing import Self
 
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
-from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.lease import Lease
 from umbel.cachestore.node import TrieNode, as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.state import Layout
 from umbel.cachestore.trie import RadixTrie
+from umbel.cachestore.tries import Namespace
 
 TokenIds = tuple[int, ...]
 
@@ -382,7 +383,7 @@ class World:
     @property
     def trie(self) -> RadixTrie:
         """The trie of the usual namespace."""
-        trie = self.cache.trie(NAMESPACE)
+        trie = self.cache.tries.get(NAMESPACE)
         assert trie is not None
         return trie
 
@@ -408,11 +409,11 @@ class World:
         captured = sum(
             item.checkpoint.nbytes for lease in self.cache.leases() for item in lease.captured
         )
-        assert self.registry.nbytes == self.cache.nbytes + captured
+        assert self.registry.nbytes == self.cache.tries.size.nbytes + captured
 
     def check_content(self) -> None:
         """Assert that each node holds the state of its own path."""
-        for _, trie in self.cache.tries():
+        for trie in self.cache.tries:
             paths: dict[TrieNode | None, TokenIds] = {trie.root: ()}
             for node in trie.nodes():
                 edge = tuple(node.tokens.tolist())
@@ -428,8 +429,8 @@ class World:
         """Assert that every lease was closed and that a cleared cache holds nothing."""
         assert self.cache.leases() == [], "a lease was never closed"
         self.check()
-        self.cache.clear()
-        assert list(self.cache.tries()) == [], "a cleared cache holds tries"
+        self.cache.evictor.clear()
+        assert len(self.cache.tries) == 0, "a cleared cache holds tries"
         assert not self.registry.spans, "a span was never closed"
         assert not self.registry.checkpoints, "a checkpoint was never closed"
 

@@ -14,7 +14,6 @@ from umbel.cachestore.disk.files import Payload, write_file
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.disk.write_queue import WriteJob, Written
 from umbel.cachestore.errors import DiskTierError
-from umbel.cachestore.forest import Namespace
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens, path_tokens
@@ -24,6 +23,7 @@ from umbel.cachestore.paging.pager import Pager
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
 from umbel.cachestore.state import Span
+from umbel.cachestore.tries import Namespace
 
 from .disk_tools import TIMEOUT
 from .fakes import (
@@ -291,7 +291,7 @@ class PagedWorld(World):
     def page_out(self) -> None:
         """Leave all that can be to the disk, once all of it is there."""
         self.write_all()
-        self.cache.evict(0)
+        self.cache.evictor.evict(0)
         self.check()
 
     def close_tier(self) -> None:
@@ -302,7 +302,7 @@ class PagedWorld(World):
         """Start anew on the same folder, with nothing in memory."""
         assert not self.sequences
         self.close_tier()
-        self.cache.clear()
+        self.cache.evictor.clear()
         assert not self.registry.nbytes
         longest = self.cache.longest
         self.cache = PrefixCache(
@@ -320,7 +320,7 @@ class PagedWorld(World):
         ledger = self.cache.ledger
         stored = ledger.held(Kind.KV) + ledger.held(Kind.CHECKPOINT)
         assert stored.nbytes == self.registry.nbytes
-        for _, trie in self.cache.tries():
+        for trie in self.cache.tries:
             for node in trie.nodes():
                 path = path_tokens(node)
                 for extent in node.extents:
@@ -335,21 +335,21 @@ class PagedWorld(World):
 
     def check_disk(self) -> None:
         """Assert that the disk has what the cache refers to, and nothing else that stays."""
-        assert set(self.cache.files.counts()) == set(self.tier.alive)
+        assert set(self.cache.tries.files.counts()) == set(self.tier.alive)
         records = sorted(self.tier.alive.values(), key=lambda record: record.start)
         anew = PrefixCache(self.stack.layout, budget=PLENTY)
         assert recover_index(anew, records, NAMESPACE.fingerprint) == [], (
             "a child without its parents"
         )
-        assert self.cache.files.nbytes == sum(record.nbytes for record in records)
+        assert self.cache.tries.files.nbytes == sum(record.nbytes for record in records)
 
     def finish(self) -> None:
         """Assert that everything can be given back, the disk's files too."""
         self.step()
         self.check_disk()
-        self.cache.clear()
+        self.cache.evictor.clear()
         self.check()
-        self.cache.forget_persisted(0)
+        self.cache.evictor.forget_persisted(0)
         self.step()
         self.step()
         super().finish()
@@ -375,7 +375,7 @@ class OnDisk(NamedTuple):
 def on_disk(cache: PrefixCache) -> set[OnDisk]:
     """Describe what a cache knows to be on disk."""
     found = set()
-    for namespace, trie in cache.tries():
+    for namespace, trie in cache.tries.items():
         for node in trie.nodes():
             path = tuple(path_tokens(node).tolist())
             if node.extents:
@@ -387,7 +387,7 @@ def on_disk(cache: PrefixCache) -> set[OnDisk]:
 
 def has_on_disk(cache: PrefixCache, wanted: OnDisk) -> bool:
     """Whether a cache knows something to be on disk."""
-    trie = cache.trie(wanted.namespace)
+    trie = cache.tries.get(wanted.namespace)
     if trie is None:
         return False
     node, known = trie.match(as_tokens(wanted.tokens))

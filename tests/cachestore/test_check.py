@@ -61,14 +61,14 @@ def misplaced_checkpoint(world: World) -> None:
     world.node(12).checkpoint = FakeCheckpoint(world.registry, [1])
 
 
-def unpinned_parent(world: World) -> None:
-    """Lose a pin above a pinned node."""
-    world.node(10).pins -= 1
+def unheld_parent(world: World) -> None:
+    """Lose a count above a retained node."""
+    world.node(10).ref_count -= 1
 
 
-def extra_pin(world: World) -> None:
-    """Pin what no lease holds, for ever."""
-    world.node(12).pins += 1
+def extra_hold(world: World) -> None:
+    """Retain what no lease holds, for ever."""
+    world.node(12).ref_count += 1
 
 
 def uncounted_span(world: World) -> None:
@@ -105,7 +105,7 @@ def lost_checkpoint(world: World) -> None:
 
 def dropped_trie(world: World) -> None:
     """Drop a namespace under its lease."""
-    world.cache._tries.clear()
+    world.cache.tries._tries.clear()
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def dropped_trie(world: World) -> None:
         (span_too_short, "has a span of 3 tokens"),
         (hole, "has no span"),
         (misplaced_checkpoint, "has a checkpoint of offset 1"),
-        (unpinned_parent, "pinned less often than its children"),
-        (extra_pin, "has 1 pins"),
+        (unheld_parent, "retained less often than its children"),
+        (extra_hold, "is retained 1 times"),
         (uncounted_span, "are counted"),
         (uncounted_checkpoint, "are counted"),
         (state_at_the_root, "the root has"),
         (stale_lease, "in no trie"),
         (empty_trie, "an empty trie"),
-        (lost_checkpoint, "does not pin"),
+        (lost_checkpoint, "does not retain"),
         (dropped_trie, "was dropped"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -18,11 +18,11 @@ import structlog.testing
 
 from umbel.cachestore.disk.files import INDEX, INDEX_FILES
 from umbel.cachestore.errors import DiskTierError
-from umbel.cachestore.forest import Namespace
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging.page_in import PageInStatus
 from umbel.cachestore.pins import Pins
 from umbel.cachestore.record import Pin
+from umbel.cachestore.tries import Namespace
 
 from .disk_tools import TIMEOUT
 from .fakes import EVERYTHING, KV, NAMESPACE, RECURRENT, Stack, TokenIds

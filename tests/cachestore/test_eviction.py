@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.eviction import victims
-from umbel.cachestore.forest import Namespace
 from umbel.cachestore.node import TrieNode
 from umbel.cachestore.trie import RadixTrie
+from umbel.cachestore.tries import Namespace
 
 from .conftest import MakeWorld
 from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, STACKS, Stack, TokenIds, World
@@ -22,12 +22,12 @@ MARK = (40, Reason.SYSTEM)
 
 def squeeze(world: World) -> Iterator[int]:
     """Evict as little as can be, again and again; yield the bytes that are left."""
-    while world.cache.nbytes:
-        before = world.cache.nbytes
-        world.cache.evict(before - 1)
+    while world.cache.tries.size.nbytes:
+        before = world.cache.tries.size.nbytes
+        world.cache.evictor.evict(before - 1)
         world.check()
-        assert world.cache.nbytes < before, "nothing was freed"
-        yield world.cache.nbytes
+        assert world.cache.tries.size.nbytes < before, "nothing was freed"
+        yield world.cache.tries.size.nbytes
 
 
 def chat(world: World, seed: int, turns: int) -> TokenIds:
@@ -46,10 +46,10 @@ def test_one_byte_costs_one_token(make_world: MakeWorld) -> None:
     history = fresh(1, 1000)
     world.serve(history)
     for left in (999, 998):
-        world.cache.evict(world.cache.nbytes - 1)
+        world.cache.evictor.evict(world.cache.tries.size.nbytes - 1)
         world.check()
         assert world.probe([*history, 1]) == (left, left)
-    world.cache.evict(world.cache.nbytes - 10 * 1024)
+    world.cache.evictor.evict(world.cache.tries.size.nbytes - 10 * 1024)
     assert world.probe([*history, 1]) == (988, 988)
 
 
@@ -59,10 +59,10 @@ def test_a_cut_frees_enough_and_less_than_a_token_more(length: int, each: int, b
     """For any length and size the budget is met, and met closely."""
     world = World(KV, each=each)
     world.serve(fresh(1, length))
-    before = world.cache.nbytes
-    world.cache.evict(budget)
+    before = world.cache.tries.size.nbytes
+    world.cache.evictor.evict(budget)
     world.check()
-    assert world.cache.nbytes == min(before, budget // each * each)
+    assert world.cache.tries.size.nbytes == min(before, budget // each * each)
     world.finish()
 
 
@@ -70,7 +70,7 @@ def test_one_byte_never_costs_a_conversation(world: World) -> None:
     """Of an exact stack one old checkpoint goes, of another one token."""
     history = chat(world, 100, 6)
     full = world.probe([*history, 1])[1]
-    world.cache.evict(world.cache.nbytes - 1)
+    world.cache.evictor.evict(world.cache.tries.size.nbytes - 1)
     world.check()
     left = world.probe([*history, 1])[1]
     assert left == (full - 1 if world.stack is KV else full)
@@ -86,7 +86,7 @@ def test_squeezing_never_breaks_what_is_left(world: World) -> None:
         assert now >= 40 or now == 0 or world.stack is KV
         cached = now
     assert cached == 0
-    assert list(world.cache.tries()) == []
+    assert len(world.cache.tries) == 0
 
 
 def test_the_oldest_conversation_goes_first(world: World) -> None:
@@ -100,7 +100,7 @@ def test_the_oldest_conversation_goes_first(world: World) -> None:
     for _ in squeeze(world):
         for number, history in enumerate(histories):
             # Looked at without a probe, which would refresh it.
-            known = world.cache.trie(NAMESPACE)
+            known = world.cache.tries.get(NAMESPACE)
             if known is None or history[0] not in known.root.children:
                 order += [number] if number not in order else []
     assert all(full)
@@ -113,7 +113,7 @@ def test_a_probe_is_a_use(make_world: MakeWorld) -> None:
     world.serve(fresh(1, 50))
     world.serve(fresh(2, 50))
     world.probe([*fresh(1, 50), 7])
-    world.cache.evict(50 * 4)
+    world.cache.evictor.evict(50 * 4)
     assert world.probe([*fresh(1, 50), 7])[1] == 50
     assert world.probe([*fresh(2, 50), 7])[1] == 0
 
@@ -143,10 +143,10 @@ def test_the_system_prompt_of_a_long_conversation_is_not_the_first_victim(
     before = world.checkpoints()
     assert before[0] == 40
     for _ in squeeze(world):
-        left = world.checkpoints() if world.cache.nbytes else []
+        left = world.checkpoints() if world.cache.tries.size.nbytes else []
         if left != before:
             assert 40 in left or not left
-    assert not world.cache.nbytes
+    assert not world.cache.tries.size.nbytes
 
 
 @pytest.mark.parametrize("stack", EXACT, ids=lambda stack: stack.name)
@@ -169,7 +169,7 @@ def test_a_junction_outlives_older_checkpoints_of_those_that_part_there(
     while len(junction.children) > 1:
         assert junction.checkpoint is not None
         before = world.checkpoints()
-        world.cache.evict(world.cache.nbytes - 1)
+        world.cache.evictor.evict(world.cache.tries.size.nbytes - 1)
         world.check()
     assert len(before) < len(used) / 2
 
@@ -178,9 +178,9 @@ def test_a_shared_prompt_survives_the_conversations_that_are_evicted(world: Worl
     """After the eviction of all but one the common beginning still serves a newcomer."""
     histories = [chat(world, seed, 2) for seed in (100, 2000, 4000)]
     keeper = world.begin([*histories[1], 1])
-    world.cache.clear()
+    world.cache.evictor.clear()
     world.check()
-    assert world.cache.nbytes
+    assert world.cache.tries.size.nbytes
     assert world.probe([*SYSTEM, 7])[1] == 40
     assert world.probe([*histories[0], 7])[0] == 40
     keeper.fail()
@@ -195,12 +195,12 @@ def test_no_budget_reaches_what_is_leased(world: World) -> None:
         assert sequence.cached
         world.cache.budget = 0
         for budget in (1, 0, -1):
-            world.cache.evict(budget)
+            world.cache.evictor.evict(budget)
             world.check()
-        assert world.cache.nbytes
+        assert world.cache.tries.size.nbytes
         getattr(sequence, end)()
         world.check()
-        assert world.cache.nbytes == 0
+        assert world.cache.tries.size.nbytes == 0
 
 
 def test_a_span_is_not_cut_under_its_checkpoint(make_world: MakeWorld) -> None:
@@ -209,8 +209,8 @@ def test_a_span_is_not_cut_under_its_checkpoint(make_world: MakeWorld) -> None:
     world.serve(SYSTEM, fresh(1, 63))
     assert world.checkpoints() == [39, 103]
     leaf = world.node(103)
-    leaf.last_used = 0
-    world.cache.evict(world.cache.nbytes - 1)
+    world.trie.touch(leaf, 0)
+    world.cache.evictor.evict(world.cache.tries.size.nbytes - 1)
     assert world.checkpoints() == [39]
     assert leaf.end == 103
 
@@ -220,9 +220,9 @@ def test_clear_forgets_everything_of_everyone(world: World) -> None:
     for tenant in "abc":
         chat_namespace = Namespace(tenant, "model")
         world.serve(SYSTEM, fresh(1, 70), namespace=chat_namespace)
-    world.cache.clear()
+    world.cache.evictor.clear()
     assert world.cache.statistics().nodes == 0
-    assert list(world.cache.tries()) == []
+    assert len(world.cache.tries) == 0
     assert world.cache.statistics().evictions
 
 
@@ -231,10 +231,10 @@ def test_pressure_of_one_tenant_takes_what_is_oldest_of_all(world: World) -> Non
     namespaces = [Namespace(tenant, "model") for tenant in "abc"]
     for namespace in namespaces:
         world.serve(SYSTEM, fresh(1, 70), namespace=namespace)
-    third = world.cache.nbytes // 3
-    world.cache.evict(2 * third)
-    assert [namespace for namespace, _ in world.cache.tries()] == namespaces[1:]
-    assert world.cache.nbytes == 2 * third
+    third = world.cache.tries.size.nbytes // 3
+    world.cache.evictor.evict(2 * third)
+    assert [namespace for namespace, _ in world.cache.tries.items()] == namespaces[1:]
+    assert world.cache.tries.size.nbytes == 2 * third
 
 
 def test_an_eviction_is_one_pass(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_an_eviction_is_one_pass(world: World, monkeypatch: pytest.MonkeyPatch) 
         return walk(trie)
 
     monkeypatch.setattr(RadixTrie, "nodes", counted)
-    world.cache.evict(world.cache.nbytes // 10)
+    world.cache.evictor.evict(world.cache.tries.size.nbytes // 10)
     assert walks == 1
     assert world.cache.statistics().evictions > 50
 
@@ -314,11 +314,11 @@ def test_a_stack_without_spans_keeps_no_tokens_that_lead_nowhere(make_world: Mak
     world = make_world(RECURRENT, kept=0)
     for seed in range(1, 50):
         world.serve(fresh(seed, 30))
-    assert list(world.cache.tries()) == []
+    assert len(world.cache.tries) == 0
     world = make_world(RECURRENT)
     for seed in range(1, 50):
         world.serve(fresh(seed, 30))
-    world.cache.evict(5 * 40)
+    world.cache.evictor.evict(5 * 40)
     assert world.cache.statistics().nodes == world.cache.statistics().checkpoints == 5
 
 
@@ -329,4 +329,4 @@ def test_the_budget_holds_whenever_nobody_is_there(make_world: MakeWorld, budget
         world = make_world(stack, budget=budget)
         for seed in range(30):
             world.serve([*SYSTEM, *fresh(1 + seed % 4, 30)], fresh(100 + seed, 80), MARK)
-            assert world.cache.nbytes <= budget
+            assert world.cache.tries.size.nbytes <= budget

@@ -80,19 +80,19 @@ def test_uses_are_those_of_the_nodes(cuts: list[int], kept: int) -> None:
     """However an edge is cut, joined and cut again, each node counts once for each file."""
     trie = RadixTrie()
     leaf = trie.append(trie.root, as_tokens(range(20)), None)
-    trie.add_extent(leaf, Extent(record(1, 0, 12), 0, 12))
-    trie.add_extent(leaf, Extent(record(2, 12, 20), 12, 20))
+    trie.persistence.add_extent(leaf, Extent(record(1, 0, 12), 0, 12))
+    trie.persistence.add_extent(leaf, Extent(record(2, 12, 20), 12, 20))
     for offset in cuts:
         for node in list(trie.nodes()):
             if node.start < offset < node.end:
                 trie.split(node, offset)
-        assert stored(trie) == trie.files.counts()
+        assert stored(trie) == trie.persistence.files.counts()
     while leaf.parent is not None and leaf.parent.parent is not None:
         trie.merge(leaf.parent)
-        assert stored(trie) == trie.files.counts()
+        assert stored(trie) == trie.persistence.files.counts()
     assert [extent.stop for extent in leaf.extents] == [12, 20]
-    trie.drop_extents(leaf, kept)
-    assert stored(trie) == trie.files.counts()
-    trie.drop_extents(leaf, 0)
-    assert not trie.files.counts()
-    assert {gone.id for gone in trie.files.unused()} == {1, 2}
+    trie.persistence.drop_extents(leaf, kept)
+    assert stored(trie) == trie.persistence.files.counts()
+    trie.persistence.drop_extents(leaf, 0)
+    assert not trie.persistence.files.counts()
+    assert {gone.id for gone in trie.persistence.files.unused()} == {1, 2}

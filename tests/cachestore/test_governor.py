@@ -55,12 +55,12 @@ def test_little_more_is_evicted_than_is_needed(make_world: MakeWorld, need: int)
     governor = governed(world)
     for number in range(3):
         world.serve(conversation(number, 124))
-    before = world.cache.nbytes
+    before = world.cache.tries.size.nbytes
     assert governor.room.nbytes == 1500 - before == 12
     assert governor.make_room(Size(12)), "there is room already"
-    assert world.cache.nbytes == before
+    assert world.cache.tries.size.nbytes == before
     assert governor.make_room(Size(12 + need))
-    assert need <= before - world.cache.nbytes < need + 4, "a token is the least"
+    assert need <= before - world.cache.tries.size.nbytes < need + 4, "a token is the least"
     world.check()
 
 
@@ -71,14 +71,14 @@ def test_nothing_is_evicted_in_vain(make_world: MakeWorld) -> None:
     world.serve(conversation(0, 100))
     world.serve(conversation(1, 200))
     lease = world.begin(conversation(1, 201))
-    before = world.cache.nbytes
+    before = world.cache.tries.size.nbytes
     assert not governor.make_room(Size(1500 - 800 + 1))
     assert not governor.reserve(Size(1500 - 800 + 1))
     assert not governor.fits(Size(1500 - 800 + 1))
-    assert world.cache.nbytes == before
+    assert world.cache.tries.size.nbytes == before
     assert governor.make_room(Size(1500 - 800))
     assert lease.cached == 200
-    assert world.cache.nbytes == 800
+    assert world.cache.tries.size.nbytes == 800
     lease.fail()
 
 
@@ -90,9 +90,9 @@ def test_buffers_count_as_bytes_do(make_world: MakeWorld) -> None:
         world.serve(conversation(number, 50))
     assert governor.room.buffers == 0
     assert governor.make_room(Size(0, 3))
-    assert world.cache.size.buffers == 6
+    assert world.cache.tries.size.buffers == 6
     assert not governor.make_room(Size(0, 11))
-    assert world.cache.size.buffers == 6
+    assert world.cache.tries.size.buffers == 6
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
@@ -121,11 +121,11 @@ def test_the_limit_is_kept(stack: Stack, steps: list[tuple[str, int]]) -> None:
                 tails.set(Size(size, 1))
         elif what == "aside":
             could = governor.fits(Size(size, 2))
-            before = world.cache.nbytes
+            before = world.cache.tries.size.nbytes
             governor.release()
             could = governor.fits(Size(size, 2))
             assert governor.reserve(Size(size, 2)) == could
-            assert could or world.cache.nbytes == before
+            assert could or world.cache.tries.size.nbytes == before
         assert governor.ledger.total.within(governor.limit)
     tails.close()
     governor.release()
@@ -142,11 +142,11 @@ def test_what_is_being_written_cannot_make_room(folder: Path) -> None:
     world.pager.step()
     assert world.node(100).writing
     world.serve(conversation(1, 100))
-    assert world.cache.nbytes == 800
+    assert world.cache.tries.size.nbytes == 800
     assert not world.governor.make_room(Size(1101))
-    assert world.cache.nbytes == 800, "evicted in vain"
+    assert world.cache.tries.size.nbytes == 800, "evicted in vain"
     assert world.governor.make_room(Size(1100))
-    assert world.cache.nbytes == 400
+    assert world.cache.tries.size.nbytes == 400
     world.tier.slow = False
     world.write_all()
     assert world.governor.make_room(Size(1500))
@@ -164,7 +164,7 @@ def test_what_is_above_a_node_being_written_stays(folder: Path) -> None:
     world.pager.step()
     assert [node.writing for node in world.trie.nodes()].count(True) == 1
     held = 4 * (20 + 80)
-    assert world.cache.nbytes == held + 4 * 20
+    assert world.cache.tries.size.nbytes == held + 4 * 20
     assert not world.governor.fits(Size(1500 - held + 1))
     assert world.governor.make_room(Size(1500 - held))
     world.tier.slow = False
@@ -177,9 +177,9 @@ def test_checkpoints_make_room(make_world: MakeWorld) -> None:
     governor = governed(world, 160)
     for number in range(3):
         world.serve(conversation(number, 10))
-    assert world.cache.nbytes == 120
+    assert world.cache.tries.size.nbytes == 120
     assert governor.make_room(Size(150 - 40))
-    assert world.cache.nbytes == 40
+    assert world.cache.tries.size.nbytes == 40
 
 
 def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
@@ -188,19 +188,19 @@ def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
     governor = governed(world, 16_000)
     for number in range(4):
         world.serve(conversation(number, 500))
-    held = world.cache.nbytes
+    held = world.cache.tries.size.nbytes
     assert held == 8000
     sizes = []
     for share in (0.9, 0.8, 0.5, 0.25):
         governor.shrink(share)
         assert governor.budget.nbytes == int(held * share)
         assert governor.ledger.total.within(governor.limit)
-        sizes.append(world.cache.nbytes)
+        sizes.append(world.cache.tries.size.nbytes)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] > 0
     governor.shrink(1.0)
     assert governor.budget.nbytes == 16_000
-    assert world.cache.nbytes == sizes[-1]
+    assert world.cache.tries.size.nbytes == sizes[-1]
 
 
 def test_an_empty_cache_shrinks_to_something(make_world: MakeWorld) -> None:
@@ -219,7 +219,7 @@ def test_what_is_held_survives_a_shrinking(make_world: MakeWorld) -> None:
     world.serve(conversation(0, 301))
     sequence = world.begin(conversation(0, 301))
     governor.shrink(0.25)
-    assert world.cache.nbytes == 1200
+    assert world.cache.tries.size.nbytes == 1200
     assert governor.room.nbytes < 0
     assert not governor.make_room(Size())
     sequence.fail()
@@ -280,6 +280,6 @@ def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int
         governor.release()
         assert CopiedSpan.peak <= BUDGET.nbytes
         assert governor.ledger.total.within(governor.limit)
-    assert registry.nbytes == cache.nbytes
-    cache.clear()
+    assert registry.nbytes == cache.tries.size.nbytes
+    cache.evictor.clear()
     assert not registry.spans

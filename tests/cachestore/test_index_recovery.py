@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 
 from umbel.cachestore import check
 from umbel.cachestore.digests import digest, record_digest
-from umbel.cachestore.forest import Layout, Namespace
 from umbel.cachestore.node import Tokens, as_tokens, path_tokens
 from umbel.cachestore.paging.index_recovery import recover_index
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
+from umbel.cachestore.state import Layout
+from umbel.cachestore.tries import Namespace
 
 from .fakes import EVERYTHING, KV, NAMESPACE, PLENTY, RECURRENT, Stack
 from .pager_tools import PagedWorld, damage, has_on_disk, on_disk
@@ -72,7 +73,7 @@ def extents(cache: PrefixCache) -> list[tuple[int, int, int]]:
     """List which file has what, ascending."""
     return sorted(
         (extent.start, extent.stop, extent.record.id)
-        for _, trie in cache.tries()
+        for trie in cache.tries
         for node in trie.nodes()
         for extent in node.extents
     )
@@ -151,7 +152,7 @@ def test_orphans_are_collected(folder: Path) -> None:
     first = next(record for record in world.tier.alive.values() if record.start == 0)
     damage(world.tier.path(first), "remove")
     world.restart()
-    assert list(world.cache.tries()) == []
+    assert len(world.cache.tries) == 0
     world.step()
     world.step()
     assert world.tier.files() == set()
@@ -165,11 +166,11 @@ def test_tenants_do_not_mix() -> None:
     cache = PrefixCache(KV.layout, budget=PLENTY)
     records = [span(1, path[:10], 0), span(2, path, 10, tenant="other")]
     assert [orphan.id for orphan in recover_index(cache, records, NAMESPACE.fingerprint)] == [2]
-    assert [namespace.tenant for namespace, _ in cache.tries()] == [NAMESPACE.tenant]
+    assert [namespace.tenant for namespace, _ in cache.tries.items()] == [NAMESPACE.tenant]
     mixed = [span(3, path[:10], 0, tenant="other"), *records]
     cache = PrefixCache(KV.layout, budget=PLENTY)
     assert recover_index(cache, mixed, NAMESPACE.fingerprint) == []
-    sizes = {n.tenant: max(node.end for node in t.nodes()) for n, t in cache.tries()}
+    sizes = {n.tenant: max(node.end for node in t.nodes()) for n, t in cache.tries.items()}
     assert sizes == {"tenant": 10, "other": 30}
 
 
@@ -177,7 +178,7 @@ def test_the_tokens_before_decide_where_a_record_belongs() -> None:
     """Two paths may have the same tokens at the same offset."""
     one, other = as_tokens([*range(10), 7, 8]), as_tokens([*range(50, 60), 7, 8])
     cache = recalled(span(1, one[:10], 0), span(2, other[:10], 0), span(3, one, 10))
-    trie = cache.trie(NAMESPACE)
+    trie = cache.tries.get(NAMESPACE)
     assert trie is not None
     assert trie.match(one).length == 12
     assert trie.match(other).length == 10
@@ -195,7 +196,7 @@ def test_duplicates_are_collected() -> None:
     ]
     assert [orphan.id for orphan in recover_index(cache, records, NAMESPACE.fingerprint)] == [2, 3]
     assert extents(cache) == [(0, 20, 1), (20, 30, 4)]
-    assert cache.files.counts() == {1: 1, 4: 1}
+    assert cache.tries.files.counts() == {1: 1, 4: 1}
 
 
 def test_long_records_become_short_nodes() -> None:
@@ -203,8 +204,8 @@ def test_long_records_become_short_nodes() -> None:
     path = as_tokens(range(30))
     cache = recalled(span(1, path[:25], 0), span(2, path, 25), longest=10)
     assert extents(cache) == [(0, 10, 1), (10, 20, 1), (20, 25, 1), (25, 30, 2)]
-    assert cache.files.counts() == {1: 3, 2: 1}
-    assert cache.files.nbytes == 120
+    assert cache.tries.files.counts() == {1: 3, 2: 1}
+    assert cache.tries.files.nbytes == 120
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -215,7 +216,7 @@ def test_whole_states_of_stacks_without_spans(order: tuple[int, ...]) -> None:
     records = [whole(1, path, spans=False), whole(2, path[:12], spans=False)]
     records.append(whole(3, fork, spans=False))
     cache = recalled(*(records[number] for number in order), stack=RECURRENT)
-    trie = cache.trie(NAMESPACE)
+    trie = cache.tries.get(NAMESPACE)
     assert trie is not None
     ends = {n.end: n.persisted_checkpoint.id for n in trie.nodes() if n.persisted_checkpoint}
     assert ends == {30: 1, 12: 2, 19: 3}
@@ -232,7 +233,7 @@ def test_whole_states_need_their_spans() -> None:
     cache = PrefixCache(EVERYTHING.layout, budget=PLENTY)
     assert recover_index(cache, [alone], NAMESPACE.fingerprint) == [alone]
     cache = recalled(span(2, path, 0), alone, stack=EVERYTHING)
-    trie = cache.trie(NAMESPACE)
+    trie = cache.tries.get(NAMESPACE)
     assert trie is not None
     (node,) = (node for node in trie.nodes() if node.persisted_checkpoint is not None)
     assert (node.end, node.persisted_end) == (12, 12)
@@ -250,7 +251,7 @@ def test_what_makes_no_sense_is_collected(layout: Layout) -> None:
     ]
     cache = PrefixCache(layout, budget=PLENTY)
     assert recover_index(cache, bad, NAMESPACE.fingerprint) == bad
-    assert list(cache.tries()) == []
+    assert len(cache.tries) == 0
     assert check.problems(cache) == []
 
 
@@ -294,7 +295,7 @@ def test_any_bit_of_a_records_own_tokens() -> None:
         cache = PrefixCache(KV.layout, budget=PLENTY)
         flipped = replace(first, tokens=bytes(tokens))
         assert recover_index(cache, [flipped, second], NAMESPACE.fingerprint) == [flipped, second]
-        assert list(cache.tries()) == []
+        assert len(cache.tries) == 0
 
 
 def test_long_conversations_are_recalled_in_little_memory() -> None:
@@ -310,6 +311,6 @@ def test_long_conversations_are_recalled_in_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4_000_000, "its tokens are 240,000 bytes"
-    trie = cache.trie(NAMESPACE)
+    trie = cache.tries.get(NAMESPACE)
     assert trie is not None
     assert trie.match(path).length == len(path)

@@ -5,9 +5,9 @@ import pytest
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import CacheError, LeaseClosedError
-from umbel.cachestore.forest import Namespace
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.tries import Namespace
 
 from .conftest import MakeWorld
 from .fakes import EXACT, HYBRID, KV, NAMESPACE, RECURRENT, SLIDING, FakeSpan, Stack, World
@@ -82,7 +82,7 @@ def test_an_empty_prompt_is_refused(world: World) -> None:
     """There would be no logits to sample from; and no namespace is left behind for it."""
     with pytest.raises(CacheError, match="empty prompt"):
         world.cache.begin(NAMESPACE, as_tokens([]))
-    assert list(world.cache.tries()) == []
+    assert len(world.cache.tries) == 0
 
 
 def test_at_least_one_token_is_left(world: World) -> None:
@@ -111,11 +111,11 @@ def test_a_namespace_without_nodes_or_leases_is_dropped(world: World) -> None:
     """Tenants come and go; an empty trie for each that ever came would be a leak."""
     for tenant in range(20):
         world.probe(range(5), namespace=Namespace(str(tenant), "model"))
-    assert list(world.cache.tries()) == []
+    assert len(world.cache.tries) == 0
     open_lease = world.begin(range(5), namespace=Namespace("open", "model"))
     world.serve(range(5), namespace=Namespace("other", "model"))
-    world.cache.clear()
-    assert [namespace.tenant for namespace, _ in world.cache.tries()] == ["open"]
+    world.cache.evictor.clear()
+    assert [namespace.tenant for namespace, _ in world.cache.tries.items()] == ["open"]
     open_lease.prefill().close()
     assert world.probe(range(5), namespace=open_lease.namespace)[1] == 4
 
@@ -128,7 +128,7 @@ def test_a_lease_survives_what_others_do_to_its_path(world: World) -> None:
     for fork in (50, 20, 35, 5):
         world.serve([*range(fork), 900 + fork, 901])
         world.check()
-    world.cache.clear()
+    world.cache.evictor.clear()
     world.check()
     holder.decode([70, 71]).close()
     world.check()
@@ -139,10 +139,10 @@ def test_concurrent_requests_over_one_prompt_store_it_once(world: World) -> None
     """Both compute it, since neither could know; the second one's copy is freed."""
     first, second = world.begin(range(30)).prefill(), world.begin(range(30)).prefill()
     first.close()
-    before = world.cache.nbytes
+    before = world.cache.tries.size.nbytes
     second.close()
     world.check()
-    assert world.cache.nbytes == before
+    assert world.cache.tries.size.nbytes == before
 
 
 def test_a_request_that_got_further_than_another_adds_only_what_is_new(world: World) -> None:
@@ -215,7 +215,7 @@ def test_a_span_of_the_wrong_length_is_refused(
         lease.close(as_tokens(range(30)), span)
     assert not lease.open
     world.check()
-    assert list(world.cache.tries()) == []
+    assert len(world.cache.tries) == 0
 
 
 def test_a_span_of_a_stack_without_such_is_refused(make_world: MakeWorld) -> None:
@@ -260,7 +260,7 @@ def test_a_rewinding_checkpoint_below_the_match_is_pinned(make_world: MakeWorld)
     assert sequence.cached == 8
     assert sequence.lease.checkpoint is not None
     assert sequence.lease.checkpoint.offset > 8
-    world.cache.clear()
+    world.cache.evictor.clear()
     world.check()
     sequence.fail()
 
@@ -281,8 +281,8 @@ def test_only_what_was_matched_is_pinned(make_world: MakeWorld) -> None:
     world = make_world(KV)
     world.serve(range(1000))
     sequence = world.begin([*range(10), 99])
-    world.cache.clear()
-    assert world.cache.nbytes == 40
+    world.cache.evictor.clear()
+    assert world.cache.tries.size.nbytes == 40
     world.check()
     sequence.fail()
 
@@ -298,7 +298,7 @@ def test_nothing_is_touched_by_a_prompt_that_nobody_knows(
     sequence = world.begin([500, 501])
     assert sequence.lease.checkpoint is None
     assert [node.checkpoint_used for node in world.trie.nodes()] == used
-    assert all(node.pins == 0 for node in world.trie.nodes())
+    assert all(node.ref_count == 0 for node in world.trie.nodes())
     sequence.fail()
 
 

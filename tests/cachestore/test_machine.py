@@ -11,8 +11,8 @@ from hypothesis.stateful import (
 )
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.forest import Namespace
 from umbel.cachestore.node import as_tokens, common_length
+from umbel.cachestore.tries import Namespace
 
 from .fakes import KV, FakeSequence, Stack, World
 
@@ -111,7 +111,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(percent=st.integers(0, 100))
     def evict(self, percent: int) -> None:
         """Some of what is stored is forgotten."""
-        self.world.cache.evict(self.world.cache.nbytes * percent // 100)
+        self.world.cache.evictor.evict(self.world.cache.tries.size.nbytes * percent // 100)
 
     @rule(budget=st.sampled_from([0, 100, 400, 1 << 30]))
     def press(self, budget: int) -> None:
@@ -121,9 +121,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         """Everything is forgotten that nobody holds."""
-        self.world.cache.clear()
+        self.world.cache.evictor.clear()
         held = {id(node) for lease in self.world.cache.leases() for node in lease.deepest.path()}
-        left = [node for _, trie in self.world.cache.tries() for node in trie.nodes()]
+        left = [node for trie in self.world.cache.tries for node in trie.nodes()]
         assert all(id(node) in held for node in left)
 
     @invariant()

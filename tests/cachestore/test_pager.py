@@ -73,7 +73,7 @@ def test_forks_splits_and_evictions_rewrite_nothing(folder: Path) -> None:
     for number in range(2, 6):
         world.serve([*trunk[: 20 * number], *conversation(number, 50)])
         world.write_all()
-        world.cache.evict(150)
+        world.cache.evictor.evict(150)
         world.write_all()
         world.fetch([*trunk, 0])
     tokens = stored_tokens(world)
@@ -100,7 +100,7 @@ def test_what_is_cut_while_it_is_written_is_not_written_again(folder: Path) -> N
     world.write_all()
     assert written(world) == [(0, 100)]
     assert [node.persisted_end for node in (world.node(40), world.node(100))] == [40, 100]
-    assert sum(world.cache.files.counts().values()) == 2
+    assert sum(world.cache.tries.files.counts().values()) == 2
     world.finish()
 
 
@@ -112,7 +112,7 @@ def test_what_is_joined_while_it_is_written_stays_under_way(folder: Path) -> Non
     world.pager.step()
     world.serve(range(180))
     assert world.ends() == [180]
-    world.cache.evict(0)
+    world.cache.evictor.evict(0)
     assert world.ends() == [180], "it is being written: giving it up would free nothing"
     world.tier.slow = False
     world.write_all()
@@ -232,7 +232,7 @@ def test_whole_states_follow_their_spans(folder: Path) -> None:
     ends = sorted((each.kind.value, each.end) for each in world.tier.alive.values())
     assert ("span", 30) in ends or ("span", 29) in ends
     assert any(kind == "checkpoint" for kind, _ in ends)
-    assert not world.trie.dirty
+    assert not world.trie.persistence.dirty
     world.finish()
 
 
@@ -276,18 +276,18 @@ def test_a_tier_that_takes_nothing_is_left_alone(
     assert world.codec.exports == 2
     assert not any(node.writing for node in world.trie.nodes())
     assert world.cache.ledger.held(Kind.PAGING) == Size()
-    world.cache.clear()
+    world.cache.evictor.clear()
     assert not world.registry.spans
 
 
 def test_idle_steps_walk_nothing(folder: Path) -> None:
     """With 5,000 clean nodes and nothing to do a step calls a handful of functions."""
     world = PagedWorld(KV, folder)
-    trie = world.cache.open_trie(world.begin([1]).namespace)
+    trie = world.cache.tries.open(world.begin([1]).namespace)
     for number in range(5000):
         path = as_tokens(range(10 * number, 10 * number + 10))
         node = trie.append(trie.root, path, None)
-        trie.add_extent(node, Extent(record(number, 0, 10), 0, 10))
+        trie.persistence.add_extent(node, Extent(record(number, 0, 10), 0, 10))
     calls = 0
 
     def count(_: FrameType, event: str, __: object) -> None:
@@ -310,13 +310,13 @@ def test_the_disks_budget_is_kept(stack: Stack, folder: Path) -> None:
     for number in range(1, 12):
         world.serve(conversation(number, 100))
         world.write_all()
-        assert world.cache.files.nbytes <= 3000
+        assert world.cache.tries.files.nbytes <= 3000
     assert world.tier.flush(9)
     assert 0 < world.tier.statistics().nbytes <= 3000
     assert world.fetch(conversation(11, 100)) == 0
     assert world.probe(conversation(1, 100))[0] > 0
     world.restart()
-    assert world.cache.trie(world.begin([1]).namespace) is not None
+    assert world.cache.tries.get(world.begin([1]).namespace) is not None
     assert world.fetch(conversation(11, 100)) == 1
     assert world.fetch(conversation(1, 100)) == 0
     world.sequences[0].fail()
@@ -358,10 +358,10 @@ def test_a_copy_needs_room(folder: Path) -> None:
     tails = world.cache.ledger.account(Kind.TAIL)
     sequence = world.begin(range(2251))
     tails.set(Size(15_000 - 9000 - 2999))
-    before = world.cache.nbytes
+    before = world.cache.tries.size.nbytes
     world.step()
     assert written(world) == [(0, 1500)]
-    assert world.cache.nbytes == before
+    assert world.cache.tries.size.nbytes == before
     tails.close()
     world.write_all()
     assert written(world) == [(0, 1500), (1500, 2250)]
@@ -385,9 +385,9 @@ def test_what_the_trie_gives_up_is_counted_at_once(folder: Path) -> None:
     world.serve(conversation(1, 100))
     world.tier.slow = True
     world.pager.step()
-    world.cache.clear()
+    world.cache.evictor.clear()
     assert paging(world) == 400
-    assert world.cache.nbytes == 0
+    assert world.cache.tries.size.nbytes == 0
     world.tier.slow = False
     world.write_all()
     assert paging(world) == 0
@@ -417,7 +417,7 @@ def test_what_was_forgotten_in_flight_comes_to_no_other(stack: Stack, folder: Pa
     world = PagedWorld(stack, folder)
     world.serve(range(40))
     world.pager.step()
-    world.cache.clear()
+    world.cache.evictor.clear()
     world.serve([*range(20), *range(100, 120)])
     world.write_all()
     world.page_out()
@@ -439,7 +439,7 @@ def test_what_was_cleared_does_not_come_back(stack: Stack, folder: Path, *, save
         world.pager.step()  # it is being written
     kept = world.begin(range(40))
     restored = kept.cached
-    world.cache.clear()
+    world.cache.evictor.clear()
     world.check()
     world.write_all()
     world.step()
@@ -462,11 +462,11 @@ def test_a_leaf_that_is_partly_on_disk_is_shortened_first(folder: Path) -> None:
     world.serve(range(60))
     (leaf,) = world.trie.nodes()
     assert (leaf.persisted_end, leaf.end) == (40, 60)
-    world.cache.evict(world.cache.nbytes - 5 * world.each)
+    world.cache.evictor.evict(world.cache.tries.size.nbytes - 5 * world.each)
     assert (leaf.end, leaf.span is not None) == (55, True)
-    world.cache.evict(41 * world.each)
+    world.cache.evictor.evict(41 * world.each)
     assert (leaf.end, leaf.span is not None) == (41, True)
-    world.cache.evict(30 * world.each)
+    world.cache.evictor.evict(30 * world.each)
     assert (leaf.end, leaf.span, leaf.persisted_end) == (40, None, 40)
     world.check()
     world.finish()
@@ -478,11 +478,13 @@ def test_deep_paths_are_forgotten() -> None:
     node = trie.root
     for number in range(3000):
         node = trie.append(node, as_tokens([number]), None)
-        trie.add_extent(node, Extent(record(number, number, number + 1), number, number + 1))
+        trie.persistence.add_extent(
+            node, Extent(record(number, number, number + 1), number, number + 1)
+        )
     assert len(path_tokens(node)) == 3000
     trie.forget(next(iter(trie.root.children.values())))
     assert not trie.root.children
-    assert len(trie.files.unused()) == 3000
+    assert len(trie.persistence.files.unused()) == 3000
 
 
 def test_forgetting_prunes_what_leads_nowhere() -> None:
@@ -491,10 +493,10 @@ def test_forgetting_prunes_what_leads_nowhere() -> None:
     upper = trie.append(trie.root, as_tokens([1]), None)
     middle = trie.append(upper, as_tokens([2]), None)
     lower = trie.append(middle, as_tokens([3]), None)
-    trie.set_persisted_checkpoint(lower, record(1, 0, 3, RecordKind.CHECKPOINT))
+    trie.persistence.set_checkpoint(lower, record(1, 0, 3, RecordKind.CHECKPOINT))
     trie.forget(middle)
     assert not trie.root.children
-    assert [gone.id for gone in trie.files.unused()] == [1]
+    assert [gone.id for gone in trie.persistence.files.unused()] == [1]
 
 
 # -- paths that are partly on disk only ----------------------------------------------------
@@ -523,7 +525,7 @@ def test_a_request_resumes_where_memory_ends(folder: Path) -> None:
     for end in (30, 60, 90):
         world.serve(range(end))
     world.write_all()
-    world.cache.evict(4 * 60)
+    world.cache.evictor.evict(4 * 60)
     assert [node.span is None for node in world.trie.nodes()] == [False, False, True]
     assert world.probe(range(100)) == (90, 60)
     assert world.fetch(range(100)) == 1
@@ -538,10 +540,10 @@ def test_only_a_leaf_loses_what_the_disk_lacks(folder: Path) -> None:
     world.write_all()
     world.serve(range(150))
     assert world.ends() == [150]
-    world.cache.evict(0)
+    world.cache.evictor.evict(0)
     (node,) = world.trie.nodes()
     assert (node.end, node.persisted_end, node.span) == (100, 100, None)
-    assert node not in world.trie.dirty
+    assert node not in world.trie.persistence.dirty
     assert check.problems(world.cache) == []
     world.fetch(range(150))
     assert world.probe(range(150)) == (100, 100)

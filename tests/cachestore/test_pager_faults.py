@@ -29,7 +29,7 @@ def long_world(folder: Path) -> PagedWorld:
         world.serve(range(end))
     world.page_out()
     assert world.ends() == [30, 60, 90]
-    assert world.cache.nbytes == 0
+    assert world.cache.tries.size.nbytes == 0
     return world
 
 
@@ -96,7 +96,7 @@ def test_a_trie_whose_only_node_is_lost_is_dropped(folder: Path) -> None:
     world.page_out()
     damage(world.tier.path(the_record(world, 0)), "flip")
     world.fetch(range(30))
-    assert list(world.cache.tries()) == []
+    assert len(world.cache.tries) == 0
     world.finish()
 
 
@@ -136,12 +136,12 @@ def split_it(world: PagedWorld) -> None:
 
 def forget_it(world: PagedWorld) -> None:
     """Have the disk's budget take a node that is being read."""
-    world.cache.forget_persisted(world.cache.files.nbytes - 1)
+    world.cache.evictor.forget_persisted(world.cache.tries.files.nbytes - 1)
 
 
 def clear_it(world: PagedWorld) -> None:
     """Forget everything."""
-    world.cache.clear()
+    world.cache.evictor.clear()
 
 
 def compute_it(world: PagedWorld) -> None:
@@ -152,7 +152,7 @@ def compute_it(world: PagedWorld) -> None:
 
 def page_it_out(world: PagedWorld) -> None:
     """Give up what was read so far."""
-    world.cache.evict(0)
+    world.cache.evictor.evict(0)
 
 
 CHANGES = [split_it, forget_it, clear_it, compute_it, page_it_out]
@@ -183,7 +183,7 @@ def test_a_file_that_was_not_verified_is_not_read(folder: Path) -> None:
     assert world.fetch(range(31)) == 1
     record = the_record(world, 0)
     assert want(world, 91) is PageInStatus.BEGUN
-    world.cache.evict(0)
+    world.cache.evictor.evict(0)
     damage(world.tier.path(record), "flip")
     drain(world)
     world.fetch(range(91))
@@ -199,7 +199,7 @@ def test_a_whole_state_whose_span_left_meanwhile(folder: Path) -> None:
     holder = next(node for node in world.trie.nodes() if node.checkpoint is not None)
     world.trie.drop_checkpoint(holder)
     assert want(world, 60) is PageInStatus.BEGUN
-    world.cache.evict(0)
+    world.cache.evictor.evict(0)
     assert holder.span is None
     damage(world.tier.path(holder.extents[0].record), "flip")
     drain(world)
@@ -263,7 +263,7 @@ def test_buffers_are_asked_for(folder: Path) -> None:
     world.restart()
     assert want(world, 91) is PageInStatus.BEGUN
     drain(world)
-    assert world.cache.size.buffers == 4
+    assert world.cache.tries.size.buffers == 4
     assert world.cache.ledger.total.within(world.governor.limit)
     world.finish()
 
@@ -283,7 +283,7 @@ def test_a_tier_that_was_closed(folder: Path) -> None:
     world.serve(range(200, 230))
     world.pager.step()
     assert not any(node.writing for node in world.trie.nodes())
-    world.cache.clear()
+    world.cache.evictor.clear()
     assert not world.registry.spans
 
 
@@ -328,7 +328,7 @@ def test_saving_ends_where_the_disk_takes_nothing(
         assert world.tier.flush(TIMEOUT)
         rounds += 1
         assert rounds < 5
-    assert world.trie.dirty
+    assert world.trie.persistence.dirty
     world.finish()
 
 
@@ -338,8 +338,8 @@ def test_a_trie_that_is_gone_when_its_write_is_done(folder: Path) -> None:
     world.tier.slow = True
     world.serve(range(30))
     world.pager.step()
-    world.cache.clear()
-    assert world.cache.trie(NAMESPACE) is None
+    world.cache.evictor.clear()
+    assert world.cache.tries.get(NAMESPACE) is None
     world.tier.slow = False
     world.step()
     assert world.tier.flush(TIMEOUT)
@@ -356,7 +356,7 @@ def test_what_the_disk_forgets_while_more_of_it_is_written(folder: Path) -> None
     world.tier.slow = True
     world.pager.step()
     assert written(world) == [(0, 100), (100, 150)]
-    world.cache.forget_persisted(0)
+    world.cache.evictor.forget_persisted(0)
     world.tier.slow = False
     world.write_all()
     world.step()

@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 )
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.forest import Namespace
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging import page_out
+from umbel.cachestore.tries import Namespace
 
 from .disk_tools import TIMEOUT
 from .fakes import NAMESPACE, PLENTY, Stack
@@ -125,14 +125,14 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(percent=st.integers(0, 100))
     def evict(self, percent: int) -> None:
         """Some of what is in memory is given up."""
-        self.world.cache.evict(self.world.cache.nbytes * percent // 100)
+        self.world.cache.evictor.evict(self.world.cache.tries.size.nbytes * percent // 100)
 
     @rule(nbytes=st.integers(0, 300))
     def make_room(self, nbytes: int) -> None:
         """A step needs memory."""
-        before = self.world.cache.nbytes
+        before = self.world.cache.tries.size.nbytes
         if not self.world.governor.make_room(Size(nbytes)):
-            assert self.world.cache.nbytes == before
+            assert self.world.cache.tries.size.nbytes == before
 
     @rule(share=st.sampled_from([0.25, 0.5, 1.0]))
     def shrink(self, share: float) -> None:
@@ -162,7 +162,9 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(percent=st.integers(0, 100))
     def forget_persisted(self, percent: int) -> None:
         """The disk's budget shrinks for a moment."""
-        self.world.cache.forget_persisted(self.world.cache.files.nbytes * percent // 100)
+        self.world.cache.evictor.forget_persisted(
+            self.world.cache.tries.files.nbytes * percent // 100
+        )
 
     @rule(disk=st.sampled_from([200, 3000, PLENTY, PLENTY]))
     def resize_disk(self, disk: int) -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.errors import CacheError
+from umbel.cachestore.evictor import Evictor
 from umbel.cachestore.prefix_cache import PrefixCache
 
 from .fakes import STACKS, FakeSequence, Stack, TokenIds, World
 
 if TYPE_CHECKING:
-    from umbel.cachestore.forest import Layout
+    from umbel.cachestore.state import Layout
 
 REQUESTS = 2000
 LENGTH = 60
@@ -27,7 +28,7 @@ def budget_of_one(stack: Stack) -> int:
     """Return what one conversation takes."""
     world = World(stack)
     world.serve(range(LENGTH), range(100, 130), (LENGTH // 2, Reason.MESSAGE))
-    return world.cache.nbytes
+    return world.cache.tries.size.nbytes
 
 
 class Traffic:
@@ -93,26 +94,27 @@ def test_no_wrong_state_under_pressure(stack: Stack, share: float) -> None:
     assert world.cache.statistics().evictions > REQUESTS / 4
 
 
-class Unpinned(PrefixCache):
-    """A cache that evicts what is leased, as if the pin did not exist."""
+class Ruthless(Evictor):
+    """Evicts what is leased, as if nobody had retained it."""
 
     def evict(self, budget: int, buffers: int = 1 << 62) -> None:
         """Evict as if nobody held anything."""
-        nodes = [node for _, trie in self.tries() for node in trie.nodes()]
-        pins = [node.pins for node in nodes]
+        nodes = [node for trie in self._tries for node in trie.nodes()]
+        counts = [node.ref_count for node in nodes]
         for node in nodes:
-            node.pins = 0
+            node.ref_count = 0
         super().evict(budget, buffers)
-        for node, held in zip(nodes, pins, strict=True):
-            node.pins = held
+        for node, held in zip(nodes, counts, strict=True):
+            node.ref_count = held
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-def test_without_the_pin_wrong_states_are_seen(stack: Stack) -> None:
+def test_without_leases_wrong_states_are_seen(stack: Stack) -> None:
     """The negative control: the same traffic finds the fault when it is there."""
     world = World(stack, interval=16)
     layout: Layout = stack.layout
-    world.cache = Unpinned(layout, budget=budget_of_one(stack))
+    world.cache = PrefixCache(layout, budget=budget_of_one(stack))
+    world.cache.evictor = Ruthless(world.cache.tries)
     traffic = Traffic(world, seed=2)
 
     def run() -> None:

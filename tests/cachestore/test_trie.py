@@ -48,9 +48,9 @@ class TrieFixture:
             assert node.parent is not None
             assert node.start == node.parent.end
             assert node.parent.children[int(node.tokens[0])] is node
-        assert self.trie.span_bytes == sum(span.nbytes for span in self.registry.spans)
+        assert self.trie.spans.size.nbytes == sum(span.nbytes for span in self.registry.spans)
         held = sum(checkpoint.nbytes for checkpoint in self.registry.checkpoints)
-        assert self.trie.checkpoint_bytes == held
+        assert self.trie.checkpoints.size.nbytes == held
 
 
 def read(node: TrieNode) -> tuple[int, ...]:
@@ -112,13 +112,13 @@ def test_split_divides_the_state_and_keeps_the_lower_object(fixture: TrieFixture
     below = fixture.append(node, [5])
     checkpoint = FakeCheckpoint(fixture.registry, [1, 2, 3, 4])
     fixture.trie.set_checkpoint(node, checkpoint)
-    node.pins, node.last_used, node.checkpoint_used = 2, 7, 8
+    node.ref_count, node.last_used, node.checkpoint_used = 2, 7, 8
     upper = fixture.trie.split(node, 1)
     assert (read(upper), read(node), read(below)) == ((1,), (2, 3, 4), (5,))
     assert (upper.start, upper.end, node.start, node.end) == (0, 1, 1, 4)
     assert node.path() == [upper, node]
     assert (upper.checkpoint, node.checkpoint) == (None, checkpoint)
-    assert (upper.pins, node.pins, upper.last_used) == (2, 2, 7)
+    assert (upper.ref_count, node.ref_count, upper.last_used) == (2, 2, 7)
     fixture.check()
 
 
@@ -171,18 +171,18 @@ def test_merge_joins_tokens_state_and_recency(fixture: TrieFixture) -> None:
 
 
 def test_merge_refuses_what_would_lose_a_place_or_a_branch(fixture: TrieFixture) -> None:
-    """The root, a junction, a pinned node and a checkpoint's node are never merged away."""
+    """The root, a junction, a retained node and a checkpoint's node are never merged away."""
     upper = fixture.append(fixture.trie.root, [1])
     lower = fixture.append(upper, [2])
     with pytest.raises(ValueError, match="root"):
         fixture.trie.merge(fixture.trie.root)
     with pytest.raises(ValueError, match="unpack"):
         fixture.trie.merge(lower)
-    for pinned in (upper, lower):
-        pinned.pins = 1
-        with pytest.raises(ValueError, match="pinned"):
+    for held in (upper, lower):
+        held.ref_count = 1
+        with pytest.raises(ValueError, match="retained"):
             fixture.trie.merge(upper)
-        pinned.pins = 0
+        held.ref_count = 0
     fixture.trie.set_checkpoint(upper, FakeCheckpoint(fixture.registry, [1]))
     with pytest.raises(ValueError, match="checkpoint"):
         fixture.trie.merge(upper)
@@ -200,12 +200,12 @@ def test_split_then_merge_is_as_before(length: int, data: st.DataObject) -> None
     node = fixture.append(fixture.trie.root, range(length))
     checkpoint = FakeCheckpoint(fixture.registry, range(length))
     fixture.trie.set_checkpoint(node, checkpoint)
-    before = fixture.trie.span_bytes
+    before = fixture.trie.spans.size.nbytes
     upper = fixture.trie.split(node, data.draw(st.integers(1, length - 1)))
     assert fixture.trie.merge(upper) is node
     assert read(node) == tuple(range(length))
     assert (node.start, node.end, node.checkpoint) == (0, length, checkpoint)
-    assert fixture.trie.span_bytes == before
+    assert fixture.trie.spans.size.nbytes == before
     assert list(fixture.trie.nodes()) == [node]
     fixture.check()
 
@@ -240,24 +240,44 @@ def test_shorten_refuses_the_root_inner_and_pinned_nodes(fixture: TrieFixture) -
     for node, end in ((stem, 1), (leaf, 1), (leaf, 4)):
         with pytest.raises(ValueError, match="leaf"):
             fixture.trie.shorten(node, end)
-    leaf.pins = 1
+    leaf.ref_count = 1
     with pytest.raises(ValueError, match="leaf"):
         fixture.trie.shorten(leaf, 3)
     fixture.check()
 
 
-def test_prune_forgets_bare_nodes_up_to_what_holds_something() -> None:
+def test_retaining_holds_the_whole_path_and_releasing_gives_it_back() -> None:
+    """A node, what is above it and the root are held as often as it was asked for; siblings not."""
+    trie = RadixTrie()
+    stem = trie.append(trie.root, as_tokens([1, 2]), None)
+    left, right = trie.append(stem, as_tokens([3]), None), trie.append(stem, as_tokens([4]), None)
+    trie.retain(left)
+    trie.retain(left)
+    trie.retain(stem)
+    counts = [node.ref_count for node in (trie.root, stem, left, right)]
+    assert counts == [3, 3, 2, 0]
+    with pytest.raises(ValueError, match="holds"):
+        trie.shorten(left, 2)
+    upper = trie.split(stem, 1)
+    trie.release(left)
+    assert [node.ref_count for node in (trie.root, upper, stem, left)] == [2, 2, 2, 1]
+    trie.release(left)
+    trie.release(stem)
+    assert not any(node.ref_count for node in (trie.root, *trie.nodes()))
+
+
+def test_prune_forgets_empty_nodes_up_to_what_holds_something() -> None:
     """Tokens without state lead nowhere; a checkpoint, a pin or a branch keeps what is above."""
     registry, trie = Registry(), RadixTrie()
     held = trie.append(trie.root, as_tokens([1]), None)
     empty = trie.append(held, as_tokens([2]), None)
     leaf = trie.append(empty, as_tokens([3]), None)
     trie.set_checkpoint(held, FakeCheckpoint(registry, [1]))
-    empty.pins = leaf.pins = 1
+    empty.ref_count = leaf.ref_count = 1
     assert trie.prune(leaf) is leaf
-    leaf.pins = 0
+    leaf.ref_count = 0
     assert trie.prune(leaf) is empty
-    empty.pins = 0
+    empty.ref_count = 0
     assert trie.prune(empty) is held
     trie.drop_checkpoint(held)
     assert trie.prune(held) is trie.root

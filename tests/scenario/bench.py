@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
-from umbel.cachestore.forest import Layout
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
+from umbel.cachestore.state import Layout
 from umbel.models.device import DevicePolicy, device_policy
 from umbel.models.forward import Forward
 from umbel.models.layer_states import LayerStack, LiveStates

@@ -340,7 +340,10 @@ class Rig:
         assert rows is None or len(rows) == 0
         assert ledger.held(Kind.TAIL).nbytes == 0
         assert ledger.held(Kind.TRANSIENT).nbytes == 0
-        assert ledger.held(Kind.KV).nbytes + ledger.held(Kind.CHECKPOINT).nbytes == cache.nbytes
+        assert (
+            ledger.held(Kind.KV).nbytes + ledger.held(Kind.CHECKPOINT).nbytes
+            == cache.tries.size.nbytes
+        )
 
 
 def words(count: int, seed: Any, vocabulary: int = zoo.VOCAB_SIZE) -> list[int]:

@@ -162,7 +162,7 @@ def test_keys_in_one_piece_are_nobodys_but_the_sequences_own(name: str) -> None:
     rig.until(lambda: len(rig.live[name_of].output) >= 12)
     states = rig.live[name_of].states
     assert states.joined == bool(states.addressable)
-    rig.assembly.cache.evict(0)  # what nobody leases
+    rig.assembly.cache.evictor.evict(0)  # what nobody leases
     later = rig.send(other)  # cuts the leased span, and makes it leave its copy for a row
     rig.until(lambda: len(rig.live[later].output) >= 4)
     rig.squeeze()

@@ -77,11 +77,11 @@ def test_answers_stay_right_under_pressure(name: str) -> None:
     """With room for about one conversation, many of them still get exact answers."""
     probe = Bench(name)
     probe.run(words(200, "size"), 8)
-    bench = Bench(name, budget=int(1.2 * probe.cache.nbytes))
+    bench = Bench(name, budget=int(1.2 * probe.cache.tries.size.nbytes))
     for turn in range(3):
         for agent in range(4):
             prompt = [*words(90, "system"), *words(60 + 30 * turn, agent)]
             outcome = bench.run(prompt, 8)
             assert bench.difference(outcome) < TOLERANCE
-            assert bench.cache.nbytes <= bench.cache.budget
+            assert bench.cache.tries.size.nbytes <= bench.cache.budget
     assert bench.cache.statistics().evictions > 0

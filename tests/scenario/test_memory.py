@@ -126,9 +126,9 @@ def test_what_is_restored_is_freed_without_a_collector() -> None:
     try:
         for ask in [*asks, *asks]:
             rig.serve([ask])
-        rig.assembly.cache.clear()
+        rig.assembly.cache.evictor.clear()
         mx.synchronize()
-        assert rig.assembly.cache.nbytes == 0
+        assert rig.assembly.cache.tries.size.nbytes == 0
         assert rig.active <= _SHARED_BUFFER
     finally:
         gc.enable()
@@ -254,14 +254,14 @@ def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     """State that the disk tier is about to let go of is no reason to refuse."""
     rig = Rig(zoo_model("llama"), promised("llama", 300), disk=tmp_path / "disk")
     rig.serve([Ask(words(280, "first"), 4)])
-    for trie in rig.assembly.cache._tries.values():
+    for trie in rig.assembly.cache.tries:
         for node in trie.nodes():
             node.writers["held"] = node.end  # type: ignore[index]
     name = rig.send(Ask(words(280, "second"), 4))
     for _ in range(5):
         rig.step()
     assert rig.told[name].reason is None
-    for trie in rig.assembly.cache._tries.values():
+    for trie in rig.assembly.cache.tries:
         for node in trie.nodes():
             node.writers.clear()
     rig.until(lambda: rig.idle)

@@ -99,7 +99,7 @@ def test_what_was_preempted_comes_back_from_disk(name: str, tmp_path: Path) -> N
     preempted.rig.save()  # squeezed as it is now, nobody waits for the disk
     preempted.rig.squeeze()
     preempted.rig.save()
-    preempted.rig.assembly.cache.evict(0)
+    preempted.rig.assembly.cache.evictor.evict(0)
     preempted.rig.allow(preempted.rig.budget)
     preempted.check()
     assert preempted.rig.engine.statistics().page_ins > 0

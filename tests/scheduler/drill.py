@@ -234,8 +234,8 @@ class Drill(Bench):
             cast("dict[str, Any]", notes).clear()
         cast("PatientForward", self.forward).forget()
         self._prefilled_before = self.engine.statistics().prefill_tokens
-        self.cache.clear()
-        assert self.cache.nbytes == 0
+        self.cache.evictor.clear()
+        assert self.cache.tries.size.nbytes == 0
         assert memory() - self._before <= LEFT_OVER, memory() - self._before
         assert [ref for ref in gone if ref() is not None] == []
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
-from umbel.cachestore.prefix_cache import Known
+from umbel.cachestore.restoration import Known
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.policy import plan
 from umbel.scheduler.sequence import Sequence
@@ -240,7 +240,7 @@ class TestHolding:
         batch = desk.planner.afford([sequence(500)], 128)
         assert batch is not None
         assert batch.end == 128
-        assert desk.world.cache.nbytes <= 1500 - 1280
+        assert desk.world.cache.tries.size.nbytes <= 1500 - 1280
         desk.world.check()
 
     def test_what_is_leased_stays_and_the_chunk_is_cut(self) -> None:
@@ -252,12 +252,12 @@ class TestHolding:
         batch = desk.planner.afford([sequence(500)], 128)
         assert batch is not None
         assert batch.end == 64
-        assert desk.world.cache.nbytes >= 4 * 200
+        assert desk.world.cache.tries.size.nbytes >= 4 * 200
         desk.planner.release()
-        held = desk.world.cache.nbytes
+        held = desk.world.cache.tries.size.nbytes
         assert held > 4 * 200, "no more was evicted than is needed"
         assert desk.planner.afford([decoding(seed) for seed in range(1, 9)], 128) is None
-        assert desk.world.cache.nbytes == held
+        assert desk.world.cache.tries.size.nbytes == held
         lease.fail()
 
 
@@ -365,7 +365,7 @@ class TestStart:
         desk = Desk()
         desk.world.serve(conversation(5, 300))
         assert desk.planner.admits(sequence(200), NOTHING_KNOWN, [])
-        assert desk.world.cache.nbytes == 1200
+        assert desk.world.cache.tries.size.nbytes == 1200
 
     def test_what_is_known_goes_for_who_would_be_alone(self) -> None:
         """Where nobody runs, holding it can take more than it spares; beside others it waits."""
@@ -376,9 +376,9 @@ class TestStart:
         assert known.cached == 220
         desk.others.set(Size(1500 - 1210))
         assert not desk.planner.admits(newcomer, known, [decoding()])
-        assert desk.world.cache.nbytes == 880
+        assert desk.world.cache.tries.size.nbytes == 880
         assert desk.planner.admits(newcomer, known, [])
-        assert desk.world.cache.nbytes == 0
+        assert desk.world.cache.tries.size.nbytes == 0
         assert desk.governor.room.nbytes >= desk.planner.needed(newcomer)
 
     def test_allocations_count(self) -> None:

@@ -60,8 +60,8 @@ def test_a_failure_turns_the_disk_off(
     world.tier.slow = True  # what is being written stays so
     assert engine.wait_for(asking, NAMESPACE)
     engine.step()
-    (node,) = [n for _, trie in world.cache.tries() for n in trie.nodes() if n.writers]
-    world.cache.evict(0)
+    (node,) = [n for trie in world.cache.tries for n in trie.nodes() if n.writers]
+    world.cache.evictor.evict(0)
     assert node.span is not None, "it is held until it is written"
     read = engine.page_ins
     monkeypatch.setattr(world.pager, where, broken)
@@ -72,8 +72,8 @@ def test_a_failure_turns_the_disk_off(
     assert (told.state, told.reason) == ("off", "it failed: ZeroDivisionError: by a mistake")
     assert engine.step() is False
     assert engine.page_ins == read
-    world.cache.evict(0)
-    assert world.cache.nbytes == 0
+    world.cache.evictor.evict(0)
+    assert world.cache.tries.size.nbytes == 0
     assert world.cache.ledger.held(Kind.PAGING) == Size()
     assert not world.pager.write_all()
 

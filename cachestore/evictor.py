@@ -1,0 +1,150 @@
+"""Makes room: pages out and forgets what was used longest ago, and what a user wants gone.
+
+Victims are chosen in `eviction`; here they go. What is retained never does, nor what is being
+written to disk.
+"""
+
+from .eviction import Victim, persisted_victims, shortened, victims
+from .ledger import Size
+from .node import TrieNode, size_in_memory, size_of
+from .trie import RadixTrie
+from .tries import Namespace, Tries
+
+
+class Evictor:
+    """Takes state from the tries of one model. Belongs to the MLX thread.
+
+    Attributes:
+        evictions: states that were forgotten.
+        page_outs: states that were left to the disk.
+
+    Args:
+        tries: whose state.
+    """
+
+    def __init__(self, tries: Tries) -> None:
+        self.evictions = 0
+        self.page_outs = 0
+        self._tries = tries
+
+    def evict(self, budget: int, buffers: int = 1 << 62) -> None:
+        """Page out or forget what was used longest ago until little enough is in memory.
+
+        What leases retain stays, so that more may be left while they are open.
+
+        Args:
+            budget: bytes that may stay.
+            buffers: allocations that may stay.
+        """
+        limit = Size(budget, buffers)
+        for persisted in (True, False) if len(self._tries.files) else (False,):
+            if self._tries.size.within(limit):
+                break
+            self._evict(limit, persisted=persisted)
+        self._tries.drop_empty()
+
+    def _evict(self, limit: Size, *, persisted: bool) -> None:
+        """Evict to a limit; if `persisted`, only what is on disk."""
+        candidates = victims(self._tries, persisted=persisted)
+        while not (held := self._tries.size).within(limit) and (victim := next(candidates, None)):
+            over = held - limit
+            if victim.checkpoint:
+                self._drop_checkpoint(victim)
+            elif victim.node.persisted_end == victim.node.end:
+                victim.trie.page_out(victim.node)
+                self.page_outs += 1
+            else:
+                everything = over.buffers > 0
+                end = victim.node.start if everything else shortened(victim.node, over.nbytes)
+                # What is on disk is left to it as a whole, and only if the rest is not enough.
+                victim.trie.shorten(victim.node, max(end, victim.node.persisted_end))
+                self.evictions += 1
+
+    def _drop_checkpoint(self, victim: Victim) -> None:
+        if victim.node.persisted_checkpoint is None:
+            self.evictions += 1
+        else:
+            self.page_outs += 1
+        victim.trie.drop_checkpoint(victim.node)
+        victim.trie.prune(victim.node)
+
+    def forget_persisted(self, goal: int) -> int:
+        """Forget what was used longest ago on disk until files take at most `goal` bytes.
+
+        What is in memory too stays there.
+
+        Returns:
+            How many nodes lost their files.
+        """
+        forgotten = 0
+        for trie, node in persisted_victims(self._tries):
+            if self._tries.files.nbytes <= goal:
+                break
+            in_memory = node.span is not None or node.checkpoint is not None or node.ref_count
+            if in_memory or (node.children and not self._tries.layout.spans):
+                trie.persistence.drop_extents(node, node.start)
+                trie.persistence.drop_checkpoint(node)
+                trie.persistence.mark_clean(node)
+                trie.prune(node)
+            else:
+                trie.forget(node)
+            forgotten += 1
+        self._tries.drop_empty()
+        return forgotten
+
+    def evictable(self) -> Size:
+        """What could be evicted: all but what a lease holds or is being written.
+
+        Costs a walk over all nodes.
+        """
+        free = Size()
+        for trie in self._tries:
+            below: set[TrieNode | None] = set()  # something stays below them, so their span does
+            for node in reversed(list(trie.nodes())):
+                if node.ref_count or node.writing or node in below:
+                    below.add(node.parent)
+                if node.ref_count or node.writing:
+                    continue
+                if node not in below:
+                    free += size_in_memory(node)
+                elif node.checkpoint is not None:
+                    free += size_of(node.checkpoint)
+        return free
+
+    def clear(self, namespace: Namespace | None = None) -> int:
+        """Forget all that nobody holds, on disk too.
+
+        Args:
+            namespace: whose; of all, if it is None.
+
+        Returns:
+            How many tokens were forgotten.
+        """
+        forgotten = 0
+        for trie in [t for n, t in self._tries.items() if namespace in (None, n)]:
+            for node in reversed(list(trie.nodes())):
+                if not (node.ref_count or node.children):
+                    forgotten += len(node.tokens)
+                    self.evictions += 1
+                    trie.shorten(node, node.start)
+            _write_anew(trie)
+        self._tries.drop_empty()
+        return forgotten
+
+
+def _write_anew(trie: RadixTrie) -> None:
+    """Give up files that hold more than what is left; a restart would find all of it."""
+    left: dict[int, int] = {}
+    for node in trie.nodes():
+        for extent in node.extents:
+            left[extent.record.id] = max(extent.stop, left.get(extent.record.id, 0))
+    for node in trie.nodes():  # parents first: the disk has no tokens without those before them
+        parent = node.parent
+        after = (
+            parent is not None and parent.parent is not None and parent.persisted_end < parent.end
+        )
+        more = (p.start for p in node.extents if left[p.record.id] < p.record.end)
+        start = node.start if after else next(more, None)
+        if node.extents and node.span is not None and start is not None:
+            trie.persistence.drop_extents(node, start)
+            trie.persistence.mark_dirty(node)

@@ -1,0 +1,185 @@
+"""Where a prompt resumes: how much of it can be restored, and from what. Pure.
+
+All layers are restored at one offset, or none:
+
+- a stack of token-addressable layers only resumes at any offset; a match that ends inside an
+  edge splits it there;
+- a stack with sliding or recurrent layers resumes at the deepest checkpoint at or before the
+  match, or at the match itself where a later checkpoint rewinds to it;
+- what is on disk only is not restored: the pager brings it back before a request begins;
+- at least one token of the prompt is always left to compute.
+"""
+
+from collections.abc import Container
+from typing import NamedTuple
+
+from .ledger import Size
+from .node import Tokens, TrieNode, has_checkpoint, size_in_memory
+from .record import Record
+from .state import Layout
+from .trie import RadixTrie
+
+_REWIND_SEARCH = 32  # nodes below a match that are looked at for a checkpoint that rewinds
+
+
+class Missing(NamedTuple):
+    """State that is on disk only.
+
+    Attributes:
+        nodes: whose it is, parents first.
+        holder: of the checkpoint that would be restored; None where none would.
+    """
+
+    nodes: list[TrieNode]
+    holder: TrieNode | None
+
+    def records(self, node: TrieNode) -> list[Record]:
+        """The files that one of the nodes is read from."""
+        records = [extent.record for extent in node.extents] if node.span is None else []
+        record = node.persisted_checkpoint
+        if node is self.holder and node.checkpoint is None and record is not None:
+            records.append(record)
+        return records
+
+
+class Known(NamedTuple):
+    """How much of a prompt is in memory.
+
+    Attributes:
+        tokens: from the first one on.
+        cached: of these, what a request would restore.
+        idle: what a lease on it would hold, and none does yet.
+    """
+
+    tokens: int
+    cached: int
+    idle: Size
+
+
+class ResumePoint(NamedTuple):
+    """Where a prompt resumes.
+
+    Attributes:
+        matched: tokens of it that the trie recognises.
+        node: the deepest that it matches.
+        offset: where it resumes, on the path of `node` or at its end.
+        holder: whose checkpoint is restored; None where none is.
+    """
+
+    matched: int
+    node: TrieNode
+    offset: int
+    holder: TrieNode | None
+
+
+class Restoration:
+    """The rules of one model.
+
+    Args:
+        layout: what the model's state consists of.
+        grid: requests resume at multiples of this many tokens only.
+    """
+
+    def __init__(self, layout: Layout, grid: int) -> None:
+        self._layout = layout
+        self._grid = grid
+
+    def resume_point(self, trie: RadixTrie, prompt: Tokens) -> ResumePoint:
+        """Say where a prompt resumes with what is in memory."""
+        node, matched = trie.match(prompt)
+        limit = self._limit(self._in_memory(node, matched), len(prompt))
+        if not self._layout.checkpoints:
+            return ResumePoint(matched, node, limit, None)
+        holder = _holder(node, limit)
+        offset = 0 if holder is None else min(holder.end, limit)
+        return ResumePoint(matched, node, offset, holder)
+
+    def known(self, trie: RadixTrie, tokens: Tokens) -> Known:
+        """Say how much of a prompt is in memory."""
+        point = self.resume_point(trie, tokens)
+        in_memory = self._in_memory(point.node, point.matched)
+        return Known(in_memory, point.offset, _idle(point))
+
+    def missing(self, trie: RadixTrie, prompt: Tokens, unreadable: Container[int]) -> Missing:
+        """Say which state a prompt could be restored from if it were in memory.
+
+        Args:
+            trie: where.
+            prompt: all of its tokens.
+            unreadable: ids of files that are as good as not there.
+        """
+        node, matched = trie.match(prompt)
+        limit = self._limit(matched, len(prompt))
+        path, holder = _readable(node.path(), unreadable), None
+        if self._layout.checkpoints:
+            whole = (n for n in reversed(path) if n.end <= limit and has_checkpoint(n))
+            holder = next((n for n in whole if _restorable(n, unreadable)), None)
+            path = path[: path.index(holder) + 1] if holder is not None else []
+        nodes = [n for n in path if n.paged_out and n.start < limit]
+        if holder is not None and holder.checkpoint is None and holder not in nodes:
+            nodes.append(holder)
+        return Missing(nodes, holder)
+
+    def _limit(self, matched: int, length: int) -> int:
+        """The last offset of a match at which a prompt may resume: something is left to compute."""
+        return max(0, min(matched, length - 1)) // self._grid * self._grid
+
+    def _in_memory(self, node: TrieNode, matched: int) -> int:
+        """How many of the matched tokens have their state in memory."""
+        if not self._layout.spans:
+            return matched
+        return min([matched, *(n.start for n in node.path() if n.span is None)])
+
+
+def _holder(node: TrieNode, limit: int) -> TrieNode | None:
+    """Find the checkpoint that restores the deepest offset at or before `limit`."""
+    if not limit:
+        return None
+    before = (n for n in reversed(node.path()) if n.checkpoint is not None and n.end <= limit)
+    best = next(before, None)
+    if best is not None and best.end == limit:
+        return best
+    return _rewindable(node, limit) or best
+
+
+def _readable(path: list[TrieNode], unreadable: Container[int]) -> list[TrieNode]:
+    """Cut a path where a node's tokens are on disk only, and cannot be read."""
+    for number, node in enumerate(path):
+        if node.span is None and any(extent.record.id in unreadable for extent in node.extents):
+            return path[:number]
+    return path
+
+
+def _restorable(node: TrieNode, unreadable: Container[int]) -> bool:
+    """Whether a node's checkpoint is in memory, or in a file that can be read."""
+    record = node.persisted_checkpoint
+    return node.checkpoint is not None or (record is not None and record.id not in unreadable)
+
+
+def _idle(point: ResumePoint) -> Size:
+    """What a lease that resumes at a point would hold, and none does yet."""
+    idle = Size()
+    node, holder = point.node, point.holder
+    end = point.offset if holder is None else max(point.offset, holder.end)
+    deepest = node if holder is None or node.end > holder.end else holder
+    for held in deepest.path():
+        if held.ref_count or held.start >= end:
+            continue
+        size = size_in_memory(held)
+        if held.end > end:  # it is cut there
+            size = Size(size.nbytes * (end - held.start) // len(held.tokens), size.buffers)
+        idle += size
+    return idle
+
+
+def _rewindable(node: TrieNode, limit: int) -> TrieNode | None:
+    """Find a checkpoint beyond `limit`, on the matched edge or below, that rewinds to it."""
+    pending, seen = [node], 0
+    while pending and seen < _REWIND_SEARCH:
+        candidate = pending.pop()
+        seen += 1
+        checkpoint = candidate.checkpoint
+        if candidate.end > limit and checkpoint is not None and checkpoint.rewinds_to(limit):
+            return candidate
+        pending.extend(candidate.children.values())
+    return None

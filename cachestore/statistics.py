@@ -1,0 +1,46 @@
+"""What the cache holds, in numbers."""
+
+from dataclasses import dataclass
+
+from .evictor import Evictor
+from .tries import Tries
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """The tries' shape, all namespaces together. Sizes in bytes.
+
+    Attributes:
+        tokens: that are recognised.
+        stored_tokens: of these, whose state is on disk (too).
+        evictions: states that were forgotten.
+        page_outs: states that were left to the disk.
+    """
+
+    namespaces: int = 0
+    nodes: int = 0
+    tokens: int = 0
+    checkpoints: int = 0
+    leases: int = 0
+    span_bytes: int = 0
+    checkpoint_bytes: int = 0
+    stored_tokens: int = 0
+    evictions: int = 0
+    page_outs: int = 0
+
+
+def describe(tries: Tries, evictor: Evictor) -> CacheStatistics:
+    """Count what is in the tries, and what went from them. Costs a walk over all nodes."""
+    nodes = [node for trie in tries for node in trie.nodes()]
+    return CacheStatistics(
+        namespaces=len(tries),
+        nodes=len(nodes),
+        tokens=sum(len(node.tokens) for node in nodes),
+        checkpoints=sum(node.checkpoint is not None for node in nodes),
+        leases=sum(trie.root.ref_count for trie in tries),
+        span_bytes=sum(trie.spans.size.nbytes for trie in tries),
+        checkpoint_bytes=sum(trie.checkpoints.size.nbytes for trie in tries),
+        stored_tokens=sum(node.persisted_end - node.start for node in nodes),
+        evictions=evictor.evictions,
+        page_outs=evictor.page_outs,
+    )

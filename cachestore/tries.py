@@ -1,0 +1,98 @@
+"""The tries of a model, one for each namespace."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .extents import FileUse
+from .ledger import Ledger, Size
+from .state import Layout
+from .trie import RadixTrie
+
+
+class Namespace(NamedTuple):
+    """Who may share state: requests of one tenant to one model.
+
+    Attributes:
+        tenant: see `daemon.tenants`.
+        fingerprint: see `models.fingerprint`.
+    """
+
+    tenant: str
+    fingerprint: str
+
+
+class Tries:
+    """All tries of one loaded model, and the recency counter that they share.
+
+    Belongs to the MLX thread. Iterating yields the tries.
+
+    Attributes:
+        layout: what the model's state consists of.
+        ledger: where all state is recorded.
+        files: who refers to which file of the disk tier.
+
+    Args:
+        layout: as above.
+        ledger: as above; one of its own, if it is None.
+    """
+
+    def __init__(self, layout: Layout, ledger: Ledger | None = None) -> None:
+        self.layout = layout
+        self.ledger = Ledger() if ledger is None else ledger
+        self.files = FileUse()
+        self._tries: dict[Namespace, RadixTrie] = {}
+        self._tick = 0
+
+    def open(self, namespace: Namespace) -> RadixTrie:
+        """The trie of a namespace, made if there is none."""
+        if namespace not in self._tries:
+            self._tries[namespace] = RadixTrie(self.ledger, self.files)
+        return self._tries[namespace]
+
+    def get(self, namespace: Namespace) -> RadixTrie | None:
+        """The trie of a namespace, if there is one."""
+        return self._tries.get(namespace)
+
+    def items(self) -> Iterator[tuple[Namespace, RadixTrie]]:
+        """All tries with their namespaces; those that are dropped meanwhile are yielded too."""
+        yield from list(self._tries.items())
+
+    def __iter__(self) -> Iterator[RadixTrie]:
+        yield from list(self._tries.values())
+
+    def __len__(self) -> int:
+        """How many namespaces there are."""
+        return len(self._tries)
+
+    def drop_empty(self) -> None:
+        """Forget namespaces that hold nothing and that nobody uses."""
+        for namespace, trie in self.items():
+            if not (trie.root.children or trie.root.ref_count):
+                del self._tries[namespace]
+
+    @property
+    def size(self) -> Size:
+        """What all tries hold in memory."""
+        held = Size()
+        for trie in self:
+            held += trie.spans.size + trie.checkpoints.size
+        return held
+
+    @property
+    def splits(self) -> int:
+        """Changes when spans that a lease has given out may have been cut."""
+        return sum(trie.splits for trie in self)
+
+    @property
+    def writing(self) -> bool:
+        """Whether some state is being written to disk, and stays until it is."""
+        return any(node.writing for trie in self for node in trie.nodes())
+
+    def next_tick(self) -> int:
+        """The recency of what is used now: more than that of all that was used before."""
+        self._tick += 1
+        return self._tick
+
+    def remember_tick(self, tick: int) -> None:
+        """Count recency on from what was used before a restart."""
+        self._tick = max(self._tick, tick)
