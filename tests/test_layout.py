@@ -29,6 +29,9 @@ CONFINED = {
     "llguidance": ("models/text/",),
     "anyio": ("daemon/", "scheduler/handoff.py"),
 }
+# What the disk tier may import of cachestore: it knows no tries. Who may import the disk tier.
+OF_DISK = ("cachestore.disk", "cachestore.digests", "cachestore.errors", "cachestore.record")
+ON_DISK = ("cachestore/disk/", "cachestore/paging/", "cachestore/pins.py")
 # The trie and its own parts, which alone write the nodes' fields, and what a write looks like.
 TRIE = ("cachestore/node.py", "cachestore/trie.py", "cachestore/persistence.py")
 FIELDS = frozenset(field.name for field in dataclasses.fields(TrieNode))
@@ -88,6 +91,17 @@ def import_faults(module: str, source: str) -> list[str]:
             faults.append(f"{module}: {folder or 'umbel'} may not import {top}")
         if level == 0 and not module.startswith(CONFINED.get(top, (module,))):
             faults.append(f"{module}: {top} is for {', '.join(CONFINED[top])} only")
+    return faults
+
+
+def disk_faults(module: str, source: str) -> list[str]:
+    """Say where tries and disk tier of cachestore know each other."""
+    faults = []
+    for level, name in imports(module, source):
+        if level and module.startswith("cachestore/disk/") and not name.startswith(OF_DISK):
+            faults.append(f"{module}: the disk tier may not import {name}")
+        if level and name.startswith("cachestore.disk") and not module.startswith(ON_DISK):
+            faults.append(f"{module}: only paging and pins import the disk tier")
     return faults
 
 
@@ -160,7 +174,7 @@ def test_module_keeps_the_rules(module: str) -> None:
     source = read(module)
     faults = import_faults(module, source) + name_faults(module) + docstring_faults(module, source)
     if module.startswith("cachestore/"):
-        faults += trie_faults(module, source)
+        faults += trie_faults(module, source) + disk_faults(module, source)
     assert faults == []
 
 
@@ -234,6 +248,21 @@ def test_planted_write_of_a_node_is_found(source: str) -> None:
     """Whichever way a node's field is written, it is found, and in the trie it is allowed."""
     assert len({fault.split()[0] for fault in trie_faults("cachestore/lease.py", source)}) == 1
     assert trie_faults("cachestore/trie.py", source) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("cachestore/node.py", "from .disk.index import Record"),
+        ("cachestore/trie.py", "from . import disk"),
+        ("cachestore/disk/tier.py", "from ..node import Tokens"),
+        ("cachestore/disk/recovery.py", "from ..tries import Tries"),
+    ],
+)
+def test_planted_import_of_the_disk_tier_is_found(module: str, source: str) -> None:
+    """The tries do without the disk tier's code, and it without theirs."""
+    assert len(disk_faults(module, source)) == 1
+    assert disk_faults("cachestore/paging/pager.py", "from ..disk.tier import DiskTier") == []
 
 
 def test_reading_a_node_is_no_fault() -> None:
