@@ -11,7 +11,6 @@ from .disk.tier import DiskTier
 from .errors import PinError
 from .lease import Lease
 from .node import Tokens, size_in_memory
-from .paging.page_in import Patience
 from .paging.pager import Pager
 from .prefix_cache import PrefixCache
 from .record import Pin
@@ -49,7 +48,6 @@ class Pins:
         self._tier = tier
         self._pinned: dict[tuple[str, str], tuple[Tokens, Lease]] = {}
         self._pending = [] if tier is None else tier.pins()
-        self._patience = Patience()  # with the first of them
         self._last: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
 
     def remember(self, tenant: str, conversation: str, tokens: Tokens) -> None:
@@ -122,9 +120,9 @@ class Pins:
         pin = self._pending[0]
         tokens = np.frombuffer(pin.tokens, np.int32)
         namespace = Namespace(pin.tenant, self._fingerprint)
-        if self._patience.waits(pager.want(namespace, np.append(tokens, _NO_TOKEN))):
+        if pager.wait_for(pin, namespace, np.append(tokens, _NO_TOKEN)):
             return
-        self._pending, self._patience = self._pending[1:], Patience()
+        self._pending = self._pending[1:]
         self._take_up(pin, tokens)
 
     def _take_up(self, pin: Pin, tokens: Tokens) -> None:

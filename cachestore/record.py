@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 
 class RecordKind(Enum):
@@ -46,7 +45,8 @@ class Record:
     used: int
 
 
-class Pin(NamedTuple):
+@dataclass(frozen=True)
+class Pin:
     """A path that a user wants kept. Tokens are int32 little-endian."""
 
     name: str

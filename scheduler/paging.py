@@ -44,14 +44,13 @@ class Paging:
 
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
         """Have what is on disk of a sequence's tokens read; whether to wait for it."""
-        if self._pager is None or sequence.patience.ended:
+        if self._pager is None:
             return False
         try:
-            fetching = self._pager.want(namespace, sequence.tokens)
+            return self._pager.wait_for(sequence, namespace, sequence.tokens)
         except BaseException as error:  # noqa: BLE001  (as above)
             self._give_up(error)
             return False
-        return sequence.patience.waits(fetching)
 
     def _give_up(self, error: BaseException) -> None:
         log.error("the disk tier failed and is not used any more", exc_info=error)

@@ -4,7 +4,6 @@ import enum
 from typing import TYPE_CHECKING, Any
 
 from ..cachestore.node import Tokens, as_tokens
-from ..cachestore.paging.page_in import Patience
 from ..models.params import Row
 from .request import Request
 
@@ -41,7 +40,6 @@ class Sequence:
         num_computed_tokens: tokens, from the first, whose state `states` holds.
         num_passed_over: prompt tokens that were computed for others while its own prompt waited.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
-        patience: with the disk, that is to give back what it lacks.
         lease: its hold on the cache; None before it starts.
         borders: offsets at which its prefill stops for a checkpoint, ascending.
         frontier: offset of the last prompt checkpoint, from which decode ones are counted.
@@ -61,7 +59,6 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_passed_over = 0
         self.num_awaited = 0
-        self.patience = Patience()
         self.lease: Lease | None = None
         self.borders: dict[int, Reason] = {}
         self.frontier = 0

@@ -46,25 +46,6 @@ class PageInStatus(enum.Enum):
     """It is being read."""
 
 
-class Patience:
-    """How often somebody has state read: it may be paged out again before it is used."""
-
-    _ATTEMPTS = 3
-
-    def __init__(self) -> None:
-        self._begun = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether to make do with what there is."""
-        return self._begun > self._ATTEMPTS
-
-    def waits(self, status: PageInStatus) -> bool:
-        """Whether to wait for what was asked for."""
-        self._begun += status is PageInStatus.BEGUN
-        return status is not PageInStatus.NOTHING and not self.ended
-
-
 @dataclass(eq=False)
 class _Request:
     """What is being read: nodes, parents first, and what came of verifying their files.
@@ -110,7 +91,7 @@ class PageIn:
         """Whether something is verified and waits to be read."""
         return any(request.verified.done() for request in self._requests)
 
-    def want(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
+    def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
         """Have what is on disk of a prompt read."""
         trie = self._cache.tries.get(namespace)
         if trie is None:

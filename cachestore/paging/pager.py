@@ -15,6 +15,7 @@ from .codec import Codec
 from .index_recovery import recover_index
 from .page_in import PageIn, PageInStatus
 from .page_out import PageOut
+from .retries import Retries
 
 if TYPE_CHECKING:
     from ..record import Record
@@ -54,6 +55,7 @@ class Pager:
         self._tier = tier
         self._page_out = PageOut(cache, tier, codec, make_room)
         self._page_in = PageIn(cache, tier, codec, make_room)
+        self._retries = Retries()
         orphans = recover_index(cache, tier.records, fingerprint)
         self._tier.delete(orphans)
         log.info("disk tier", folder=str(tier.folder), records=len(tier.records) - len(orphans))
@@ -85,9 +87,22 @@ class Pager:
         self._page_out.give_up()
         self._page_in.give_up()
 
-    def want(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
+    def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
         """Have what is on disk of a prompt read back."""
-        return self._page_in.want(namespace, tokens)
+        return self._page_in.request(namespace, tokens)
+
+    def wait_for(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
+        """Have what is on disk of a prompt read back for somebody; whether to wait for it.
+
+        Args:
+            reader: who asks, again and again. It makes do without what is paged out again
+                each time before it is used.
+            namespace: whose prompt.
+            tokens: of the prompt.
+        """
+        if self._retries.ended(reader):
+            return False
+        return self._retries.waits(reader, self.request(namespace, tokens))
 
     def write_all(self) -> bool:
         """Go on with writing all that is not on disk; False when no more can be written.

@@ -278,7 +278,7 @@ class PagedWorld(World):
         """Have what is on disk of a prompt read; return how often that had to be asked for."""
         tokens, begun = as_tokens(list(prompt)), 0
         for _ in range(ENOUGH):
-            wanted = self.pager.want(namespace, tokens)
+            wanted = self.pager.request(namespace, tokens)
             if wanted is PageInStatus.NOTHING:
                 return begun
             begun += wanted is PageInStatus.BEGUN

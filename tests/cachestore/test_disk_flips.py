@@ -10,6 +10,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,7 +129,7 @@ def serve(world: PagedWorld, prompt: Iterable[int], namespace: Namespace = NAMES
     """Have what is on disk of a prompt read, and restore it; return how much that was."""
     asked = (*prompt, NOVEL)
     for _ in range(ENOUGH):
-        if world.pager.want(namespace, as_tokens(asked)) is PageInStatus.NOTHING:
+        if world.pager.request(namespace, as_tokens(asked)) is PageInStatus.NOTHING:
             break
         assert world.tier.flush(TIMEOUT)
         world.pager.step()
@@ -256,6 +257,6 @@ def test_a_pin_that_is_not_what_was_pinned(kept: Kept, column: str) -> None:
                 assert set(world.tier.pins()) == set(kept.pins[1:])
                 assert sum("pin" in entry for entry in logs) == (number == 0)
                 if number:
-                    world.tier.pin(*kept.pins[0])
+                    world.tier.pin(*astuple(kept.pins[0]))
         with PagedWorld(kept.stack, folder, longest=30) as world:
             assert set(world.tier.pins()) == set(kept.pins)

@@ -35,7 +35,7 @@ def long_world(folder: Path) -> PagedWorld:
 
 def want(world: PagedWorld, end: int) -> PageInStatus:
     """Ask for the beginning of the path."""
-    return world.pager.want(NAMESPACE, as_tokens(range(end)))
+    return world.pager.request(NAMESPACE, as_tokens(range(end)))
 
 
 def drain(world: PagedWorld) -> None:

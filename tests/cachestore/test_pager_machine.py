@@ -157,7 +157,7 @@ class PagerMachine(RuleBasedStateMachine):
     def want(self, which: int, more: list[int]) -> None:
         """A request waits for its state, and does not see it through."""
         namespace, tokens = self.world.closed[-1 - which % len(self.world.closed)]
-        self.world.pager.want(namespace, as_tokens([*tokens, *more]))
+        self.world.pager.request(namespace, as_tokens([*tokens, *more]))
 
     @rule(percent=st.integers(0, 100))
     def forget_persisted(self, percent: int) -> None:

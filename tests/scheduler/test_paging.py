@@ -51,7 +51,7 @@ def broken(*_: object) -> None:
     raise ZeroDivisionError("by a mistake")
 
 
-@pytest.mark.parametrize("where", ["step", "want"])
+@pytest.mark.parametrize("where", ["step", "wait_for"])
 def test_a_failure_turns_the_disk_off(
     world: PagedWorld, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +84,25 @@ def test_without_a_disk_nobody_waits(world: PagedWorld) -> None:
     assert engine.step() is False
     assert not engine.wait_for(sequence(50), NAMESPACE)
     assert engine.page_ins == 0
+
+
+def test_nobody_waits_for_ever_for_what_is_paged_out_again(world: PagedWorld) -> None:
+    """A sequence asks four times, and makes do then; another one has a count of its own."""
+    engine, asking, other = paging(world), sequence(50), sequence(50)
+    for _ in range(3):
+        assert engine.wait_for(asking, NAMESPACE)
+        assert engine.wait_for(asking, NAMESPACE), "it is under way, and is not counted"
+        while (
+            not engine.page_ins or world.pager.request(NAMESPACE, asking.tokens).name != "NOTHING"
+        ):
+            assert world.tier.flush(10)
+            engine.step()
+        world.page_out()
+    assert not engine.wait_for(asking, NAMESPACE)
+    assert not engine.wait_for(asking, NAMESPACE)
+    assert engine.wait_for(other, NAMESPACE)
+    del asking, other
+    assert not world.pager._retries._begun, "a count goes with whom it is of"
 
 
 def test_state_on_disk_is_waited_for(world: PagedWorld) -> None:
