@@ -11,19 +11,17 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import structlog
 
-from ..digests import digest_of
 from ..errors import DiskTierError
-from ..record import Pin, Record, RecordKind
-from .files import INDEX, is_file_name, is_temporary
+from ..record import Pin, Record
+from .files import INDEX
+from .rows import COLUMNS, pin_digest, pin_of, record_of, row_of
 
 FORMAT = 2  # of the index and of the files' contents; raised when either changes
 
 _BUSY_SECONDS = 5.0  # someone else looks at the index, with sqlite3's shell for example
-_COLUMNS = "id, kind, tenant, start, end, prefix, digest, tokens, name, nbytes, checksum, used"
 _SCHEMA = (
     """CREATE TABLE records (
         id INTEGER PRIMARY KEY AUTOINCREMENT, fingerprint TEXT NOT NULL, kind TEXT NOT NULL,
@@ -41,11 +39,8 @@ _SCHEMA = (
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT})
 # And of one that cannot be begun with: it lacks our tables, or has values that make no sense.
 _CORRUPT = _DAMAGED | {sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH}
-_RECORD = (int, str, str, int, int, bytes, bytes, bytes, str, int, bytes, int)
-_PIN = (str, str, bytes, bytes)
 _HEADER = 20  # bytes of SQLite's header that are looked at here
 _WRITE_VERSION, _NEWEST = 18, 2  # where it stands how to write; what SQLite can
-_LATEST = 1 << 62  # a recency counter counts on from what is read, and must not overflow
 
 log = structlog.get_logger()
 
@@ -112,9 +107,9 @@ class DiskIndex:
 
     def add(self, fingerprint: str, record: Record) -> Record:
         """Insert a record, in a transaction of its own; return it with its id."""
-        values = (fingerprint, *_row(record))
+        values = (fingerprint, *row_of(record))
         places = ", ".join("?" * len(values))
-        columns = _COLUMNS.removeprefix("id, ")
+        columns = COLUMNS.removeprefix("id, ")
         statement = f"INSERT INTO records (fingerprint, {columns}) VALUES ({places})"  # noqa: S608
         with self._transaction():
             row_id = self._database.execute(statement, values).lastrowid
@@ -140,11 +135,11 @@ class DiskIndex:
         """
         comparison = "!=" if others else "="
         query = (
-            f"SELECT {_COLUMNS} FROM records WHERE fingerprint {comparison} ? "  # noqa: S608
+            f"SELECT {COLUMNS} FROM records WHERE fingerprint {comparison} ? "  # noqa: S608
             "ORDER BY start, id"
         )
         with _damage():
-            return [_record(*row) for row in self._database.execute(query, (fingerprint,))]
+            return [record_of(row) for row in self._database.execute(query, (fingerprint,))]
 
     def pin(self, fingerprint: str, pin: Pin) -> None:
         """Keep a pin, in place of the tenant's older one of that name."""
@@ -152,7 +147,7 @@ class DiskIndex:
             self._database.execute(
                 "INSERT OR REPLACE INTO pins (fingerprint, tenant, name, tokens, digest) "
                 "VALUES (?, ?, ?, ?, ?)",
-                (fingerprint, pin.tenant, pin.name, pin.tokens, _pin_digest(fingerprint, pin)),
+                (fingerprint, pin.tenant, pin.name, pin.tokens, pin_digest(fingerprint, pin)),
             )
 
     def unpin(self, fingerprint: str, name: str, tenant: str) -> None:
@@ -178,9 +173,8 @@ class DiskIndex:
         sound = []
         with _damage():
             for row in self._database.execute(query, (fingerprint,)).fetchall():
-                _check_types(row, _PIN)
-                pin = Pin(*row[:-1])
-                if _pin_digest(fingerprint, pin) == row[-1]:
+                pin, digest = pin_of(row)
+                if pin_digest(fingerprint, pin) == digest:
                     sound.append(pin)
                     continue
                 log.warning("a pin is damaged and is forgotten: pin it again", pin=pin.name)
@@ -244,10 +238,6 @@ def _tables_of(database: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
     return frozenset(database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"))
 
 
-def _pin_digest(fingerprint: str, pin: Pin) -> bytes:
-    return digest_of(fingerprint, pin.tenant, pin.name, pin.tokens)
-
-
 @contextmanager
 def _damage() -> Iterator[None]:
     """Tell damage from what a full disk or a lock makes SQLite say."""
@@ -260,41 +250,3 @@ def _damage() -> Iterator[None]:
         if code & 0xFF in _CORRUPT or code == sqlite3.SQLITE_IOERR_SHORT_READ:
             raise UnusableIndexError(str(error)) from error
         raise
-
-
-def _row(record: Record) -> tuple[object, ...]:
-    """What the table holds of a record, in the order of `_COLUMNS`, without the id."""
-    return (
-        record.kind.value,
-        record.tenant,
-        record.start,
-        record.end,
-        record.prefix,
-        record.digest,
-        record.tokens,
-        record.name,
-        record.nbytes,
-        record.checksum,
-        record.used,
-    )
-
-
-def _record(*row: Any) -> Record:
-    """Read a row.
-
-    Raises:
-        ValueError: it is none that `add` wrote; above all, no path that leads elsewhere.
-    """
-    _check_types(row, _RECORD)  # SQLite keeps values of any type in any column
-    row_id, kind, *rest = row
-    record = Record(row_id, RecordKind(kind), *rest)
-    if not is_file_name(record.name) or is_temporary(record.name):
-        raise ValueError(f"{record.name!r} is no name of a file of the cache")
-    if not (0 <= record.start <= record.end and record.nbytes >= 0 <= record.used < _LATEST):
-        raise ValueError(f"the numbers of {record.name} make no sense")
-    return record
-
-
-def _check_types(row: tuple[Any, ...], types: tuple[type, ...]) -> None:
-    if tuple(map(type, row)) != types:
-        raise ValueError("a row has values of other types than were written")
