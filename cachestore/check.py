@@ -83,7 +83,7 @@ def _disk_problems(node: TrieNode, where: str) -> Iterator[str]:
 
 
 def _file_problems(cache: PrefixCache) -> Iterator[str]:
-    """The counts of file uses are those of the nodes."""
+    """Compare the counts of file uses with the nodes."""
     uses: Counter[int] = Counter()
     for trie in cache.tries:
         for node in trie.nodes():

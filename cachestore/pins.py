@@ -32,7 +32,7 @@ class PinDescription(NamedTuple):
 
 
 class Pins:
-    """Leases that nobody closes but the user. Belongs to the MLX thread.
+    """Leases that only the user closes. Belongs to the MLX thread.
 
     With a disk tier pins outlive restarts: their state is read back at the start.
 

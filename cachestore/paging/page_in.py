@@ -136,7 +136,7 @@ class PageIn:
         return read and bool(request.missing.nodes)
 
     def _read_span(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
-        """Have a node's span in memory; whether it is."""
+        """Read a node's span if it is not in memory; return whether it is now."""
         if node.span is not None or not node.extents:
             return True
         nbytes = sum(map(_nbytes, node.extents))
@@ -171,7 +171,7 @@ class PageIn:
         return span
 
     def _read_checkpoint(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:
-        """Have a node's checkpoint in memory; whether it is."""
+        """Read a node's checkpoint if it is not in memory; return whether it is now."""
         record = node.persisted_checkpoint
         if node.checkpoint is not None or record is None:
             return node.checkpoint is not None
@@ -197,7 +197,7 @@ class PageIn:
         return True
 
     def _room_below(self, node: TrieNode, need: Size) -> bool:
-        """Make room, but not at the cost of what is gone on from."""
+        """Make room, but not at the cost of the path that the state belongs below."""
         RadixTrie.retain(node)
         try:
             return self._make_room(need)

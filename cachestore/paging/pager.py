@@ -88,15 +88,15 @@ class Pager:
         self._page_in.give_up()
 
     def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
-        """Have what is on disk of a prompt read back."""
+        """Start to read what is on disk of a prompt, unless it is being read."""
         return self._page_in.request(namespace, tokens)
 
     def wait_for(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
-        """Have what is on disk of a prompt read back for somebody; whether to wait for it.
+        """Start to read what is on disk of a prompt; return whether its reader waits for that.
 
         Args:
-            reader: who asks, again and again. It makes do without what is paged out again
-                each time before it is used.
+            reader: what asks, again and again. State that is paged out again each time before
+                the reader uses it is not waited for any more.
             namespace: whose prompt.
             tokens: of the prompt.
         """

@@ -1,4 +1,4 @@
-"""How often state is read for somebody before that somebody makes do without it."""
+"""How often state is read for a reader that does not come to use it."""
 
 from weakref import WeakKeyDictionary
 
@@ -8,16 +8,16 @@ _MOST = 3
 
 
 class Retries:
-    """Counts for each reader how often state was read: it may be paged out again before it is used.
+    """Counts the reads for each reader: state may be paged out again before the reader uses it.
 
-    A reader is whatever object asks; its count goes with it.
+    A reader is the object that asks. Its count is dropped with it.
     """
 
     def __init__(self) -> None:
         self._begun: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 
     def ended(self, reader: object) -> bool:
-        """Whether a reader is to make do with what there is."""
+        """Whether a reader waits no more, and starts with what is in memory."""
         return self._begun.get(reader, 0) > _MOST
 
     def waits(self, reader: object, status: PageInStatus) -> bool:
