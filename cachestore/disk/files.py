@@ -136,11 +136,11 @@ def _write_blocks(
             for start in range(0, len(block), BLOCK):
                 if stopped():
                     raise DiskTierError("the disk tier was closed before this was written")
-                piece = block[start : start + BLOCK]
-                checksum.update(piece)
-                nbytes += len(piece)
-                while len(piece):
-                    piece = piece[os.write(fd, piece) :]
+                rest = block[start : start + BLOCK]
+                checksum.update(rest)
+                nbytes += len(rest)
+                while len(rest):
+                    rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
     finally:
         os.close(fd)

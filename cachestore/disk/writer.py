@@ -82,7 +82,7 @@ class DiskWriter:
             os.close(self._lock_fd)
 
     def _step(self, work: Work | None) -> bool:
-        """Do one piece of work; False when there is none and will be none."""
+        """Do what was taken from the queue; False when there is nothing and will be nothing."""
         if work is None:
             return False
         try:

@@ -266,7 +266,7 @@ def test_no_walk_without_pressure(world: World, monkeypatch: pytest.MonkeyPatch)
     world.begin([*SYSTEM, *fresh(1, 9)]).prefill().close()
 
 
-def test_victims_come_in_order_and_never_pinned(world: World) -> None:
+def test_victims_come_in_order_and_never_retained(world: World) -> None:
     """Oldest first, of equals the deepest, and nothing of a leased path."""
     chat(world, 100, 3)
     history = chat(world, 2000, 3)

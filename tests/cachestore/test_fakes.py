@@ -46,7 +46,7 @@ def test_a_checkpoint_rewinds_only_until_its_window_wraps() -> None:
 
 
 def test_the_fixture_sees_a_lease_that_is_never_closed() -> None:
-    """A leaked lease pins its path for ever; no test may pass with one."""
+    """A leaked lease retains its path for ever; no test may pass with one."""
     world = World(KV)
     sequence = world.begin([1, 2, 3])
     with pytest.raises(AssertionError, match="a lease was never closed"):

@@ -60,7 +60,7 @@ def whole(number: int, tokens: Tokens, *, spans: bool) -> Record:
     return sealed(made, tokens[:start])
 
 
-def recalled(*records: Record, stack: Stack = KV, longest: int = 1 << 62) -> PrefixCache:
+def recovered(*records: Record, stack: Stack = KV, longest: int = 1 << 62) -> PrefixCache:
     """Recall records that must all be of use."""
     cache = PrefixCache(stack.layout, budget=PLENTY, longest=longest)
     ascending = sorted(records, key=lambda record: record.start)
@@ -90,7 +90,7 @@ PROMPTS = st.lists(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(prompts=PROMPTS, longest=st.sampled_from([3, 7, 1 << 60]))
-def test_what_is_recalled_is_what_was_there(
+def test_what_is_recovered_is_what_was_there(
     stack: Stack, folder: Path, prompts: list[tuple[list[int], bool]], longest: int
 ) -> None:
     """Paths, offsets and files are the same, of both tenants, and nothing is collected."""
@@ -177,7 +177,7 @@ def test_tenants_do_not_mix() -> None:
 def test_the_tokens_before_decide_where_a_record_belongs() -> None:
     """Two paths may have the same tokens at the same offset."""
     one, other = as_tokens([*range(10), 7, 8]), as_tokens([*range(50, 60), 7, 8])
-    cache = recalled(span(1, one[:10], 0), span(2, other[:10], 0), span(3, one, 10))
+    cache = recovered(span(1, one[:10], 0), span(2, other[:10], 0), span(3, one, 10))
     trie = cache.tries.get(NAMESPACE)
     assert trie is not None
     assert trie.match(one).length == 12
@@ -202,7 +202,7 @@ def test_duplicates_are_collected() -> None:
 def test_long_records_become_short_nodes() -> None:
     """What is read and cut at once is no longer than what may be copied."""
     path = as_tokens(range(30))
-    cache = recalled(span(1, path[:25], 0), span(2, path, 25), longest=10)
+    cache = recovered(span(1, path[:25], 0), span(2, path, 25), longest=10)
     assert extents(cache) == [(0, 10, 1), (10, 20, 1), (20, 25, 1), (25, 30, 2)]
     assert cache.tries.files.counts() == {1: 3, 2: 1}
     assert cache.tries.files.nbytes == 120
@@ -215,7 +215,7 @@ def test_whole_states_of_stacks_without_spans(order: tuple[int, ...]) -> None:
     fork = as_tokens([*range(10), *range(90, 99)])
     records = [whole(1, path, spans=False), whole(2, path[:12], spans=False)]
     records.append(whole(3, fork, spans=False))
-    cache = recalled(*(records[number] for number in order), stack=RECURRENT)
+    cache = recovered(*(records[number] for number in order), stack=RECURRENT)
     trie = cache.tries.get(NAMESPACE)
     assert trie is not None
     ends = {n.end: n.persisted_checkpoint.id for n in trie.nodes() if n.persisted_checkpoint}
@@ -232,7 +232,7 @@ def test_whole_states_need_their_spans() -> None:
     alone = whole(1, path[:12], spans=True)
     cache = PrefixCache(EVERYTHING.layout, budget=PLENTY)
     assert recover_index(cache, [alone], NAMESPACE.fingerprint) == [alone]
-    cache = recalled(span(2, path, 0), alone, stack=EVERYTHING)
+    cache = recovered(span(2, path, 0), alone, stack=EVERYTHING)
     trie = cache.tries.get(NAMESPACE)
     assert trie is not None
     (node,) = (node for node in trie.nodes() if node.persisted_checkpoint is not None)
@@ -298,7 +298,7 @@ def test_any_bit_of_a_records_own_tokens() -> None:
         assert len(cache.tries) == 0
 
 
-def test_long_conversations_are_recalled_in_little_memory() -> None:
+def test_long_conversations_are_recovered_in_little_memory() -> None:
     """The paths before thousands of records are not kept, one after the other."""
     path = as_tokens(range(60_000))
     ends = range(100, 60_001, 100)

@@ -250,7 +250,7 @@ def test_a_request_cancelled_before_it_computed_anything_changes_nothing(world: 
     assert world.probe(range(20))[1] == 19
 
 
-def test_a_rewinding_checkpoint_below_the_match_is_pinned(make_world: MakeWorld) -> None:
+def test_a_rewinding_checkpoint_below_the_match_is_retained(make_world: MakeWorld) -> None:
     """It is what the lease restores from, so nobody may evict it before it is restored."""
     world = make_world(SLIDING)
     world.serve(range(13))
@@ -266,7 +266,7 @@ def test_a_rewinding_checkpoint_below_the_match_is_pinned(make_world: MakeWorld)
 
 
 def test_an_exact_checkpoint_is_preferred_to_one_that_rewinds(make_world: MakeWorld) -> None:
-    """It needs no search and pins nothing beyond the match."""
+    """It needs no search and retains nothing beyond the match."""
     world = make_world(SLIDING)
     world.serve(range(10))
     world.serve(range(13))
@@ -276,7 +276,7 @@ def test_an_exact_checkpoint_is_preferred_to_one_that_rewinds(make_world: MakeWo
     sequence.fail()
 
 
-def test_only_what_was_matched_is_pinned(make_world: MakeWorld) -> None:
+def test_only_what_was_matched_is_retained(make_world: MakeWorld) -> None:
     """The rest of an edge that a request left belongs to another conversation, and may go."""
     world = make_world(KV)
     world.serve(range(1000))
@@ -291,7 +291,7 @@ def test_only_what_was_matched_is_pinned(make_world: MakeWorld) -> None:
 def test_nothing_is_touched_by_a_prompt_that_nobody_knows(
     make_world: MakeWorld, stack: Stack
 ) -> None:
-    """A miss neither pins nor refreshes a checkpoint that happens to rewind to nothing."""
+    """A miss neither retains nor refreshes a checkpoint that happens to rewind to nothing."""
     world = make_world(stack)
     world.serve(range(10))
     used = [node.checkpoint_used for node in world.trie.nodes()]

@@ -427,13 +427,15 @@ def test_what_was_forgotten_in_flight_comes_to_no_other(stack: Stack, folder: Pa
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
-@pytest.mark.parametrize("saved", [True, False])
-def test_what_was_cleared_does_not_come_back(stack: Stack, folder: Path, *, saved: bool) -> None:
+@pytest.mark.parametrize("persisted", [True, False])
+def test_what_was_cleared_does_not_come_back(
+    stack: Stack, folder: Path, *, persisted: bool
+) -> None:
     """Not from a file either that holds more than what somebody kept; that is written anew."""
     world = PagedWorld(stack, folder, interval=10)
     world.serve(range(60))
     world.serve([*range(20), *range(100, 130)])
-    if saved:
+    if persisted:
         world.write_all()
     else:
         world.pager.step()  # it is being written
@@ -534,7 +536,7 @@ def test_a_request_resumes_where_memory_ends(folder: Path) -> None:
 
 
 def test_only_a_leaf_loses_what_the_disk_lacks(folder: Path) -> None:
-    """A partly stored leaf keeps what is on disk; its files stay counted."""
+    """A partly persisted leaf keeps what is on disk; its files stay counted."""
     world = PagedWorld(KV, folder)
     world.serve(range(100))
     world.write_all()
@@ -550,8 +552,8 @@ def test_only_a_leaf_loses_what_the_disk_lacks(folder: Path) -> None:
     world.finish()
 
 
-def test_busy_is_who_writes() -> None:
-    """A node is busy while somebody writes it, and stored soon if that is to its end."""
+def test_writing_is_until_all_writers_are_done() -> None:
+    """A node is written as long as it has writers, and persisted soon if one goes to its end."""
     node = TrieNode(as_tokens(range(10)), 0, None)
 
     class Idle:

@@ -231,7 +231,7 @@ def test_shorten_to_its_start_removes_a_leaf(fixture: TrieFixture) -> None:
     fixture.check()
 
 
-def test_shorten_refuses_the_root_inner_and_pinned_nodes(fixture: TrieFixture) -> None:
+def test_shorten_refuses_the_root_inner_and_retained_nodes(fixture: TrieFixture) -> None:
     """Descendants of a shortened node would hang in the air, and a lease lose its state."""
     stem = fixture.append(fixture.trie.root, [1, 2])
     leaf = fixture.append(stem, [3, 4])
@@ -267,7 +267,7 @@ def test_retaining_holds_the_whole_path_and_releasing_gives_it_back() -> None:
 
 
 def test_prune_forgets_empty_nodes_up_to_what_holds_something() -> None:
-    """Tokens without state lead nowhere; a checkpoint, a pin or a branch keeps what is above."""
+    """Tokens without state lead nowhere; a checkpoint, a lease or a branch keeps what is above."""
     registry, trie = Registry(), RadixTrie()
     held = trie.append(trie.root, as_tokens([1]), None)
     empty = trie.append(held, as_tokens([2]), None)
