@@ -127,7 +127,8 @@ class PrefixReuse:
         """Whether another's prefill is about to bring much of this prompt into the cache.
 
         Agents that start together so compute their common prompt once. The other one hears of
-        it: it gives what they share to the cache before its own prompt is complete.
+        it: it gives what they share to the cache before its own prompt is complete. Of several
+        that wait for it, the one that shares the least is told of first.
         """
         if not self._keeps:
             return False
@@ -141,7 +142,7 @@ class PrefixReuse:
             return False
         if shared - self.known(sequence).tokens < _WORTH_WAITING:
             return False
-        other.num_awaited = max(other.num_awaited, shared)
+        other.num_awaited = min(other.num_awaited, shared) if other.is_awaited else shared
         return True
 
     def page_in(self, sequence: Sequence) -> bool:
@@ -190,7 +191,7 @@ class PrefixReuse:
         offset, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
         ends = offset == last // self._grid * self._grid
         full = sequence.states.tail_length >= self._piece
-        awaited = lease.held < sequence.num_awaited <= offset
+        awaited = sequence.is_awaited and sequence.num_awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):
             return
         tokens = as_tokens(sequence.computed)

@@ -82,6 +82,11 @@ class Sequence:
         return max(0, len(self.tokens) - 1 - self.num_computed_tokens)
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether another request waits for tokens of it that are not in the cache yet."""
+        return self.lease is not None and self.lease.held < self.num_awaited
+
+    @property
     def replays(self) -> bool:
         """Whether the token after those that were fed is known, from before a preemption."""
         return self.num_computed_tokens < self.num_prompt_tokens + len(self.output)

@@ -68,6 +68,22 @@ def test_what_they_share_is_shared_at_once(name: str, *, exact: bool) -> None:
     rig.check_rest()
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_each_waits_for_no_more_than_it_shares(*, exact: bool) -> None:
+    """One that shares little does not wait for what another shares."""
+    rig = Rig(zoo_model("llama"), BUDGET, exact=exact)
+    prompt = words(LONG, "long")
+    begun(rig, prompt)
+    near, far = (
+        rig.send(Ask([*prompt[: chunks * CHUNK], *words(11, chunks)], 1)) for chunks in (6, 14)
+    )
+    assert steps_to_first_token(rig, near) <= 5
+    assert not rig.told[far].tokens
+    rig.until(lambda: rig.idle)
+    assert [rig.told[name].error for name in (near, far)] == [None, None]
+    rig.check_rest()
+
+
 def test_short_prompts_that_never_end_do_not_stop_a_long_one() -> None:
     """It is passed over for as many tokens as it has left, and then goes first."""
     rig = Rig(zoo_model("llama"), BUDGET)
