@@ -48,9 +48,10 @@ def _shortest_prompt(running: Items[Sequence]) -> Sequence | None:
 
     A prompt counts as shorter by every token that was computed for others while it waited. One
     with n tokens left is therefore passed over for n tokens at most by requests that come later.
+    Where another request waits for its beginning, what is left is what that one waits for.
     """
     prompts = (s for s in running if s.num_left_to_prefill)
-    return min(prompts, key=lambda s: s.num_left_to_prefill - s.num_passed_over, default=None)
+    return min(prompts, key=lambda s: s.num_left_to_share - s.num_passed_over, default=None)
 
 
 class StallBound:

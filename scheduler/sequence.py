@@ -87,6 +87,13 @@ class Sequence:
         return self.lease is not None and self.lease.held < self.num_awaited
 
     @property
+    def num_left_to_share(self) -> int:
+        """Tokens to prefill until somebody can use them: another that waits, or else itself."""
+        if self.is_awaited:
+            return max(0, self.num_awaited - self.num_computed_tokens)
+        return self.num_left_to_prefill
+
+    @property
     def replays(self) -> bool:
         """Whether the token after those that were fed is known, from before a preemption."""
         return self.num_computed_tokens < self.num_prompt_tokens + len(self.output)

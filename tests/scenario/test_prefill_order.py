@@ -84,6 +84,24 @@ def test_each_waits_for_no_more_than_it_shares(*, exact: bool) -> None:
     rig.check_rest()
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("chunks", [2, 6])
+def test_what_is_awaited_is_not_passed_over(chunks: int, *, exact: bool) -> None:
+    """Whoever waits for a long prompt's beginning does not wait for shorter ones as well."""
+    rig = Rig(zoo_model("llama"), BUDGET, exact=exact)
+    prompt = words(LONG, "long")
+    begun(rig, prompt)
+    other = rig.send(Ask(words(LONG // 2, "other"), 1))
+    rig.step()
+    assert rig.live[other].num_computed_tokens
+    waits = rig.send(Ask([*prompt[: chunks * CHUNK], *words(11, "waits")], 1))
+    assert steps_to_first_token(rig, waits) <= 5
+    assert rig.told[waits].cached == chunks * CHUNK
+    assert not rig.told[other].tokens
+    rig.until(lambda: rig.idle)
+    rig.check_rest()
+
+
 def test_short_prompts_that_never_end_do_not_stop_a_long_one() -> None:
     """It is passed over for as many tokens as it has left, and then goes first."""
     rig = Rig(zoo_model("llama"), BUDGET)
