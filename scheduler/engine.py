@@ -251,9 +251,9 @@ class Engine:
         self._forward.prefill(sequence.tokens[start:end].tolist(), sequence.states)
         sequence.num_computed_tokens = end
         self._stall.observe(end - start, self._clock() - began)
-        for other in self._running:
-            if other is not sequence and other.num_left_to_prefill:
-                other.num_passed_over += end - start
+        for earlier in self._running[: self._running.index(sequence)]:
+            if earlier.num_left_to_prefill:
+                earlier.num_passed_over += end - start
         self._count(prefill_tokens=end - start)
         self._reuse.advanced(sequence)
         self._reuse.prefilled(sequence)

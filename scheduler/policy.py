@@ -46,8 +46,8 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
 def _shortest_prompt(running: Items[Sequence]) -> Sequence | None:
     """Choose whose prompt advances: shortest remaining work first, with ageing.
 
-    A prompt counts as shorter by every token that was computed for others while it waited. One
-    with n tokens left is therefore passed over for n tokens at most by requests that come later.
+    A prompt counts as shorter by every token that was computed for later ones. One with n tokens
+    left is therefore passed over for n tokens at most by requests that come later.
     Where another request waits for its beginning, what is left is what that one waits for.
     """
     prompts = (s for s in running if s.num_left_to_prefill)

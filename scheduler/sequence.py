@@ -38,7 +38,7 @@ class Sequence:
         drawn: the token after these, while it is chosen and not read yet.
         end_token: the token that ended the answer; it is no part of it.
         num_computed_tokens: tokens, from the first, whose state `states` holds.
-        num_passed_over: prompt tokens that were computed for others while its own prompt waited.
+        num_passed_over: prompt tokens computed for later ones while its own prompt waited.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
         lease: its hold on the cache; None before it starts.
         borders: offsets at which its prefill stops for a checkpoint, ascending.

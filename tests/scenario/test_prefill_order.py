@@ -102,6 +102,18 @@ def test_what_is_awaited_is_not_passed_over(chunks: int, *, exact: bool) -> None
     rig.check_rest()
 
 
+def test_a_long_prompt_that_waited_for_another_is_passed_too() -> None:
+    """Only what came later makes a prompt older: a short one waits for neither of two long ones."""
+    rig = Rig(zoo_model("llama"), BUDGET)
+    first, second = (rig.send(Ask(words(LONG, name), 1)) for name in ("first", "second"))
+    steps_to_first_token(rig, first)
+    rig.until(lambda: rig.live[second].num_computed_tokens >= 2 * CHUNK)
+    short = rig.send(Ask(words(11, "short"), 1))
+    assert steps_to_first_token(rig, short) <= 3
+    assert not rig.told[second].tokens
+    rig.until(lambda: rig.idle)
+
+
 def test_short_prompts_that_never_end_do_not_stop_a_long_one() -> None:
     """It is passed over for as many tokens as it has left, and then goes first."""
     rig = Rig(zoo_model("llama"), BUDGET)

@@ -118,9 +118,8 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
         assert batch.prefill is not None
         tokens = batch.end - batch.prefill.num_computed_tokens
         batch.prefill.num_computed_tokens = batch.end
-        for other in running:
-            if other is not batch.prefill and other.num_left_to_prefill:
-                other.num_passed_over += tokens
+        for earlier in running[: running.index(batch.prefill)]:
+            earlier.num_passed_over += tokens
         passed += 0 if batch.prefill is long else tokens
     assert passed <= length + max(others)
 
