@@ -20,8 +20,8 @@ from .statistics import CacheStatistics, describe
 from .trie import RadixTrie
 from .tries import Namespace, Tries
 
-# Checkpoints for these reasons are resumed at by other requests.
-_SHARED = (Reason.JUNCTION, Reason.SYSTEM, Reason.HINT)
+SHARED = (Reason.JUNCTION, Reason.SYSTEM, Reason.HINT)
+"""Checkpoints for these reasons are resumed at by other requests."""
 
 
 class PrefixCache:
@@ -153,7 +153,7 @@ class PrefixCache:
         shared = [
             item
             for item in lease.captured
-            if item.reason in _SHARED and item.checkpoint.offset <= len(tokens)
+            if item.reason in SHARED and item.checkpoint.offset <= len(tokens)
         ]
         tick = self.tries.next_tick()
         for item in shared:

@@ -8,7 +8,7 @@ from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_off
 from ..cachestore.lease import Lease
 from ..cachestore.node import Tokens, as_tokens, common_length
 from ..cachestore.pins import Pins
-from ..cachestore.prefix_cache import PrefixCache
+from ..cachestore.prefix_cache import SHARED, PrefixCache
 from ..cachestore.restoration import Known
 from ..cachestore.state import Checkpoint, Span
 from ..cachestore.statistics import CacheStatistics
@@ -18,6 +18,9 @@ from .sequence import Sequence, SequenceStatus
 
 _WORTH_WAITING = 32
 """Tokens of common prompt for which a request waits for another's prefill."""
+
+_OWN = 2
+"""Checkpoints of its own that a request is left with, however many others wait for it."""
 
 
 class LiveStates(Protocol):
@@ -133,17 +136,39 @@ class PrefixReuse:
         if not self._keeps:
             return False
         others = [
-            (common_length(other.tokens[:-1], sequence.tokens) // self._grid * self._grid, other)
+            (self._shared(other, sequence), other)
             for other in running
             if other.num_left_to_prefill and other.request.tenant == sequence.request.tenant
         ]
         shared, other = max(others, key=itemgetter(0), default=(0, sequence))
-        if shared < _WORTH_WAITING:
+        if shared < _WORTH_WAITING or shared - self.known(sequence).cached < _WORTH_WAITING:
             return False
-        if shared - self.known(sequence).tokens < _WORTH_WAITING:
-            return False
-        other.num_awaited = min(other.num_awaited, shared) if other.is_awaited else shared
+        if not other.is_awaited or shared <= other.num_awaited:
+            other.num_awaited = shared
+            self._take_at(other, shared)
         return True
+
+    def _shared(self, other: Sequence, sequence: Sequence) -> int:
+        """How many tokens of a prompt another's prefill can give to the cache.
+
+        Where states resume at checkpoints only, those before one that others can have.
+        """
+        common = common_length(other.tokens[:-1], sequence.tokens) // self._grid * self._grid
+        if not self._captures or common < _WORTH_WAITING or other.lease is None:
+            return common
+        computed, lease = other.num_computed_tokens, other.lease
+        taken = [(item.checkpoint.offset, item.reason) for item in lease.captured]
+        due = [(offset, reason) for offset, reason in other.borders.items() if offset > computed]
+        offsets = [at for at, reason in taken + due if reason in SHARED and at <= common]
+        shared = max(offsets, default=0)
+        spares = common > computed and common - shared >= _WORTH_WAITING
+        return common if spares and lease.checkpoints_kept > _OWN else shared
+
+    def _take_at(self, other: Sequence, offset: int) -> None:
+        """Have a checkpoint taken where a prefill is to be shared, if it can and must be."""
+        ahead = offset > other.num_computed_tokens
+        if self._captures and ahead and other.borders.get(offset) not in SHARED:
+            other.borders = dict(sorted((other.borders | {offset: Reason.JUNCTION}).items()))
 
     def page_in(self, sequence: Sequence) -> bool:
         """Whether to wait until what is on disk of a sequence's tokens is read."""

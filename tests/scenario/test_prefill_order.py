@@ -85,6 +85,34 @@ def test_each_waits_for_no_more_than_it_shares(*, exact: bool) -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_waits_resumes_where_prompts_part(name: str, *, exact: bool) -> None:
+    """Nobody said where that is: the checkpoint is taken because another waits."""
+    rig = Rig(zoo_model(name), BUDGET, exact=exact)
+    prompt = words(LONG, "long")
+    asks = [Ask([*prompt[: n * CHUNK], *words(11, n)], 3, at=2) for n in (6, 10)]
+    told = rig.serve([Ask(prompt, 3), *asks])
+    assert [t.cached for t in told] == [0, 6 * CHUNK, 10 * CHUNK]
+    if exact:
+        alone = Rig(zoo_model(name), BUDGET, exact=True)
+        assert [alone.serve([ask])[0].tokens for ask in asks] == [t.tokens for t in told[1:]]
+    rig.check_rest()
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "mamba2"])
+def test_nobody_waits_for_what_cannot_be_shared(name: str) -> None:
+    """A state that has gone beyond what they share cannot be resumed: each computes its own."""
+    rig = Rig(zoo_model(name), BUDGET)
+    prompt = words(LONG, "long")
+    long = begun(rig, prompt)
+    short = rig.send(Ask([*prompt[: 2 * CHUNK], *words(11, "short")], 1))
+    assert steps_to_first_token(rig, short) <= 4
+    assert not rig.told[long].tokens
+    rig.until(lambda: rig.idle)
+    rig.check_rest()
+
+
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("chunks", [2, 6])
 def test_what_is_awaited_is_not_passed_over(chunks: int, *, exact: bool) -> None:
     """Whoever waits for a long prompt's beginning does not wait for shorter ones as well."""
