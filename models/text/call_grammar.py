@@ -109,7 +109,7 @@ def _mistral_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[s
 
 
 def _add_harmony(lark: Lark, reader: SchemaReader, calls: ToolCalls, content: str | None) -> None:
-    """One call, which ends the answer, or content; words may stand before either."""
+    """One call, which ends the answer, or content; words may stand before, unless that is held."""
     behind = lark.text(" "), lark.marker("<|constrain|>"), lark.text("json")
     for number, (tool, arguments) in enumerate(_arguments(reader, calls)):
         body = f"{lark.marker('<|message|>')} {lark.json(arguments, reader)}"
@@ -118,10 +118,11 @@ def _add_harmony(lark: Lark, reader: SchemaReader, calls: ToolCalls, content: st
         in_role = f"{before} {lark.marker('<|channel|>commentary json')}"
         lark.rule(f"call_{number}", f"({in_channel} {' '.join(behind)} | {in_role}) {body}")
     called = " | ".join(f"call_{number}" for number in range(len(calls.tools)))
+    if content is not None:
+        lark.rule("answer", f"{called} | {content}")  # words before it would be content, too
+        return
     words = lark.up_to(f"{ENDS[0]}{NEXT}", calls.starts)
-    last = called
-    if not calls.forced:
-        last += f" | {content or f'{lark.marker(FINAL)} {lark.free(calls.starts)}'}"
+    last = called if calls.forced else f"{called} | {lark.marker(FINAL)} {lark.free(calls.starts)}"
     lark.rule("answer", f"({lark.marker(COMMENTARY)} {words})? ({last})")
 
 

@@ -154,6 +154,7 @@ HARMONY_CASES: list[tuple[dict[str, Any], dict[str, str]]] = [
             IN_CHANNEL.format("order") + ORDERED: "complete",
             THOUGHT + FINAL + "1": "complete",
             FINAL + "2": "not allowed",
+            WORDS: "not allowed",
         },
     ),
 ]
