@@ -30,6 +30,7 @@ from .open_call import OpenCall, StreamedArguments
 from .tools import openai_tools
 
 _BLANK = " \t\r\n"
+_NO_EDGES = Edges({})
 _HELD_BLANKS = 256  # before a marker these many belong to it; more are content
 
 
@@ -70,7 +71,7 @@ class OutputParser:
         self._parallel = choice.parallel
         self._guaranteed = guaranteed
         self._constrained = constrained
-        self._content_edges: Edges | None = None  # once constrained content has begun
+        self._in_content = False  # once constrained content has begun
         self._state = REASONING if in_reasoning else form.initial
         self._call: OpenCall | None = None
         self._streamed: StreamedArguments | None = None
@@ -124,7 +125,7 @@ class OutputParser:
             return False
         if self._call is not None:
             return self._continue_call(self._call)
-        if self._constrained and self._content_edges is None and self._is_content():
+        if self._constrained and not self._in_content and self._is_content():
             self._begin_content()
         quiet = self._quiet_until - self._base
         loud = self._finds_calls and self._at >= quiet
@@ -148,8 +149,8 @@ class OutputParser:
         return self._finds_calls and not loud and safe == quiet
 
     def _edges(self, *, calls: bool) -> Edges:
-        if self._content_edges is not None and self._state == NORMAL:
-            return self._content_edges
+        if self._in_content:
+            return _NO_EDGES
         return self._form.edges(self._state, calls=calls)
 
     def _is_content(self) -> bool:
@@ -161,9 +162,7 @@ class OutputParser:
         return bool(rest) and not any(m.startswith(rest) or rest.startswith(m) for m in markers)
 
     def _begin_content(self) -> None:
-        edges = self._form.edges(NORMAL, calls=False).targets
-        self._content_edges = Edges({m: to for m, to in edges.items() if to != REASONING})
-        self._finds_calls = False
+        self._in_content, self._finds_calls = True, False
         self._emit(self._blanks, self._blanks_at)
         self._blanks = ""
 

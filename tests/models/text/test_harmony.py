@@ -228,6 +228,13 @@ def test_nothing_is_lost(data: st.DataObject) -> None:
     assert parts_of(events_of(OutputParser(HARMONY, tools=TOOLS), pieces)) == [("text", text)]
 
 
+@pytest.mark.parametrize("marker", [*TOKENS, f"{NEXT}{THOUGHT}", f"<|end|>{NEXT}{FINAL}"])
+def test_content_that_is_held_to_something_is_text(marker: str) -> None:
+    """A string may write out what ends a message."""
+    content = f'{{"a": "x{marker}y"}}'
+    assert parts(f"{FINAL}{content}", constrained=True) == [("text", content)]
+
+
 def test_arguments_are_the_models_own_text() -> None:
     """So that a later prompt can have them as they were generated; line breaks are mended."""
     form = HARMONY.tools
