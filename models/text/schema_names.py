@@ -69,6 +69,8 @@ def _describe_names(
         parts.append(rf"^[\s\S]{{{bounds}}}$")
     held = format_pattern(names["format"], place) if "format" in names else None
     parts += [] if held is None else [held]
+    if not parts:
+        return
     before = new.get("patternProperties")
     try:
         if before is None:

@@ -131,6 +131,7 @@ HONOURED: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "string", "uniqueItems": True}, ['"a"'], ["1"]),
     ({"type": "array", "uniqueItems": False}, ["[1,1]"], []),
     ({"exclusiveMinimum": True, "minimum": 3, "type": "integer"}, ["4"], ["3"]),
+    ({"type": "object", "propertyNames": {"format": "password"}}, ['{"a":1}'], ["1"]),
     ({"type": "integer", "maximum": 2**63 - 1, "minimum": 0}, ["5"], [str(2**63), "-1"]),
     ({"type": "integer", "format": "int32"}, ["2147483647"], ["2147483648"]),
     ({"type": "integer", "format": "int32", "minimum": 5}, ["5"], ["4"]),
