@@ -15,7 +15,7 @@ LAST = 0x10FFFF
 _MOST_COPIES = 1000
 _DEEPEST = 50
 
-_BOUND = re.compile(r"\{(\d+)(,(\d*))?\}")
+_BOUND = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
 _GROUP = re.compile(r"\((\?(:|=|!|P?<[A-Za-z_]\w*>))?")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}")
 _LINE_ENDS = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))  # Python's `.` knows the first only

@@ -5,6 +5,7 @@ places. So a schema is rewritten for it: what it honours is kept, references lea
 targets, annotations are dropped, and whatever else would change which values are valid is refused.
 """
 
+import re
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -23,6 +24,7 @@ _REF_STANDS_ALONE = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
 _DEFINITIONS = "#/$defs/"
 _LOOKED_THROUGH = 16  # references one behind the other
 
+_INDEX = re.compile("[0-9]{1,9}")
 
 class SchemaReader:
     """Rewrites schemas for the grammar's compiler; several may share one grammar.
@@ -311,6 +313,6 @@ def _is_resource(schema: Any) -> bool:
 def _step(found: Any, step: str) -> Any:
     if isinstance(found, dict):
         return found.get(step)
-    if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+    if isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
         return found[int(step)]
     return None

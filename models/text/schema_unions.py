@@ -173,7 +173,7 @@ def comparable(value: Any) -> tuple[str, Any] | None:
     if value is None:
         return "null", None
     if is_number(value):
-        return "number", float(value)
+        return "number", value  # equal to a float that is equal
     if isinstance(value, str | bool):
         return "string" if isinstance(value, str) else "boolean", value
     return None

@@ -51,6 +51,8 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"propertyNames": {"type": "integer"}}, "propertyNames", "must allow texts"),
     ({"propertyNames": {"format": "uri"}}, "propertyNames.format", "not supported here"),
     ({"propertyNames": {"maxLength": 3}, "properties": {"a": {}}}, "propertyNames", "beside"),
+    ({"$ref": f"#/allOf/{'9' * 5000}", "allOf": [{}]}, "$ref", "no schema is"),
+    ({"oneOf": [{"const": 10**400}, {"const": 1}]}, "oneOf.0.const", "too large"),
     (
         {"propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"pattern": "(?<!a)b"}}},
         "propertyNames",
