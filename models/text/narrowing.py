@@ -19,6 +19,7 @@ MOST = 10**18
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _MANY = ("anyOf", "allOf")
+_DEEPEST = 100
 
 
 class UnwritableError(GrammarError):
@@ -37,6 +38,7 @@ class Narrowing:
         self._reader = reader
         self._tags = tuple(tags)
         self._pattern = pattern_without(self._tags)
+        self._depth = 0
 
     def schema(self, schema: Any) -> Any:
         """Narrow a schema.
@@ -46,6 +48,14 @@ class Narrowing:
         """
         if isinstance(schema, bool):
             return self._anything() if schema else False
+        if self._depth > _DEEPEST:
+            raise UnwritableError("schemas lead to each other too often")
+        self._depth += 1
+        narrowed = self._narrowed(schema)
+        self._depth -= 1
+        return narrowed
+
+    def _narrowed(self, schema: dict[str, Any]) -> dict[str, Any]:
         if "oneOf" in schema or "patternProperties" in schema:
             raise UnwritableError("the schema cannot be narrowed")
         if "const" in schema or "enum" in schema:

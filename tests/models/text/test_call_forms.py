@@ -347,6 +347,22 @@ def test_names_that_cannot_stand_in_a_tag(
     assert follow(codec, grammar, f'<tool_call>\n{{"name": "{tool}"') == "goes on"
 
 
+def test_references_that_lead_far_are_written_in_the_generic_form(
+    codec: TextCodec, compiler: GrammarCompiler
+) -> None:
+    """Each of hundreds of schemas refers to the next."""
+    defs: dict[str, Any] = {
+        f"a{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/a{i + 1}"}}}
+        for i in range(300)
+    }
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a0"}}}
+    tool = Tool(
+        name="order", parameters={**parameters, "$defs": {**defs, "a300": {"type": "integer"}}}
+    )
+    grammar = compiler.compile(calls_of("qwen3_coder", [tool]))
+    assert follow(codec, grammar, GENERIC_ORDER) == "goes on"
+
+
 def test_what_no_form_can_write_is_refused(compiler: GrammarCompiler) -> None:
     """In the generic form's words."""
     tool = Tool(name="f", parameters={"properties": {"a": {"not": {}}}})
