@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from ..errors import GrammarError
 from .look_around import LookAround
-from .schema_form import COUNTS, MOST_NODES, check, measure, types_of, within
+from .schema_form import COUNTS, DEEPEST, MOST_NODES, check, measure, types_of, within
 from .schema_keywords import EFFECTIVE, KEPT, MANY, effective, has_unsupported_effect
 from .schema_names import hold_names
 from .schema_sets import hold_unique
@@ -22,9 +22,10 @@ from .schema_weight import Scale
 
 _REF_STANDS_ALONE = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
 _DEFINITIONS = "#/$defs/"
+_MOST_CHECKED = 10 * MOST_NODES
 _LOOKED_THROUGH = 16  # references one behind the other
-
 _INDEX = re.compile("[0-9]{1,9}")
+
 
 class SchemaReader:
     """Rewrites schemas for the grammar's compiler; several may share one grammar.
@@ -102,6 +103,9 @@ class _Document:
         self._left: list[tuple[str, _Target]] = []
         self._inside: list[str] = []  # targets that are being copied
         self._other_base = False
+        self._depth = 0
+        self._checked: set[str] = set()
+        self._left_to_check = _MOST_CHECKED
 
     def rewritten(self) -> Any:
         root = self._rewrite(*self._root)
@@ -113,8 +117,11 @@ class _Document:
     def _rewrite(self, schema: Any, place: str) -> Any:
         if isinstance(schema, bool):
             return schema
+        if self._depth > DEEPEST:
+            raise GrammarError(f"leads deeper than {DEEPEST} levels", place)
         new: dict[str, Any] = {}
         self._reader.note(new, place)
+        self._depth += 1
         if "$ref" in schema and self._stands_alone:
             schema = {"$ref": schema["$ref"]}
         outer = self._other_base
@@ -126,6 +133,7 @@ class _Document:
         if schema.get("uniqueItems"):
             self._hold_unique(new, schema.get("items"), place)
         self._other_base = outer
+        self._depth -= 1
         for part in hold_text(new, schema, self._reader.look_around, place):
             self._reader.note(part, place)
         set_bounds(new, place)
@@ -272,9 +280,19 @@ class _Document:
             raise GrammarError("is not supported below another $id", place)
         if reference not in self._targets:
             target = self._find(reference, place)
-            check(*target)
+            self._check(target, place)
             self._targets[reference] = target
         return self._targets[reference]
+
+    def _check(self, target: _Target, place: str) -> None:
+        """See that a target is a schema, once: it may be named in many ways."""
+        if target.place in self._checked:
+            return
+        self._checked.add(target.place)
+        self._left_to_check -= measure(target.schema, target.place)
+        if self._left_to_check < 0:
+            raise GrammarError("leads to too many schemas by way of references", place)
+        check(*target)
 
     def _find(self, reference: str, place: str) -> _Target:
         base, _, fragment = reference.partition("#")

@@ -8,6 +8,7 @@ from ..errors import GrammarError
 from .schema_form import is_number, types_of
 
 _MOST_OPTIONS = 100  # each is compared with each
+_MOST_COMPARED = 100_000  # names of objects
 _DEEPEST = 32
 
 _T = TypeVar("_T")
@@ -98,7 +99,8 @@ def additions(options: Sequence[Known], preferred: str | None) -> list[frozenset
     Returns:
         names for each option; None where they cannot be told apart.
     """
-    if len(options) > _MOST_OPTIONS:
+    compared = len(options) * sum(len(option.tags) for option in options)
+    if len(options) > _MOST_OPTIONS or compared > _MOST_COMPARED:
         return None
     added: list[frozenset[str]] = [frozenset()] * len(options)
     for j, two in enumerate(options):

@@ -131,9 +131,9 @@ HONOURED: list[tuple[Any, list[str], list[str]]] = [
     # Names cannot be written in a second way, and so slip past the schema that they have.
     ({"properties": {"a": {"type": "integer"}}}, ['{"b":1}'], ['{"\\u0061":"x"}', '{"a":"x"}']),
     ({"type": "string", "uniqueItems": True}, ['"a"'], ["1"]),
+    ({"type": "object", "propertyNames": {"format": "password"}}, ['{"a":1}'], ["1"]),
     ({"type": "array", "uniqueItems": False}, ["[1,1]"], []),
     ({"exclusiveMinimum": True, "minimum": 3, "type": "integer"}, ["4"], ["3"]),
-    ({"type": "object", "propertyNames": {"format": "password"}}, ['{"a":1}'], ["1"]),
     ({"type": "integer", "maximum": 2**63 - 1, "minimum": 0}, ["5"], [str(2**63), "-1"]),
     ({"type": "integer", "format": "int32"}, ["2147483647"], ["2147483648"]),
     ({"type": "integer", "format": "int32", "minimum": 5}, ["5"], ["4"]),
@@ -291,6 +291,55 @@ def doubling(levels: int, keyword: str) -> dict[str, Any]:
     return {"$ref": "#/$defs/a0", "$defs": {**defs, f"a{levels}": {"type": "object"}}}
 
 
+def looked_through(levels: int) -> dict[str, Any]:
+    """Options that the compiler must tell apart, each deep inside the one before."""
+    defs: dict[str, Any] = {f"a{levels}": {"type": "object"}}
+    for i in range(levels):
+        made: dict[str, Any] = {"oneOf": [{"$ref": f"#/$defs/a{i + 1}"}, {}]}
+        for _ in range(40):
+            made = {"allOf": [made]}
+        defs[f"a{i}"] = made
+    return {"oneOf": [{"$ref": "#/$defs/a0"}, {}], "$defs": defs}
+
+
+def spelled(count: int) -> dict[str, Any]:
+    """References to one large schema, each in a spelling of its own."""
+    names = (
+        "".join(f"%{ord(c):x}" if i >> k & 1 else c for k, c in enumerate("thedefinition"))
+        for i in range(count)
+    )
+    refs = [{"$ref": f"#/$defs/{name}"} for name in names]
+    return {
+        "anyOf": refs,
+        "$defs": {"thedefinition": {"properties": {f"p{i}": {} for i in range(4000)}}},
+    }
+
+
+def overlapping(levels: int) -> dict[str, Any]:
+    """References to schemas each of which has the next in it."""
+    made: dict[str, Any] = {"enum": list(range(15_000))}
+    for _ in range(levels):
+        made = {"items": made}
+    refs = [{"$ref": "#/$defs/a" + "/items" * i} for i in range(levels)]
+    return {"anyOf": refs, "$defs": {"a": made}}
+
+
+def sharing(lists: int, options: int) -> dict[str, Any]:
+    """Lists of options that have many names in common, and tell themselves apart by one."""
+    made = [
+        {
+            "allOf": [{"$ref": "#/$defs/a"}],
+            "type": "object",
+            "properties": {"k": {"const": i}},
+            "required": ["k"],
+        }
+        for i in range(options)
+    ]
+    shared = {"properties": {f"p{i}": {"const": i} for i in range(1900)}}
+    properties = {f"p{i}": {"oneOf": made} for i in range(lists)}
+    return {"properties": properties, "$defs": {"a": shared}}
+
+
 def alternatives(lists: int, options: int) -> dict[str, Any]:
     """Lists of options that all apply."""
     made = [
@@ -330,6 +379,10 @@ HOSTILE: list[tuple[Any, str]] = [
         "combinations",
     ),
     ({"type": "string", "minLength": 10**5, "maxLength": 10**12}, ""),
+    (looked_through(17), "leads deeper"),
+    (spelled(2000), "over 2000 properties"),
+    (overlapping(40), "too many schemas"),
+    (sharing(5, 100), "over 2000 properties"),
 ]
 """What is refused, with a part of the words, and what is not: that must be cheap to follow."""
 
