@@ -81,6 +81,8 @@ def _value(
 def _text(lark: Lark, form: TaggedForm, narrowing: Narrowing, written: Written) -> str:
     schema = written.schema
     if values := values_of(schema):
+        if len(schema.keys() - {"type"}) > 1:
+            raise UnwritableError("values that must match more")
         if not all(
             _is_plain(value, form, written) and narrowing.is_free(value) for value in values
         ):

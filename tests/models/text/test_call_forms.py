@@ -318,6 +318,7 @@ UNWRITABLE: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_coder", {"type": "array", "items": {"enum": ["</parameter>"]}}),
     ("qwen3_coder", {"type": "object", "patternProperties": {"^a": {}}}),
     ("glm47", {"type": "string", "enum": [" a"]}),
+    ("glm47", {"type": "string", "enum": ["a", "bb"], "minLength": 2}),
     ("glm47", {"type": "string", "enum": ["</arg_value>"]}),
     ("minimax_m2", {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
     ("minimax_m2", {"$ref": "#/$defs/n"}),
