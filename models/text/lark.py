@@ -15,6 +15,10 @@ _JSON_OPTIONS = {
     "json_allowed_escapes": 'nrbtf"\\',
 }
 
+# Text that must follow is encoded by the compiler, and only those tokens are allowed: where it
+# writes out a special token's name, that token, which the grammar then does not take.
+_UNFORCED = '%llguidance {"no_forcing": true}'
+
 
 class Lark:
     """A grammar that is being written. Its start is the rule `start`.
@@ -27,14 +31,19 @@ class Lark:
         self._special = special
         names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one
         self._tokens = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
+        spelled = {_spelled(text) for name in names for text in (name, json.dumps(name)[1:-1])}
+        self._written = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
         self._rules = [r"TEXT: /(?s:.*)/"]
         self._names: dict[str, str] = {}
+        self._unforced = False
 
     def __str__(self) -> str:
-        return "\n".join(self._rules) + "\n"
+        return "\n".join([*([_UNFORCED] if self._unforced else []), *self._rules]) + "\n"
 
     def rule(self, name: str, body: str) -> None:
         """Define a rule, or in upper case a terminal."""
+        if not name.startswith("TEXT") and self._written.search(_spelled(body)):
+            self._unforced = True
         self._rules.append(f"{name}: {body}")
 
     def text(self, text: str) -> str:
@@ -108,6 +117,11 @@ class Lark:
             self._names[body] = f"{kind}_{len(self._names) + 1}"
             self.rule(f"{self._names[body]}{flags}", body)
         return self._names[body]
+
+
+def _spelled(text: str) -> str:
+    """A text without what escapes it."""
+    return text.replace("\\", "")
 
 
 def as_document(schema: Any, reader: SchemaReader) -> dict[str, Any]:

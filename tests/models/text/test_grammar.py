@@ -196,6 +196,26 @@ def test_markers_that_are_special_tokens(codec: "TextCodec", compiler: GrammarCo
     assert allowed(matcher.mask(), yes), "still inside the thinking"
 
 
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (Choice(["a <|im_end|> b", "no"]), "a <|im_end|> b"),
+        (Regex(r"a <\|im_end\|> b"), "a <|im_end|> b"),
+        (JSONSchema({"const": "<|im_end|>"}), '"<|im_end|>"'),
+    ],
+)
+def test_names_of_special_tokens_can_be_written_out(
+    codec: "TextCodec", compiler: GrammarCompiler, constraint: Constraint, text: str
+) -> None:
+    """In other tokens: the special one writes nothing."""
+    matcher = compiler.compile(constraint).matcher()
+    for letter in text:
+        (token,) = codec.encode(letter, special_tokens=False)
+        assert allowed(matcher.mask(), token)
+        matcher.consume(token)
+    assert matcher.is_complete
+
+
 def test_special_tokens_stay_out_of_text(codec: "TextCodec", compiler: GrammarCompiler) -> None:
     """No string, no free text and no thinking has a token that writes nothing, the end aside."""
     special = set(codec.special_tokens_by_name.values())
