@@ -105,7 +105,8 @@ def additions(options: Sequence[Known], preferred: str | None) -> list[frozenset
     added: list[frozenset[str]] = [frozenset()] * len(options)
     for j, two in enumerate(options):
         for i, one in enumerate(options[:j]):
-            names = one.required | two.required | added[i] | added[j]
+            # What one of them lacks still matches the other as it was, without the added name.
+            names = one.required | two.required | (added[i] & added[j])
             if not _are_apart(one, two, names):
                 name = _telling(one, two, preferred)
                 if name is None:

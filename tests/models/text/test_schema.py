@@ -131,6 +131,11 @@ HONOURED: list[tuple[Any, list[str], list[str]]] = [
     # Names cannot be written in a second way, and so slip past the schema that they have.
     ({"properties": {"a": {"type": "integer"}}}, ['{"b":1}'], ['{"\\u0061":"x"}', '{"a":"x"}']),
     ({"type": "string", "uniqueItems": True}, ['"a"'], ["1"]),
+    (
+        {"oneOf": [{"type": "object", "properties": {"t": {"const": i}}} for i in range(3)]},
+        ['{"t":0}', '{"t":2}'],
+        ["{}", '{"u":1}'],
+    ),
     ({"type": "object", "propertyNames": {"format": "password"}}, ['{"a":1}'], ["1"]),
     ({"type": "array", "uniqueItems": False}, ["[1,1]"], []),
     ({"exclusiveMinimum": True, "minimum": 3, "type": "integer"}, ["4"], ["3"]),
