@@ -24,6 +24,7 @@ _QUOTED = re.compile(r"\d+ \| ")  # a line of the grammar, which no client has s
 _WORDS = (
     ("oneOf constraints", "is supported only where no value can match two of its options"),
     ("Unsatisfiable schema", "no value can match it"),
+    ("NoExtensionBias", "no value can match it"),
     ("min/maxProperties only", "minProperties and maxProperties need all properties required"),
     ("circular references", "refers to itself with other keywords beside $ref"),
     ("schema too large", "is too complex"),

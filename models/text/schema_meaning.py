@@ -112,7 +112,24 @@ class _Document:
         while self._left:  # not where they are met: a chain of them would be a deep recursion
             name, target = self._left.pop()
             self._reader.definitions[name] = self._rewrite(*target)
+        self._check_ends()
         return root
+
+    def _check_ends(self) -> None:
+        """Refuse references that only lead to each other: no value can be told from these."""
+        ended: set[str] = set()
+        for (place, _), first in self._names.items():
+            reference, way = first, {first}
+            schema = self._reader.definitions[reference.removeprefix(_DEFINITIONS)]
+            while isinstance(schema, dict) and schema.keys() == {"$ref"}:
+                reference = schema["$ref"]
+                if reference in way:
+                    raise GrammarError("refers to itself and says nothing else", place)
+                if reference in ended:
+                    break
+                way.add(reference)
+                schema = self._reader.definitions[reference.removeprefix(_DEFINITIONS)]
+            ended |= way
 
     def _rewrite(self, schema: Any, place: str) -> Any:
         if isinstance(schema, bool):

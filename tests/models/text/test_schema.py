@@ -51,6 +51,21 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"propertyNames": {"type": "integer"}}, "propertyNames", "must allow texts"),
     ({"propertyNames": {"format": "uri"}}, "propertyNames.format", "not supported here"),
     ({"propertyNames": {"maxLength": 3}, "properties": {"a": {}}}, "propertyNames", "beside"),
+    (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        "$defs.a",
+        "refers to itself",
+    ),
+    (
+        {
+            "properties": {"x": {"$ref": "#/$defs/a"}},
+            "required": ["x"],
+            "$defs": {"a": {"title": "A", "$ref": "#/$defs/a"}},
+        },
+        "$defs.a",
+        "refers to itself and says nothing else",
+    ),
+    ({"anyOf": [{"$ref": "#"}]}, "", "no value can match it"),
     ({"$ref": f"#/allOf/{'9' * 5000}", "allOf": [{}]}, "$ref", "no schema is"),
     ({"oneOf": [{"const": 10**400}, {"const": 1}]}, "oneOf.0.const", "too large"),
     (
