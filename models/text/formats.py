@@ -213,7 +213,11 @@ class OutputFormat:
     @property
     def content_start(self) -> str:
         """Markup that stands before content."""
-        return harmony.FINAL if self.headed else ""
+        if self.headed:
+            return harmony.FINAL
+        first = self._edges[False].get(self.initial, _NO_EDGES).targets.items()
+        starts = (marker for marker, target in first if target == NORMAL)
+        return "" if self.initial == NORMAL else next(starts, "")
 
     @property
     def markers(self) -> frozenset[str]:

@@ -244,6 +244,16 @@ def test_content_that_is_held_to_something_is_text(form: str, content: str) -> N
     assert parts(f"{thought}{told}", markers, **held)[-1] == ("text", told)
 
 
+def test_content_that_is_held_to_something_has_its_header() -> None:
+    """Where an answer begins with a header, text without one would be markup."""
+    edges = {"header": [("to=self|", "reasoning"), ("to=user|", "normal"), ("<calls>", "tool")]}
+    markers = OutputFormat(transitions=edges, initial="header")
+    assert markers.content_start == "to=user|"
+    assert parts("to=user|{}", markers, constrained=True) == [("text", "{}")]
+    assert parts("{}", markers, constrained=True) == []
+    assert GENERIC.content_start == ""
+
+
 def test_calls_in_the_place_of_what_is_held_to_something() -> None:
     """An answer that begins with a call is calls."""
     calls = [PARIS, ("call", "get_time", {})]
