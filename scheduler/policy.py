@@ -31,7 +31,8 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
 
     Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
     same prompt is always computed in the same pieces; they also end on the sequence's
-    borders, and the last one before the last prompt token.
+    borders and where another request parts from it that waits, and the last one before the last
+    prompt token.
     """
     prefill = _shortest_prompt(running)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
@@ -39,8 +40,8 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
         return Batch(None, 0, decode)
     start = prefill.num_computed_tokens
     grid = (start // prefill_chunk + 1) * prefill_chunk
-    border = next((offset for offset in prefill.borders if offset > start), grid)
-    return Batch(prefill, min(grid, border, len(prefill.tokens) - 1), decode)
+    stops = (offset for offset in (*prefill.borders, prefill.num_awaited) if offset > start)
+    return Batch(prefill, min(grid, len(prefill.tokens) - 1, *stops), decode)
 
 
 def _shortest_prompt(running: Items[Sequence]) -> Sequence | None:
