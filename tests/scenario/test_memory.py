@@ -96,7 +96,7 @@ def test_long_answers_end_within_the_budget(name: str) -> None:
 @pytest.mark.slow
 def test_the_budget_holds_for_a_real_model(smollm2: "LoadedModel") -> None:
     """SmolLM2, with agents that have more to remember than there is room for."""
-    rig = Rig(smollm2, "96 MiB", prefill_chunk=256)
+    rig = Rig(smollm2, "80 MiB", prefill_chunk=256)
     asks = [
         Ask([*words(150, "s"), *words(100 + 75 * i, i)], 12 + 4 * i, at=2 * i) for i in range(4)
     ]
