@@ -38,7 +38,7 @@ def text_grammar(compiler: GrammarCompiler, constraint: Constraint | None) -> Gr
     Raises:
         APIError: 400, it cannot be honoured.
     """
-    return None if constraint is None else _compile(compiler, constraint, None, "", ())
+    return None if constraint is None else _compile(compiler, constraint, None)
 
 
 def conversation_grammar(
@@ -120,8 +120,8 @@ def _compile(
     compiler: GrammarCompiler,
     wanted: Constraint | ToolCalls,
     reasoning: Reasoning | None,
-    header: str,
-    markers: Sequence[str],
+    header: str = "",
+    markers: Sequence[str] = (),
 ) -> Grammar:
     try:
         return compiler.compile(wanted, reasoning=reasoning, header=header, markers=markers)

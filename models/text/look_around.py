@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ..errors import GrammarError
 from .automaton import ANY, Budget
 from .pattern_text import is_empty, plain
-from .pattern_tree import Anchor, Chars, Either, Look, Node, Range, Repeat, Sequence, looks, read
+from .pattern_tree import Anchor, Chars, Either, Look, Node, Range, Repeat, Sequence, has, read
 
 _STEPS = 250_000  # about a second
 _LONGEST = 5000
@@ -75,7 +75,7 @@ class LookAround:
 
     def _parts(self, pattern: str) -> list[str]:
         tree = self._read(pattern)
-        if not looks(tree):
+        if not has(tree, Look):
             return [pattern]
         split = _split(tree, pattern)
         if not split.ahead:
@@ -122,17 +122,6 @@ def _is_simple(body: Node) -> bool:
     match body:
         case Either(options=(Sequence(items=items),)):
             ends = bool(items) and isinstance(items[-1], Anchor) and items[-1].at_end
-            return not any(map(_has_anchors, items[:-1] if ends else items))
-    return False
-
-
-def _has_anchors(node: Node) -> bool:
-    """Whether there is in it what is not matched by characters."""
-    match node:
-        case Anchor() | Look():
-            return True
-        case Repeat(body=body):
-            return _has_anchors(body)
-        case Sequence(items=items) | Either(options=items):
-            return any(map(_has_anchors, items))
+            inner = items[:-1] if ends else items
+            return not any(has(item, Anchor, Look) for item in inner)
     return False

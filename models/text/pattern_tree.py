@@ -69,15 +69,15 @@ class Repeat(NamedTuple):
 Node = Chars | Anchor | Look | Sequence | Either | Repeat
 
 
-def looks(node: Node) -> bool:
-    """Whether there is look-around in it."""
+def has(node: Node, *kinds: type[Node]) -> bool:
+    """Whether it is of one of these kinds, or has such a node in it."""
+    if isinstance(node, kinds):
+        return True
     match node:
-        case Look():
-            return True
         case Repeat(body=body):
-            return looks(body)
+            return has(body, *kinds)
         case Sequence(items=items) | Either(options=items):
-            return any(map(looks, items))
+            return any(has(item, *kinds) for item in items)
     return False
 
 
