@@ -209,9 +209,10 @@ def test_any_tokens_at_all_are_decoded(
         if written_bytes is not None:
             raw, first = raw + written_bytes, False
     written = "".join(pieces_of(codec, tokens))
-    # All that is missing is an unfinished character at the very end.
-    whole = raw.decode(errors="replace")
-    assert written in (whole, whole.removesuffix(REPLACEMENT))
+    # All that is missing is an unfinished character at the very end: three bytes at most, which
+    # may stand for two U+FFFD (<ED> and <A0> begin no character, but only a third byte shows it).
+    ends = [raw[: len(raw) - missing] for missing in range(4)]
+    assert written in [end.decode(errors="replace") for end in ends]
 
 
 @relaxed
@@ -220,7 +221,8 @@ def test_decoding_agrees_with_the_tokenizers_own(tiny: LoadedModel, tokens: list
     """The pieces are what the model's own tokenizer makes of all tokens at once."""
     whole = tiny.text._fast.decode(tokens, skip_special_tokens=True)
     written = "".join(pieces_of(tiny.text, tokens))
-    assert written in (whole, whole.removesuffix(REPLACEMENT))
+    # An unfinished character at the very end, of three bytes at most, is not written.
+    assert written in [whole.removesuffix(REPLACEMENT * missing) for missing in range(4)]
 
 
 def test_bytes_that_are_no_utf8_do_not_end_a_byte_fallback_answer(
