@@ -8,6 +8,7 @@ tests/models/test_zoo.py holds them to that.
 """
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -114,6 +115,46 @@ _SPECIES: Mapping[str, _Species] = {
         {**_MLA, "index_head_dim": 32, "index_n_heads": 16, "index_topk": 64},
     ),
     "glm4_moe_lite": _Species("mla", _MLA),
+    "longcat_flash": _Species(
+        "mla",
+        {
+            **_MLA,
+            "num_layers": 2,  # with two attentions each
+            "attention_method": "MLA",
+            "zero_expert_type": "identity",
+            "zero_expert_num": 2,
+            "ffn_hidden_size": 128,
+            "expert_ffn_hidden_size": 64,
+            "moe_topk": 2,
+            "routed_scaling_factor": 1.0,
+            "mla_scale_q_lora": True,
+            "mla_scale_kv_lora": True,
+            "attention_bias": False,
+        },
+    ),
+    "kimi_linear": _Species(
+        "hybrid",
+        {
+            **_MLA,
+            "num_hidden_layers": 4,
+            "linear_attn_config": {
+                "kda_layers": [1, 3],  # counted from 1
+                "num_heads": 2,
+                "head_dim": 32,
+                "short_conv_kernel_size": 4,
+            },
+            "model_max_length": 4096,
+            "num_experts": 4,
+            "num_experts_per_token": 2,
+            "num_shared_experts": 1,
+        },
+    ),
+    "gemma2": _Species(
+        "capped",
+        {"query_pre_attn_scalar": 4.0},
+        embedding=1 / 8,
+        norm=0.0,  # this one adds 1
+    ),
     "gemma3_text": _Species(
         "sliding",
         {"sliding_window": WINDOW, "sliding_window_pattern": 2, "query_pre_attn_scalar": 4},
@@ -177,6 +218,30 @@ _SPECIES: Mapping[str, _Species] = {
             "time_step_rank": "auto",
         },
         gain=1.5,
+    ),
+    "mamba": _Species(
+        "recurrent",
+        {
+            "num_hidden_layers": 3,
+            "state_size": 16,
+            "conv_kernel": 4,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "time_step_rank": "auto",
+        },
+        gain=1.5,
+    ),
+    "plamo2": _Species(
+        "hybrid",
+        {
+            "hidden_size_per_head": 32,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_num_heads": 2,
+            "mamba_step": 2,
+        },
+        embedding=1 / 8,
+        norm=0.0,  # this one adds 1, or less
     ),
     "falcon_h1": _Species(
         "hybrid",
@@ -255,7 +320,8 @@ NAMES: tuple[str, ...] = tuple(_SPECIES)
 
 TWINS = frozenset(
     {
-        *("qwen3", "deepseek_v32", "glm4_moe_lite", "gemma3n", "gemma4_text"),
+        *("qwen3", "deepseek_v32", "glm4_moe_lite", "longcat_flash", "kimi_linear"),
+        *("gemma2", "gemma3n", "gemma4_text", "mamba", "plamo2"),
         *("falcon_h1", "lfm2", "qwen3_5", "llama4"),
     }
 )
@@ -264,7 +330,8 @@ is slow for these."""
 """The models, by the name of their module in mlx_lm.models."""
 
 KINDS: Mapping[str, str] = MappingProxyType({n: s.kind for n, s in _SPECIES.items()})
-"""What each model asks of a cache: dense, mla, sliding, sinks, recurrent, hybrid or chunked."""
+"""What each model asks of a cache: dense, mla, capped, sliding, sinks, recurrent, hybrid or
+chunked."""
 
 
 def make(name: str, *, seed: int = 0, **overrides: Any) -> Any:
@@ -319,13 +386,18 @@ def _weights(
 
 def _decay(shape: tuple[int, ...], _: np.random.Generator) -> _Floats:
     """Let the heads forget in 16 to 1024 tokens, given time steps near 1."""
-    return np.log(np.geomspace(1 / 16, 1 / 1024, num=shape[0]))
+    count = math.prod(shape)
+    return np.log(np.geomspace(1 / 16, 1 / 1024, num=count)).reshape(shape)
 
 
 _BY_NAME: Mapping[str, Callable[[tuple[int, ...], np.random.Generator], _Floats]] = {
     "A_log": _decay,
     "D": lambda shape, _: np.full(shape, 0.5),
     "dt_bias": lambda shape, _: np.full(shape, 0.5),
+    **dict.fromkeys(
+        ("dt_norm_weight", "B_norm_weight", "C_norm_weight", "q_weight", "k_weight"),
+        lambda shape, _: np.ones(shape),
+    ),
     "sinks": lambda shape, rng: rng.standard_normal(shape),
     "layer_scalar": lambda shape, _: np.ones(shape),
     "correct_output_scale": lambda shape, _: np.ones(shape),

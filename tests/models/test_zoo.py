@@ -31,20 +31,25 @@ LEAVES = {
     "deepseek_v3": ["KVCache"] * 3,
     "deepseek_v32": ["KVCache", "KVCache"] * 3,  # pairs: latents, index keys
     "glm4_moe_lite": ["KVCache"] * 3,
+    "longcat_flash": ["KVCache", "KVCache"] * 2,  # pairs: two attentions a layer
+    "kimi_linear": _HYBRID,
+    "gemma2": ["KVCache"] * 4,
     "gemma3_text": _SLIDING,
     "gemma3n": _SLIDING,
     "gemma4_text": _SLIDING,
     "gpt_oss": _SLIDING,
     "mamba2": ["ArraysCache"] * 3,
+    "mamba": ["ArraysCache"] * 3,
+    "plamo2": _HYBRID,
     "falcon_h1": ["ArraysCache", "KVCache"] * 3,  # pairs
     "lfm2": _HYBRID,
     "qwen3_5": _HYBRID,
     "qwen3_next": _HYBRID,
     "llama4": ["ChunkedKVCache"] * 3 + ["KVCache"],
 }
-IN_LISTS = {"deepseek_v32", "falcon_h1"}
+IN_LISTS = {"deepseek_v32", "longcat_flash", "falcon_h1"}
 """Models whose layers keep their leaves in a CacheList."""
-WITH_STATE = ("mamba2", "falcon_h1", "qwen3_5", "qwen3_next")
+WITH_STATE = ("mamba2", "mamba", "plamo2", "falcon_h1", "qwen3_5", "qwen3_next")
 """Models whose first layer carries a recurrent state; lfm2's keeps two tokens."""
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -119,6 +124,7 @@ def test_every_model_has_a_kind_and_a_row_in_the_table() -> None:
     assert set(zoo.KINDS.values()) == {
         "dense",
         "mla",
+        "capped",
         "sliding",
         "sinks",
         "recurrent",

@@ -32,6 +32,8 @@ BATCHED = {
 
 REASONS = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm4_moe_lite"), "the model asks for a mask"),
+    **dict.fromkeys(("longcat_flash", "kimi_linear", "gemma2"), "the model asks for a mask"),
+    **dict.fromkeys(("mamba", "plamo2"), "of their spread, and 5% are allowed"),
     "gemma3n": "the model does with a layer's state what a batch cannot",
     "gemma4_text": "of their spread, and 5% are allowed",
     "llama4": "a layer keeps its state in a ChunkedKVCache",
