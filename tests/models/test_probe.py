@@ -1,0 +1,98 @@
+"""What is asked of a model before its sequences run as rows of one batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import numpy as np
+import pytest
+
+from umbel.models import probe
+from umbel.models.attention import bind
+from umbel.models.device import device_policy
+from umbel.models.layer_states import LayerStack
+
+from .. import zoo
+from ..shared import shared_model
+
+
+def reason(model: Any, called: Any = None) -> str | None:
+    """Probe a model, or something that is called in its place."""
+    device = device_policy()
+    bind(model, device)
+    return probe.why_one_by_one(called or model, LayerStack(model), device)
+
+
+def near_ties() -> Any:
+    """Make a mixture whose experts are so close that rounding decides which of them are taken."""
+    model = zoo.make("qwen3_next", num_experts=8)
+    rng = np.random.default_rng(3)
+    for layer in model.layers:
+        gate = layer.mlp.gate
+        alike = mx.broadcast_to(gate.weight[:1], gate.weight.shape)
+        gate.weight = alike * (1 + mx.array(rng.normal(0, 3e-7, (8, 1)).astype(np.float32)))
+    return model
+
+
+def mixing(model: Any, share: float) -> Callable[..., mx.array]:
+    """Call a model and give each row a share of all rows' logits."""
+
+    def called(tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = model(tokens, cache=cache)
+        return logits + share * logits.mean(axis=0, keepdims=True) if len(tokens) > 1 else logits
+
+    return called
+
+
+def test_a_mixture_near_a_tie_runs_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It differs from itself by more than most models may, and from its batch by no more."""
+    model = near_ties()
+    assert reason(model) is None
+    monkeypatch.setattr(probe, "_MARGIN", 0.0)
+    assert "% of their spread, and 5% are allowed" in (reason(model) or "")
+
+
+@pytest.mark.parametrize("make", [near_ties, lambda: shared_model("llama")], ids=["moe", "dense"])
+def test_rows_that_mix_are_found_out(make: Callable[[], Any]) -> None:
+    """A share of the neighbours' is too much, also where rounding alone moves a row further."""
+    model = make()
+    assert "with other neighbours" in (reason(model, mixing(model, 0.1)) or "")
+
+
+def test_other_answers_than_alone_are_found_out() -> None:
+    """Rows may leave each other alone and be wrong: this one forgets where it is."""
+    model = shared_model("llama")
+
+    def called(tokens: mx.array, cache: Any) -> mx.array:
+        if len(tokens) > 1:
+            cache[0]._step.positions = cache[0]._step.positions * 0
+        result: mx.array = model(tokens, cache=cache)
+        return result
+
+    said = reason(model, called) or ""
+    assert "other answers than alone" in said
+    assert said.endswith("and 5% are allowed")
+
+
+def test_a_nan_is_no_answer() -> None:
+    """Logits that cannot be compared are not taken for equal ones."""
+    model = shared_model("llama")
+
+    def called(tokens: mx.array, cache: Any) -> mx.array:
+        logits: mx.array = model(tokens, cache=cache)
+        return logits * float("nan") if len(tokens) > 1 else logits
+
+    assert "with other neighbours" in (reason(model, called) or "")
+
+
+def test_what_a_batch_has_no_answer_to_is_said() -> None:
+    """A model that wants its position as a number gets none, and the reason says what it did."""
+    model = shared_model("llama")
+
+    def called(tokens: mx.array, cache: Any) -> mx.array:
+        result: mx.array = model(tokens, cache=cache)
+        return result + 0 * int(cache[0].offset)
+
+    assert "does with a layer's state what a batch cannot" in (reason(model, called) or "")
