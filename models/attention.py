@@ -17,6 +17,7 @@ from . import blocks
 from .batch import BatchedLayer, NotBatchableError
 from .cascade import merge, part_of, scores_of
 from .device import DevicePolicy
+from .fetched import Keys, RotatedQueries
 from .softmax import softmaxes
 from .trunk import Tensors, TrunkState
 
@@ -58,12 +59,13 @@ class Attention:
         Returns:
             `[1, heads, tokens, size of a value]`.
         """
-        if isinstance(cache, BatchedLayer):
-            if mask is not None:
+        layer = keys.layer if isinstance(keys, Keys) else cache
+        if isinstance(layer, BatchedLayer):
+            if not isinstance(mask, RotatedQueries | None):
                 raise NotBatchableError(
                     "the model brings a mask, and rows of a batch are attended to without one"
                 )
-            return cache.attend(queries, keys, scale, sinks)
+            return layer.attend(queries, keys, scale, sinks, mask)
         if isinstance(cache, TrunkState):
             segments = cache.segments(keys)  # in any case: what it fetched is let go by it
             if segments is not None and cache.trunk and mask is None and queries.shape[2] == 1:

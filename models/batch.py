@@ -8,14 +8,15 @@ them, and all parts are merged (see `cascade`).
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import mlx.core as mx
 
 from .blocks import attend
-from .cascade import Part, Segment, merge, part_of, scores_of
+from .cascade import Part, merge, part_of, scores_of
 from .dense import DenseRows
 from .device import DevicePolicy
+from .fetched import Keys, Rotated, RotatedQueries
+from .products import LATENT, PLAIN, Products, Segment
 from .softmax import softmaxes
 from .spans import PackedSpan
 
@@ -44,7 +45,7 @@ class Step:
 class BatchedLayer(ABC):
     """One layer of several sequences, for attention."""
 
-    _token: mx.array | None = None
+    _fetched: tuple[mx.array, mx.array] | None = None
 
     @property
     @abstractmethod
@@ -55,18 +56,31 @@ class BatchedLayer(ABC):
         self, tokens: int, *, return_array: bool = False, window_size: int | None = None
     ) -> None:
         """A token may see all that its row holds, so there is no mask."""
-        if tokens != 1 or return_array or not self._sees_all(window_size):
+        del return_array
+        if tokens != 1 or not self._sees_all(window_size):
             raise NotBatchableError(
                 "the model asks for a mask, and rows of a batch are attended to without one"
             )
 
-    @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append `[rows, kv_heads, 1, size]`, a token a row; `attend` reads them back."""
+        self._append(keys, values)
+        self._fetched = Keys(keys, self), Rotated(values)
+        return self._fetched
 
-    @abstractmethod
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What stands for all keys and values in this step, for layers that have none."""
+        if self._fetched is None:
+            raise NotBatchableError("the model reads keys before it has written the step's own")
+        return self._fetched
+
     def attend(
-        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+        rotated: RotatedQueries | None = None,
     ) -> mx.array:
         """Compute every row's attention over all that it holds.
 
@@ -76,20 +90,34 @@ class BatchedLayer(ABC):
                 with keys what a batch cannot.
             scale: of the scores.
             sinks: `[heads]`, or None.
+            rotated: what MLA multiplies with the keys' rotated part.
 
         Raises:
             NotBatchableError: `keys` is something else.
         """
+        if self._fetched is None or keys is not self._fetched[0]:
+            raise NotBatchableError(
+                "the model changes its keys between its cache and its attention"
+            )
+        return self._attend(queries, scale, sinks, rotated)
+
+    @abstractmethod
+    def _append(self, keys: mx.array, values: mx.array) -> None:
+        """Write a token of each row."""
+
+    @abstractmethod
+    def _attend(
+        self,
+        queries: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+        rotated: RotatedQueries | None,
+    ) -> mx.array:
+        """Compute every row's attention."""
 
     @abstractmethod
     def _sees_all(self, window_size: int | None) -> bool:
         """Whether a token may see all that its row holds, if the model says this window."""
-
-    def _check(self, keys: mx.array) -> None:
-        if keys is not self._token:
-            raise NotBatchableError(
-                "the model changes its keys between its cache and its attention"
-            )
 
 
 class DenseLayer(BatchedLayer):
@@ -105,30 +133,23 @@ class DenseLayer(BatchedLayer):
         self._step = step
         self._dense = dense
         self._first = first
-        self._held: tuple[mx.array, mx.array] | None = None
+        self._held: Segment = ()  # all that is the rows' own, in a step
 
     @property
     def offset(self) -> mx.array:
         """`[rows]` positions of the rows' next tokens."""
-        return self._step.positions if self._held is None else self._step.positions + 1
+        return self._step.positions + 1 if self._held else self._step.positions
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write the step's column."""
-        self._token = keys
+    def end_step(self) -> None:
+        """Let go of what the step read, so that the next write is in place."""
+        self._fetched = None
+        self._held = ()
+
+    def _append(self, keys: mx.array, values: mx.array) -> None:
         self._held = (
             self._dense.append(self._first, keys),
             self._dense.append(self._first + 1, values),
         )
-        return keys, values
-
-    def end_step(self) -> None:
-        """Let go of what the step read, so that the next write is in place."""
-        self._token = self._held = None
-
-    def _read(self, keys: mx.array) -> tuple[mx.array, mx.array]:
-        """All keys and values of the rows, if `keys` is what was fetched last."""
-        self._check(keys)
-        return cast("tuple[mx.array, mx.array]", self._held)
 
 
 class BatchedRings(DenseLayer):
@@ -141,11 +162,17 @@ class BatchedRings(DenseLayer):
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None or window_size >= self._window
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
+    def _attend(
+        self,
+        queries: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+        rotated: RotatedQueries | None,
     ) -> mx.array:
-        """Compute every row's attention; see `BatchedLayer.attend`."""
-        return attend(queries, *self._read(keys), scale, self._dense.mask, sinks, self._step.device)
+        if rotated is not None:
+            raise NotBatchableError("the model has a sliding window over latents")
+        keys, values = self._held
+        return attend(queries, keys, values, scale, self._dense.mask, sinks, self._step.device)
 
 
 class BatchedTrunks(DenseLayer):
@@ -162,27 +189,32 @@ class BatchedTrunks(DenseLayer):
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
+    def _attend(
+        self,
+        queries: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+        rotated: RotatedQueries | None,
     ) -> mx.array:
-        """Compute every row's attention; see `BatchedLayer.attend`."""
-        held = self._read(keys)
-        rows, heads, _, size = queries.shape
+        held, scaled, products = self._held, queries * scale, self._products(rotated)
+        if rotated is not None:
+            scaled = mx.concatenate([scaled, rotated.queries], axis=-1)
+        rows, heads, _, size = scaled.shape
         kv_heads = held[0].shape[1]
-        grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, size)
+        grouped = scaled.reshape(rows, kv_heads, heads // kv_heads, size)
         shared = [self._segments(spans) for spans, _ in self._step.shared]
         private = [self._segments(spans) for spans in self._step.private.values()]
         scores = [
-            *self._shared_scores(grouped, shared),
+            *self._shared_scores(grouped, shared, products),
             *[
-                scores_of(grouped[row : row + 1], segments)
+                scores_of(grouped[row : row + 1], segments, products)
                 for row, segments in zip(self._step.private, private, strict=True)
             ],
-            self._own_scores(grouped, held[0]),
+            self._own_scores(products.scores(grouped, held)),
         ]
         read: list[list[Segment]] = [*shared, *private, [held]]
         softmaxed = softmaxes(scores, self._step.device)
-        parts = [part_of(*pair) for pair in zip(softmaxed, read, strict=True)]
+        parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
         own = parts.pop()
         together = [
             self._spread(part, members, grouped.shape)
@@ -196,19 +228,24 @@ class BatchedTrunks(DenseLayer):
     def _segments(self, spans: Sequence[PackedSpan]) -> list[Segment]:
         return [span.layer(self._index) for span in spans]
 
+    def _products(self, rotated: RotatedQueries | None) -> Products:
+        if rotated is None:
+            return PLAIN
+        self._dense.keys_weigh()
+        return LATENT
+
     def _shared_scores(
-        self, grouped: mx.array, shared: Sequence[Sequence[Segment]]
+        self, grouped: mx.array, shared: Sequence[Sequence[Segment]], products: Products
     ) -> Iterator[mx.array]:
         """Multiply queries of some rows with what they share, as if they were one sequence."""
         _, kv_heads, _, size = grouped.shape
         for (_, members), segments in zip(self._step.shared, shared, strict=True):
             chosen = grouped if members is None else grouped[members]
             stacked = chosen.transpose(1, 0, 2, 3).reshape(1, kv_heads, -1, size)
-            yield scores_of(stacked, segments)
+            yield scores_of(stacked, segments, products)
 
-    def _own_scores(self, grouped: mx.array, keys: mx.array) -> mx.array:
-        """Multiply each row's queries with its own keys."""
-        scores = grouped @ keys.swapaxes(-1, -2)
+    def _own_scores(self, scores: mx.array) -> mx.array:
+        """Leave out what is not a row's own."""
         mask = self._dense.mask
         return scores if mask is None else mx.where(mask, scores, -mx.inf)
 

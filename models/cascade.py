@@ -10,10 +10,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .device import DevicePolicy
+from .products import PLAIN, Products, Segment
 from .softmax import Softmax
-
-Segment = tuple[mx.array, ...]
-"""Keys and values, `[1, kv_heads, tokens, size]` each."""
 
 
 class Part(NamedTuple):
@@ -28,22 +26,24 @@ class Part(NamedTuple):
     lse: mx.array
 
 
-def scores_of(queries: mx.array, segments: Sequence[Segment]) -> mx.array:
+def scores_of(
+    queries: mx.array, segments: Sequence[Segment], products: Products = PLAIN
+) -> mx.array:
     """Multiply queries `[..., n, size]`, scaled, with the keys of segments in a row."""
-    scores = [queries @ segment[0].swapaxes(-1, -2) for segment in segments]
+    scores = [products.scores(queries, segment) for segment in segments]
     return scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
 
 
-def part_of(softmax: Softmax, segments: Sequence[Segment]) -> Part:
+def part_of(softmax: Softmax, segments: Sequence[Segment], products: Products = PLAIN) -> Part:
     """Weigh the values of segments in a row."""
     shares, lse = softmax
-    done, products = 0, []
+    done, sums = 0, []
     for segment in segments:
         length = segment[1].shape[-2]
         part = shares if len(segments) == 1 else shares[..., done : done + length]
-        products.append(part @ segment[1])
+        sums.append(products.weighed(part, segment))
         done += length
-    return Part(sum(products[1:], products[0]), lse)
+    return Part(sum(sums[1:], sums[0]), lse)
 
 
 def merge(parts: Sequence[Part], sinks: mx.array | None, device: DevicePolicy) -> mx.array:

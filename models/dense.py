@@ -114,6 +114,10 @@ class DenseRows:
             if tensor is not None:
                 tensor[row : row + 1] = 0
 
+    def keys_weigh(self) -> None:
+        """Hear that keys are values too, so that what is masked may not stand in them."""
+        self._dirty = slice(None)
+
     def clear(self) -> None:
         """Forget all rows, and free their memory."""
         self.tensors = [None] * len(self.tensors)

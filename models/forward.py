@@ -18,7 +18,7 @@ from .footprint import GROWTH, measure
 from .layer_states import Held, LiveStates
 from .loader import LoadedModel
 from .params import Row
-from .probe import why_one_by_one
+from .probe import reads_parts, why_one_by_one
 from .rows import LIMIT, Rows
 from .runtime import launch, peak_of, resident_bytes
 from .sampling import Choice, choose
@@ -105,6 +105,10 @@ class Forward:
         bind(loaded.model, loaded.device)
         self.one_by_one = why_one_by_one(loaded.model, loaded.stack, loaded.device)
         self.batches = self.one_by_one is None
+        self._reads_parts = reads_parts(loaded.model, loaded.stack)
+        # Rows and the states in them refer to each other. What is freed while something is
+        # measured would make that look small.
+        gc.collect()
         self.footprint = measure(
             loaded.stack,
             self._prefill,
@@ -115,7 +119,6 @@ class Forward:
             folder=measured,
             of=() if measured is None else (loaded.fingerprint,),
         )
-        gc.collect()  # rows and the states in them refer to each other
 
     def open(
         self,
@@ -291,12 +294,12 @@ class Forward:
     def _alone(self, tokens: mx.array, states: LiveStates) -> mx.array:
         states.stand_up()
         states.keep_tail_short()
-        if self._device.contiguous_keys or not self.batches:
+        if self._device.contiguous_keys or not self._reads_parts:
             self._join_later(states)
         logits: mx.array = self._model(tokens[None], cache=states.caches)[:, -1, :]
         # State that the logits do not depend on (an indexer's, while nothing is chosen by it)
         # would be computed at some later time, and keep all that it is computed from until then.
-        aside = self._stack.has_checkpoints or not self.batches
+        aside = self._stack.has_checkpoints or not self._reads_parts
         launch(logits, states.arrays() if aside else [])
         return logits
 
@@ -307,7 +310,7 @@ class Forward:
         asks for all keys in one piece are spared a copy each step.
         """
         states.steps_alone += 1
-        due = states.steps_alone % _LONE_STEPS == 0 or not self.batches
+        due = states.steps_alone % _LONE_STEPS == 0 or not self._reads_parts
         if due and not states.joined and self._may_join(self.footprint.sizes.tail(states.offset)):
             states.join()
 

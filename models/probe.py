@@ -97,6 +97,17 @@ def why_one_by_one(model: Any, stack: LayerStack, device: DevicePolicy) -> str |
     return None
 
 
+def reads_parts(model: Any, stack: LayerStack) -> bool:
+    """Try out whether a lone token is attended to trunk and tail one by one.
+
+    Where attention is the model's own, or computes with the keys, it asks for them in one piece.
+    """
+    states = _prefilled(model, stack, _PROBED)[0]
+    for leaf in states.addressable:
+        leaf.withholds = True
+    return not bool(mx.isnan(_feed(model, states, [3])).any())
+
+
 def _together(model: Any, stack: LayerStack, device: DevicePolicy, party: _Party) -> mx.array:
     """Decode as rows of one batch, `[steps, rows, V]`."""
     states = _prefilled(model, stack, party)

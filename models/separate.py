@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 from .batch import BatchedLayer
 from .blocks import attend
 from .device import DevicePolicy
+from .fetched import RotatedQueries
 from .recurrent import SeparateArrays
 
 
@@ -23,23 +24,20 @@ class SeparateRows(BatchedLayer):
     def __init__(self, rows: Sequence[Any], device: DevicePolicy) -> None:
         self._rows = rows
         self._device = device
-        self._fetched: list[tuple[mx.array, mx.array]] = []
+        self._held: list[tuple[mx.array, mx.array]] = []
 
     @property
     def offset(self) -> mx.array:
         """`[rows]` positions of the rows' next tokens."""
         return mx.array([0 if row is None else int(row.offset) for row in self._rows])
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append a token to each row."""
-        self._token = keys
-        self._fetched = [
+    def _append(self, keys: mx.array, values: mx.array) -> None:
+        self._held = [
             (keys[i : i + 1], values[i : i + 1])
             if row is None
             else row.update_and_fetch(keys[i : i + 1], values[i : i + 1])
             for i, row in enumerate(self._rows)
         ]
-        return keys, values
 
     def _sees_all(self, window_size: int | None) -> bool:
         return all(
@@ -47,17 +45,32 @@ class SeparateRows(BatchedLayer):
             for row in self._rows
         )
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, scale: float, sinks: mx.array | None
+    def _attend(
+        self,
+        queries: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+        rotated: RotatedQueries | None,
     ) -> mx.array:
-        """Compute each row's attention by itself; see `BatchedLayer.attend`."""
-        self._check(keys)
         outputs = [
-            attend(queries[i : i + 1], *held, scale, None, sinks, self._device)
-            for i, held in enumerate(self._fetched)
+            self._attend_one(queries[i : i + 1], held, scale, sinks, rotated and rotated.of(i))
+            for i, held in enumerate(self._held)
         ]
-        self._fetched = []
         return mx.concatenate(outputs, axis=0)
+
+    def _attend_one(
+        self,
+        queries: mx.array,
+        held: tuple[mx.array, mx.array],
+        scale: float,
+        sinks: mx.array | None,
+        rotated: RotatedQueries | None,
+    ) -> mx.array:
+        keys, values = held
+        if rotated is None:
+            return attend(queries, keys, values, scale, None, sinks, self._device)
+        mask = rotated.queries @ values.swapaxes(-1, -2)
+        return attend(queries, keys, keys, scale, mask, sinks, self._device)
 
 
 def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any]:

@@ -28,12 +28,14 @@ class TrunkState:
     Attributes:
         trunk: leased segments, oldest first; empty once they were joined.
         tail: mlx-lm's own cache, for the tokens after the trunk.
+        withholds: give out NaNs in the place of what is joined, which shows who reads it.
     """
 
     def __init__(self, tail: Any, trunk: Sequence[Tensors]) -> None:
         self.tail = tail
         self._joined = 0  # tokens of the tail that are a copy of the trunk
         self._fetched: Any = None
+        self.withholds = False
         self.set_trunk(trunk)
 
     def set_trunk(self, trunk: Sequence[Tensors]) -> None:
@@ -143,7 +145,10 @@ class TrunkState:
         parts = self.trunk if tail is None else [*self.trunk, tail]
         if len(parts) == 1:
             return _pair(parts[0])
-        return _pair(tuple(mx.concatenate(list(p), axis=-2) for p in zip(*parts, strict=True)))
+        joined = tuple(mx.concatenate(list(p), axis=-2) for p in zip(*parts, strict=True))
+        return _pair(
+            tuple(mx.full(j.shape, float("nan")) for j in joined) if self.withholds else joined
+        )
 
 
 class QuantizedTrunkState(TrunkState):

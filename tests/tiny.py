@@ -8,8 +8,8 @@ import umbel.models  # noqa: F401  (before mlx.core, which mlx-lm imports)
 
 import numpy as np  # isort: skip
 from mlx.utils import tree_flatten
-from mlx_lm.models import glm4_moe_lite, llama
-from safetensors.numpy import save_file
+from mlx_lm.models import llama
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -17,6 +17,7 @@ from tokenizers.trainers import BpeTrainer
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS = "<|im_end|>"
 VOCAB_SIZE = 384
+_WEIGHTS = "model.safetensors"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -66,7 +67,7 @@ def tiny_model_dir(path: Path, *, seed: int = 0, **config_overrides: Any) -> Pat
         "eos_token_id": tokenizer.token_to_id(EOS),
     } | config_overrides
     config = {key: value for key, value in config.items() if value is not None}
-    save_file(_weights(config, seed), path / "model.safetensors", {"format": "mlx"})
+    save_file(_weights(config, seed), path / _WEIGHTS, {"format": "mlx"})
     (path / "config.json").write_text(json.dumps(config))
     tokenizer.save(str(path / "tokenizer.json"))
     tokenizer_config = {
@@ -95,28 +96,15 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def tiny_one_by_one_dir(path: Path) -> Path:
-    """Write a tiny model with MLA, whose sequences decode one by one, as `tiny_model_dir` does."""
+    """Write a tiny model that decodes one by one, as `tiny_model_dir` does.
+
+    One of its weights is not a number, so that its answers in a batch cannot be compared with
+    those it gives alone.
+    """
     tiny_model_dir(path)
-    config = json.loads((path / "config.json").read_text())
-    config |= {
-        "model_type": "glm4_moe_lite",
-        "num_key_value_heads": 4,
-        "moe_intermediate_size": 64,
-        "n_shared_experts": 1,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": 32,
-        "q_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 32,
-        "v_head_dim": 32,
-    }
-    model = glm4_moe_lite.Model(glm4_moe_lite.ModelArgs.from_dict(config))
-    parameters = dict(tree_flatten(model.parameters()))
-    weights = {name: np.array(value) for name, value in parameters.items()}
-    save_file(weights, path / "model.safetensors", {"format": "mlx"})
-    (path / "config.json").write_text(json.dumps(config))
+    weights = {name: np.array(value) for name, value in load_file(path / _WEIGHTS).items()}
+    weights["lm_head.weight"][0, 0] = np.nan
+    save_file(weights, path / _WEIGHTS, {"format": "mlx"})
     return path
 
 

@@ -184,19 +184,19 @@ def test_doctor(tiny_daemon: RunningDaemon, short_path: Path) -> None:
 
 def test_a_model_that_decodes_one_by_one_says_so(short_path: Path) -> None:
     """`/status`, the log of the start and `umbel doctor` say that, and why."""
-    with running(short_path, tiny_one_by_one_dir(short_path / "mla")) as daemon:
+    with running(short_path, tiny_one_by_one_dir(short_path / "odd")) as daemon:
         model = daemon.status()["model"]
         done = umbel("doctor", "--socket", str(daemon.socket), folder=short_path)
         log = daemon.log()
     assert not model["batches"]
-    assert "without one" in model["one_by_one"]
+    assert "with other neighbours" in model["one_by_one"]
     (warning,) = [line for line in log.splitlines() if "decoding one by one" in line]
     assert model["one_by_one"] in warning
     assert "batches=false" in log
     lines = [line for line in done.stdout.splitlines() if "→" not in line]
     assert [line.split()[:2] for line in lines][-1] == ["warning", "batches"]
     said = " ".join(done.stdout.split())
-    assert f"mla decodes one by one: {model['one_by_one']}" in said
+    assert f"odd decodes one by one: {model['one_by_one']}" in said
     assert done.returncode == 0
 
 

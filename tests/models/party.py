@@ -24,7 +24,10 @@ from umbel.models.spans import PackedSpan, WholeCheckpoint
 from .. import zoo
 from ..shared import measured_once, shared_model
 
-NAMES = ("llama", "qwen3_next", "gemma3_text", "gpt_oss", "mamba2", "falcon_h1")
+NAMES = (
+    *("llama", "qwen3_next", "gemma3_text", "gpt_oss", "mamba2", "falcon_h1"),
+    *("deepseek_v3", "kimi_linear", "longcat_flash", "gemma3n", "gemma4_text"),
+)
 """Models of each kind that runs in batches."""
 
 TOLERANCE = 1e-3

@@ -36,8 +36,8 @@ from .. import zoo
 from ..scenario.memory_tools import words, zoo_model
 from . import party
 
-NAMES = (*party.NAMES, "deepseek_v3")
-"""Of each kind that runs in batches, and one that does not."""
+NAMES = party.NAMES
+"""Of each kind of state."""
 
 _HEADS = 2 * 2 * 32 * 4
 """Bytes of a token in a layer of attention: keys and values, 2 heads of 32 numbers in fp32."""

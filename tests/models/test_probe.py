@@ -96,3 +96,13 @@ def test_what_a_batch_has_no_answer_to_is_said() -> None:
         return result + 0 * int(cache[0].offset)
 
     assert "does with a layer's state what a batch cannot" in (reason(model, called) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("llama", True), ("mamba2", True), ("deepseek_v3", False)]
+)
+def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
+    """Latents are multiplied by the model itself, in one piece; other keys where they lie."""
+    model = shared_model(name)
+    bind(model, device_policy())
+    assert probe.reads_parts(model, LayerStack(model)) == parts

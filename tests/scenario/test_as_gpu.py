@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 AS_GPU = replace(GPU, compiles=False)
 MEMORY = 1 << 30
 KINDS = ("llama", "qwen3_next", "gemma3_text", "deepseek_v3")
-"""Full attention, a hybrid, sliding windows, and one that decodes one by one."""
+"""Full attention, a hybrid, sliding windows, and latents."""
 
 
 def kinds(*quick: str, hows: Items[Any] = (None,)) -> list[Any]:

@@ -24,21 +24,13 @@ if TYPE_CHECKING:
     from umbel.models.spans import PackedSpan
 
 SYSTEM = 150
-BATCHED = {
-    *("llama", "qwen3", "gemma3_text", "gpt_oss", "mamba2"),
-    *("falcon_h1", "lfm2", "qwen3_5", "qwen3_next"),
-}
-"""Models whose sequences decode as rows of one batch; the others decode one by one."""
-
 REASONS = {
-    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "glm4_moe_lite"), "the model asks for a mask"),
-    **dict.fromkeys(("longcat_flash", "kimi_linear", "gemma2"), "the model asks for a mask"),
-    **dict.fromkeys(("mamba", "plamo2"), "of their spread, and 5% are allowed"),
-    "gemma3n": "the model does with a layer's state what a batch cannot",
-    "gemma4_text": "of their spread, and 5% are allowed",
+    "deepseek_v32": "the model does with a layer's state what a batch cannot",
+    **dict.fromkeys(("gemma2", "mamba", "plamo2"), "of their spread, and 5% are allowed"),
     "llama4": "a layer keeps its state in a ChunkedKVCache",
 }
-"""What is said of these others."""
+"""Models whose sequences decode one by one, and what is said of them; the others batch."""
+BATCHED = set(zoo.NAMES) - set(REASONS)
 
 SHARED = ("llama", "qwen3_next", "gemma3_text", "mamba2")
 
@@ -213,7 +205,8 @@ def test_second_turns_together(name: str) -> None:
 
 def test_a_lone_rows_failure_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where sequences decode one by one, the model's own failure ends one of them only."""
-    bench = Bench("deepseek_v3")
+    bench = Bench("llama")
+    bench.forward.batches = False
     real, asks = bench.forward.logits, crew(4)
 
     def logits(tokens: mx.array, states: list[LiveStates]) -> mx.array:

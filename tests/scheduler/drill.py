@@ -24,7 +24,7 @@ from ..scenario.bench import Ask, Bench, LogProbs, Outcome, words
 from ..scenario.test_exactness import TOLERANCE
 
 NAMES = ("llama", "qwen3_next", "gemma3_text", "deepseek_v3")
-"""Keys only; keys and recurrent arrays; keys and rings; and one that decodes one by one."""
+"""Keys only; keys and recurrent arrays; keys and rings; latents."""
 
 SYSTEM = words(150, "system")
 LEFT_OVER = 64 * 1024
