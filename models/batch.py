@@ -34,12 +34,14 @@ class Step:
         positions: `[rows]`, of the tokens that are fed.
         shared: runs of spans that several rows lease, each with the numbers of these rows.
         private: for rows that lease spans nobody else here does, these spans.
+        plan: counts how often the last two changed.
     """
 
     device: DevicePolicy
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
     shared: list[tuple[list[PackedSpan], mx.array | None]] = field(default_factory=list)
     private: dict[int, list[PackedSpan]] = field(default_factory=dict)
+    plan: int = 0
 
 
 class BatchedLayer(ABC):
@@ -120,8 +122,8 @@ class BatchedLayer(ABC):
         """Whether a token may see all that its row holds, if the model says this window."""
 
 
-class DenseLayer(BatchedLayer):
-    """A layer whose rows' own keys and values are dense.
+class DenseColumns:
+    """What a layer has to do with dense rows of its own keys and values.
 
     Args:
         step: shared by all layers.
@@ -142,7 +144,6 @@ class DenseLayer(BatchedLayer):
 
     def end_step(self) -> None:
         """Let go of what the step read, so that the next write is in place."""
-        self._fetched = None
         self._held = ()
 
     def _append(self, keys: mx.array, values: mx.array) -> None:
@@ -150,6 +151,15 @@ class DenseLayer(BatchedLayer):
             self._dense.append(self._first, keys),
             self._dense.append(self._first + 1, values),
         )
+
+
+class DenseLayer(DenseColumns, BatchedLayer):
+    """A layer whose rows' own keys and values are dense, and that attends to them."""
+
+    def end_step(self) -> None:
+        """Let go of what the step read, and of what stood for it."""
+        super().end_step()
+        self._fetched = None
 
 
 class BatchedRings(DenseLayer):

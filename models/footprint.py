@@ -23,7 +23,8 @@ _FEW, _MORE, _CONTEXT = 32, 128, 1024  # tokens of the probe's chunks, and befor
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
 _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
 _UNFORESEEN = 1.25  # what is set aside over what was measured
-_FORMAT = 1  # of what is kept
+_NOISE = 1.05  # by which a peak may differ from the next of the same chunk
+_FORMAT = 2  # of what is kept
 
 
 class Ring(NamedTuple):
@@ -296,10 +297,10 @@ def measure_transients(stack: LayerStack, feed: Any, device: DevicePolicy) -> Tr
     if device.fused:
         return together
     in_blocks = Transients(base, token, context, pair, block=BLOCK)
-    # Some models bring an attention of their own, which looks with all of a chunk together.
-    bounds = [each.promised(_MANY, _MANY) for each in (in_blocks, together)]
-    middle = sum(bounds) / 2 / _UNFORESEEN
-    return together if peak(_MANY, _MANY) > middle else in_blocks
+    # Some models bring an attention, or scores, of their own: of all of a chunk together. If some
+    # of their layers only do, the peak lies between, and grows with the chunk like the larger.
+    fitted = in_blocks.promised(_MANY, _MANY) / _UNFORESEEN
+    return together if peak(_MANY, _MANY) > _NOISE * fitted else in_blocks
 
 
 def _peak(stack: LayerStack, feed: Any, tokens: int, context: int) -> int:

@@ -18,8 +18,8 @@ from .footprint import GROWTH, measure
 from .layer_states import Held, LiveStates
 from .loader import LoadedModel
 from .params import Row
-from .probe import reads_parts, why_one_by_one
-from .rows import LIMIT, Rows
+from .probe import Batching, batching, reads_parts
+from .rows import LIMIT, Growth, Rows
 from .runtime import launch, peak_of, resident_bytes
 from .sampling import Choice, choose
 from .separate import separate
@@ -30,6 +30,8 @@ EXACT_ROWS = 8
 
 _LONE_STEPS = 8
 """Steps after which a sequence that decodes alone is worth a copy of what it leases."""
+
+_NOT_APART = "exact rows attend each by itself, and this model attends to all of them at once"
 
 _LEAST_PIECE = 64
 _LEAST_ROW = 64  # tokens; below these, overhead is all there is
@@ -103,7 +105,10 @@ class Forward:
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
-        self.one_by_one = why_one_by_one(loaded.model, loaded.stack, loaded.device)
+        way = batching(loaded.model, loaded.stack, loaded.device)
+        if exact and way.mask_axes:
+            way = Batching(_NOT_APART)
+        self.one_by_one, self._mask_axes = way
         self.batches = self.one_by_one is None
         self._reads_parts = reads_parts(loaded.model, loaded.stack)
         # Rows and the states in them refer to each other. What is freed while something is
@@ -208,11 +213,12 @@ class Forward:
         rows = len(states)
         if self.batches and rows > 1 and not self._exact:
             growth = self._open_rows().growth(states)
-            rows = growth.rows
+            rows, offset = growth.rows, max(offset, growth.gathered)
             grown = growth.sealed * sizes.token * self._row_limit
             if growth.resized:
                 rings = sum(ring.token * growth.rings[ring.window] for ring in sizes.rings)
                 grown += rows * (sizes.token * growth.columns + rings)
+            grown += self._gathered_need(growth)
         else:
             grown = sum(map(self._alone_need, states))
             # Exact rows are gathered in each layer, and given back to each sequence.
@@ -222,13 +228,23 @@ class Forward:
         compute = self.footprint.compute(rows, offset) * (2 if self.overlaps else 1)
         return Held(grown + compute, 2 * sizes.arrays)
 
+    def _gathered_need(self, growth: Growth) -> int:
+        """Bytes of one layer's keys and values put together for all rows, and of the next one's.
+
+        A row's own trunk is padded, joined with the other rows', and then with the rest.
+        """
+        layers = max(1, self._open_rows().trunks)
+        return 2 * 3 * growth.rows * growth.gathered * self.footprint.sizes.token // layers
+
     def _alone_need(self, state: LiveStates) -> int:
         """Bytes by which a sequence's own caches may grow with a token, or come to be."""
         sizes = self.footprint.sizes
         if state.seat is not None:  # it stands up: its row is copied, and grows then
             copied = sizes.token * state.tail_length + self.captured(state.offset).nbytes
             return copied + sizes.token * GROWTH + sizes.whole(state.offset + 1)
-        grown = sizes.token * GROWTH if state.full else 0
+        # Where a layer grows, what it grows by is made beside it, and then copied.
+        layers = max(1, sizes.arrays // 2)
+        grown = sizes.token * GROWTH * (layers + 1) // layers if state.full else 0
         return grown + (sizes.whole(state.offset + 1) if state.rings_change else 0)
 
     # -- decoding ----------------------------------------------------------------------
@@ -321,7 +337,9 @@ class Forward:
                 other.stand_up()
             rows.join([state for state in states if state.seat is None])
             logits = rows.feed(self._model, states, tokens)
-            launch(logits, rows.arrays() if self._stack.has_checkpoints else [])
+            # As for a lone sequence: an indexer's keys may be of no use to these logits.
+            aside = self._stack.has_checkpoints or not self._reads_parts
+            launch(logits, rows.arrays() if aside else [])
         except BaseException:
             rows.clear()  # its layers may be at different tokens
             raise
@@ -330,7 +348,12 @@ class Forward:
 
     def _open_rows(self) -> Rows:
         if self._rows is None:
-            self._rows = Rows(self._stack.open(), self._device, limit=self._row_limit)
+            self._rows = Rows(
+                self._stack.open(),
+                self._device,
+                limit=self._row_limit,
+                mask_axes=self._mask_axes,
+            )
         return self._rows
 
     def _exactly(self, tokens: mx.array, states: Sequence[LiveStates]) -> mx.array:

@@ -51,8 +51,24 @@ _NEIGHBOURS = (
 )
 
 
-def why_one_by_one(model: Any, stack: LayerStack, device: DevicePolicy) -> str | None:
-    """Try out whether the model gives rows of a batch what it gives single sequences.
+_MASK_AXES = (0, 4, 5)
+"""Ways to try, the cheapest first; see `rows.Rows`."""
+
+
+class Batching(NamedTuple):
+    """How a model's sequences decode together.
+
+    Attributes:
+        one_by_one: why they must not; None if they can run in batches.
+        mask_axes: see `rows.Rows`.
+    """
+
+    one_by_one: str | None
+    mask_axes: int = 0
+
+
+def batching(model: Any, stack: LayerStack, device: DevicePolicy) -> Batching:
+    """Try out whether the model gives rows of a batch what it gives single sequences, and how.
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
     layers read another layer's keys), so this is measured on the loaded model, and not looked
@@ -67,14 +83,26 @@ def why_one_by_one(model: Any, stack: LayerStack, device: DevicePolicy) -> str |
         model: mlx-lm's.
         stack: of its layers.
         device: how attention is computed.
-
-    Returns:
-        Why its sequences must decode one by one; None if they can run in batches.
     """
+    why = []
+    for mask_axes in _MASK_AXES:
+        reason = _why_not(model, stack, device, mask_axes)
+        if reason is None:
+            return Batching(None, mask_axes)
+        why.append(reason)
+    return Batching(why[0])
+
+
+def _why_not(model: Any, stack: LayerStack, device: DevicePolicy, mask_axes: int) -> str | None:
+    """Try out one way; says what is wrong with it."""
+
+    def together_as(party: _Party) -> mx.array:
+        return _together(model, stack, device, party, mask_axes)
+
     try:
-        together = _together(model, stack, device, _PROBED)
+        together = together_as(_PROBED)
         moved = max(
-            _deviation(_row(_together(model, stack, device, party), row), _row(together, row))
+            _deviation(_row(together_as(party), row), _row(together, row))
             for row, party in _NEIGHBOURS
         )
     except NotBatchableError as error:
@@ -108,10 +136,13 @@ def reads_parts(model: Any, stack: LayerStack) -> bool:
     return not bool(mx.isnan(_feed(model, states, [3])).any())
 
 
-def _together(model: Any, stack: LayerStack, device: DevicePolicy, party: _Party) -> mx.array:
+def _together(
+    model: Any, stack: LayerStack, device: DevicePolicy, party: _Party, mask_axes: int
+) -> mx.array:
     """Decode as rows of one batch, `[steps, rows, V]`."""
     states = _prefilled(model, stack, party)
-    rows = Rows(stack.open(), device, own=2)  # so that rows read trunks of their own, too
+    # As little of their own as can be, so that rows read trunks of their own, too.
+    rows = Rows(stack.open(), device, own=2, mask_axes=mask_axes)
     rows.join(states)
     logits = []
     for tokens in party.fed:

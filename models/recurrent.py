@@ -9,11 +9,17 @@ from mlx_lm.models.cache import ArraysCache
 from .dense import resized
 
 
-class RecurrentRows(ABC):
-    """One recurrent layer of several sequences; answers what mlx-lm asks of an `ArraysCache`."""
+class RecurrentRows(ArraysCache, ABC):  # type: ignore[misc]
+    """One recurrent layer of several sequences; answers what mlx-lm asks of an `ArraysCache`.
+
+    It is one by name only: some models write their state into nothing else.
+    """
 
     lengths = None
     left_padding = None
+
+    def __init__(self) -> None:  # mlx-lm's would make slots of its own
+        pass
 
     @abstractmethod
     def __getitem__(self, slot: int) -> mx.array | None:

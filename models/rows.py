@@ -14,9 +14,10 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
 
-from .batch import BatchedRings, BatchedTrunks, DenseLayer, NotBatchableError, Step
+from .batch import BatchedRings, BatchedTrunks, DenseColumns, NotBatchableError, Step
 from .dense import DenseRows, bucket
 from .device import DevicePolicy
+from .gathered import GatheredTrunks, Gathering, padded_to
 from .layer_states import Held, LiveStates, leaves_of
 from .recurrent import BatchedArrays
 from .runtime import launch
@@ -44,6 +45,7 @@ class Growth(NamedTuple):
         rings: columns of the sliding layers, by their window.
         sealed: rows whose tokens become a segment.
         resized: whether all rows may be copied for it.
+        gathered: tokens that each layer puts together for each row.
     """
 
     rows: int
@@ -51,6 +53,7 @@ class Growth(NamedTuple):
     rings: dict[int, int]
     sealed: int
     resized: bool
+    gathered: int
 
 
 class Row:
@@ -96,13 +99,21 @@ class Rows:
             own: many short segments of single rows cost more to read one by one than the
             copy takes.
         limit: tokens of its own after which a row is sealed into a segment.
+        mask_axes: where the model attends by itself, the axes of its masks; see `gathered`. 0
+            where it leaves that to the layers.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
 
     def __init__(
-        self, like: LiveStates, device: DevicePolicy, *, own: int = OWN, limit: int = LIMIT
+        self,
+        like: LiveStates,
+        device: DevicePolicy,
+        *,
+        own: int = OWN,
+        limit: int = LIMIT,
+        mask_axes: int = 0,
     ) -> None:
         self._limit = limit
         self._patience = device.spare_steps
@@ -111,19 +122,25 @@ class Rows:
         self._step = Step(device)
         self._tails = DenseRows(limit, scores_masked=True)
         self._rings: dict[int, DenseRows] = {}
-        self._trunks: list[BatchedTrunks] = []
+        self._trunks: list[DenseColumns] = []
+        self._gathering = Gathering(self._step, self._tails, mask_axes) if mask_axes else None
         self._wholes: list[tuple[DenseRows, int] | BatchedArrays] = []
         self._seats: dict[int, Row] = {}
         self._size = 0
         self._planned = False
         self.layers = [self._layer(cache) for cache in like.caches]
         leaves = list(leaves_of(self.layers))
-        self._attending = [leaf for leaf in leaves if isinstance(leaf, DenseLayer)]
+        self._attending = [leaf for leaf in leaves if isinstance(leaf, DenseColumns)]
         self._recurrent = [leaf for leaf in leaves if isinstance(leaf, BatchedArrays)]
 
     def __len__(self) -> int:
         """How many sequences sit here."""
         return len(self._seats)
+
+    @property
+    def trunks(self) -> int:
+        """How many layers keep all tokens."""
+        return len(self._trunks)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -232,7 +249,17 @@ class Rows:
             sealed = sum(self._tails.lengths[number] >= self._limit for number in self._seats)
         before = (self._size, self._tails.columns, *[d.columns for d in self._rings.values()])
         resized = before != (rows, tails, *columns.values())
-        return Growth(rows, tails, columns, sealed, resized=resized or len(newcomers) > 0)
+        gathered = self._gathered(states) + tails if self._gathering else 0
+        return Growth(rows, tails, columns, sealed, resized or len(newcomers) > 0, gathered)
+
+    def _gathered(self, states: Sequence[LiveStates]) -> int:
+        """Foretell how many tokens of trunks are put together for each row, at most."""
+        shared, private = runs({number: state.trunk for number, state in enumerate(states)})
+        alone = [
+            state.tail_length + sum(span.length for span in private.get(number, ()))
+            for number, state in enumerate(states)
+        ]
+        return padded_to(max(alone)) + sum(span.length for spans, _ in shared for span in spans)
 
     def _longest(self, dense: DenseRows, more: Sequence[int]) -> int:
         return max([0, *more, *[dense.lengths[number] for number in self._seats]])
@@ -277,8 +304,7 @@ class Rows:
         if type(cache) is CacheList:
             return CacheList(*[self._layer(part) for part in cache.caches])
         if type(cache) is TrunkState:
-            self._tails.reserve(2)
-            self._trunks.append(BatchedTrunks(self._step, self._tails, len(self._trunks)))
+            self._trunks.append(self._trunk(self._tails.reserve(2), len(self._trunks)))
             return self._trunks[-1]
         if type(cache) is RotatingKVCache and not cache.keep:
             dense = self._rings.setdefault(cache.max_size, DenseRows(cache.max_size))
@@ -292,6 +318,11 @@ class Rows:
         raise NotBatchableError(
             f"a layer keeps its state in a {type(cache).__name__}, which has no rows"
         )
+
+    def _trunk(self, first: int, index: int) -> DenseColumns:
+        if self._gathering is None:
+            return BatchedTrunks(self._step, self._tails, index)
+        return GatheredTrunks(self._step, self._tails, first, self._gathering, index)
 
     def _all_dense(self) -> list[DenseRows]:
         return [dense for dense in (self._tails, *self._rings.values()) if dense.tensors]
@@ -388,6 +419,7 @@ class Rows:
             (spans, None if len(members) == everyone else mx.array(members))
             for spans, members in shared
         ]
+        self._step.plan += 1
         self._planned = True
 
     def _read_by(self, row: Row) -> list[PackedSpan]:

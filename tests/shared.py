@@ -35,7 +35,7 @@ def measured_once(model: Any) -> Iterator[None]:
     What was measured is the maker's own: it goes on learning.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("why_one_by_one", "reads_parts", "measure"):
+        for name in ("batching", "reads_parts", "measure"):
             patch.setattr(forward, name, _once(getattr(forward, name), model))
         yield
 

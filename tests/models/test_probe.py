@@ -22,7 +22,7 @@ def reason(model: Any, called: Any = None) -> str | None:
     """Probe a model, or something that is called in its place."""
     device = device_policy()
     bind(model, device)
-    return probe.why_one_by_one(called or model, LayerStack(model), device)
+    return probe.batching(called or model, LayerStack(model), device).one_by_one
 
 
 def near_ties() -> Any:

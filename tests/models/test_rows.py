@@ -135,7 +135,7 @@ def shared(party: Party) -> list[tuple[int, set[int]]]:
     return sorted(runs, key=lambda run: -run[0])
 
 
-@pytest.mark.parametrize("name", ["llama", "falcon_h1", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "falcon_h1", "gpt_oss", "gemma2"])
 def test_nested_sharing(name: str) -> None:
     """Each level of a nested prompt is read once by those who lease it, also when it is cut."""
     party = Party(name)

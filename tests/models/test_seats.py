@@ -30,7 +30,7 @@ def overwrite(party: Party, row: int, value: float) -> None:
 
 @pytest.mark.parametrize("successor", ["newcomer", "neighbour"])
 @pytest.mark.parametrize("value", [1e4, float("nan")])
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "deepseek_v3", "gemma2"])
 def test_one_rows_numbers_are_its_own(name: str, value: float, successor: str) -> None:
     """A sequence whose numbers went wild changes no neighbour, nor who takes its seat later."""
     party = Party(name)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 SYSTEM = 150
 REASONS = {
-    "deepseek_v32": "the model does with a layer's state what a batch cannot",
-    **dict.fromkeys(("gemma2", "mamba", "plamo2"), "of their spread, and 5% are allowed"),
     "llama4": "a layer keeps its state in a ChunkedKVCache",
 }
 """Models whose sequences decode one by one, and what is said of them; the others batch."""
@@ -62,7 +60,7 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
     monkeypatch.setattr(probe, "_MARGIN", 0.0)
     net, device = zoo.make("llama"), device_policy()
     bind(net, device)
-    reason = probe.why_one_by_one(net, LayerStack(net), device)
+    reason = probe.batching(net, LayerStack(net), device).one_by_one
     assert reason is not None
     assert "logits differ by 0.0% of their spread, and 0% are allowed" in reason
 

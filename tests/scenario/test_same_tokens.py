@@ -72,6 +72,14 @@ def test_a_later_turn_is_as_if_it_were_the_first(name: str) -> None:
     assert same(later, fresh)
 
 
+def test_rows_that_cannot_be_apart_decode_one_by_one() -> None:
+    """A model that attends to all rows at once batches, but not where rows must be exact."""
+    assert Bench("gemma2").forward.batches
+    exact = Bench("gemma2", exact=True).forward
+    assert not exact.batches
+    assert "attend each by itself" in (exact.one_by_one or "")
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_exact_answers_are_right(name: str) -> None:
     """Exactness does not cost truth: the answers are those of mlx-lm's own cold run."""

@@ -1,0 +1,159 @@
+"""Rows whose keys and values the model computes with itself: gathered, padded, and masked.
+
+For models whose attention is their own: soft caps (gemma2), an indexer that picks tokens
+(deepseek_v32), MLX's kernel called directly (plamo2). They get what a lone sequence would get, all
+keys and values, of all rows in one array, and a mask that leaves out what is not a row's own. It
+is made anew in each step and layer, so memory holds it for one layer at a time.
+"""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from .batch import DenseColumns, NotBatchableError, Step
+from .dense import DenseRows, bucket
+from .spans import PackedSpan
+
+_LEAST_PRIVATE = 64
+
+
+class Gathering:
+    """What all gathered layers of a batch have in common.
+
+    Args:
+        step: of the batch.
+        dense: the rows' own keys and values.
+        mask_axes: of the model's masks: a model that groups its heads by itself has one more
+            than others.
+    """
+
+    def __init__(self, step: Step, dense: DenseRows, mask_axes: int) -> None:
+        self._step = step
+        self._dense = dense
+        self._axes = mask_axes
+        self._leased: tuple[int, mx.array | None] = (-1, None)
+
+    def mask(self) -> mx.array:
+        """Where each row may look in this step: `[rows, 1, .., 1, tokens]`."""
+        if self._leased[0] != self._step.plan:
+            self._leased = self._step.plan, self._mask_of_leased()
+        own = self._dense.mask
+        if own is None:
+            own = mx.ones((self._dense.rows, 1, 1, self._dense.columns), mx.bool_)
+        own = own[:, 0, 0]
+        seen = own if self._leased[1] is None else mx.concatenate([self._leased[1], own], axis=1)
+        return seen.reshape(len(seen), *[1] * (self._axes - 2), -1)
+
+    def gather(self, layer: int, number: int, own: mx.array) -> mx.array:
+        """Put together one tensor of one layer.
+
+        Args:
+            layer: its number among those that spans hold.
+            number: of the tensor.
+            own: what is the rows' own of it, `[rows, heads, columns, size]`.
+
+        Returns:
+            `[rows, heads, tokens, size]`.
+        """
+        rows, heads, _, size = own.shape
+
+        def read(spans: Sequence[PackedSpan]) -> list[mx.array]:
+            # After the step's own: or all layers could be put together before the first is read.
+            return [mx.depends(span.layer(layer)[number], own) for span in spans]
+
+        parts = [
+            mx.broadcast_to(part, (rows, *part.shape[1:]))
+            for spans, _ in self._step.shared
+            for part in read(spans)
+        ]
+        longest = self._longest_private()
+        if longest:
+            padded = []
+            for row in range(rows):
+                held = read(self._step.private.get(row, ()))
+                room = longest - sum(part.shape[2] for part in held)
+                held.append(mx.zeros((1, heads, room, size), own.dtype))
+                padded.append(mx.concatenate(held, axis=2))
+            parts.append(mx.concatenate(padded, axis=0))
+        return mx.concatenate([*parts, own], axis=2) if parts else own
+
+    def _longest_private(self) -> int:
+        return padded_to(max(map(_length, self._step.private.values()), default=0))
+
+    def _mask_of_leased(self) -> mx.array | None:
+        tokens = sum(_length(spans) for spans, _ in self._step.shared) + self._longest_private()
+        if not tokens:
+            return None
+        seen = np.zeros((self._dense.rows, tokens), np.bool_)
+        start = 0
+        for spans, members in self._step.shared:
+            stop = start + _length(spans)
+            rows = slice(None) if members is None else np.array(members)
+            seen[rows, start:stop] = True
+            start = stop
+        for row, spans in self._step.private.items():
+            seen[row, start : start + _length(spans)] = True
+        return mx.array(seen)
+
+
+class GatheredTrunks(DenseColumns):
+    """Full-attention rows of a model that attends by itself.
+
+    Args:
+        gathering: of the batch.
+        index: the layer's number among those that spans hold.
+    """
+
+    def __init__(
+        self, step: Step, dense: DenseRows, first: int, gathering: Gathering, index: int
+    ) -> None:
+        super().__init__(step, dense, first)
+        dense.keys_weigh()  # who knows what the model does with them
+        self._gathering = gathering
+        self._index = index
+
+    @property
+    def keys(self) -> mx.array | None:
+        """The rows' own keys; some models order their work by them."""
+        return self._dense.tensors[self._first]
+
+    @keys.setter
+    def keys(self, value: mx.array) -> None:
+        self._dense.tensors[self._first] = value
+
+    @property
+    def values(self) -> mx.array | None:
+        """The rows' own values; an indexer has none, and says so."""
+        return self._dense.tensors[self._first + 1]
+
+    @values.setter
+    def values(self, value: mx.array) -> None:
+        self._dense.tensors[self._first + 1] = value
+
+    def make_mask(
+        self, tokens: int, *, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array:
+        """Mask what is padding, and what others hold."""
+        del return_array
+        if tokens != 1 or window_size is not None:
+            raise NotBatchableError("the model asks for a window over keys that are kept for ever")
+        return self._gathering.mask()
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append a token a row; return all keys and values."""
+        self._append(keys, values)
+        first, second = self._held
+        return (
+            self._gathering.gather(self._index, 0, first),
+            self._gathering.gather(self._index, 1, second),
+        )
+
+
+def padded_to(longest: int) -> int:
+    """How many tokens are gathered for each row, if one leases so many alone."""
+    return bucket(max(longest, _LEAST_PRIVATE)) if longest else 0
+
+
+def _length(spans: Sequence[PackedSpan]) -> int:
+    return sum(span.length for span in spans)
