@@ -12,10 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
+from mlx_lm.models.cache import ChunkedKVCache
 
 from . import blocks
 from .batch import BatchedLayer, NotBatchableError
 from .cascade import merge, part_of, scores_of
+from .chunked import CountsByRow
 from .device import DevicePolicy
 from .fetched import Keys, RotatedQueries
 from .softmax import softmaxes
@@ -61,6 +63,8 @@ class Attention:
         """
         layer = keys.layer if isinstance(keys, Keys) else cache
         if isinstance(layer, BatchedLayer):
+            if layer.masks_itself:
+                mask = None
             if not isinstance(mask, RotatedQueries | None):
                 raise NotBatchableError(
                     "the model brings a mask, and rows of a batch are attended to without one"
@@ -119,4 +123,6 @@ def bind(model: Any, device: DevicePolicy) -> list[str]:
         if present is _fused or isinstance(present, Attention):
             setattr(module, _NAME, Attention(device))
             bound.append(name)
+        if getattr(module, "ChunkedKVCache", None) is ChunkedKVCache:
+            vars(module)["mx"] = CountsByRow()
     return bound

@@ -47,6 +47,9 @@ class Step:
 class BatchedLayer(ABC):
     """One layer of several sequences, for attention."""
 
+    masks_itself = False
+    """Whether a mask that the model brings is not looked at."""
+
     _fetched: tuple[mx.array, mx.array] | None = None
 
     @property

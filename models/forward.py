@@ -22,7 +22,7 @@ from .probe import Batching, batching, reads_parts
 from .rows import LIMIT, Growth, Rows
 from .runtime import launch, peak_of, resident_bytes
 from .sampling import Choice, choose
-from .separate import separate
+from .separate import can_separate, separate
 from .spans import PackedSpan, WholeCheckpoint
 
 EXACT_ROWS = 8
@@ -31,7 +31,7 @@ EXACT_ROWS = 8
 _LONE_STEPS = 8
 """Steps after which a sequence that decodes alone is worth a copy of what it leases."""
 
-_NOT_APART = "exact rows attend each by itself, and this model attends to all of them at once"
+_NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
 
 _LEAST_PIECE = 64
 _LEAST_ROW = 64  # tokens; below these, overhead is all there is
@@ -106,11 +106,12 @@ class Forward:
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
         way = batching(loaded.model, loaded.stack, loaded.device)
-        if exact and way.mask_axes:
+        if exact and (way.mask_axes or not can_separate(loaded.stack.open().caches)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way
         self.batches = self.one_by_one is None
-        self._reads_parts = reads_parts(loaded.model, loaded.stack)
+        # Who decodes one by one always does so: with keys in one piece, however they are cut.
+        self._reads_parts = self.batches and reads_parts(loaded.model, loaded.stack)
         # Rows and the states in them refer to each other. What is freed while something is
         # measured would make that look small.
         gc.collect()

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
 
 from .batch import BatchedRings, BatchedTrunks, DenseColumns, NotBatchableError, Step
+from .chunked import BatchedChunks
 from .dense import DenseRows, bucket
 from .device import DevicePolicy
 from .gathered import GatheredTrunks, Gathering, padded_to
@@ -24,7 +25,7 @@ from .runtime import launch
 from .sharing import runs
 from .spans import PackedSpan
 from .trunk import Tensors, TrunkState
-from .whole import make_ring, ring_in_order
+from .whole import chunk_in_order, make_chunk, make_ring, ring_in_order
 
 OWN = 256
 """See `Rows`."""
@@ -122,6 +123,7 @@ class Rows:
         self._step = Step(device)
         self._tails = DenseRows(limit, scores_masked=True)
         self._rings: dict[int, DenseRows] = {}
+        self._chunks: set[int] = set()  # those of them that are emptied when a chunk begins
         self._trunks: list[DenseColumns] = []
         self._gathering = Gathering(self._step, self._tails, mask_axes) if mask_axes else None
         self._wholes: list[tuple[DenseRows, int] | BatchedArrays] = []
@@ -212,6 +214,7 @@ class Rows:
         changed = not self._planned
         if changed:
             self._plan()
+        self._begin_chunks()
         for dense in self._all_dense():
             changed |= dense.begin_step()
         if changed:
@@ -284,9 +287,13 @@ class Rows:
         return [
             whole.take(row.number)
             if isinstance(whole, BatchedArrays)
-            else make_ring(whole[0].limit, offset, held[whole[0].limit][whole[1] : whole[1] + 2])
+            else self._revived(whole[0].limit, offset, held[whole[0].limit][whole[1] :][:2])
             for whole in self._wholes
         ]
+
+    def _revived(self, window: int, offset: int, tensors: list[mx.array]) -> Any:
+        make = make_chunk if window in self._chunks else make_ring
+        return make(window, offset, tensors)
 
     def empty(self, number: int) -> None:
         """Forget what a row has of its own; it is read from the trunk from now on."""
@@ -307,10 +314,18 @@ class Rows:
             self._trunks.append(self._trunk(self._tails.reserve(2), len(self._trunks)))
             return self._trunks[-1]
         if type(cache) is RotatingKVCache and not cache.keep:
+            if cache.max_size in self._chunks:
+                raise NotBatchableError("windows and chunks of one length")
             dense = self._rings.setdefault(cache.max_size, DenseRows(cache.max_size))
             first = dense.reserve(2)
             self._wholes.append((dense, first))
             return BatchedRings(self._step, dense, first, cache.max_size)
+        if type(cache) is ChunkedKVCache:
+            self._chunks.add(cache.chunk_size)
+            dense = self._rings.setdefault(cache.chunk_size, DenseRows(cache.chunk_size))
+            first = dense.reserve(2)
+            self._wholes.append((dense, first))
+            return BatchedChunks(self._step, dense, first)
         if type(cache) is ArraysCache:
             arrays = BatchedArrays(len(cache.cache))
             self._wholes.append(arrays)
@@ -380,7 +395,11 @@ class Rows:
         for whole, leaf in zip(self._wholes, states.wholes, strict=True):
             if isinstance(whole, BatchedArrays):
                 whole.put(number, self._size, leaf)
-            elif not leaf.empty():
+            elif leaf.empty():
+                continue
+            elif isinstance(leaf, ChunkedKVCache):
+                rings.setdefault(leaf.chunk_size, []).extend(chunk_in_order(leaf))
+            else:
                 rings.setdefault(leaf.max_size, []).extend(ring_in_order(leaf))
         for window, tensors in rings.items():
             self._rings[window].put(number, tensors)
@@ -395,6 +414,14 @@ class Rows:
     def _numbers(self, states: Sequence[LiveStates]) -> list[int]:
         by_state = {id(row.states): row.number for row in self._seats.values()}
         return [by_state[id(state)] for state in states]
+
+    def _begin_chunks(self) -> None:
+        """Forget a row's chunk where its next token is the first of another one."""
+        for size in self._chunks:
+            dense = self._rings[size]
+            for row in self._seats.values():
+                if row.states.offset % size == 0:
+                    dense.free(row.number)
 
     def _positions(self, states: Sequence[LiveStates], numbers: list[int]) -> mx.array:
         positions = np.zeros(self._size, np.int32)

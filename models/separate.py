@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
 from .batch import BatchedLayer
 from .blocks import attend
 from .device import DevicePolicy
 from .fetched import RotatedQueries
+from .layer_states import leaves_of
 from .recurrent import SeparateArrays
 
 
@@ -71,6 +72,11 @@ class SeparateRows(BatchedLayer):
             return attend(queries, keys, values, scale, None, sinks, self._device)
         mask = rotated.queries @ values.swapaxes(-1, -2)
         return attend(queries, keys, keys, scale, mask, sinks, self._device)
+
+
+def can_separate(caches: Sequence[Any]) -> bool:
+    """Whether these layers, a sequence's, can be rows that attend each by itself."""
+    return not any(type(leaf) is ChunkedKVCache for leaf in leaves_of(caches))
 
 
 def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any]:

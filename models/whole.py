@@ -138,6 +138,18 @@ def ring_in_order(ring: Any) -> list[mx.array]:
     return [mx.concatenate([a[..., index:, :], a[..., :index, :]], axis=2) for a in arrays]
 
 
+def chunk_in_order(cache: Any) -> list[mx.array]:
+    """A live cache's keys and values since the last token's chunk began."""
+    stop = cache.offset - cache.start_position
+    count = (cache.offset - 1) % cache.chunk_size + 1
+    return [array[..., stop - count : stop, :] for array in (cache.keys, cache.values)]
+
+
+def make_chunk(size: int, offset: int, arrays: list[mx.array]) -> Any:
+    """Make a live cache of its keys and values in order, up to the last token's."""
+    return Chunk(offset, size, offset - arrays[0].shape[-2]).restore(arrays, offset)
+
+
 def make_ring(window: int, offset: int, arrays: list[mx.array]) -> Any:
     """Make a live ring of its keys and values in order, oldest first."""
     held = arrays[0].shape[-2]

@@ -27,7 +27,7 @@ from ..shared import measured_once, shared_model
 NAMES = (
     *("llama", "qwen3_next", "gemma3_text", "gpt_oss", "mamba2", "falcon_h1"),
     *("deepseek_v3", "kimi_linear", "longcat_flash", "gemma3n", "gemma4_text"),
-    *("deepseek_v32", "gemma2", "plamo2", "mamba"),
+    *("deepseek_v32", "gemma2", "plamo2", "mamba", "llama4"),
 )
 """Models of each kind that runs in batches."""
 

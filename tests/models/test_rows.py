@@ -123,6 +123,17 @@ def test_rows_are_sealed_at_the_limit(name: str) -> None:
     party.check()
 
 
+@pytest.mark.parametrize("name", ["llama4"])
+def test_queries_are_tempered_by_row(name: str) -> None:
+    """Where positions scale queries, each row's own does."""
+    party = Party(name, floor_scale=8)
+    branch = party.branch(40)
+    for prompt in (0, 3, 31, 90):
+        party.come(branch, prompt)
+    party.feed(steps=40)
+    party.check()
+
+
 def shared(party: Party) -> list[tuple[int, set[int]]]:
     """For each run that several rows read in one product, its length, and these agents."""
     seats = party.rows._seats

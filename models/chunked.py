@@ -1,0 +1,74 @@
+"""Attention in chunks (llama4): a token sees those before it in its own chunk of positions.
+
+The model computes one mask for all rows from one position, and scales queries by another. Rows
+have a position each, so the layer answers the first with a number that means nothing, and makes
+its own mask; and what counts positions in the model's module is bound to what counts them by row.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from .batch import DenseLayer, NotBatchableError, Step
+from .blocks import attend
+from .dense import DenseRows
+from .fetched import RotatedQueries
+
+
+class BatchedChunks(DenseLayer):
+    """Rows that forget all when a chunk begins: MLX's own attention over dense rings."""
+
+    masks_itself = True
+
+    def __init__(self, step: Step, dense: DenseRows, first: int) -> None:
+        super().__init__(step, dense, first)
+        self._masking = False
+
+    @property
+    def start_position(self) -> int:
+        """Where the model's mask begins; it asks for the end of it next."""
+        self._masking = True
+        return 0
+
+    @property
+    def offset(self) -> Any:
+        """`[rows]` positions of the rows' next tokens; a number for the model's mask."""
+        masking, self._masking = self._masking, False
+        return 0 if masking else super().offset
+
+    def maybe_trim_front(self) -> None:
+        """What is behind a row is masked, and written over in time."""
+
+    def _sees_all(self, window_size: int | None) -> bool:
+        return window_size is None
+
+    def _attend(
+        self,
+        queries: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+        rotated: RotatedQueries | None,
+    ) -> mx.array:
+        if rotated is not None:
+            raise NotBatchableError("the model has chunks of latents")
+        keys, values = self._held
+        return attend(queries, keys, values, scale, self._dense.mask, sinks, self._step.device)
+
+
+class CountsByRow:
+    """Stands for `mlx.core` in a module of mlx-lm's that counts a sequence's positions."""
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is MLX's."""
+        return getattr(mx, name)
+
+    def arange(self, start: Any, *rest: Any, **options: Any) -> mx.array:
+        """Count from a position; from one position a row, it is that of the row's one token.
+
+        Returns:
+            `[tokens]`, or `[rows, 1, 1]`, which stands before heads and tokens as the other does.
+        """
+        if isinstance(start, mx.array):
+            return start.reshape(-1, 1, 1)
+        counted: mx.array = mx.arange(start, *rest, **options)
+        return counted
