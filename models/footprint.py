@@ -1,5 +1,6 @@
 """What a model's state takes in memory, and what computing takes besides. Measured at load."""
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,10 +22,13 @@ GROWTH = 256
 
 _FEW, _MORE, _CONTEXT = 32, 128, 1024  # tokens of the probe's chunks, and before them
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
+_MOST = 4 * BLOCK  # tokens of a chunk that show what is not cut though attention is
+_TIMES, _QUICK = 3, 0.1  # runs of a probe, while they take less than so many seconds
 _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
 _UNFORESEEN = 1.25  # what is set aside over what was measured
+_SMALL = 2**16  # bytes that are set aside besides, for arrays of a few numbers
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 2  # of what is kept
+_FORMAT = 3  # of what is kept
 
 
 class Ring(NamedTuple):
@@ -87,6 +91,9 @@ class Transients:
         context: of each token that they look at, themselves included.
         pair: of each token and each that it looks at: scores that are not fused away.
         block: tokens of a chunk that look at a time.
+        within: of each pair of its own tokens, in chunks longer than those that the figures
+            above are fitted to: masks that a model makes of a whole chunk, and scores of layers
+            that look no further.
         margin: what is set aside, as a multiple of what was fitted.
     """
 
@@ -95,6 +102,7 @@ class Transients:
     context: float
     pair: float
     block: int = 1 << 30
+    within: float = 0.0
     margin: float = _UNFORESEEN
 
     def expected(self, tokens: int, context: int) -> int:
@@ -113,7 +121,8 @@ class Transients:
 
     def _fitted(self, tokens: int, context: int) -> float:
         each = self.context + self.pair * min(tokens, self.block)
-        return self.base + self.token * tokens + each * (context + tokens) + 2**16
+        within = self.within * max(0, tokens - _MORE) ** 2
+        return self.base + self.token * tokens + each * (context + tokens) + within + _SMALL
 
 
 class Footprint:
@@ -253,7 +262,7 @@ def measure(
             folder, key, names, lambda: asdict(measure_transients(stack, feed, device))
         )
         shape = kept["base"], kept["token"], kept["context"], kept["pair"]
-        transients = Transients(*shape, int(kept["block"]), kept["margin"])
+        transients = Transients(*shape, int(kept["block"]), kept["within"], kept["margin"])
     return Footprint(sizes, transients, vocab_size, joins=joins, multiple=multiple)
 
 
@@ -285,7 +294,7 @@ def measure_transients(stack: LayerStack, feed: Any, device: DevicePolicy) -> Tr
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
 
     def peak(tokens: int, context: int) -> int:
-        return _peak(stack, feed, tokens, context)
+        return _highest(stack, feed, tokens, context)
 
     probes = [(tokens, context) for context in (0, _CONTEXT) for tokens in (_FEW, _MORE)]
     peaks = np.array([peak(*probe) for probe in probes], float)
@@ -300,7 +309,24 @@ def measure_transients(stack: LayerStack, feed: Any, device: DevicePolicy) -> Tr
     # Some models bring an attention, or scores, of their own: of all of a chunk together. If some
     # of their layers only do, the peak lies between, and grows with the chunk like the larger.
     fitted = in_blocks.promised(_MANY, _MANY) / _UNFORESEEN
-    return together if peak(_MANY, _MANY) > _NOISE * fitted else in_blocks
+    chosen = together if peak(_MANY, _MANY) > _NOISE * fitted else in_blocks
+    fitted, seen_most = chosen.promised(_MOST, 0) / _UNFORESEEN, peak(_MOST, 0)
+    if seen_most > _NOISE * fitted:
+        chosen.within = (seen_most - fitted + _SMALL) / (_MOST - _MORE) ** 2
+    return chosen
+
+
+def _highest(stack: LayerStack, feed: Any, tokens: int, context: int) -> int:
+    """Run a probe until its peak is the highest it can be, or nearly.
+
+    A buffer is free once the operation that reads it has run. How many have not depends on how
+    far launching is ahead of computing. It is as far as can be where an operation takes longer
+    than its launch; where it does not, that varies by a fifth, and a run takes no time.
+    """
+    begun, peaks = time.perf_counter(), list[int]()
+    while not peaks or (len(peaks) < _TIMES and time.perf_counter() - begun < _QUICK):
+        peaks.append(_peak(stack, feed, tokens, context))
+    return max(peaks)
 
 
 def _peak(stack: LayerStack, feed: Any, tokens: int, context: int) -> int:
