@@ -218,7 +218,7 @@ class Forward:
             grown = growth.sealed * sizes.token * self._row_limit
             if growth.resized:
                 rings = sum(ring.token * growth.rings[ring.window] for ring in sizes.rings)
-                grown += rows * (sizes.token * growth.columns + rings)
+                grown += rows * (sizes.token * growth.columns + rings + sizes.fixed)
             grown += self._gathered_need(growth)
         else:
             grown = sum(map(self._alone_need, states))
