@@ -232,10 +232,11 @@ class Forward:
     def _gathered_need(self, growth: Growth) -> int:
         """Bytes of one layer's keys and values put together for all rows, and of the next one's.
 
-        A row's own trunk is padded, joined with the other rows', and then with the rest.
+        A row's own trunk is padded, and joined with the other rows', before all is put together.
         """
         layers = max(1, self._open_rows().trunks)
-        return 2 * 3 * growth.rows * growth.gathered * self.footprint.sizes.token // layers
+        copied = growth.rows * (growth.gathered + 2 * growth.padded)
+        return 2 * copied * self.footprint.sizes.token // layers
 
     def _alone_need(self, state: LiveStates) -> int:
         """Bytes by which a sequence's own caches may grow with a token, or come to be."""

@@ -47,6 +47,7 @@ class Growth(NamedTuple):
         sealed: rows whose tokens become a segment.
         resized: whether all rows may be copied for it.
         gathered: tokens that each layer puts together for each row.
+        padded: those of them that single rows read, and that are padded first.
     """
 
     rows: int
@@ -55,6 +56,7 @@ class Growth(NamedTuple):
     sealed: int
     resized: bool
     gathered: int
+    padded: int
 
 
 class Row:
@@ -252,17 +254,35 @@ class Rows:
             sealed = sum(self._tails.lengths[number] >= self._limit for number in self._seats)
         before = (self._size, self._tails.columns, *[d.columns for d in self._rings.values()])
         resized = before != (rows, tails, *columns.values())
-        gathered = self._gathered(states) + tails if self._gathering else 0
-        return Growth(rows, tails, columns, sealed, resized or len(newcomers) > 0, gathered)
+        padded, joint = self._gathered(states) if self._gathering else (0, 0)
+        # Where nothing is leased, the rows are read as they lie.
+        gathered = padded + joint + tails if padded or joint else 0
+        copied = resized or len(newcomers) > 0
+        return Growth(rows, tails, columns, sealed, copied, gathered, padded)
 
-    def _gathered(self, states: Sequence[LiveStates]) -> int:
-        """Foretell how many tokens of trunks are put together for each row, at most."""
-        shared, private = runs({number: state.trunk for number, state in enumerate(states)})
+    def _gathered(self, states: Sequence[LiveStates]) -> tuple[int, int]:
+        """Foretell how many tokens of trunks are put together for each row, at most.
+
+        Returns:
+            Those that it reads alone, padding included, and those that rows share.
+        """
+        rows = {id(row.states): row for row in self._seats.values()}
+        read, sealed = {}, []
+        for number, state in enumerate(states):
+            row = rows.get(id(state))
+            if row is None:
+                stays, segment = False, state.tail_length > self._own
+            else:
+                stays = self._tails.lengths[row.number] < self._limit
+                segment = not stays
+            read[number] = self._read_by(row) if row is not None and stays else state.trunk
+            sealed.append(state.tail_length if segment else 0)
+        shared, private = runs(read)
         alone = [
-            state.tail_length + sum(span.length for span in private.get(number, ()))
-            for number, state in enumerate(states)
+            length + sum(span.length for span in private.get(number, ()))
+            for number, length in enumerate(sealed)
         ]
-        return padded_to(max(alone)) + sum(span.length for spans, _ in shared for span in spans)
+        return padded_to(max(alone)), sum(span.length for spans, _ in shared for span in spans)
 
     def _longest(self, dense: DenseRows, more: Sequence[int]) -> int:
         return max([0, *more, *[dense.lengths[number] for number in self._seats]])

@@ -358,6 +358,24 @@ def test_no_row_computes_with_more_than_foretold(name: str, count: int) -> None:
         each.close()
 
 
+@pytest.mark.parametrize("name", ["gemma2", "plamo2"])
+@pytest.mark.parametrize("context", [0, LONG])
+def test_what_rows_put_together_is_foretold(name: str, context: int) -> None:
+    """In each layer all that rows look at, each its own and what they share; and not much less."""
+    forward = load(name)
+    states = [after(forward, name, context) if context else forward.open() for _ in range(5)]
+    for number, each in enumerate(states):
+        prefill(forward, each, 20 if context else 300 + 20 * number, 256)
+    peaks, needs = [], []
+    for _ in range(12):
+        needs.append(forward.step_need(states).nbytes)
+        peaks.append(taken(lambda: decode(forward, states)))
+        assert peaks[-1] <= needs[-1]
+    assert needs[-1] < 4 * max(peaks[1:]), "most of it would be idle"
+    for each in states:
+        each.close()
+
+
 @functools.cache
 def wide(name: str, **more: int) -> Forward:
     """Load a model whose window is longer than what a cache grows by."""
