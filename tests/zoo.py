@@ -8,17 +8,20 @@ tests/models/test_zoo.py holds them to that.
 """
 
 import importlib
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
+
+T = TypeVar("T")
 
 VOCAB_SIZE = 512
 WINDOW = 32
@@ -317,6 +320,7 @@ _SPECIES: Mapping[str, _Species] = {
 }
 
 NAMES: tuple[str, ...] = tuple(_SPECIES)
+"""The models, by the name of their module in mlx_lm.models."""
 
 TWINS = frozenset(
     {
@@ -327,11 +331,31 @@ TWINS = frozenset(
 )
 """Architectures whose kinds of state the others have, too: what is tested with each of `NAMES`
 is slow for these."""
-"""The models, by the name of their module in mlx_lm.models."""
+
+MIXED = frozenset({"longcat_flash", "kimi_linear", "gemma2", "mamba", "plamo2"})
+"""Twins that only put together what others have one by one: each kind of test runs once with
+these, and not with each of its parameters."""
 
 KINDS: Mapping[str, str] = MappingProxyType({n: s.kind for n, s in _SPECIES.items()})
 """What each model asks of a cache: dense, mla, capped, sliding, sinks, recurrent, hybrid or
 chunked."""
+
+
+def each(
+    values: Iterable[T], names: Iterable[str] = NAMES, once: Container[str] = MIXED
+) -> list[tuple[str, T]]:
+    """Pair models with all values of a test's parameter, and some with one of them, in turn.
+
+    Args:
+        values: of the parameter.
+        names: of models.
+        once: those that are paired with one value.
+    """
+    values = list(values)
+    turns = itertools.cycle(values)
+    return [
+        (name, value) for name in names for value in ([next(turns)] if name in once else values)
+    ]
 
 
 def make(name: str, *, seed: int = 0, **overrides: Any) -> Any:

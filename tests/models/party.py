@@ -2,11 +2,11 @@
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
@@ -24,6 +24,8 @@ from umbel.models.spans import PackedSpan, WholeCheckpoint
 from .. import zoo
 from ..shared import measured_once, shared_model
 
+T = TypeVar("T")
+
 NAMES = (
     *("llama", "qwen3_next", "gemma3_text", "gpt_oss", "mamba2", "falcon_h1"),
     *("deepseek_v3", "kimi_linear", "longcat_flash", "gemma3n", "gemma4_text"),
@@ -31,8 +33,15 @@ NAMES = (
 )
 """Models of each kind that runs in batches."""
 
+_ONCE = zoo.MIXED | {"gemma3n", "gemma4_text", "deepseek_v32"}
+
 TOLERANCE = 1e-3
 """Of logits, whose standard deviation is about 2."""
+
+
+def each(values: Iterable[T], names: Iterable[str] = NAMES) -> list[tuple[str, T]]:
+    """Pair these models with all values of a test's parameter, and twins with one; see `zoo`."""
+    return zoo.each(values, names, _ONCE)
 
 
 @dataclass

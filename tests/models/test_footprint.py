@@ -65,17 +65,19 @@ SIZES = {
     "mamba": (0, (), 6),
     "llama4": (_HEADS, (Ring(_HEADS, zoo.WINDOW, spare=GROWTH),) * 3, 8),
 }
-_RECURRENT = {"qwen3_next", "mamba2", "mamba", "falcon_h1", "kimi_linear", "plamo2"}
 """By the models' configs: bytes of a token, rings, and arrays."""
+
+_RECURRENT = {"qwen3_next", "mamba2", "mamba", "falcon_h1", "kimi_linear", "plamo2"}
 
 CHUNK = 32
 LONG = 700
 _SHARED_BUFFER = 16 * 1024
 """Bytes by which a buffer may be larger than the array in it before MLX copies."""
 
-every_model = pytest.mark.parametrize("name", NAMES)
-every_tight_model = pytest.mark.parametrize("name", [name for name in NAMES if name != "llama4"])
+_TIGHT = [name for name in NAMES if name != "llama4"]
 """Those whose bounded layers have no spare room; mlx-lm's chunks always have."""
+
+every_model = pytest.mark.parametrize("name", NAMES)
 
 
 @functools.cache
@@ -171,8 +173,7 @@ def test_sizes_are_those_of_the_config(name: str) -> None:
     assert (sizes.fixed > 0) == (name in _RECURRENT)
 
 
-@every_model
-@pytest.mark.parametrize("tokens", [1, 300])
+@pytest.mark.parametrize(("name", "tokens"), party.each([1, 300]))
 def test_stored_tokens_take_their_bytes(name: str, tokens: int) -> None:
     """A span of so many tokens has that many bytes, and no spare room."""
     forward = load(name)
@@ -183,8 +184,7 @@ def test_stored_tokens_take_their_bytes(name: str, tokens: int) -> None:
     assert (span is None) == (name in {"mamba2", "mamba"})
 
 
-@every_model
-@pytest.mark.parametrize("tokens", [20, 33, 100, 256, 257])
+@pytest.mark.parametrize(("name", "tokens"), party.each([20, 33, 100, 256, 257]))
 def test_a_running_sequence_has_no_more_than_foretold(name: str, tokens: int) -> None:
     """Tails, rings and recurrent layers hold what is foretold, and less spare room at most."""
     forward = load(name)
@@ -203,8 +203,7 @@ def test_a_running_sequence_has_no_more_than_foretold(name: str, tokens: int) ->
     assert foretold - held.nbytes <= sizes.token * GROWTH + ring * (1 + CHUNK)
 
 
-@every_tight_model
-@pytest.mark.parametrize("tokens", [2, 31, 33, 64, 90])
+@pytest.mark.parametrize(("name", "tokens"), party.each([2, 31, 33, 64, 90], _TIGHT))
 def test_whole_states_take_what_their_window_holds(name: str, tokens: int) -> None:
     """Before and after a window is full: a ring has no more than a chunk over it."""
     forward = load(name)
@@ -221,7 +220,7 @@ def test_whole_states_take_what_their_window_holds(name: str, tokens: int) -> No
         assert states.capture().nbytes == stored + sizes.fixed
 
 
-@every_tight_model
+@pytest.mark.parametrize("name", _TIGHT)
 def test_decoding_leaves_a_window_and_no_more(name: str) -> None:
     """After the chunk is forgotten rings hold their windows; recurrent layers never grow."""
     forward = load(name)
@@ -297,8 +296,7 @@ def test_a_mask_of_a_whole_chunk_is_foretold() -> None:
     assert transients_of(load("llama")).within == 0
 
 
-@every_model
-@pytest.mark.parametrize("chunk", [32, 300, 512])
+@pytest.mark.parametrize(("name", "chunk"), party.each([32, 300, 512]))
 def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
     """From the first to the last of a long prompt, whatever the chunks' length."""
     forward = load(name)
@@ -311,8 +309,7 @@ def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
         assert start or need < 3 * peak, "most of it would be idle"
 
 
-@every_model
-@pytest.mark.parametrize("context", [40, LONG])
+@pytest.mark.parametrize(("name", "context"), party.each([40, LONG]))
 def test_a_chunk_after_what_is_leased_takes_no_more_than_foretold(name: str, context: int) -> None:
     """Reading stored keys takes memory too, though none of them is the sequence's own."""
     forward = load(name)
@@ -322,8 +319,7 @@ def test_a_chunk_after_what_is_leased_takes_no_more_than_foretold(name: str, con
     assert taken(lambda: forward.prefill(prompt, states)) <= need
 
 
-@every_model
-@pytest.mark.parametrize("context", [40, 246, LONG])
+@pytest.mark.parametrize(("name", "context"), party.each([40, 246, LONG]))
 def test_no_lone_step_takes_more_than_foretold(name: str, context: int) -> None:
     """Also the step with which the tail grows. To join its keys a sequence asks for more."""
     forward, asked = load(name), [0]
@@ -342,8 +338,7 @@ def test_no_lone_step_takes_more_than_foretold(name: str, context: int) -> None:
         assert peak <= need + sum(asked)
 
 
-@pytest.mark.parametrize("name", party.NAMES)
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize(("name", "count"), party.each([2, 8]))
 def test_no_row_computes_with_more_than_foretold(name: str, count: int) -> None:
     """A step that leaves the rows as they are needs what it computes with, for each row."""
     forward = load(name)
@@ -450,8 +445,7 @@ def test_rows_that_widen_are_foretold(name: str) -> None:
 # -- a start -----------------------------------------------------------------------------
 
 
-@every_model
-@pytest.mark.parametrize("context", [2, 40, LONG])
+@pytest.mark.parametrize(("name", "context"), party.each([2, 40, LONG]))
 def test_the_promise_is_kept(name: str, context: int) -> None:
     """A prompt alone, in short chunks, and the first tokens of its answer take no more."""
     forward = load(name)
@@ -487,8 +481,7 @@ def test_the_promise_is_kept_where_keys_are_joined(name: str) -> None:
     assert promise - plain.promise(context).nbytes == plain.sizes.tail(context)
 
 
-@every_model
-@pytest.mark.parametrize("known", [40, LONG])
+@pytest.mark.parametrize(("name", "known"), party.each([40, LONG]))
 def test_what_is_known_is_not_needed_again(name: str, known: int) -> None:
     """A start from stored state takes what is foretold, and that is less than all of it.
 

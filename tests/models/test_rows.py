@@ -7,7 +7,7 @@ import pytest
 from umbel.models import rows as module
 from umbel.models.rows import _SHARED, OWN
 
-from .party import NAMES, Agent, Branch, Party
+from .party import NAMES, Agent, Branch, Party, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,11 +43,15 @@ def schedule(party: Party, steps: int) -> None:
     party.check()
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "seed"), each(range(2)))
 def test_any_schedule(name: str, seed: int) -> None:
     """Whatever happens to the others and to itself, a sequence gets the logits it gets alone."""
     schedule(Party(name, seed), 20)
+
+
+def test_any_schedule_of_rows_that_are_put_together() -> None:
+    """The same where the model attends by itself, to all keys of all rows."""
+    schedule(Party("gemma2"), 10)
 
 
 @pytest.mark.parametrize(("own", "shared", "limit"), [(4, 2, 8), (0, 0, 3), (100, 100, 100)])
@@ -123,10 +127,9 @@ def test_rows_are_sealed_at_the_limit(name: str) -> None:
     party.check()
 
 
-@pytest.mark.parametrize("name", ["llama4"])
-def test_queries_are_tempered_by_row(name: str) -> None:
+def test_queries_are_tempered_by_row() -> None:
     """Where positions scale queries, each row's own does."""
-    party = Party(name, floor_scale=8)
+    party = Party("llama4", floor_scale=8)
     branch = party.branch(40)
     for prompt in (0, 3, 31, 90):
         party.come(branch, prompt)

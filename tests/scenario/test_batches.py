@@ -59,8 +59,7 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
     assert "logits differ by 0.0% of their spread, and 0% are allowed" in reason
 
 
-@pytest.mark.parametrize("apart", [0, 3])
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize(("name", "apart"), zoo.each([0, 3]))
 def test_together_as_alone(name: str, apart: int) -> None:
     """Agents that run at once, or join one by one, answer as a cold run does (L2)."""
     bench = Bench(name)

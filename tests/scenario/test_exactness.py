@@ -27,8 +27,9 @@ def test_the_table_is_complete() -> None:
     assert all(float(figure) < TOLERANCE for _, figure in rows)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize(
+    ("name", "scenario"), zoo.each(SCENARIOS), ids=lambda of: getattr(of, "__name__", None)
+)
 def test_restored_equals_cold(name: str, scenario: Scenario) -> None:
     """Over any restored prefix a request gets the tokens and log-probs of a cold run (L2)."""
     bench = Bench(name)

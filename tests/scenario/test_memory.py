@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _QUICK = [("llama", False), ("llama", True), ("mamba2", False), ("gemma3_text", True)]
 EVERY = [
     pytest.param(name, disk, marks=[] if (name, disk) in _QUICK else pytest.mark.slow)
-    for name in zoo.NAMES
-    for disk in (False, True)
+    for name, disk in zoo.each((False, True))
 ]
 
 TOLERANCE = 1.05

@@ -15,8 +15,7 @@ from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, Rig, words, zoo_model
 _QUICK = [("llama", False), ("llama", True), ("gemma3_text", False), ("deepseek_v3", False)]
 EVERY = [
     pytest.param(name, exact, marks=[] if (name, exact) in _QUICK else pytest.mark.slow)
-    for name in zoo.NAMES
-    for exact in (False, True)
+    for name, exact in zoo.each((False, True))
 ]
 
 ASKS = (
