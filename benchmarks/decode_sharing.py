@@ -22,10 +22,11 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from shapes import SHAPES, make, on_cpu, tokens
 
-from umbel.models.forward import Forward
 from umbel.models.params import Row, SamplingParams
+from umbel.models.runner import ForwardOutput, ModelRunner, NextToken
 from umbel.models.runtime import launch
 from umbel.models.spans import PackedSpan
+from umbel.models.step_plan import plan_decode
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 WARM_UP = 16
@@ -53,29 +54,36 @@ class Result:
     tokens: list[list[int]]
 
 
-def prefix(forward: Forward, length: int, vocab_size: int) -> PackedSpan:
+def prefix(runner: ModelRunner, length: int, vocab_size: int) -> PackedSpan:
     """Compute the shared prefix, once."""
-    states = forward.open()
+    cache = runner.open()
     prompt = tokens(length, vocab_size)
     for start in range(0, length, 2048):
-        forward.prefill(prompt[start : start + 2048], states)
-    return cast("PackedSpan", states.seal())
+        runner.prefill(prompt[start : start + 2048], cache)
+    (span,) = cache.take_packed()
+    return span
 
 
-def umbel_steps(forward: Forward, span: PackedSpan, first: list[int]) -> Iterator[list[int]]:
+def umbel_steps(runner: ModelRunner, span: PackedSpan, first: list[int]) -> Iterator[list[int]]:
     """Decode as the engine does: the next step is launched before the last one is read."""
-    states = [forward.open(span.length, [span]) for _ in first]
+    caches = [runner.open(span.length, [span]) for _ in first]
     rows = {i: Row(GREEDY, [], []) for i in range(len(first))}
-    choice = forward.choose(forward.feed(list(zip(states, first, strict=True))), rows)
+    tokens: list[NextToken] = list(first)
+
+    def step() -> ForwardOutput:
+        plan = plan_decode(caches, runner.placement, runner.rules)
+        return runner.run(plan, caches, tokens)
+
+    sampled = runner.sample(step(), rows)
     try:
         while True:
-            drawn = [(state, forward.drawn(choice, i)) for i, state in enumerate(states)]
-            fed = forward.feed(drawn)
-            yield [token.id for token in choice.read()]
-            choice = forward.choose(fed, rows)
+            tokens = [runner.pending(sampled, place) for place in rows]
+            output = step()
+            yield [token.id for token in sampled.read()]
+            sampled = runner.sample(output, rows)
     finally:
-        for state in states:
-            state.close()
+        for cache in caches:
+            runner.placement.close(cache)
 
 
 def batch_steps(model: Any, span: PackedSpan, first: list[int]) -> Iterator[list[int]]:
@@ -140,7 +148,7 @@ def measure(steps: Callable[[], Iterator[list[int]]], count: int, held: int) -> 
 
 
 def compare(
-    model: Any, forward: Forward, rows: int, span: PackedSpan, count: int
+    model: Any, runner: ModelRunner, rows: int, span: PackedSpan, count: int
 ) -> dict[str, Any]:
     """Measure both, in turn, twice where that is cheap; the better run counts."""
     first = tokens(rows, model.args.vocab_size, seed=1)
@@ -148,7 +156,7 @@ def compare(
     results: dict[str, list[Result]] = {"umbel": [], "mlx-lm": []}
     for _ in range(3 if rows == 1 else 1):
         ways = (
-            ("umbel", lambda: umbel_steps(forward, span, first), span.nbytes),
+            ("umbel", lambda: umbel_steps(runner, span, first), span.nbytes),
             ("mlx-lm", lambda: theirs(model, span, first), 0),
         )
         for name, steps, held in ways:
@@ -187,7 +195,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20 if on_cpu() else 60)
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
-    model, forward = make(options.shape)
+    model, runner = make(options.shape)
     vocab_size = SHAPES[options.shape]["vocab_size"]
     print(
         f"{options.shape}, {mx.default_device()}, weights {mx.get_active_memory() / 2**30:.1f} GiB"
@@ -197,8 +205,8 @@ def main() -> None:
     print("|---|" + "---:|" * 9, flush=True)
     found = []
     for rows, shared in TABLE[options.shape]:
-        span = prefix(forward, shared, vocab_size)
-        found.append(compare(model, forward, rows, span, options.steps))
+        span = prefix(runner, shared, vocab_size)
+        found.append(compare(model, runner, rows, span, options.steps))
         span.close()
         print(line(found[-1]), flush=True)
     if options.out:

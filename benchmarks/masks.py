@@ -30,9 +30,9 @@ from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
-from umbel.models.forward import Forward
 from umbel.models.loader import load
 from umbel.models.params import Mask, Matcher, Row, SamplingParams
+from umbel.models.runner import ModelRunner
 from umbel.models.sampling import choose
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.constraint import JSONObject, JSONSchema
@@ -79,9 +79,9 @@ def main() -> None:
         ],
         "compile": compiling(loaded.text),
     }
-    forward = Forward(loaded)
+    runner = ModelRunner(loaded)
     grammar = GrammarCompiler(loaded.text).compile(JSONSchema(ENDLESS))
-    figures["steps"] = [steps(forward, grammar, rows) for rows in (1, 8)]
+    figures["steps"] = [steps(runner, grammar, rows) for rows in (1, 8)]
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
 
@@ -172,12 +172,12 @@ def compiling(codec: TextCodec) -> dict[str, float]:
     return figures
 
 
-def steps(forward: Forward, grammar: Grammar, rows: int) -> dict[str, Any]:
+def steps(runner: ModelRunner, grammar: Grammar, rows: int) -> dict[str, Any]:
     """Time decode steps of answers with and without a grammar, in turn."""
     took: dict[str, list[float]] = {"without": [], "with": []}
     for _ in range(3):
         for name, each in (("without", None), ("with", grammar)):
-            took[name] += _decode(forward, rows, each)
+            took[name] += _decode(runner, rows, each)
     medians = {name: statistics.median(times) for name, times in took.items()}
     ratio = medians["with"] / medians["without"]
     if rows == 1:
@@ -188,7 +188,7 @@ def steps(forward: Forward, grammar: Grammar, rows: int) -> dict[str, Any]:
     return {"rows": rows, "ratio": ratio} | medians
 
 
-def _decode(forward: Forward, rows: int, grammar: Grammar | None) -> list[float]:
+def _decode(runner: ModelRunner, rows: int, grammar: Grammar | None) -> list[float]:
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 40)
     queue, ended = ConversationQueue(64), 0
 
@@ -199,9 +199,9 @@ def _decode(forward: Forward, rows: int, grammar: Grammar | None) -> list[float]
         )
 
     engine = Engine(
-        forward,
-        PrefixReuse(forward, cache, fingerprint="f", interval=8192),
-        MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), forward, fixed_chunks=False),
+        runner,
+        PrefixReuse(runner, cache, fingerprint="f", interval=8192),
+        MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), runner, fixed_chunks=False),
         queue,
         publish,
         eos_ids=frozenset(),

@@ -26,9 +26,9 @@ from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
-from umbel.models.forward import Forward
 from umbel.models.params import SamplingParams
-from umbel.models.warm import warm
+from umbel.models.runner import ModelRunner
+from umbel.models.warmup import warm_up
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
@@ -43,7 +43,7 @@ PAUSES = (10, 100)
 class Driver:
     """An engine that is stepped by hand, and the times of what came out of it."""
 
-    def __init__(self, forward: Forward, *, max_stall: float, prefill_chunk: int) -> None:
+    def __init__(self, runner: ModelRunner, *, max_stall: float, prefill_chunk: int) -> None:
         self._queue = ConversationQueue(64)
         self._numbers = itertools.count()
         cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 40)
@@ -51,9 +51,9 @@ class Driver:
         self.ended: set[str] = set()
         self._last: dict[str, float] = {}
         self.engine = Engine(
-            forward,
-            PrefixReuse(forward, cache, fingerprint="f", interval=8192),
-            MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), forward, fixed_chunks=False),
+            runner,
+            PrefixReuse(runner, cache, fingerprint="f", interval=8192),
+            MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), runner, fixed_chunks=False),
             self._queue,
             self._publish,
             eos_ids=frozenset(),
@@ -105,18 +105,18 @@ class Driver:
                 self._last[name] = now
 
 
-def join(forward: Forward, vocab_size: int, context: int, pause: int) -> dict[str, Any]:
+def join(runner: ModelRunner, vocab_size: int, context: int, pause: int) -> dict[str, Any]:
     """Measure the steps around a newcomer's first, time and again.
 
     Each is compared with the steps just before it: the machine is not equally fast all the time.
 
     Args:
-        forward: the model.
+        runner: the model.
         vocab_size: of it.
         context: tokens of each sequence.
         pause: steps from one newcomer's last to the next one's first.
     """
-    driver = Driver(forward, max_stall=0.2, prefill_chunk=2048)
+    driver = Driver(runner, max_stall=0.2, prefill_chunk=2048)
     prompts = [tokens(context, vocab_size, seed=i) for i in range(9)]
     driver.ask(prompts[8], 1)
     driver.drain()  # its state is cached now
@@ -141,10 +141,10 @@ def join(forward: Forward, vocab_size: int, context: int, pause: int) -> dict[st
 
 
 def stall(
-    forward: Forward, vocab_size: int, long: int, bound: float, chunk: int
+    runner: ModelRunner, vocab_size: int, long: int, bound: float, chunk: int
 ) -> dict[str, float]:
     """Measure the longest gap of streams while a long prompt is computed."""
-    driver = Driver(forward, max_stall=bound, prefill_chunk=chunk)
+    driver = Driver(runner, max_stall=bound, prefill_chunk=chunk)
     streams = [driver.ask(tokens(500, vocab_size, seed=i), 100_000) for i in range(4)]
     while len(driver.gaps) < len(streams):
         driver.step()
@@ -176,15 +176,15 @@ def main() -> None:
     parser.add_argument("--stall-ms", type=float, default=200)
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
-    _, forward = make(options.shape)
+    _, runner = make(options.shape)
     vocab_size = SHAPES[options.shape]["vocab_size"]
     bound = options.stall_ms / 1e3
-    if forward.overlaps:
-        warm(forward, 32)  # as the daemon does by default
+    if runner.overlaps:
+        warm_up(runner, 32)  # as the daemon does by default
     found = {
         "device": str(mx.default_device()),
-        "join": [join(forward, vocab_size, options.context, pause) for pause in PAUSES],
-        "stall": [stall(forward, vocab_size, options.long, bound, c) for c in (512, 2048)],
+        "join": [join(runner, vocab_size, options.context, pause) for pause in PAUSES],
+        "stall": [stall(runner, vocab_size, options.long, bound, c) for c in (512, 2048)],
     }
     print(json.dumps(found, indent=1))
     if options.out:

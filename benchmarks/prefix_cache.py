@@ -25,7 +25,7 @@ from umbel.cachestore.node import Tokens, as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.cachestore.tries import Namespace
-from umbel.models.layer_states import LayerStack
+from umbel.models.sequence_cache import CacheLayout
 from umbel.models.spans import PackedSpan
 
 NAMESPACE = Namespace("tenant", "fingerprint")
@@ -143,31 +143,31 @@ def tiny() -> Any:
 def restore(lengths: list[int]) -> None:
     """Match, lease and make live, with real state, against the length of the prefix."""
     model = tiny()
-    stack = LayerStack(model)
+    layout = CacheLayout(model)
     print("\nreal state, 8 layers: match + lease + make live, per prefix length: ms")
     first = None
     for length in lengths:
-        live = stack.open()
+        live = layout.open()
         tokens = np.random.default_rng(length).integers(0, 512, length, np.int32)
         for start in range(0, length, 400):
             part = mx.array(tokens[None, start : start + 400])
-            model(part, cache=live.caches)
+            model(part, cache=live.layers)
             live.advanced(part.shape[1])
             mx.eval(live.arrays())
         cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 62)
-        cache.begin(NAMESPACE, tokens).close(tokens, live.seal())
+        cache.begin(NAMESPACE, tokens).close(tokens, live.take_packed()[0])
         prompt = np.append(tokens, np.int32(1))
         before = mx.get_active_memory()
-        ms = median_ms(partial(_resume, stack, cache, prompt), 301)
+        ms = median_ms(partial(_resume, layout, cache, prompt), 301)
         first = first or ms
         grown = mx.get_active_memory() - before
         print(f"{length:8} {ms:9.3f}   {ms / first:5.2f}x of the first   {grown} bytes kept")
 
 
-def _resume(stack: LayerStack, cache: PrefixCache, prompt: Tokens) -> None:
+def _resume(layout: CacheLayout, cache: PrefixCache, prompt: Tokens) -> None:
     with cache.begin(NAMESPACE, prompt) as lease:
         spans = [span for span in lease.spans() if isinstance(span, PackedSpan)]
-        stack.open(lease.cached, spans)
+        layout.open(lease.cached, spans)
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from mlx_lm.models import llama
 
 from umbel.models.device import device_policy
-from umbel.models.forward import Forward
-from umbel.models.layer_states import LayerStack
+from umbel.models.runner import ModelRunner
+from umbel.models.sequence_cache import CacheLayout
 
 if TYPE_CHECKING:
     from umbel.models.loader import LoadedModel
@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(shape: str) -> tuple[Any, Forward]:
+def make(shape: str) -> tuple[Any, ModelRunner]:
     """Make a model in the number type of its device: fp32 on the CPU, bf16 elsewhere."""
     args = llama.ModelArgs.from_dict(
         {
@@ -56,11 +56,11 @@ def make(shape: str) -> tuple[Any, Forward]:
     mx.eval(model.parameters())
     loaded = SimpleNamespace(
         model=model,
-        stack=LayerStack(model),
+        layout=CacheLayout(model),
         text=SimpleNamespace(vocab_size=args.vocab_size),
         device=device_policy(),
     )
-    return model, Forward(cast("LoadedModel", loaded))
+    return model, ModelRunner(cast("LoadedModel", loaded))
 
 
 def on_cpu() -> bool:

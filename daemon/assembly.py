@@ -17,10 +17,10 @@ from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
 from ..models import stored
-from ..models.forward import Forward
 from ..models.loader import LoadedModel
+from ..models.runner import ModelRunner
 from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
-from ..models.warm import TOKENS, warm
+from ..models.warmup import TOKENS, warm_up
 from ..scheduler.admission import MemoryBound
 from ..scheduler.engine import Engine, Publish
 from ..scheduler.memory import MemoryPlanner
@@ -52,7 +52,7 @@ class Assembly:
     """
 
     engine: Engine
-    forward: Forward
+    runner: ModelRunner
     cache: PrefixCache
     governor: Governor
     context_length: int
@@ -85,38 +85,37 @@ def assemble(
         StartError: the budget, or the device, holds no request of this model; or another
             daemon uses the folder of the disk tier.
     """
-    forward = Forward(loaded, exact=settings.exact, measured=measured)
+    runner = ModelRunner(loaded, exact=settings.exact, measured=measured)
     if settings.exact:
-        forward.footprint.least_chunk = settings.prefill_chunk
+        runner.profile.least_chunk = settings.prefill_chunk
     device = device_memory()
-    if forward.one_by_one is not None:
-        log.warning("decoding one by one", model=loaded.name, reason=forward.one_by_one)
-    budget = Size(_budget(settings, device, forward.resident), device.buffers)
+    if runner.one_by_one is not None:
+        log.warning("decoding one by one", model=loaded.name, reason=runner.one_by_one)
+    budget = Size(_budget(settings, device, runner.resident), device.buffers)
     keep_freed_memory(min(budget.nbytes // _FREED_SHARE, _MOST_FREED))
-    context, bound = _context(loaded, forward, budget.nbytes)
+    context, bound = _context(loaded, runner, budget.nbytes)
     copied = max_copy_bytes(budget.nbytes)
-    forward.live_within(budget.nbytes, piece=copied, max_batch=settings.max_batch)
-    cache = _cache(loaded, settings, budget.nbytes, forward.longest_segment)
+    runner.live_within(budget.nbytes, max_copy_bytes=copied, max_batch=settings.max_batch)
+    cache = _cache(loaded, settings, budget.nbytes, runner.rules.longest)
     governor = Governor(cache, budget)
-    forward.ask_before_joining(lambda nbytes: governor.make_room(Size(nbytes)))
-    _warm_up(loaded, settings, forward, budget.nbytes)
+    _warm_up(loaded, settings, runner, budget.nbytes)
     disk = _open_disk(settings, loaded.fingerprint, copied, wake)
     pager = None if disk is None else _pager(loaded, settings, cache, governor, disk)
     pins = Pins(cache, loaded.fingerprint, disk)
     engine = Engine(
-        forward,
+        runner,
         PrefixReuse(
-            forward,
+            runner,
             cache,
             fingerprint=loaded.fingerprint,
             interval=settings.checkpoint_interval,
             keeps=not settings.no_cache,
-            piece=forward.longest_segment,
-            may_capture=lambda tokens: governor.make_room(Size(*forward.captured(tokens))),
+            piece=runner.rules.longest,
+            may_capture=lambda tokens: governor.make_room(Size(*runner.profile.captured(tokens))),
             paging=Paging(pager, pins),
             pins=pins,
         ),
-        MemoryPlanner(governor, forward, fixed_chunks=settings.exact),
+        MemoryPlanner(governor, runner, fixed_chunks=settings.exact),
         queue,
         publish,
         eos_ids=loaded.text.eos_ids,
@@ -125,7 +124,7 @@ def assemble(
         max_stall=settings.max_stall_ms / 1000,
         exact=settings.exact,
     )
-    return Assembly(engine, forward, cache, governor, context, bound, disk, pager, pins)
+    return Assembly(engine, runner, cache, governor, context, bound, disk, pager, pins)
 
 
 def refuse_used_folder(settings: Settings) -> None:
@@ -157,9 +156,9 @@ def _budget(settings: Settings, device: DeviceMemory, resident: int) -> int:
 
 
 def _cache(loaded: LoadedModel, settings: Settings, budget: int, longest: int) -> PrefixCache:
-    stack = loaded.stack
+    layout = loaded.layout
     return PrefixCache(
-        Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints),
+        Layout(spans=layout.has_spans, checkpoints=layout.has_checkpoints),
         budget=budget,
         checkpoints_kept=settings.checkpoints_kept,
         grid=settings.prefill_chunk if settings.exact else 1,
@@ -167,11 +166,11 @@ def _cache(loaded: LoadedModel, settings: Settings, budget: int, longest: int) -
     )
 
 
-def _warm_up(loaded: LoadedModel, settings: Settings, forward: Forward, budget: int) -> None:
+def _warm_up(loaded: LoadedModel, settings: Settings, runner: ModelRunner, budget: int) -> None:
     """Compile kernels for as many rows as there is memory for."""
-    rows = min(settings.max_batch, budget // forward.promise(TOKENS).nbytes)
+    rows = min(settings.max_batch, budget // runner.profile.promise(TOKENS).nbytes)
     if loaded.device.warms_up and rows:
-        warm(forward, rows)
+        warm_up(runner, rows)
 
 
 def _pager(
@@ -214,13 +213,15 @@ def _disk_budget(settings: Settings, disk: DiskTier) -> int:
     return free // _DISK_SHARE
 
 
-def _context(loaded: LoadedModel, forward: Forward, budget: int) -> tuple[int, MemoryBound | None]:
+def _context(
+    loaded: LoadedModel, runner: ModelRunner, budget: int
+) -> tuple[int, MemoryBound | None]:
     """Say how long the context is, and what cuts it."""
     usable = budget - max_copy_bytes(budget)
-    fits = forward.footprint.longest_context(usable)
+    fits = runner.profile.longest_context(usable)
     least = min(_LEAST_CONTEXT, loaded.context_length)
     if fits < least:
-        needed = forward.promise(least).nbytes
+        needed = runner.profile.promise(least).nbytes
         needed += max_copy_bytes(needed) * 2
         raise StartError(
             f"setting cache_bytes: {budget} bytes hold no request of this model; "
@@ -229,4 +230,4 @@ def _context(loaded: LoadedModel, forward: Forward, budget: int) -> tuple[int, M
     if fits >= loaded.context_length:
         return loaded.context_length, None
     log.warning("context cut to what fits", tokens=fits, model=loaded.context_length)
-    return fits, MemoryBound(usable, lambda tokens: forward.promise(tokens).nbytes)
+    return fits, MemoryBound(usable, lambda tokens: runner.profile.promise(tokens).nbytes)

@@ -86,7 +86,7 @@ class PromptReader:
         self._text = loaded.text
         self._compiler = GrammarCompiler(loaded.text)
         self._history = History(loaded.text)
-        self._has_checkpoints = loaded.stack.has_checkpoints
+        self._has_checkpoints = loaded.layout.has_checkpoints
         self._admission = admission
         self._most_told = admission.context_length + _TOLD_BEYOND
 

@@ -228,7 +228,7 @@ class Daemon:
             "ready",
             model=loaded.name,
             context=assembly.context_length,
-            batches=assembly.forward.batches,
+            batches=assembly.runner.batches,
             cache_bytes=assembly.governor.budget.nbytes,
         )
 

@@ -73,8 +73,8 @@ class Service:
         self.context_length = assembly.context_length
         self.fingerprint = loaded.fingerprint
         self.weight_bytes = loaded.weight_bytes
-        self.batches = assembly.forward.batches
-        self.one_by_one = assembly.forward.one_by_one
+        self.batches = assembly.runner.batches
+        self.one_by_one = assembly.runner.one_by_one
         self.exact = exact
         self.vocab_size = loaded.text.vocab_size
         self.engine = assembly.engine

@@ -13,10 +13,10 @@ import mlx.core as mx
 
 from .blocks import attend
 from .cascade import Part, merge, part_of, scores_of
-from .dense import DenseRows
 from .device import DevicePolicy
 from .fetched import Keys, Rotated, RotatedQueries
 from .products import LATENT, PLAIN, Products, Segment
+from .ring_buffer import RingBuffer
 from .softmax import softmaxes
 from .spans import PackedSpan
 
@@ -134,7 +134,7 @@ class DenseColumns:
         first: the number of this layer's keys there; its values are next.
     """
 
-    def __init__(self, step: Step, dense: DenseRows, first: int) -> None:
+    def __init__(self, step: Step, dense: RingBuffer, first: int) -> None:
         self._step = step
         self._dense = dense
         self._first = first
@@ -168,7 +168,7 @@ class DenseLayer(DenseColumns, BatchedLayer):
 class BatchedRings(DenseLayer):
     """Sliding-window rows: MLX's own attention over dense rings."""
 
-    def __init__(self, step: Step, dense: DenseRows, first: int, window: int) -> None:
+    def __init__(self, step: Step, dense: RingBuffer, first: int, window: int) -> None:
         super().__init__(step, dense, first)
         self._window = window
 
@@ -195,7 +195,7 @@ class BatchedTrunks(DenseLayer):
         index: the layer's number among those that spans hold.
     """
 
-    def __init__(self, step: Step, dense: DenseRows, index: int) -> None:
+    def __init__(self, step: Step, dense: RingBuffer, index: int) -> None:
         super().__init__(step, dense, 2 * index)
         self._index = index
 

@@ -11,8 +11,8 @@ import mlx.core as mx
 
 from .batch import DenseLayer, NotBatchableError, Step
 from .blocks import attend
-from .dense import DenseRows
 from .fetched import RotatedQueries
+from .ring_buffer import RingBuffer
 
 
 class BatchedChunks(DenseLayer):
@@ -20,7 +20,7 @@ class BatchedChunks(DenseLayer):
 
     masks_itself = True
 
-    def __init__(self, step: Step, dense: DenseRows, first: int) -> None:
+    def __init__(self, step: Step, dense: RingBuffer, first: int) -> None:
         super().__init__(step, dense, first)
         self._masking = False
 

@@ -25,6 +25,10 @@ class UnreadableStateError(OSError):
     """A file of saved state cannot be read at present; it may be whole."""
 
 
+class StateLostError(RuntimeError):
+    """A step failed under a sequence, and its state is lost."""
+
+
 class TemplateError(ValueError):
     """The model's chat template refuses these messages."""
 

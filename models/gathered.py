@@ -12,10 +12,9 @@ import mlx.core as mx
 import numpy as np
 
 from .batch import DenseColumns, NotBatchableError, Step
-from .dense import DenseRows, bucket
+from .buckets import padded_to
+from .ring_buffer import RingBuffer
 from .spans import PackedSpan
-
-_LEAST_PRIVATE = 64
 
 
 class Gathering:
@@ -28,7 +27,7 @@ class Gathering:
             than others.
     """
 
-    def __init__(self, step: Step, dense: DenseRows, mask_axes: int) -> None:
+    def __init__(self, step: Step, dense: RingBuffer, mask_axes: int) -> None:
         self._step = step
         self._dense = dense
         self._axes = mask_axes
@@ -40,7 +39,7 @@ class Gathering:
             self._leased = self._step.plan, self._mask_of_leased()
         own = self._dense.mask
         if own is None:
-            own = mx.ones((self._dense.rows, 1, 1, self._dense.columns), mx.bool_)
+            own = mx.ones((self._dense.rows, 1, 1, self._dense.positions), mx.bool_)
         own = own[:, 0, 0]
         seen = own if self._leased[1] is None else mx.concatenate([self._leased[1], own], axis=1)
         return seen.reshape(len(seen), *[1] * (self._axes - 2), -1)
@@ -106,7 +105,7 @@ class GatheredTrunks(DenseColumns):
     """
 
     def __init__(
-        self, step: Step, dense: DenseRows, first: int, gathering: Gathering, index: int
+        self, step: Step, dense: RingBuffer, first: int, gathering: Gathering, index: int
     ) -> None:
         super().__init__(step, dense, first)
         dense.keys_weigh()  # who knows what the model does with them
@@ -148,11 +147,6 @@ class GatheredTrunks(DenseColumns):
             self._gathering.gather(self._index, 0, first),
             self._gathering.gather(self._index, 1, second),
         )
-
-
-def padded_to(longest: int) -> int:
-    """How many tokens are gathered for each row, if one leases so many alone."""
-    return bucket(max(longest, _LEAST_PRIVATE)) if longest else 0
 
 
 def _length(spans: Sequence[PackedSpan]) -> int:

@@ -17,7 +17,7 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 from . import embedded
 from .errors import ModelLoadError, ModelNotFoundError
 from .fingerprint import fingerprint
-from .layer_states import LayerStack
+from .sequence_cache import CacheLayout
 from .text.codec import TextCodec
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
@@ -37,7 +37,7 @@ class LoadedModel:
         name: what clients call it.
         model: mlx-lm's module, evaluated.
         text: its tokenizer and chat template.
-        stack: what its layers keep of the tokens they have seen.
+        layout: what its layers keep of the tokens they have seen.
         fingerprint: see `fingerprint.fingerprint`.
         context_length: the most tokens of prompt and answer together.
         weight_bytes: what the weights take in memory.
@@ -47,7 +47,7 @@ class LoadedModel:
     name: str
     model: Any
     text: TextCodec
-    stack: LayerStack
+    layout: CacheLayout
     fingerprint: str
     context_length: int
     weight_bytes: int
@@ -85,7 +85,7 @@ def load(name: str) -> LoadedModel:
         name=_public_name(name),
         model=model,
         text=text,
-        stack=LayerStack(model),
+        layout=CacheLayout(model),
         fingerprint=fingerprint(files, config, dtypes),
         context_length=_context_length(config),
         weight_bytes=sum(leaf.nbytes for leaf in leaves),

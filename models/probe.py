@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .batch import NotBatchableError
+from .batch_cache import BatchCache
 from .device import DevicePolicy
-from .layer_states import LayerStack, LiveStates
-from .rows import Rows
+from .placement import Placement
+from .sequence_cache import CacheLayout, SequenceCache
+from .step_plan import Rules, plan_decode
 
 _BOUND = 0.05
 """Of the logits' spread: rounding of most models is far below it, another row's keys far above."""
@@ -52,7 +54,7 @@ _NEIGHBOURS = (
 
 
 _MASK_AXES = (0, 4, 5)
-"""Ways to try, the cheapest first; see `rows.Rows`."""
+"""Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
 
 
 class Batching(NamedTuple):
@@ -60,14 +62,14 @@ class Batching(NamedTuple):
 
     Attributes:
         one_by_one: why they must not; None if they can run in batches.
-        mask_axes: see `rows.Rows`.
+        mask_axes: see `batch_cache.BatchCache`.
     """
 
     one_by_one: str | None
     mask_axes: int = 0
 
 
-def batching(model: Any, stack: LayerStack, device: DevicePolicy) -> Batching:
+def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
     """Try out whether the model gives rows of a batch what it gives single sequences, and how.
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
@@ -81,23 +83,23 @@ def batching(model: Any, stack: LayerStack, device: DevicePolicy) -> Batching:
 
     Args:
         model: mlx-lm's.
-        stack: of its layers.
+        layout: of its layers.
         device: how attention is computed.
     """
     why = []
     for mask_axes in _MASK_AXES:
-        reason = _why_not(model, stack, device, mask_axes)
+        reason = _why_not(model, layout, device, mask_axes)
         if reason is None:
             return Batching(None, mask_axes)
         why.append(reason)
     return Batching(why[0])
 
 
-def _why_not(model: Any, stack: LayerStack, device: DevicePolicy, mask_axes: int) -> str | None:
+def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: int) -> str | None:
     """Try out one way; says what is wrong with it."""
 
     def together_as(party: _Party) -> mx.array:
-        return _together(model, stack, device, party, mask_axes)
+        return _together(model, layout, device, party, mask_axes)
 
     try:
         together = together_as(_PROBED)
@@ -114,9 +116,9 @@ def _why_not(model: Any, stack: LayerStack, device: DevicePolicy, mask_axes: int
             f"rows of a batch would change each other's answers: with other neighbours logits "
             f"differ by {moved:.1%} of their spread"
         )
-    alone = _alone(model, stack)
+    alone = _alone(model, layout)
     deviation = _deviation(together, alone)
-    allowed = max(_BOUND, _MARGIN * _rounding(model, stack, alone))
+    allowed = max(_BOUND, _MARGIN * _rounding(model, layout, alone))
     if not deviation < allowed:
         return (
             f"rows of a batch would get other answers than alone: logits differ by "
@@ -125,28 +127,31 @@ def _why_not(model: Any, stack: LayerStack, device: DevicePolicy, mask_axes: int
     return None
 
 
-def reads_parts(model: Any, stack: LayerStack) -> bool:
+def reads_parts(model: Any, layout: CacheLayout) -> bool:
     """Try out whether a lone token is attended to trunk and tail one by one.
 
     Where attention is the model's own, or computes with the keys, it asks for them in one piece.
     """
-    states = _prefilled(model, stack, _PROBED)[0]
-    for leaf in states.addressable:
-        leaf.withholds = True
+    states = _prefilled(model, layout, _PROBED)[0]
+    for layer in states.token_layers:
+        layer.withholds = True
     return not bool(mx.isnan(_feed(model, states, [3])).any())
 
 
 def _together(
-    model: Any, stack: LayerStack, device: DevicePolicy, party: _Party, mask_axes: int
+    model: Any, layout: CacheLayout, device: DevicePolicy, party: _Party, mask_axes: int
 ) -> mx.array:
     """Decode as rows of one batch, `[steps, rows, V]`."""
-    states = _prefilled(model, stack, party)
-    # As little of their own as can be, so that rows read trunks of their own, too.
-    rows = Rows(stack.open(), device, own=2, mask_axes=mask_axes)
-    rows.join(states)
+    states = _prefilled(model, layout, party)
+    # As little of their own as can be, so that rows read prefixes of their own, too.
+    rules = Rules(own=2, gathers=mask_axes > 0)
+    batch = BatchCache(layout.open().layers, device, row_limit=rules.row_limit, mask_axes=mask_axes)
+    placement = Placement(layout, batch)
     logits = []
     for tokens in party.fed:
-        logits.append(rows.feed(model, states, mx.array(tokens)))
+        (call,) = plan_decode(states, placement, rules).calls
+        placement.apply(call.moves, {each.number: each for each in states})
+        logits.append(placement.step(model, call, mx.array(tokens)))
         for each in states:
             each.advanced(1)
     together = mx.stack(logits)
@@ -154,9 +159,9 @@ def _together(
     return together
 
 
-def _alone(model: Any, stack: LayerStack) -> mx.array:
+def _alone(model: Any, layout: CacheLayout) -> mx.array:
     """Decode one by one, `[steps, rows, V]`."""
-    states = _prefilled(model, stack, _PROBED)
+    states = _prefilled(model, layout, _PROBED)
     return mx.stack(
         [
             mx.concatenate(
@@ -167,7 +172,7 @@ def _alone(model: Any, stack: LayerStack) -> mx.array:
     )
 
 
-def _rounding(model: Any, stack: LayerStack, alone: mx.array) -> float:
+def _rounding(model: Any, layout: CacheLayout, alone: mx.array) -> float:
     """By how much the model differs from itself: the same tokens at once, and in pieces."""
     steps = len(_PROBED.fed)
     answers = zip(*_PROBED.fed, strict=True)
@@ -176,7 +181,7 @@ def _rounding(model: Any, stack: LayerStack, alone: mx.array) -> float:
     for piece in (max(map(len, whole)), 5):
         ends = []
         for tokens in whole:
-            states = stack.open()
+            states = layout.open()
             parts = [
                 _feed(model, states, tokens[start : start + piece])[0]
                 for start in range(0, len(tokens), piece)
@@ -186,22 +191,21 @@ def _rounding(model: Any, stack: LayerStack, alone: mx.array) -> float:
     return max(differences)
 
 
-def _prefilled(model: Any, stack: LayerStack, party: _Party) -> list[LiveStates]:
+def _prefilled(model: Any, layout: CacheLayout, party: _Party) -> list[SequenceCache]:
     """Prefill a party's sequences; those who share a trunk lease it."""
-    shared = stack.open()
+    shared = layout.open()
     _feed(model, shared, party.trunk)
-    span = shared.seal()
-    spans = [] if span is None else [span]
-    checkpoint = shared.capture() if stack.has_checkpoints else None
-    states = [stack.open(shared.offset, spans, checkpoint) for _ in range(2)]
-    states.append(stack.open())
+    checkpoint = shared.capture() if layout.has_checkpoints else None
+    spans = shared.take_packed()
+    states = [layout.open(shared.offset, spans, checkpoint) for _ in range(2)]
+    states.append(layout.open())
     for each, tokens in zip(states, party.own, strict=True):
         _feed(model, each, tokens)
     return states
 
 
-def _feed(model: Any, states: LiveStates, tokens: Sequence[int]) -> mx.array:
-    logits: mx.array = model(mx.array([tokens]), cache=states.caches)
+def _feed(model: Any, states: SequenceCache, tokens: Sequence[int]) -> mx.array:
+    logits: mx.array = model(mx.array([tokens]), cache=states.layers)
     states.advanced(len(tokens))
     mx.eval(logits, states.arrays())
     return logits

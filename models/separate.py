@@ -15,8 +15,8 @@ from .batch import BatchedLayer
 from .blocks import attend
 from .device import DevicePolicy
 from .fetched import RotatedQueries
-from .layer_states import leaves_of
 from .recurrent import SeparateArrays
+from .sequence_cache import leaves_of
 
 
 class SeparateRows(BatchedLayer):

@@ -51,7 +51,7 @@ class TrunkState:
             return
         parts = self.trunk if self.tail.empty() else [*self.trunk, self.tail_tensors()]
         held = self.offset
-        room = _ROOM + -held % _ROOM
+        room = _ROOM - held % _ROOM
         joined = tuple(
             mx.concatenate([*p, _room(p[0], room)], -2) for p in zip(*parts, strict=True)
         )

@@ -10,13 +10,13 @@ import structlog
 from ..cachestore.statistics import CacheStatistics
 from ..models.params import Token
 from .errors import ComputationError, DeadlineExceededError, RequestError, UnavailableError
-from .forward import Choice, Fed, Forward
 from .masks import MaskPool
-from .memory import MemoryPlanner
-from .policy import Batch, StallBound
+from .memory import Affordable, MemoryPlanner
+from .policy import StallBound
 from .queue import RETRY_AFTER, ConversationQueue
 from .request import Event, Finished, FinishReason, Started, TokenEvent
 from .reuse import PrefixReuse
+from .runner import ForwardOutput, ModelRunner, SamplerOutput, StepPlan
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .statistics import EngineStatistics, describe
@@ -44,7 +44,7 @@ class Engine:
     one sequence raises ends that sequence only.
 
     Args:
-        forward: the model.
+        runner: of the model.
         reuse: the cache of its state.
         memory: says what fits.
         queue: where sequences wait.
@@ -60,7 +60,7 @@ class Engine:
 
     def __init__(
         self,
-        forward: Forward,
+        runner: ModelRunner,
         reuse: PrefixReuse,
         memory: MemoryPlanner,
         queue: ConversationQueue,
@@ -73,7 +73,7 @@ class Engine:
         exact: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._forward = forward
+        self._runner = runner
         self._reuse = reuse
         self._memory = memory
         self._scheduler = Scheduler(queue, reuse, memory, max_batch)
@@ -85,7 +85,7 @@ class Engine:
         self._clock = clock
         self._running = self._scheduler.running
         self._masks = MaskPool()
-        self._drawn: tuple[Choice, list[Sequence]] | None = None  # launched, not read yet
+        self._pending: tuple[SamplerOutput, list[Sequence]] | None = None  # launched, not read yet
         self._stalled = False  # the last step had a prefill chunk
         self._waits_since: float | None = None  # for memory that the disk tier holds
         self._events: list[tuple[Sequence, Event]] = []
@@ -102,22 +102,22 @@ class Engine:
             self._last_step_at = self._clock()  # it was idle until now, not stalled
         reading = self._reuse.page()
         self._admit()
-        batch = self._afford()
+        step = self._afford()
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
-        if batch is not None:
-            self._run(batch)
+        if step is not None:
+            self._run(step)
         self._memory.record(self._running)
-        if self._drawn is None or not self._running:
-            self._drawn = None  # whom it was for has left
+        if self._pending is None or not self._running:
+            self._pending = None  # whom it was for has left
             self._memory.release()
-        pace = self._pace(batch, reading=reading)
+        pace = self._pace(step, reading=reading)
         if pace is Pace.IDLE or self._clock() >= self._describe_at:
             self._describe_cache()
         self._publish_step()
         return pace
 
-    def _pace(self, batch: Batch | None, *, reading: bool) -> Pace:
-        if (batch is not None and self._running) or reading:
+    def _pace(self, step: Affordable | None, *, reading: bool) -> Pace:
+        if (step is not None and self._running) or reading:
             return Pace.BUSY
         if self._scheduler.idle:
             return Pace.IDLE
@@ -139,14 +139,14 @@ class Engine:
                 return
             self._finish(stuck, FinishReason.ERROR, self._no_room(stuck))
 
-    def _afford(self) -> Batch | None:
+    def _afford(self) -> Affordable | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
         while self._running:
             self._reuse.refresh(self._running)
-            batch = self._memory.afford(self._running, self._chunk())
-            if batch is not None:
+            step = self._memory.afford(self._running, self._chunk())
+            if step is not None:
                 self._waits_since = None
-                return batch
+                return step
             victim = self._scheduler.victim()
             if victim is None and self._reuse.give_one_up(self._running):
                 continue
@@ -172,7 +172,7 @@ class Engine:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Leave a sequence's state to the cache until there is room for it again."""
-        self._collect()
+        self._process_output()
         if sequence not in self._running:
             return  # it was complete with the token that was on its way
         self._scheduler.preempt(sequence)
@@ -227,28 +227,29 @@ class Engine:
             sequence.constraint = self._masks.constrain(grammar)
         self._reuse.begin(sequence)
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, step: Affordable) -> None:
         """Launch this step's decode, then see to what the last one brought."""
-        fed, errors = self._feed(batch.decode)
-        self._collect()
-        for number, error in errors.items():
-            self._fail(batch.decode[number], error)
-        if fed is not None:
-            self._choose(fed, batch.decode)
+        batch = step.batch
+        output, errors = self._decode(batch.decode, step.plan)
+        self._process_output()
+        for place, error in errors.items():
+            self._fail(batch.decode[place], error)
+        if output is not None:
+            self._sample(output, batch.decode)
         stalled, self._stalled = self._stalled, batch.prefill is not None
         if batch.prefill is not None:
             # A chunk shall not keep tokens back, nor its time be taken for the decode's.
-            self._collect()
+            self._process_output()
             self._publish_events()
             self._guarded(batch.prefill, partial(self._prefill, end=batch.end))
-        elif stalled or not self._forward.overlaps or not any(s.wants_more for s in self._running):
+        elif stalled or not self._runner.overlaps or not any(s.wants_more for s in self._running):
             # After a chunk the streams have waited long enough to do without the overlap once;
             # else nothing is gained by launching, or left to launch, before it.
-            self._collect()
+            self._process_output()
 
     def _prefill(self, sequence: Sequence, end: int) -> None:
         start, began = sequence.num_computed_tokens, self._clock()
-        self._forward.prefill(sequence.tokens[start:end].tolist(), sequence.states)
+        self._runner.prefill(sequence.tokens[start:end].tolist(), sequence.cache)
         sequence.num_computed_tokens = end
         self._stall.observe(end - start, self._clock() - began)
         for earlier in self._running[: self._running.index(sequence)]:
@@ -258,30 +259,33 @@ class Engine:
         self._reuse.advanced(sequence)
         self._reuse.prefilled(sequence)
 
-    def _feed(self, sequences: tuple[Sequence, ...]) -> tuple[Fed | None, dict[int, BaseException]]:
+    def _decode(
+        self, sequences: tuple[Sequence, ...], plan: StepPlan
+    ) -> tuple[ForwardOutput | None, dict[int, BaseException]]:
         """Launch the model on the sequences' next tokens.
 
-        Whom it fails for is told, not failed yet: their last tokens are still on the way.
+        Those for whom it fails are returned, not ended yet: their last tokens are on the way.
         """
         if not sequences:
             return None, {}
+        caches, tokens = [s.cache for s in sequences], [s.next_token for s in sequences]
         try:
-            fed = self._forward.feed([(s.states, s.next_token) for s in sequences])
+            output = self._runner.run(plan.decode, caches, tokens)
         except BaseException as error:  # noqa: BLE001  (the model itself failed, under all of them)
             return None, dict.fromkeys(range(len(sequences)), error)
-        for number, sequence in enumerate(sequences):
-            if number not in fed.errors:
-                self._fed(sequence)
-        return fed, fed.errors
+        for place, sequence in enumerate(sequences):
+            if place not in output.errors:
+                self._ran(sequence)
+        return output, output.errors
 
-    def _fed(self, sequence: Sequence) -> None:
+    def _ran(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.DECODE
         if sequence.num_computed_tokens < sequence.num_prompt_tokens:
             self._count(prefill_tokens=1)  # the prompt's last token
         sequence.num_computed_tokens += 1
 
-    def _choose(self, fed: Fed, sequences: tuple[Sequence, ...]) -> None:
-        """Launch the choice of tokens for those who go on. Their answers are known by now."""
+    def _sample(self, output: ForwardOutput, sequences: tuple[Sequence, ...]) -> None:
+        """Launch sampling for those who go on. Their answers are known by now."""
         going = {n: s for n, s in enumerate(sequences) if s.status is SequenceStatus.DECODE}
         for sequence in going.values():
             self._guarded(sequence, self._advanced)
@@ -290,27 +294,27 @@ class Engine:
         }
         if not going:
             return
-        choice = self._forward.choose(fed, {n: s.row for n, s in going.items()})
-        chosen = list(going.values())
-        self._drawn = choice, chosen
-        for place, sequence in enumerate(chosen):
-            if place in choice.errors:
-                self._fail(sequence, choice.errors[place])
+        sampled = self._runner.sample(output, {n: s.row for n, s in going.items()})
+        sequences = tuple(going.values())
+        self._pending = sampled, list(sequences)
+        for place, sequence in enumerate(sequences):
+            if place in sampled.errors:
+                self._fail(sequence, sampled.errors[place])
             else:
-                sequence.drawn = self._forward.drawn(choice, place)
+                sequence.pending = self._runner.pending(sampled, place)
 
     def _advanced(self, sequence: Sequence) -> None:
         self._reuse.advanced(sequence)
         if not sequence.replays:
             self._end_if_complete(sequence)
 
-    def _collect(self) -> None:
+    def _process_output(self) -> None:
         """Wait for the tokens that were launched last, and hand them out."""
-        if self._drawn is None:
+        if self._pending is None:
             return
-        (choice, sequences), self._drawn = self._drawn, None
+        (sampled, sequences), self._pending = self._pending, None
         try:
-            tokens = choice.read()
+            tokens = sampled.read()
         except BaseException as error:  # noqa: BLE001  (the computation failed, under all of them)
             for sequence in sequences:
                 if sequence.status is SequenceStatus.DECODE:
@@ -322,7 +326,7 @@ class Engine:
         self._end_complete(sequences)
 
     def _decoded(self, sequence: Sequence, token: Token) -> None:
-        sequence.drawn = None
+        sequence.pending = None
         ends = token.id in self._eos_ids
         if sequence.constraint is not None:
             sequence.constraint.take(token.id, ends=ends)
@@ -376,7 +380,7 @@ class Engine:
             self._scheduler.remove(sequence)
             self._keep(sequence, trusted=not isinstance(error, ComputationError))
         sequence.status = SequenceStatus.FINISHED
-        sequence.states = None
+        sequence.cache = None
         self._events.append((sequence, Finished(reason, error)))
 
     def _keep(self, sequence: Sequence, *, trusted: bool) -> None:
@@ -401,7 +405,7 @@ class Engine:
     def _publish_statistics(self) -> None:
         self._statistics = EngineStatistics(
             **self._totals,
-            batch_shapes=len(self._forward.shapes),
+            batch_shapes=len(self._runner.shapes),
             page_ins=self._reuse.page_ins,
             cache=self._cache,
             memory=self._memory.use(),

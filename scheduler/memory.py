@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from typing import NamedTuple
 
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
-from .forward import Forward
 from .policy import Batch, plan
+from .runner import ModelRunner, StepPlan
 from .sequence import Sequence
 from .statistics import MemoryUse
 
@@ -18,18 +19,30 @@ _GROWTH = 256
 """Tokens of its answer for which each running sequence must have room when another starts."""
 
 
+class Affordable(NamedTuple):
+    """A step for which memory is reserved.
+
+    Attributes:
+        batch: whom it computes for.
+        plan: how.
+    """
+
+    batch: Batch
+    plan: StepPlan
+
+
 class MemoryPlanner:
-    """Foretells what sequences and steps take, and asks the governor for it.
+    """Prices what sequences and steps take, and asks the governor for it.
 
     Args:
         governor: of all model state.
-        forward: the model.
+        runner: of the model.
         fixed_chunks: prefill chunks are never cut; they are held instead.
     """
 
-    def __init__(self, governor: Governor, forward: Forward, *, fixed_chunks: bool) -> None:
+    def __init__(self, governor: Governor, runner: ModelRunner, *, fixed_chunks: bool) -> None:
         self._governor = governor
-        self._forward = forward
+        self._runner = runner
         self._fixed_chunks = fixed_chunks
         self._tails = governor.ledger.account(Kind.TAIL)
 
@@ -51,8 +64,8 @@ class MemoryPlanner:
 
     def record(self, running: Iterable[Sequence]) -> None:
         """Record in the ledger what running sequences have of their own by now."""
-        states = [sequence.states for sequence in running if sequence.states is not None]
-        self._tails.set(_size(self._forward.held_by(states)))
+        caches = [sequence.cache for sequence in running if sequence.cache is not None]
+        self._tails.set(Size(*self._runner.held_by(caches)))
 
     def admits(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> bool:
         """Whether a sequence can start beside those that run.
@@ -77,16 +90,17 @@ class MemoryPlanner:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""
         return self._promise(sequence).nbytes
 
-    def afford(self, running: Items[Sequence], chunk: int) -> Batch | None:
+    def afford(self, running: Items[Sequence], chunk: int) -> Affordable | None:
         """Plan a step that fits, and reserve what it takes.
 
-        Prefill chunks are cut as far as need be, then held.
+        Copies that only save time are left out first; then prefill chunks are cut as far as need
+        be, and held.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
         batch = plan(running, chunk)
-        while not self._fits(batch):
+        while (planned := self._reserved(batch)) is None:
             if batch.prefill is None:
                 return None
             chunk //= 2
@@ -96,31 +110,32 @@ class MemoryPlanner:
                     return None
             else:
                 batch = plan(running, chunk)
-        return batch
+        return Affordable(batch, planned)
 
     def release(self) -> None:
         """Give back what was reserved; nothing computes any more."""
         self._governor.release()
 
-    def _fits(self, batch: Batch) -> bool:
-        need = Size()
-        if batch.decode:
-            need += _size(self._forward.step_need([s.states for s in batch.decode]))
+    def _reserved(self, batch: Batch) -> StepPlan | None:
+        """Plan a batch's step, and reserve what it takes; None where that does not fit."""
+        decode, prefill = [sequence.cache for sequence in batch.decode], None
         if batch.prefill is not None:
-            tokens = batch.end - batch.prefill.num_computed_tokens
-            need += _size(self._forward.chunk_need(tokens, batch.prefill.states))
-        return self._governor.reserve(need)
+            prefill = batch.prefill.cache, batch.end - batch.prefill.num_computed_tokens
+        costs = []
+        for may_copy in (True, False):
+            step = self._runner.plan(decode, prefill, may_copy=may_copy)
+            cost = self._runner.cost(step)
+            if cost not in costs and self._governor.reserve(Size(*cost)):
+                return step
+            costs.append(cost)
+        return None
 
     def _start(self, sequence: Sequence, known: int) -> Size:
         total = len(sequence.tokens)
-        return _size(self._forward.start_need(total - known, total))
+        return Size(*self._runner.profile.start(total - known, total))
 
     def _promise(self, sequence: Sequence) -> Size:
-        return _size(self._forward.promise(len(sequence.tokens)))
+        return Size(*self._runner.profile.promise(len(sequence.tokens)))
 
     def _growth(self, sequence: Sequence) -> Size:
-        return Size(self._forward.kept_bytes(sequence.num_left_to_prefill + _GROWTH))
-
-
-def _size(held: tuple[int, int]) -> Size:
-    return Size(*held)
+        return Size(self._runner.profile.kept(sequence.num_left_to_prefill + _GROWTH))

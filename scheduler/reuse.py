@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
 from ..cachestore.lease import Lease
@@ -10,10 +10,11 @@ from ..cachestore.node import Tokens, as_tokens, common_length
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import SHARED, PrefixCache
 from ..cachestore.restoration import Known
-from ..cachestore.state import Checkpoint, Span
+from ..cachestore.state import Span
 from ..cachestore.statistics import CacheStatistics
 from ..cachestore.tries import Namespace
 from .paging import Paging
+from .runner import Placement
 from .sequence import Sequence, SequenceStatus
 
 _WORTH_WAITING = 32
@@ -23,38 +24,15 @@ _OWN = 2
 """Checkpoints of its own that a request is left with, however many others wait for it."""
 
 
-class LiveStates(Protocol):
-    """A running sequence's state; `models.layer_states.LiveStates` is the real one.
+class Opener(Protocol):
+    """Makes the state of sequences; `models.runner.ModelRunner` is the real one.
 
     Attributes:
-        tail_length: tokens whose state it has of its own.
+        placement: where their state lies.
     """
 
-    tail_length: int
-
-    def set_trunk(self, spans: Any) -> None:
-        """Read the leased tokens from other spans."""
-        ...
-
-    def drop_tail(self, spans: Any) -> None:
-        """Start new tails; the old ones' tokens are in the spans."""
-        ...
-
-    def capture(self) -> Checkpoint:
-        """Copy the whole-state layers at the present offset."""
-        ...
-
-    def seal_parts(self) -> list[Any]:
-        """Pack the token-addressable state computed since the start, piece by piece."""
-        ...
-
-    def close(self) -> None:
-        """Give back what it holds of a batch."""
-        ...
-
-
-class Opener(Protocol):
-    """What makes states live; `models.forward.Forward` is the real one."""
+    @property
+    def placement(self) -> Placement: ...  # noqa: D102  (described above)
 
     def open(self, offset: int, spans: Any, checkpoint: Any) -> Any:
         """Make the state of a sequence that resumes at `offset`."""
@@ -111,7 +89,7 @@ class PrefixReuse:
         request = sequence.request
         lease = self._cache.begin(self._namespace(sequence), sequence.tokens)
         sequence.lease = lease
-        sequence.states = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
+        sequence.cache = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
         sequence.num_computed_tokens = sequence.frontier = lease.cached
         if sequence.status is SequenceStatus.WAITING:
             sequence.matched, sequence.cached = lease.matched, lease.cached
@@ -201,8 +179,8 @@ class PrefixReuse:
             return
         self._splits = self._cache.tries.splits
         for sequence in running:
-            if sequence.lease is not None and sequence.states is not None:
-                sequence.states.set_trunk(sequence.lease.spans())
+            if sequence.lease is not None and sequence.cache is not None:
+                self._opener.placement.lease(sequence.cache, sequence.lease.spans())
 
     def prefilled(self, sequence: Sequence) -> None:
         """Give the prompt's state to the cache, for others to share.
@@ -215,13 +193,13 @@ class PrefixReuse:
             return
         offset, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
         ends = offset == last // self._grid * self._grid
-        full = sequence.states.tail_length >= self._piece
+        full = sequence.cache.suffix_length >= self._piece
         awaited = sequence.is_awaited and sequence.num_awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):
             return
         tokens = as_tokens(sequence.computed)
-        lease.publish(tokens, _publish_but_last(lease, tokens, sequence.states))
-        sequence.states.drop_tail(lease.spans())
+        lease.publish(tokens, self._publish_but_last(sequence, lease, tokens))
+        self._opener.placement.replace_own(sequence.cache, lease.spans())
 
     def advanced(self, sequence: Sequence) -> None:
         """Capture a checkpoint if one is due where the sequence stands now."""
@@ -257,8 +235,8 @@ class PrefixReuse:
                 )
         else:
             lease.close()
-        if sequence.states is not None:
-            sequence.states.close()
+        if sequence.cache is not None:
+            self._opener.placement.close(sequence.cache)
 
     def _hand_over(self, sequence: Sequence, lease: Lease) -> None:
         if self._grid > 1:
@@ -269,7 +247,7 @@ class PrefixReuse:
         if self._captures and offset - sequence.frontier >= FINAL_AFTER and not taken:
             self._capture(sequence, Reason.FINAL)
         tokens = as_tokens(sequence.computed)
-        lease.close(tokens, _publish_but_last(lease, tokens, sequence.states))
+        lease.close(tokens, self._publish_but_last(sequence, lease, tokens))
 
     def known(self, sequence: Sequence) -> Known:
         """How much of a sequence is in the cache. Refreshes nothing."""
@@ -284,18 +262,17 @@ class PrefixReuse:
 
     def _capture(self, sequence: Sequence, reason: Reason) -> None:
         if sequence.lease is not None and self._may_capture(sequence.num_computed_tokens):
-            sequence.lease.capture(sequence.states.capture(), reason)
+            sequence.lease.capture(self._opener.placement.capture(sequence.cache), reason)
 
+    def _publish_but_last(self, sequence: Sequence, lease: Lease, tokens: Tokens) -> Span | None:
+        """Give all pieces of a state to the cache but the last one, and return that.
 
-def _publish_but_last(lease: Lease, tokens: Tokens, states: LiveStates) -> Span | None:
-    """Give all pieces of a state to the cache but the last one, and return that.
-
-    They are not joined: that would take as much memory again, when there may be none.
-    """
-    *parts, last = states.seal_parts() or [None]
-    for part in parts:
-        lease.publish(tokens[: lease.held + part.length], part)
-    return cast("Span | None", last)
+        They are not joined: that would take as much memory again, when there may be none.
+        """
+        parts = self._opener.placement.take_packed(sequence.cache)
+        for part in parts[:-1]:
+            lease.publish(tokens[: lease.held + part.length], part)
+        return parts[-1] if parts else None
 
 
 def on_grid(borders: dict[int, Reason], grid: int, *, after: int) -> dict[int, Reason]:

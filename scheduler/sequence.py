@@ -35,15 +35,15 @@ class Sequence:
         matched: prompt tokens that the trie recognised when it first started.
         cached: prompt tokens whose state was restored then.
         output: token ids of the answer so far.
-        drawn: the token after these, while it is chosen and not read yet.
+        pending: the token after these, while it is sampled and not read yet.
         end_token: the token that ended the answer; it is no part of it.
-        num_computed_tokens: tokens, from the first, whose state `states` holds.
+        num_computed_tokens: tokens, from the first, whose state `cache` holds.
         num_passed_over: prompt tokens computed for later ones while its own prompt waited.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
         lease: its hold on the cache; None before it starts.
         borders: offsets at which its prefill stops for a checkpoint, ascending.
         frontier: offset of the last prompt checkpoint, from which decode ones are counted.
-        states: the model's state; None while waiting and after the end.
+        cache: the model's state of it; None while waiting and after the end.
         constraint: where its answer stands in its grammar, from its first start on, if it has one.
     """
 
@@ -53,7 +53,7 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.cancelled = False
         self.output: list[int] = []
-        self.drawn: Any = None
+        self.pending: Any = None
         self.end_token: int | None = None
         self.matched = self.cached = 0
         self.num_computed_tokens = 0
@@ -62,7 +62,7 @@ class Sequence:
         self.lease: Lease | None = None
         self.borders: dict[int, Reason] = {}
         self.frontier = 0
-        self.states: Any = None
+        self.cache: Any = None
         self.constraint: Constraint | None = None
 
     @property
@@ -72,7 +72,7 @@ class Sequence:
 
     @property
     def computed(self) -> list[int]:
-        """The tokens whose state `states` holds."""
+        """The tokens whose state `cache` holds."""
         end = [] if self.end_token is None else [self.end_token]
         return [*self.request.prompt, *self.output, *end][: self.num_computed_tokens]
 
@@ -95,7 +95,7 @@ class Sequence:
 
     @property
     def replays(self) -> bool:
-        """Whether the token after those that were fed is known, from before a preemption."""
+        """Whether the token after those that are computed is known, from before a preemption."""
         return self.num_computed_tokens < self.num_prompt_tokens + len(self.output)
 
     def preempt(self, *, replay: bool) -> None:
@@ -109,21 +109,21 @@ class Sequence:
         answered = [] if replay else self.output
         self.tokens = as_tokens([*self.request.prompt, *answered])
         self.num_computed_tokens = 0
-        self.drawn = self.states = self.lease = None
+        self.pending = self.cache = self.lease = None
         self.borders = {}
 
     @property
     def next_token(self) -> Any:
-        """The token that the next decode step feeds: an id, or one that is still computed."""
-        if self.drawn is not None:
-            return self.drawn
+        """The token that the next decode step takes: an id, or one that is still computed."""
+        if self.pending is not None:
+            return self.pending
         place = self.num_computed_tokens - self.num_prompt_tokens
         return self.output[place] if place >= 0 else self.request.prompt[-1]
 
     @property
     def wants_more(self) -> bool:
-        """Whether its answer is not complete with the token that is drawn."""
-        return len(self.output) + (self.drawn is not None) < self.request.max_tokens
+        """Whether its answer is not complete with the token that is pending."""
+        return len(self.output) + (self.pending is not None) < self.request.max_tokens
 
     @property
     def row(self) -> Row:

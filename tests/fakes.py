@@ -4,14 +4,15 @@ import asyncio
 import threading
 import weakref
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
+from umbel.models.memory_profile import Held
 from umbel.models.params import Row, SamplingParams, Token
 from umbel.scheduler.handoff import EventChannel
 from umbel.scheduler.memory import MemoryPlanner
@@ -31,8 +32,10 @@ class FakeState:
 
     tokens: list[int] = field(default_factory=list)
 
-    def close(self) -> None:
-        """Hold nothing of a batch."""
+    @property
+    def suffix_length(self) -> int:
+        """All of them are its own."""
+        return len(self.tokens)
 
 
 def next_token(history: Collection[int]) -> int:
@@ -54,15 +57,15 @@ def reference(
 
 
 @dataclass
-class FakeFed:
-    """States that were fed a token each."""
+class FakeOutput:
+    """States that got a token each."""
 
     states: list[FakeState]
     errors: dict[int, BaseException] = field(default_factory=dict)
 
 
 @dataclass
-class FakeChoice:
+class FakeSample:
     """Tokens that were chosen."""
 
     tokens: list[int]
@@ -73,8 +76,39 @@ class FakeChoice:
         return [Token(token) for token in self.tokens]
 
 
-class FakeForward:
-    """Fulfils `engine.Forward` without a model.
+class FakePlan(NamedTuple):
+    """Who runs."""
+
+    decode: list[FakeState]
+    prefill: tuple[FakeState, int] | None
+
+
+class FakePlacement:
+    """Holds nothing of a batch, and nothing is kept of it."""
+
+    def capture(self, cache: object) -> Any:
+        """Nothing is non-trimmable."""
+        raise NotImplementedError
+
+    def lease(self, cache: object, spans: object) -> None:
+        """Nothing is leased."""
+        raise NotImplementedError
+
+    def take_packed(self, cache: object) -> list[Any]:
+        """There is nothing to hand over."""
+        del cache
+        return []
+
+    def replace_own(self, cache: object, spans: object) -> None:
+        """Nothing is published."""
+        raise NotImplementedError
+
+    def close(self, cache: object) -> None:
+        """Nobody has a slot."""
+
+
+class FakeRunner:
+    """Fulfils `engine.ModelRunner` without a model.
 
     A fault is raised before the state advances, so `fed` is exactly what was computed.
 
@@ -133,59 +167,91 @@ class FakeForward:
         self.fed.append(state.tokens)
         return state
 
-    def held_by(self, states: Iterable[FakeState]) -> tuple[int, int]:
+    def held_by(self, caches: Iterable[FakeState]) -> Held:
         """Fakes take a byte a token."""
-        return sum(len(state.tokens) for state in states), 0
+        return Held(sum(len(cache.tokens) for cache in caches), 0)
 
-    def kept_bytes(self, tokens: int) -> int:
+    @property
+    def profile(self) -> Self:
+        """Say itself what sequences take."""
+        return self
+
+    @property
+    def placement(self) -> FakePlacement:
+        """Leave state where it is."""
+        return FakePlacement()
+
+    def kept(self, tokens: int) -> int:
         """A byte a token."""
         return tokens
 
-    def start_need(self, tokens: int, context: int) -> tuple[int, int]:
+    def start(self, tokens: int, context: int) -> Held:
         """What is left to compute."""
         del context
-        return tokens, 0
+        return Held(tokens, 0)
 
-    def promise(self, context: int) -> tuple[int, int]:
+    def promise(self, context: int) -> Held:
         """All of it."""
-        return context, 0
+        return Held(context, 0)
 
-    def chunk_need(self, tokens: int, states: FakeState) -> tuple[int, int]:
+    def chunk_need(self, tokens: int, states: FakeState) -> Held:
         """What is computed."""
         del states
-        return tokens, 0
+        return Held(tokens, 0)
 
-    def step_need(self, states: list[FakeState]) -> tuple[int, int]:
+    def step_need(self, states: list[FakeState]) -> Held:
         """A token each."""
-        return len(states), 0
+        return Held(len(states), 0)
 
-    def prefill(self, tokens: list[int], states: FakeState) -> None:
-        """Advance `states` over `tokens`."""
-        start = len(states.tokens)
-        self._advance(tokens, states)
+    def plan(
+        self,
+        decode: Sequence[FakeState],
+        prefill: tuple[FakeState, int] | None,
+        *,
+        may_copy: bool,
+    ) -> FakePlan:
+        """Note who runs."""
+        del may_copy
+        return FakePlan(list(decode), prefill)
+
+    def cost(self, plan: FakePlan) -> Held:
+        """The sum of the parts."""
+        parts = [self.step_need(plan.decode)] if plan.decode else []
+        if plan.prefill is not None:
+            parts.append(self.chunk_need(plan.prefill[1], plan.prefill[0]))
+        return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))
+
+    def prefill(self, tokens: Sequence[int], cache: FakeState) -> None:
+        """Advance a state over `tokens`."""
+        start = len(cache.tokens)
+        self._advance(list(tokens), cache)
         self.chunks.append((start, start + len(tokens)))
 
-    def feed(self, entries: list[tuple[FakeState, int]]) -> FakeFed:
-        """Feed each state its token; a fault is the entry's own."""
-        fed = FakeFed([states for states, _ in entries])
-        for number, (states, token) in enumerate(entries):
+    def run(
+        self, plan: list[FakeState], caches: Sequence[FakeState], tokens: Sequence[int]
+    ) -> FakeOutput:
+        """Give each state its token; a fault is the sequence's own."""
+        if plan != list(caches):
+            raise AssertionError("others run than were planned")
+        output = FakeOutput(list(caches))
+        for place, (cache, token) in enumerate(zip(caches, tokens, strict=True)):
             try:
-                self._advance([token], states)
+                self._advance([token], cache)
             except BaseException as error:  # noqa: BLE001  (planted)
-                fed.errors[number] = error
-        return fed
+                output.errors[place] = error
+        return output
 
-    def choose(self, fed: FakeFed, rows: dict[int, Row]) -> FakeChoice:
+    def sample(self, output: FakeOutput, rows: dict[int, Row]) -> FakeSample:
         """Choose each row's next token."""
-        for number, row in rows.items():
+        for place, row in rows.items():
             told = [*row.prompt, *row.output]
-            if told != fed.states[number].tokens:
-                raise AssertionError(f"sampling hears of {told}, not of what was fed")
-        return FakeChoice([next_token(fed.states[number].tokens) for number in rows])
+            if told != output.states[place].tokens:
+                raise AssertionError(f"sampling hears of {told}, not of what was computed")
+        return FakeSample([next_token(output.states[place].tokens) for place in rows])
 
-    def drawn(self, choice: FakeChoice, index: int) -> int:
+    def pending(self, output: FakeSample, place: int) -> int:
         """Name a chosen token."""
-        return choice.tokens[index]
+        return output.tokens[place]
 
     def _advance(self, tokens: list[int], states: FakeState) -> None:
         if not self._gate.is_set():
@@ -217,12 +283,12 @@ class Unkept(NamedTuple):
     memory: MemoryPlanner
 
 
-def no_reuse(forward: FakeForward, budget: int = 1 << 40) -> Unkept:
+def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
     """A cache that keeps nothing, for tests of what stands around it."""
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
-    reuse = PrefixReuse(forward, cache, fingerprint="fake", interval=8192, keeps=False)
+    reuse = PrefixReuse(runner, cache, fingerprint="fake", interval=8192, keeps=False)
     governor = Governor(cache, Size(budget, 1 << 40))
-    return Unkept(reuse, MemoryPlanner(governor, forward, fixed_chunks=False))
+    return Unkept(reuse, MemoryPlanner(governor, runner, fixed_chunks=False))
 
 
 class FakeClock:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
-from umbel.models import forward
+from umbel.models import runner
 
 from . import zoo
 
@@ -30,13 +30,13 @@ def shared_model(name: str, **overrides: Any) -> Any:
 
 @contextmanager
 def measured_once(model: Any) -> Iterator[None]:
-    """Have a `Forward` that is made here measure the model only where none has done so before.
+    """Have a `ModelRunner` that is made here measure the model only where none has done so before.
 
     What was measured is the maker's own: it goes on learning.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("batching", "reads_parts", "measure"):
-            patch.setattr(forward, name, _once(getattr(forward, name), model))
+            patch.setattr(runner, name, _once(getattr(runner, name), model))
         yield
 
 

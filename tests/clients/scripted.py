@@ -120,16 +120,16 @@ class Script:
 
 def install(script: Script) -> None:
     """Have every sampling step in this process follow the script."""
-    from umbel.models import forward  # noqa: PLC0415  (seconds; `main` handles signals first)
+    from umbel.models import runner  # noqa: PLC0415  (seconds; `main` handles signals first)
 
-    real = forward.Forward.choose
+    real = runner.ModelRunner.sample
 
-    def choose(self: Any, fed: Any, rows: Mapping[int, Any], *more: Any, **named: Any) -> Any:
-        if fed.logits is not None:
-            fed = forward.Fed(script.prefer(fed.logits, rows), fed.errors)
-        return real(self, fed, rows, *more, **named)
+    def sample(self: Any, output: Any, rows: Mapping[int, Any]) -> Any:
+        if output.logits is not None:
+            output = runner.ForwardOutput(script.prefer(output.logits, rows), output.errors)
+        return real(self, output, rows)
 
-    forward.Forward.choose = choose  # type: ignore[method-assign]
+    runner.ModelRunner.sample = sample  # type: ignore[method-assign]
 
 
 def leave_network() -> None:

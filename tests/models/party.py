@@ -4,7 +4,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -15,14 +15,17 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
+from umbel.models.batch_cache import BatchCache
 from umbel.models.device import DevicePolicy, device_policy
-from umbel.models.forward import Forward
-from umbel.models.layer_states import LayerStack, LiveStates
-from umbel.models.rows import LIMIT, Rows
+from umbel.models.placement import Placement
+from umbel.models.runner import ModelRunner
+from umbel.models.sequence_cache import CacheLayout, SequenceCache
 from umbel.models.spans import PackedSpan, WholeCheckpoint
+from umbel.models.step_plan import Move, leave, pack
 
 from .. import zoo
 from ..shared import measured_once, shared_model
+from .steps import in_one_piece, run
 
 T = TypeVar("T")
 
@@ -57,7 +60,7 @@ class Branch:
 class Agent:
     """A running sequence, all its tokens, and the logits that it got, by position."""
 
-    states: LiveStates
+    cache: SequenceCache
     tokens: list[int]
     logits: dict[int, mx.array] = field(default_factory=dict)
 
@@ -68,7 +71,8 @@ class Party:
     Args:
         name: one of NAMES.
         seed: of all that is random.
-        own: tokens of its trunk's end, at most, that a row copies; None as usual.
+        own: tokens of its prefix's end, at most, that a row copies; None as usual.
+        limit: tokens of its own after which a row is packed; None as usual.
         device: as which device to run; this one, unless one is given.
         overrides: entries of the model's config to change.
     """
@@ -79,28 +83,35 @@ class Party:
         seed: int = 0,
         *,
         own: int | None = None,
-        limit: int = LIMIT,
+        limit: int | None = None,
         device: DevicePolicy | None = None,
         **overrides: Any,
     ) -> None:
         self.model = shared_model(name, **overrides)
-        self.stack = LayerStack(self.model)
+        self.layout = CacheLayout(self.model)
         device = device or device_policy()
         text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
-        loaded = SimpleNamespace(model=self.model, stack=self.stack, text=text, device=device)
+        loaded = SimpleNamespace(model=self.model, layout=self.layout, text=text, device=device)
         with measured_once(self.model):
-            self.forward = Forward(cast("Any", loaded))
-        assert self.forward.batches
-        if own is not None:
-            self.forward._rows = Rows(self.stack.open(), device, own=own, limit=limit)
+            self.runner = ModelRunner(cast("Any", loaded))
+        assert self.runner.batches
+        rules = self.runner.rules
+        own = rules.own if own is None else own
+        limit = rules.row_limit if limit is None else limit
+        self.runner.use(replace(rules, own=own, row_limit=limit))
         self.rng = random.Random(seed)  # noqa: S311  (not a secret)
         self.agents: list[Agent] = []
 
     @property
-    def rows(self) -> Rows:
-        """The batch."""
-        assert self.forward._rows is not None
-        return self.forward._rows
+    def placement(self) -> Placement:
+        """Where everybody's state lies."""
+        return self.runner.placement
+
+    @property
+    def batch(self) -> BatchCache:
+        """The batch's buffers."""
+        assert self.placement.batch is not None
+        return self.placement.batch
 
     def words(self, count: int) -> list[int]:
         """Make up tokens."""
@@ -109,22 +120,38 @@ class Party:
     def come(self, branch: Branch | None = None, prompt: int = 0) -> Agent:
         """Start an agent at a branch, with a prompt after it."""
         branch = branch or Branch()
-        states = self.forward.open(len(branch.tokens), branch.spans, branch.checkpoint)
+        cache = self.runner.open(len(branch.tokens), branch.spans, branch.checkpoint)
         words = self.words(prompt)
         if words:
-            self.forward.prefill(words, states)
-        self.agents.append(Agent(states, branch.tokens + words))
+            self.runner.prefill(words, cache)
+        self.agents.append(Agent(cache, branch.tokens + words))
         return self.agents[-1]
 
     def store(self, agent: Agent) -> Branch:
         """Store all that an agent has, and have it start there anew."""
-        checkpoint = agent.states.capture() if self.stack.has_checkpoints else None
-        span = agent.states.seal()
-        spans = [*agent.states.spans, *([] if span is None else [span])]
-        agent.states.close()
+        checkpoint = self.captured(agent)
+        span = in_one_piece(self.placement.take_packed(agent.cache))
+        spans = [*agent.cache.leased, *([] if span is None else [span])]
+        self.placement.close(agent.cache)
         branch = Branch(list(agent.tokens), spans, checkpoint)
-        agent.states = self.forward.open(len(branch.tokens), branch.spans, checkpoint)
+        agent.cache = self.runner.open(len(branch.tokens), branch.spans, checkpoint)
         return branch
+
+    def captured(self, agent: Agent) -> WholeCheckpoint | None:
+        """Copy what is non-trimmable of an agent, if the model has such."""
+        return self.placement.capture(agent.cache) if self.layout.has_checkpoints else None
+
+    def leave_batch(self, agent: Agent) -> None:
+        """Give an agent caches of its own, if it has a slot."""
+        if agent.cache.slot is not None:
+            self._move(agent, leave(agent.cache, agent.cache.slot, self.runner.rules))
+
+    def pack(self, agent: Agent) -> None:
+        """Make an agent's suffix a span."""
+        self._move(agent, pack(agent.cache, self.runner.rules))
+
+    def _move(self, agent: Agent, move: Move) -> None:
+        self.placement.apply([move], {agent.cache.number: agent.cache})
 
     def branch(self, length: int, after: Branch | None = None) -> Branch:
         """Compute and store a prompt that nobody goes on with."""
@@ -138,7 +165,9 @@ class Party:
         for _ in range(steps):
             self.rng.shuffle(chosen)
             tokens = self.words(len(chosen))
-            logits = self.forward.logits(mx.array(tokens), [agent.states for agent in chosen])
+            output = run(self.runner, [agent.cache for agent in chosen], tokens)
+            logits = output.logits
+            assert logits is not None
             for number, agent in enumerate(chosen):
                 agent.logits[len(agent.tokens)] = logits[number]
                 agent.tokens.append(tokens[number])
@@ -146,13 +175,13 @@ class Party:
     def leave(self, agent: Agent) -> None:
         """Hold an agent's logits to mlx-lm's, and end it."""
         self.check(agent)
-        agent.states.close()
+        self.placement.close(agent.cache)
         self.agents.remove(agent)
 
     def check(self, *agents: Agent) -> None:
         """Hold agents' logits to those of the same tokens run alone by mlx-lm."""
         for agent in agents or self.agents:
-            assert agent.states.offset == len(agent.tokens)
+            assert agent.cache.offset == len(agent.tokens)
             if not agent.logits:
                 continue
             with mlx_lm_alone(self.model):
@@ -173,8 +202,8 @@ class Party:
         for branch in branches:
             branch.spans = replaced(branch.spans, span, parts)
         for agent in self.agents:
-            if any(leased is span for leased in agent.states.spans):
-                agent.states.set_trunk(replaced(agent.states.spans, span, parts))
+            if any(leased is span for leased in agent.cache.leased):
+                self.placement.lease(agent.cache, replaced(agent.cache.leased, span, parts))
 
 
 def replaced(

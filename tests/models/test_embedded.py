@@ -10,44 +10,45 @@ from mlx.utils import tree_flatten
 
 from umbel.models import embedded
 from umbel.models.errors import ModelNotFoundError
-from umbel.models.forward import Forward
 from umbel.models.loader import LoadedModel
 from umbel.models.params import Row, SamplingParams
+from umbel.models.runner import ModelRunner
 from umbel.models.runtime import backend
 
 from ..shared import measured_once
+from .steps import run
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY = SamplingParams(seed=0, temperature=0)
 
 
-def forward_of(loaded: LoadedModel) -> Forward:
-    """Make a forward; the first one measures the model."""
+def runner_of(loaded: LoadedModel) -> ModelRunner:
+    """Make a runner; the first one measures the model."""
     with measured_once(loaded.model):
-        return Forward(loaded)
+        return ModelRunner(loaded)
 
 
 def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> list[int]:
     """Prefill the chunks, the last token excepted, and decode greedily."""
-    forward = forward_of(loaded)
-    states = forward.open()
+    runner = runner_of(loaded)
+    states = runner.open()
     token = chunks[-1][-1]
     for chunk in [*chunks[:-1], chunks[-1][:-1]]:
         if chunk:
-            forward.prefill(chunk, states)
+            runner.prefill(chunk, states)
     output: list[int] = []
     while len(output) < length and token not in loaded.text.eos_ids:
-        fed = forward.feed([(states, token)])
-        ((token, _),) = forward.choose(fed, {0: Row(GREEDY, [], output)}).read()
+        ran = run(runner, [states], [token])
+        ((token, _),) = runner.sample(ran, {0: Row(GREEDY, [], output)}).read()
         output.append(token)
     return output
 
 
 def last_logits(loaded: LoadedModel, chunks: list[list[int]]) -> Any:
     """Give the logits behind the last token, computed chunk by chunk."""
-    states = forward_of(loaded).open()
+    states = runner_of(loaded).open()
     for chunk in chunks:
-        logits = loaded.model(mx.array([chunk]), cache=states.caches)[0, -1]
+        logits = loaded.model(mx.array([chunk]), cache=states.layers)[0, -1]
         mx.eval(logits)
     return np.array(logits.astype(mx.float32))
 
@@ -98,13 +99,13 @@ def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) 
 
 def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
     """Every layer's state ends where the tokens end, and starts from nothing."""
-    forward = forward_of(smollm2)
-    states = forward.open()
-    assert {state.offset for state in states.caches} == {0}
-    forward.prefill([1, 2, 3], states)
-    forward.feed([(states, 4)])
-    assert {state.offset for state in states.caches} == {4}
-    assert {state.offset for state in forward.open().caches} == {0}
+    runner = runner_of(smollm2)
+    states = runner.open()
+    assert {state.offset for state in states.layers} == {0}
+    runner.prefill([1, 2, 3], states)
+    run(runner, [states], [4])
+    assert {state.offset for state in states.layers} == {4}
+    assert {state.offset for state in runner.open().layers} == {0}
 
 
 def test_the_tokenizer_splits_digits_and_keeps_spaces(smollm2: LoadedModel) -> None:

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from umbel.models import footprint
+from umbel.models import memory_probe
 from umbel.models.device import CPU, GPU
-from umbel.models.footprint import Transients
-from umbel.models.forward import Forward
-from umbel.models.layer_states import LayerStack
 from umbel.models.measured import Figures, key_of, measured_once
+from umbel.models.memory_profile import Transients
+from umbel.models.runner import ModelRunner
+from umbel.models.sequence_cache import CacheLayout
 
 from .. import zoo
 
@@ -95,17 +95,17 @@ def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.Monke
         measured.append(Transients(1e5 + 7e4 * (len(measured) % 4), 100.0, 50.0, 1.0))
         return measured[-1]
 
-    monkeypatch.setattr(footprint, "measure_transients", noisy)
+    monkeypatch.setattr(memory_probe, "measure_transients", noisy)
 
-    def start(fingerprint: str) -> Forward:
+    def start(fingerprint: str) -> ModelRunner:
         loaded = SimpleNamespace(
-            model=net, stack=LayerStack(net), text=text, device=CPU, fingerprint=fingerprint
+            model=net, layout=CacheLayout(net), text=text, device=CPU, fingerprint=fingerprint
         )
-        return Forward(cast("Any", loaded), measured=tmp_path)
+        return ModelRunner(cast("Any", loaded), measured=tmp_path)
 
     first, second = start("a"), start("a")
     assert len(measured) == 1
-    lengths = {forward.footprint.longest_context(8 << 20) for forward in (first, second)}
+    lengths = {runner.profile.longest_context(8 << 20) for runner in (first, second)}
     assert len(lengths) == 1
     start("b")
     assert len(measured) == 2

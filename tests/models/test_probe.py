@@ -12,7 +12,7 @@ import pytest
 from umbel.models import probe
 from umbel.models.attention import bind
 from umbel.models.device import device_policy
-from umbel.models.layer_states import LayerStack
+from umbel.models.sequence_cache import CacheLayout
 
 from .. import zoo
 from ..shared import shared_model
@@ -22,7 +22,7 @@ def reason(model: Any, called: Any = None) -> str | None:
     """Probe a model, or something that is called in its place."""
     device = device_policy()
     bind(model, device)
-    return probe.batching(called or model, LayerStack(model), device).one_by_one
+    return probe.batching(called or model, CacheLayout(model), device).one_by_one
 
 
 def near_ties() -> Any:
@@ -105,4 +105,4 @@ def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
     """Latents are multiplied by the model itself, in one piece; other keys where they lie."""
     model = shared_model(name)
     bind(model, device_policy())
-    assert probe.reads_parts(model, LayerStack(model)) == parts
+    assert probe.reads_parts(model, CacheLayout(model)) == parts

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from umbel.models import rows as module
-from umbel.models.rows import _SHARED, OWN
+from umbel.models import step_plan
+from umbel.models.step_plan import SHARED, Rules
 
 from .party import NAMES, Agent, Branch, Party, each
+from .steps import in_one_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,15 +23,15 @@ def schedule(party: Party, steps: int) -> None:
         if len(party.agents) < 7:
             party.come(rng.choice(branches), rng.choice([0, 1, 5, 33, 70]))
 
-    def seal(agent: Agent) -> None:
-        if agent.states.seat is None:
-            agent.states.seal_tail()
+    def pack(agent: Agent) -> None:
+        if agent.cache.slot is None:
+            party.pack(agent)
 
     operations: list[Callable[[Agent], object]] = [
-        *(come, come, seal, party.leave),
+        *(come, come, pack, party.leave),
         lambda agent: branches.append(party.store(agent)),
-        lambda agent: agent.states.stand_up(),
-        lambda agent: agent.states.join(),
+        party.leave_batch,
+        lambda agent: agent.cache.make_contiguous(),
         lambda agent: party.feed([agent], rng.randrange(1, 5)),
         lambda _: party.cut(branches),
     ]
@@ -60,7 +61,7 @@ def test_any_bounds(
     name: str, own: int, shared: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same wherever the bounds lie between what is a row's own and what is read elsewhere."""
-    monkeypatch.setattr(module, "_SHARED", shared)
+    monkeypatch.setattr(step_plan, "SHARED", shared)
     schedule(Party(name, 7, own=own, limit=limit), 15)
 
 
@@ -77,8 +78,8 @@ def test_standing_up_and_sitting_down(name: str) -> None:
         others = [agent for agent in party.agents if agent is not standing]
         party.feed(steps=1 + turn % 3)
         party.feed(others, 3)
-        assert standing.states.seat is None
-        assert all(agent.states.seat is not None for agent in others)
+        assert standing.cache.slot is None
+        assert all(agent.cache.slot is not None for agent in others)
         for _ in range(turn % 3):
             party.feed([standing], 2)
     party.feed(steps=2)
@@ -92,15 +93,15 @@ def test_a_state_is_read_in_its_seat(name: str) -> None:
     branch = party.branch(50)
     first, *_ = [party.come(branch, prompt) for prompt in (3, 40, 0)]
     party.feed(steps=7)
-    checkpoint = first.states.capture() if party.stack.has_checkpoints else None
-    if party.stack.has_checkpoints:
+    checkpoint = party.captured(first)
+    if party.layout.has_checkpoints:
         party.feed(steps=5)  # a capture changes nothing
-        checkpoint = first.states.capture()
-    tokens, leased = list(first.tokens), list(first.states.spans)
-    span = first.states.seal()
-    assert (span is None) == (not party.stack.has_spans)
+        checkpoint = party.captured(first)
+    tokens, leased = list(first.tokens), list(first.cache.leased)
+    span = in_one_piece(party.placement.take_packed(first.cache))
+    assert (span is None) == (not party.layout.has_spans)
     stored = Branch(tokens, leased + ([] if span is None else [span]), checkpoint)
-    first.states.close()
+    party.placement.close(first.cache)
     party.agents.remove(first)
     party.check(first)
     for _ in range(2):
@@ -118,12 +119,12 @@ def test_rows_are_sealed_at_the_limit(name: str) -> None:
         party.come(branch, prompt)
     for step in range(30):
         party.feed()
-        assert max(party.rows._tails.lengths) <= 8, step
+        assert max(party.batch._suffixes.lengths) <= 8, step
     for agent in party.agents:
-        own = sum(span.length for span in agent.states.trunk) - 40
+        own = sum(span.length for span in agent.cache.prefix) - 40
         assert own >= 16
-        assert own + agent.states.tail_length + 40 == len(agent.tokens)
-        assert len(agent.states.trunk) <= 4, "small neighbours are joined"
+        assert own + agent.cache.suffix_length + 40 == len(agent.tokens)
+        assert len(agent.cache.prefix) <= 4, "small neighbours are joined"
     party.check()
 
 
@@ -139,12 +140,12 @@ def test_queries_are_tempered_by_row() -> None:
 
 def shared(party: Party) -> list[tuple[int, set[int]]]:
     """For each run that several rows read in one product, its length, and these agents."""
-    seats = party.rows._seats
-    by_state = {id(agent.states): number for number, agent in enumerate(party.agents)}
+    slots = party.placement.sequences
+    numbers = {id(agent.cache): number for number, agent in enumerate(party.agents)}
     runs = []
-    for spans, members in party.rows._step.shared:
-        chosen = list(seats) if members is None else cast("list[int]", members.tolist())
-        agents = {by_state[id(seats[seat].states)] for seat in chosen}
+    for spans, members in party.batch._step.shared:
+        chosen = list(slots) if members is None else cast("list[int]", members.tolist())
+        agents = {numbers[id(slots[slot])] for slot in chosen}
         runs.append((sum(span.length for span in spans), agents))
     return sorted(runs, key=lambda run: -run[0])
 
@@ -169,24 +170,24 @@ def test_nested_sharing(name: str) -> None:
 
 def own(party: Party) -> list[int]:
     """How many tokens each agent's row holds."""
-    numbers = {id(row.states): row.number for row in party.rows._seats.values()}
-    return [party.rows._tails.lengths[numbers[id(agent.states)]] for agent in party.agents]
+    lengths = party.batch._suffixes.lengths
+    return [lengths[cast("int", agent.cache.slot)] for agent in party.agents]
 
 
 def test_short_ends_are_copied() -> None:
     """Of its trunk's end a row copies short segments, shared or not, and never a long one."""
     party = Party("llama")
     system = party.branch(60)
-    short, long = party.branch(_SHARED, system), party.branch(_SHARED + 1, system)
+    short, long = party.branch(SHARED, system), party.branch(SHARED + 1, system)
     for branch in (short, short, long, long):
         party.come(branch, 1)
     party.feed()
-    assert own(party) == [_SHARED + 2] * 2 + [2] * 2
-    assert shared(party) == [(60, {0, 1, 2, 3}), (_SHARED + 1, {2, 3})]
-    for length in (OWN - 1, OWN):
+    assert own(party) == [SHARED + 2] * 2 + [2] * 2
+    assert shared(party) == [(60, {0, 1, 2, 3}), (SHARED + 1, {2, 3})]
+    for length in (Rules().own - 1, Rules().own):
         party.come(party.branch(length, system), 1)
     party.feed()
-    assert own(party)[4:] == [OWN + 1, 2]
+    assert own(party)[4:] == [Rules().own + 1, 2]
     assert shared(party)[0] == (60, set(range(6)))
     party.check()
 
@@ -197,6 +198,6 @@ def test_sealing_in_a_seat() -> None:
     for _ in range(2):
         party.come(prompt=3)
     party.feed(steps=12)
-    party.agents[0].states.seal_tail()
+    party.pack(party.agents[0])
     party.feed(steps=2)
     party.check()

@@ -12,8 +12,8 @@ import pytest
 
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.models.errors import StoredStateError
-from umbel.models.layer_states import LayerStack, LiveStates
 from umbel.models.runtime import backend
+from umbel.models.sequence_cache import CacheLayout, SequenceCache
 from umbel.models.spans import PackedSpan, WholeCheckpoint
 from umbel.models.stored import (
     Exported,
@@ -25,6 +25,7 @@ from umbel.models.stored import (
 
 from .. import zoo
 from ..scenario.memory_tools import words
+from .steps import in_one_piece
 
 PROMPT = words(150, "stored")
 _FP32_ONLY = {
@@ -65,16 +66,16 @@ class Stored:
     def __init__(self, name: str, dtype: mx.Dtype) -> None:
         self.model = zoo.make(name)
         self.model.set_dtype(dtype)
-        self.stack = LayerStack(self.model)
-        live = self.stack.open()
+        self.layout = CacheLayout(self.model)
+        live = self.layout.open()
         self.feed(live, PROMPT[:100])
         self.feed(live, PROMPT[100:])
-        self.checkpoint = live.capture() if self.stack.has_checkpoints else None
-        self.span = live.seal()
+        self.checkpoint = live.capture() if self.layout.has_checkpoints else None
+        self.span = in_one_piece(live.take_packed())
 
-    def feed(self, live: LiveStates, tokens: list[int]) -> list[bytes]:
+    def feed(self, live: SequenceCache, tokens: list[int]) -> list[bytes]:
         """Advance a state; returns the logits' bits."""
-        logits = self.model(mx.array([tokens]), cache=live.caches)
+        logits = self.model(mx.array([tokens]), cache=live.layers)
         live.advanced(len(tokens))
         mx.eval(logits, live.arrays())
         return bits([logits])
@@ -83,7 +84,7 @@ class Stored:
         self, spans: list[PackedSpan], checkpoint: WholeCheckpoint | None
     ) -> list[list[bytes]]:
         """Prefill and decode from a restored state."""
-        live = self.stack.open(len(PROMPT), spans, checkpoint)
+        live = self.layout.open(len(PROMPT), spans, checkpoint)
         more = [words(9, "more"), *[[token] for token in words(6, "decode")]]
         return [self.feed(live, tokens) for tokens in more]
 

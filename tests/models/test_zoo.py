@@ -159,7 +159,7 @@ def test_weights_are_fp32_and_decided_by_the_seed(name: str) -> None:
         for net in (model(name), zoo.make(name), zoo.make(name, seed=1))
     )
     assert {value.dtype for value in first.values()} == {mx.float32}
-    # Holds for gemma3n too, whose forward pass clips two of its weights in place: far from these.
+    # Holds for gemma3n too, whose runner pass clips two of its weights in place: far from these.
     assert all(mx.array_equal(first[path], again[path]) for path in first)
     assert not all(mx.array_equal(first[path], other[path]) for path in first)
 

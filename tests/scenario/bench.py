@@ -22,9 +22,10 @@ from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.models.device import DevicePolicy, device_policy
-from umbel.models.forward import Forward
-from umbel.models.layer_states import LayerStack, LiveStates
 from umbel.models.params import SamplingParams
+from umbel.models.runner import ModelRunner
+from umbel.models.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.step_plan import Call
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
@@ -87,33 +88,33 @@ class Ask:
     cancel_after: int | None = None
 
 
-class RecordingForward(Forward):
-    """The real forward, which writes down the log-probabilities of every step."""
+class RecordingRunner(ModelRunner):
+    """The real runner, which writes down the log-probabilities of every step."""
 
     def __init__(self, loaded: "LoadedModel", *, exact: bool = False) -> None:
         with measured_once(loaded.model):
             super().__init__(loaded, exact=exact)
         self.rows: list[int] = []
         self._by_state: dict[int, list[LogProbs]] = {}
-        self._opened: list[LiveStates] = []
+        self._opened: list[SequenceCache] = []
 
-    def open(self, *args: Any, **kwargs: Any) -> LiveStates:
+    def open(self, *args: Any, **kwargs: Any) -> SequenceCache:
         """Open a state, and a list for what it will lead to."""
         states = super().open(*args, **kwargs)
         self._opened.append(states)  # so that no id is used twice
         self._by_state[id(states)] = []
         return states
 
-    def written_of(self, states: LiveStates) -> list[LogProbs]:
+    def written_of(self, states: SequenceCache) -> list[LogProbs]:
         """What one state has led to so far; goes on growing."""
         return self._by_state[id(states)]
 
-    def logits(self, tokens: mx.array, states: Items[LiveStates]) -> mx.array:
-        """Feed a token to each and note what came of it."""
-        logits = super().logits(tokens, states)
-        self.rows.append(len(states))
-        for row, state in enumerate(states):
-            self._by_state[id(state)].append(_log_softmax(logits[row]))
+    def _call(self, call: Call, caches: Items[SequenceCache], tokens: mx.array) -> mx.array:
+        """Give a token to each and note what came of it."""
+        logits = super()._call(call, caches, tokens)
+        self.rows.append(len(caches))
+        for row, cache in enumerate(caches):
+            self._by_state[id(cache)].append(_log_softmax(logits[row]))
         return logits
 
 
@@ -136,33 +137,32 @@ class Bench:
         device: DevicePolicy | None = None,
     ) -> None:
         model = shared_model(name)
-        stack = LayerStack(model)
         loaded = cast(
             "LoadedModel",
             SimpleNamespace(
                 model=model,
-                stack=stack,
+                layout=CacheLayout(model),
                 text=SimpleNamespace(vocab_size=zoo.VOCAB_SIZE),
                 device=device or replace(device_policy(), overlaps=True),
             ),
         )
         self.model = model
         self._name = name
-        self.forward = RecordingForward(loaded, exact=exact)
-        self.exact = stack.has_checkpoints
-        self.spans = stack.has_spans
-        layout = Layout(spans=stack.has_spans, checkpoints=stack.has_checkpoints)
+        self.runner = RecordingRunner(loaded, exact=exact)
+        layers = loaded.layout
+        self.exact, self.spans = layers.has_checkpoints, layers.has_spans
+        layout = Layout(spans=self.spans, checkpoints=self.exact)
         self.cache = PrefixCache(
             layout, budget=budget, checkpoints_kept=kept, grid=CHUNK if exact else 1
         )
         self._queue = ConversationQueue(16)
         self._events: list[tuple[Sequence, Event]] = []
-        reuse = PrefixReuse(self.forward, self.cache, fingerprint="f", interval=INTERVAL)
+        reuse = PrefixReuse(self.runner, self.cache, fingerprint="f", interval=INTERVAL)
         self.governor = Governor(self.cache, Size(memory, 1 << 40))
         self.engine = Engine(
-            self.forward,
+            self.runner,
             reuse,
-            MemoryPlanner(self.governor, self.forward, fixed_chunks=exact),
+            MemoryPlanner(self.governor, self.runner, fixed_chunks=exact),
             self._queue,
             self._events.extend,
             eos_ids=frozenset(),
@@ -260,8 +260,8 @@ class Bench:
 
     def _collect(self, by_id: dict[str, Outcome], sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            if sequence.states is not None:
-                by_id[sequence.request.id].logprobs = self.forward.written_of(sequence.states)
+            if sequence.cache is not None:
+                by_id[sequence.request.id].logprobs = self.runner.written_of(sequence.cache)
         for sequence, event in self._events:
             outcome = by_id[sequence.request.id]
             if isinstance(event, TokenEvent):

@@ -27,8 +27,8 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.assembly import Assembly, assemble
 from umbel.daemon.config import Settings
 from umbel.models.device import DevicePolicy, device_policy
-from umbel.models.layer_states import LayerStack
 from umbel.models.params import Grammar, SamplingParams
+from umbel.models.sequence_cache import CacheLayout
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence
@@ -71,7 +71,7 @@ def zoo_model(
             SimpleNamespace(
                 name=name,
                 model=model,
-                stack=LayerStack(model),
+                layout=CacheLayout(model),
                 text=SimpleNamespace(vocab_size=zoo.VOCAB_SIZE, eos_ids=frozenset[int]()),
                 fingerprint=f"{name} {dtype}",
                 context_length=4096,
@@ -321,7 +321,7 @@ class Rig:
     @property
     def active(self) -> int:
         """What is active over the weights."""
-        return mx.get_active_memory() - self.assembly.forward.resident
+        return mx.get_active_memory() - self.assembly.runner.resident
 
     @property
     def booked(self) -> int:
@@ -336,8 +336,7 @@ class Rig:
         assert cache.leases() == []
         assert self.engine._running == []
         assert self.queue._busy == set()
-        rows = self.assembly.forward._rows
-        assert rows is None or len(rows) == 0
+        assert self.assembly.runner.placement.sequences == {}
         assert ledger.held(Kind.TAIL).nbytes == 0
         assert ledger.held(Kind.TRANSIENT).nbytes == 0
         assert (

@@ -12,8 +12,8 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from umbel.models.device import GPU
-from umbel.models.layer_states import LiveStates
-from umbel.models.warm import TOKENS
+from umbel.models.sequence_cache import SequenceCache
+from umbel.models.warmup import TOKENS
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 from umbel.scheduler.sequence import SequenceStatus
@@ -80,9 +80,9 @@ def check(rig: Rig, asks: Items[Ask], told: Items[Told]) -> None:
 def test_every_architecture_starts_and_answers(name: str) -> None:
     """It warms up; then agents join and leave, and each gets mlx-lm's own answer."""
     rig = Rig(model(name), MEMORY, max_batch=6)
-    forward = rig.assembly.forward
-    rows = {shape[0] for shape in forward.shapes}
-    assert rows == ({2, 3, 4, 6} if forward.batches else set())
+    runner = rig.assembly.runner
+    rows = {shape[0] for shape in runner.shapes}
+    assert rows == ({2, 3, 4, 6} if runner.batches else set())
     asks = agents(4, user=(9, 40), answer=(28, 6, 12), every=5)
     asks.append(replace(asks[1], at=60))  # comes when the first is alone, or nobody is there
     check(rig, asks, rig.serve(asks))
@@ -93,12 +93,12 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
 )
 def test_a_small_budget_warms_up_less(name: str, rows: int) -> None:
     """It starts, warms up as many rows as fit, and serves one after the other."""
-    promise = Rig(model(name), MEMORY, max_batch=1).assembly.forward.promise
+    promise = Rig(model(name), MEMORY, max_batch=1).assembly.runner.profile.promise
     budget = promise(TOKENS).nbytes * (2 * rows + 1) // 2 if rows else promise(100).nbytes * 9 // 8
     rig = Rig(model(name), budget, max_batch=6)
-    forward = rig.assembly.forward
-    assert forward.shapes == {s for s in forward.shapes if s[0] <= rows}
-    assert bool(forward.shapes) == (rows > 1 and forward.batches)
+    runner = rig.assembly.runner
+    assert runner.shapes == {s for s in runner.shapes if s[0] <= rows}
+    assert bool(runner.shapes) == (rows > 1 and runner.batches)
     asks = agents(3, system=20, user=(12,), answer=(20,))
     check(rig, asks, rig.serve(asks))
 
@@ -119,11 +119,11 @@ def test_one_ends_while_its_step_is_under_way(
     names = [rig.send(ask) for ask in asks]
     live = [rig.live[name] for name in names]
     rig.until(lambda: all(len(s.output) >= 9 for s in live))
-    assert live[1].drawn is not None
+    assert live[1].pending is not None
     if how == "cancel":
         live[1].cancelled = True
     elif how == "fail":
-        fail_for(rig, live[1].states, monkeypatch)
+        fail_for(rig, live[1].cache, monkeypatch)
     else:
         rig.squeeze()
         assert SequenceStatus.PREEMPTED in [s.status for s in live]
@@ -138,12 +138,12 @@ def test_one_ends_while_its_step_is_under_way(
     check(rig, asks, told)
 
 
-def fail_for(rig: Rig, states: LiveStates, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_for(rig: Rig, cache: SequenceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a sequence fail after it was fed its next token, and before one is chosen for it."""
     reuse, real = rig.engine._reuse, rig.engine._reuse.advanced
 
     def advanced(sequence: Any) -> None:
-        if sequence.states is states:
+        if sequence.cache is cache:
             raise RuntimeError("it failed")
         real(sequence)
 
@@ -160,8 +160,8 @@ def test_keys_in_one_piece_are_nobodys_but_the_sequences_own(name: str) -> None:
     assert told.error is None
     name_of = rig.send(first)
     rig.until(lambda: len(rig.live[name_of].output) >= 12)
-    states = rig.live[name_of].states
-    assert states.joined == bool(states.addressable)
+    cache = rig.live[name_of].cache
+    assert cache.is_contiguous == bool(cache.token_layers)
     rig.assembly.cache.evictor.evict(0)  # what nobody leases
     later = rig.send(other)  # cuts the leased span, and makes it leave its copy for a row
     rig.until(lambda: len(rig.live[later].output) >= 4)

@@ -1,6 +1,7 @@
 """Many agents at once: the same answers as alone, and a shared prompt computed once."""
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
@@ -8,11 +9,12 @@ import pytest
 from umbel.cachestore.checkpoints import Reason
 from umbel.models import probe, sampling
 from umbel.models.attention import bind
+from umbel.models.batch_cache import BatchCache
 from umbel.models.device import device_policy
-from umbel.models.layer_states import LayerStack, LiveStates
 from umbel.models.params import Row, SamplingParams
-from umbel.models.rows import Rows
 from umbel.models.sampling import sample as real_sample
+from umbel.models.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.step_plan import Call
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 
@@ -43,9 +45,9 @@ def crew(count: int, *, at: int = 0, apart: int = 0) -> list[Ask]:
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_every_model_batches(name: str) -> None:
     """Of every architecture several sequences decode as rows of one batch."""
-    forward = Bench(name).forward
-    assert forward.batches
-    assert forward.one_by_one is None
+    runner = Bench(name).runner
+    assert runner.batches
+    assert runner.one_by_one is None
 
 
 def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +56,7 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
     monkeypatch.setattr(probe, "_MARGIN", 0.0)
     net, device = zoo.make("llama"), device_policy()
     bind(net, device)
-    reason = probe.batching(net, LayerStack(net), device).one_by_one
+    reason = probe.batching(net, CacheLayout(net), device).one_by_one
     assert reason is not None
     assert "logits differ by 0.0% of their spread, and 0% are allowed" in reason
 
@@ -66,7 +68,7 @@ def test_together_as_alone(name: str, apart: int) -> None:
     outcomes = bench.run_together(crew(6, apart=apart))
     for outcome in outcomes:
         assert bench.difference(outcome) < TOLERANCE
-    assert max(bench.forward.rows) > 3
+    assert max(bench.runner.rows) > 3
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_next", "gemma3_text", "gpt_oss"])
@@ -81,17 +83,17 @@ def test_a_common_prompt_is_computed_once(name: str) -> None:
 
 
 def test_a_common_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trunk that rows share is multiplied once a layer, whatever the number of rows."""
+    """A prefix that rows share is multiplied once a layer, whatever the number of rows."""
     bench = Bench("llama")
     bench.run(words(SYSTEM, "system"), 1)
     seen: list[list[list[PackedSpan]]] = []
-    real = Rows._plan
+    real = BatchCache.read
 
-    def spy(rows: Rows) -> None:
-        real(rows)
-        seen.append([spans for spans, members in rows._step.shared if members is None])
+    def spy(batch: BatchCache, *told: Any) -> None:
+        real(batch, *told)
+        seen.append([spans for spans, members in batch._step.shared if members is None])
 
-    monkeypatch.setattr(Rows, "_plan", spy)
+    monkeypatch.setattr(BatchCache, "read", spy)
     asks = crew(5)
     for ask in asks:
         ask.tokens = 40
@@ -176,7 +178,7 @@ def test_batch_limit() -> None:
     bench = Bench("llama", max_batch=3)
     for outcome in bench.run_together(crew(7)):
         assert bench.difference(outcome) < TOLERANCE
-    assert max(bench.forward.rows) == 3
+    assert max(bench.runner.rows) == 3
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -196,15 +198,15 @@ def test_second_turns_together(name: str) -> None:
 def test_a_lone_rows_failure_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where sequences decode one by one, the model's own failure ends one of them only."""
     bench = Bench("llama")
-    bench.forward.batches = False
-    real, asks = bench.forward.logits, crew(4)
+    bench.runner.use(replace(bench.runner.rules, batches=False))
+    real, asks = bench.runner._call, crew(4)
 
-    def logits(tokens: mx.array, states: list[LiveStates]) -> mx.array:
-        if states[0] is bench.forward._opened[1]:
+    def call(planned: Call, caches: list[SequenceCache], tokens: mx.array) -> mx.array:
+        if caches[0] is bench.runner._opened[1]:
             raise RuntimeError("the model failed")
-        return real(tokens, states)
+        return real(planned, caches, tokens)
 
-    monkeypatch.setattr(bench.forward, "logits", logits)
+    monkeypatch.setattr(bench.runner, "_call", call)
     outcomes = bench.run_together(asks)
     assert isinstance(outcomes.pop(1).error, ComputationError)
     for outcome in outcomes:

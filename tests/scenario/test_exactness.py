@@ -1,4 +1,4 @@
-"""L2 of the exactness levels, in fp32, over every kind of stack; L1 is in test_layer_states."""
+"""L2 of the exactness levels, in fp32, over every kind of stack; L1 is in test_sequence_cache."""
 
 import re
 from pathlib import Path

@@ -147,7 +147,7 @@ def test_preempted_answers_go_on_in_their_grammars(
     asks = [ask(codec, c, i, sampling=SEEDED) for i, c in enumerate(which)]
     expected = [t.tokens for t in Rig(loaded, 1 << 28, exact=exact).serve(asks)]
     rig = Rig(loaded, 1 << 26, exact=exact)
-    rig.assembly.forward.overlaps = overlaps
+    rig.assembly.runner.overlaps = overlaps
     names = [rig.send(a) for a in asks]
     for count in (1, 4, 10):
         rig.until(lambda n=count: all(len(rig.live[name].output) >= n for name in names))  # type: ignore[misc]
@@ -230,7 +230,7 @@ def test_a_fault_hits_one_request(tiny: "LoadedModel", how: str, *, overlaps: bo
     """A matcher that breaks ends its own request, in words; its neighbours do not notice."""
     codec = tiny.text
     rig = Rig(model("llama", codec), 1 << 28)
-    rig.assembly.forward.overlaps = overlaps
+    rig.assembly.runner.overlaps = overlaps
     asks = [ask(codec, c, i) for i, c in enumerate(CONSTRAINTS)]
     expected = [t.tokens for t in rig.serve(asks)]
     broken = ask(codec, JSONSchema(PERSON), 0)

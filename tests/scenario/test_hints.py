@@ -31,8 +31,8 @@ class Agents:
 
     def __init__(self, text: LoadedModel, name: str) -> None:
         self.bench = Bench(name)
-        stack = SimpleNamespace(has_checkpoints=self.bench.exact)
-        loaded = cast("LoadedModel", SimpleNamespace(text=text.text, stack=stack))
+        layout = SimpleNamespace(has_checkpoints=self.bench.exact)
+        loaded = cast("LoadedModel", SimpleNamespace(text=text.text, layout=layout))
         self._reader = PromptReader(loaded, Admission(4096))
         self._text = text.text
 

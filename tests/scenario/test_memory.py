@@ -1,6 +1,7 @@
 """The budget holds at every moment, and what fits it is served."""
 
 import gc
+from collections import Counter
 from pathlib import Path
 from re import findall
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import pytest
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.daemon.errors import StartError
-from umbel.models.layer_states import LayerStack
+from umbel.models.sequence_cache import CacheLayout
 from umbel.scheduler.admission import Admission
 from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.request import FinishReason
@@ -36,12 +37,12 @@ _SHARED_BUFFER = 16 * 1024
 def promised(name: str, tokens: int, *, exact: bool = False) -> int:
     """A budget that holds one request of so many tokens, and a quarter more."""
     probe = Rig(zoo_model(name), 1 << 30, exact=exact)
-    return probe.assembly.forward.footprint.promise(tokens).nbytes * 20 // 16
+    return probe.assembly.runner.profile.promise(tokens).nbytes * 20 // 16
 
 
 def check_budget(rig: Rig, asks: list[Ask]) -> None:
     """Serve requests; nothing that was ever active is beyond the budget, and all are served."""
-    watch = Watch(rig.assembly.forward.resident)
+    watch = Watch(rig.assembly.runner.resident)
     with watch.on():
         told = rig.serve(asks, lambda: check_ledger(rig))
     assert watch.samples > 0
@@ -133,6 +134,34 @@ def test_what_is_restored_is_freed_without_a_collector() -> None:
         gc.enable()
 
 
+def test_a_thousand_requests_leave_no_object() -> None:
+    """Neither request, nor state, nor batch is in a cycle: with the collector off none stays."""
+    rig = Rig(zoo_model("gemma3_text"), 1 << 28, max_batch=8)
+
+    def serve(count: int, seed: int) -> None:
+        # Twenty conversations: what is remembered of each is one thing, and stays.
+        asks = [
+            Ask(words(6, (seed, number)), 2 + number % 3, tag=str(number % 20))
+            for number in range(count)
+        ]
+        for start in range(0, count, 20):
+            rig.serve(asks[start : start + 20])
+            rig.assembly.cache.evictor.clear()
+        for kept in (rig.live, rig.told, rig.paces):
+            kept.clear()
+
+    serve(100, 0)
+    gc.collect()
+    gc.disable()
+    try:
+        before = Counter(map(type, gc.get_objects()))
+        serve(1000, 1)
+        more = Counter(map(type, gc.get_objects())) - before
+    finally:
+        gc.enable()
+    assert sum(more.values()) < 200, more.most_common(5)
+
+
 # -- admission ---------------------------------------------------------------------------
 
 
@@ -167,8 +196,8 @@ def test_long_windows_are_part_of_the_promise(window: int, prompt: int, answer: 
     model = zoo.make(
         "gemma3_text", sliding_window=window, num_hidden_layers=12, sliding_window_pattern=6
     )
-    loaded = replaced(zoo_model("gemma3_text"), model=model, stack=LayerStack(model))
-    probe = Rig(loaded, 1 << 30).assembly.forward.footprint
+    loaded = replaced(zoo_model("gemma3_text"), model=model, layout=CacheLayout(model))
+    probe = Rig(loaded, 1 << 30).assembly.runner.profile
     rig = Rig(loaded, probe.promise(prompt + answer).nbytes * 20 // 16)
     asks = [Ask(words(prompt, number), answer) for number in range(3)]
     check_budget(rig, [asks[0], *asks])
@@ -246,7 +275,7 @@ def test_what_can_never_fit_is_told_in_bytes() -> None:
         admission.answer_length(rig.limit, None)
     need, usable = [int(n) for n in findall(r"(\d+)(?: bytes| of cache_bytes)", str(refused.value))]
     assert usable == rig.assembly.governor.limit.nbytes < need
-    assert need == rig.assembly.forward.promise(rig.limit + 1).nbytes
+    assert need == rig.assembly.runner.profile.promise(rig.limit + 1).nbytes
 
 
 def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:

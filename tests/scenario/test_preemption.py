@@ -1,5 +1,6 @@
 """A sequence preempted for want of memory goes on as if nothing had happened, token by token."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -81,9 +82,11 @@ def test_preempted_in_the_prompt_and_twice_in_the_answer(name: str, *, exact: bo
 def test_preempted_with_a_token_on_its_way(name: str) -> None:
     """As on a GPU, where a step is launched before the last one is read."""
     preempted = Preempted(name)
-    preempted.rig.assembly.forward.overlaps = True
+    runner = preempted.rig.assembly.runner
+    runner.overlaps = True
+    runner.rules = replace(runner.rules, overlaps=True)
     preempted.decoding(4)
-    assert preempted.live[1].drawn is not None
+    assert preempted.live[1].pending is not None
     preempted.preempt()
     preempted.decoding(9)
     preempted.preempt()
@@ -153,7 +156,7 @@ def test_growth_alone_preempts() -> None:
     asks = [Ask(words(12, i), 600, SEEDED) for i in range(4)]
     probe = Rig(zoo_model("llama"), 1 << 30)
     answers = [told.tokens for told in probe.serve(asks)]
-    need = probe.assembly.forward.footprint
+    need = probe.assembly.runner.profile
     rig = Rig(zoo_model("llama"), need.promise(612).nbytes + need.sizes.token * 1000)
     told = rig.serve(asks)
     assert rig.preemptions > 0

@@ -74,8 +74,8 @@ def test_a_later_turn_is_as_if_it_were_the_first(name: str) -> None:
 
 def test_rows_that_cannot_be_apart_decode_one_by_one() -> None:
     """A model that attends to all rows at once batches, but not where rows must be exact."""
-    assert Bench("gemma2").forward.batches
-    exact = Bench("gemma2", exact=True).forward
+    assert Bench("gemma2").runner.batches
+    exact = Bench("gemma2", exact=True).runner
     assert not exact.batches
     assert "attend each by itself" in (exact.one_by_one or "")
 

@@ -3,7 +3,9 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -13,9 +15,9 @@ import pytest
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
-from umbel.models import rows
-from umbel.models.forward import Forward
-from umbel.models.layer_states import LiveStates
+from umbel.models.runner import ModelRunner
+from umbel.models.sequence_cache import SequenceCache
+from umbel.models.step_plan import Call, Rules
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
@@ -35,21 +37,21 @@ _PATIENCE = 2000  # steps in which whatever is waited for must have come about
 _AGAIN = words(5, "again")
 
 
-class PatientForward(bench.RecordingForward):
+class PatientRunner(bench.RecordingRunner):
     """Notes logits without waiting for them, so that what is launched is really under way."""
 
     def __init__(self, loaded: Any, *, exact: bool = False) -> None:
         super().__init__(loaded, exact=exact)
-        self._noted: list[tuple[LiveStates, mx.array]] = []
+        self._noted: list[tuple[SequenceCache, mx.array]] = []
 
-    def logits(self, tokens: mx.array, states: Any) -> mx.array:
-        """Feed a token to each and note what will come of it."""
-        logits = Forward.logits(self, tokens, states)
-        self.rows.append(len(states))
-        self._noted += [(state, logits[row]) for row, state in enumerate(states)]
+    def _call(self, call: Call, caches: Items[SequenceCache], tokens: mx.array) -> mx.array:
+        """Give a token to each and note what will come of it."""
+        logits = ModelRunner._call(self, call, caches, tokens)
+        self.rows.append(len(caches))
+        self._noted += [(cache, logits[row]) for row, cache in enumerate(caches)]
         return logits
 
-    def written_of(self, states: LiveStates) -> list[LogProbs]:
+    def written_of(self, states: SequenceCache) -> list[LogProbs]:
         """What one state has led to; waits for what was noted."""
         for noted, logits in self._noted:
             super().written_of(noted).append(bench._log_softmax(logits))
@@ -75,18 +77,18 @@ class Drill(Bench):
 
     def __init__(self, name: str, budget: int, *, exact: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bench, "RecordingForward", PatientForward)
+            patch.setattr(bench, "RecordingRunner", PatientRunner)
             super().__init__(name, max_batch=MAX_BATCH, budget=budget, exact=exact)
         self.live: dict[str, Sequence] = {}
         self._history: dict[str, list[Event]] = {}
-        self._states: dict[str, LiveStates] = {}
+        self._states: dict[str, SequenceCache] = {}
         self._prefilled_before = 0
         self._before = memory()
 
     @classmethod
     @contextmanager
     def of(
-        cls, name: str, budget: int = 1 << 30, *, row: int = rows.LIMIT, exact: bool = False
+        cls, name: str, budget: int = 1 << 30, *, row: int = Rules().row_limit, exact: bool = False
     ) -> Iterator[Self]:
         """Lend a drill, the same one as before unless something went wrong with that.
 
@@ -98,9 +100,8 @@ class Drill(Bench):
         """
         key = name, budget, row, exact
         drill = cls._made.pop(key, None) or cls(name, budget, exact=exact)
-        if drill.forward.batches and drill.forward._rows is None:
-            like = drill.forward._stack.open()
-            drill.forward._rows = rows.Rows(like, drill.forward._device, own=row // 2, limit=row)
+        if drill.runner.rules.row_limit != row:
+            drill.runner.use(replace(drill.runner.rules, own=row // 2, row_limit=row))
         drill._before = mx.get_active_memory()  # of other drills too
         yield drill
         drill.close()
@@ -133,7 +134,7 @@ class Drill(Bench):
             sequence, said = self.live[name], self._history[name][told[name] :]
             began = sequence.status is not SequenceStatus.WAITING
             assert said == [Finished(FinishReason.CANCELLED)] * began, said
-            assert sequence.states is None
+            assert sequence.cache is None
             assert sequence.lease is None or not sequence.lease.open
             assert (sequence.request.tenant, sequence.request.conversation) not in self._queue._busy
 
@@ -155,9 +156,9 @@ class Drill(Bench):
 
     def seats(self) -> dict[str, int]:
         """Who sits in which row of the batch."""
-        by_state = {id(states): name for name, states in self._states.items()}
-        seated = {} if self.forward._rows is None else self.forward._rows._seats
-        return {by_state[id(row.states)]: number for number, row in seated.items()}
+        names = {id(cache): name for name, cache in self._states.items()}
+        placed = self.runner.placement.sequences
+        return {names[id(cache)]: slot for slot, cache in placed.items()}
 
     # -- steps -------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class Drill(Bench):
             for sequence, event in self._events:
                 self._history[sequence.request.id].append(event)
                 if isinstance(event, Started):  # in the order in which states were opened
-                    opened = self.forward._opened[len(self._states)]
+                    opened = self.runner._opened[len(self._states)]
                     self._states[sequence.request.id] = opened
             self._events.clear()
             assert problems(self.cache) == []
@@ -219,7 +220,7 @@ class Drill(Bench):
                 assert outcome.reason is None
                 outcome.reason, outcome.error = event.reason, event.error
         if name in self._states:
-            written = self.forward.written_of(self._states[name])
+            written = self.runner.written_of(self._states[name])
             outcome.logprobs = written[: len(outcome.tokens)]  # the last may be unread
         return outcome
 
@@ -232,7 +233,7 @@ class Drill(Bench):
         gone = [weakref.ref(sequence) for sequence in self.live.values()]
         for notes in (self.live, self._history, self._states):
             cast("dict[str, Any]", notes).clear()
-        cast("PatientForward", self.forward).forget()
+        cast("PatientRunner", self.runner).forget()
         self._prefilled_before = self.engine.statistics().prefill_tokens
         self.cache.evictor.clear()
         assert self.cache.tries.size.nbytes == 0

@@ -82,7 +82,7 @@ def test_with_its_first_token_under_way(drill: Drill, beside: int) -> None:
     earlier = drill.send(words(100, "victim"), 1)
     drill.until(lambda: drill.live[earlier].status is SequenceStatus.FINISHED)
     name = drill.send(words(100, "victim"), 8)
-    drill.until(lambda: drill.live[name].drawn is not None)
+    drill.until(lambda: drill.live[name].pending is not None)
     assert drill.live[name].status is SequenceStatus.DECODE
     assert drill.live[name].output == []
     drill.cancel(name)
@@ -98,7 +98,7 @@ def test_with_its_last_token_under_way(drill: Drill, beside: int) -> None:
     # Where it is alone, the last token is read in the step that launched it.
     length = 7 if beside else 6
     drill.until(lambda: len(drill.live[name].output) == length)
-    assert drill.live[name].drawn is not None
+    assert drill.live[name].pending is not None
     assert drill.live[name].wants_more == (not beside)
     drill.cancel(name)
     assert drill.running() == others
@@ -111,21 +111,21 @@ def test_in_the_middle_of_a_batch(drill: Drill, count: int, place: int) -> None:
     crew = drill.crew(*[24] * count)
     drill.until(lambda: drill.decoding(*crew, tokens=3))
     seats = drill.seats()
-    assert sorted(seats.values()) == list(range(count)) * drill.forward.batches
+    assert sorted(seats.values()) == list(range(count)) * drill.runner.batches
     name = sorted(crew, key=lambda n: seats.get(n, crew.index(n)))[place]
-    assert drill.live[name].drawn is not None
+    assert drill.live[name].pending is not None
     drill.cancel(name)
     drill.step()
     others = [n for n in crew if n != name]
     assert drill.running() == others
-    if drill.forward.batches:
+    if drill.runner.batches:
         numbers = {n: seats[n] for n in others}
         if count == 5 and place == 0:  # the highest row has moved into the place
             numbers[max(others, key=lambda n: seats[n])] = 0
         assert drill.seats() == numbers
     newcomer = drill.send([*SYSTEM, *words(20, "newcomer")], 6)
     drill.until(lambda: drill.decoding(newcomer))
-    if drill.forward.batches:
+    if drill.runner.batches:
         assert drill.seats()[newcomer] == (seats[name] if count == 6 else 4)
 
 
@@ -134,8 +134,8 @@ def test_alone_after_it_was_in_a_batch(drill: Drill) -> None:
     crew = drill.crew(9, 9, 24)
     drill.until(lambda: drill.running() == crew[2:])
     drill.step(3)
-    assert drill.forward.rows[-1] == 1
-    assert (max(drill.forward.rows) > 1) == drill.forward.batches
+    assert drill.runner.rows[-1] == 1
+    assert (max(drill.runner.rows) > 1) == drill.runner.batches
     assert drill.seats() == {}
     drill.cancel(crew[2])
 
@@ -161,7 +161,7 @@ def test_all_at_once(drill: Drill) -> None:
     assert drill.running() == [*crew, long]
     drill.cancel(*crew, long, waiting)
     assert drill.running() == []
-    assert drill.forward._rows is None or drill.forward._rows.arrays() == []
+    assert drill.runner.placement.arrays() == []
 
 
 @pytest.mark.parametrize("leave", [True, False])

@@ -1,6 +1,7 @@
 """The engine loop: schedule, run, publish."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +25,7 @@ from umbel.scheduler.thread import Pace
 
 from ..fakes import (
     FakeClock,
-    FakeForward,
+    FakeRunner,
     FakeState,
     make_request,
     next_token,
@@ -46,14 +47,14 @@ class Bench:
     def __init__(
         self, *, max_batch: int = 1, prefill_chunk: int = 4, eos_ids: Iterable[int] = ()
     ) -> None:
-        self.forward = FakeForward()
+        self.runner = FakeRunner()
         self.clock = FakeClock()
         self.queue = ConversationQueue(1000)
         self.events: dict[str, list[Event]] = {}
         self.order: list[tuple[str, Event]] = []
         self.engine = Engine(
-            self.forward,
-            *no_reuse(self.forward),
+            self.runner,
+            *no_reuse(self.runner),
             self.queue,
             self._publish,
             eos_ids=frozenset(eos_ids),
@@ -114,7 +115,7 @@ class Bench:
 
     def check_idle(self) -> None:
         """Nothing is held for anyone any more."""
-        assert self.forward.live_states == 0
+        assert self.runner.live_states == 0
         assert self.engine.statistics().running == ()
         assert len(self.queue) == 0
         assert self.queue._busy == set()
@@ -152,7 +153,7 @@ class TestAnswers:
     def test_tokens_wait_for_no_step_where_nothing_overlaps(self) -> None:
         """A device that computes only while the host waits gives each step's token in it."""
         bench = Bench()
-        bench.forward.overlaps = False
+        bench.runner.overlaps = False
         bench.put("a", [1], max_tokens=3)
         for count in (1, 2, 3):
             bench.engine.step()
@@ -166,7 +167,7 @@ class TestAnswers:
         seen = []
         for _ in range(3):
             bench.engine.step()
-            seen.append((len(bench.forward.fed[0]), len(bench.tokens("a"))))
+            seen.append((len(bench.runner.fed[0]), len(bench.tokens("a"))))
         assert seen == [(1, 0), (2, 1), (3, 3)]
 
     def test_prefill_runs_in_chunks_on_the_grid(self) -> None:
@@ -174,7 +175,7 @@ class TestAnswers:
         bench = Bench(prefill_chunk=4)
         bench.put("a", list(range(11)), max_tokens=1)
         bench.drain()
-        assert bench.forward.chunks == [(0, 4), (4, 8), (8, 10)]
+        assert bench.runner.chunks == [(0, 4), (4, 8), (8, 10)]
         assert bench.tokens("a") == reference(list(range(11)), 1)[0]
 
     def test_a_one_token_prompt_is_never_prefilled(self) -> None:
@@ -182,7 +183,7 @@ class TestAnswers:
         bench = Bench()
         bench.put("a", [5], max_tokens=1)
         bench.engine.step()
-        assert bench.forward.chunks == []
+        assert bench.runner.chunks == []
         assert bench.tokens("a") == [next_token([5])]
 
     def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(self) -> None:
@@ -232,7 +233,7 @@ class TestAnswers:
             assert bench.tokens(str(number)) == answer
             assert bench.end(str(number)) == Finished(reason)
             fed.append(prompt + (answer if reason is FinishReason.STOP else answer[:-1]))
-        for was_fed, needed in zip(bench.forward.fed, fed, strict=True):
+        for was_fed, needed in zip(bench.runner.fed, fed, strict=True):
             # The next step is launched before it is known that the answer ended.
             ahead = was_fed[len(needed) :]
             assert was_fed[: len(needed)] == needed
@@ -328,13 +329,13 @@ class TestStatistics:
         """Who hangs in a step is seen to run; the rest is as of the last whole step."""
         bench = Bench()
 
-        class Watching(FakeForward):
-            def prefill(self, tokens: list[int], states: FakeState) -> None:
+        class Watching(FakeRunner):
+            def prefill(self, tokens: Items[int], cache: FakeState) -> None:
                 seen.append(bench.engine.statistics())
-                super().prefill(tokens, states)
+                super().prefill(tokens, cache)
 
         seen: list[EngineStatistics] = []
-        bench.engine._forward = Watching()
+        bench.engine._runner = Watching()
         bench.put("a", [1, 2, 3, 4, 5])
         bench.engine.step()
         (first,) = seen
@@ -345,7 +346,7 @@ class TestStatistics:
     def test_tokens_that_failed_are_not_counted(self) -> None:
         """Prefilled tokens are those really computed."""
         bench = Bench(prefill_chunk=4)
-        bench.forward.fail_at([1, 2, 3], 2, ValueError("no"))
+        bench.runner.fail_at([1, 2, 3], 2, ValueError("no"))
         bench.put("a", [1, 2, 3])
         bench.drain()
         assert bench.engine.statistics().prefill_tokens == 2
@@ -365,7 +366,7 @@ class TestCancel:
         assert bench.cancel(waiting)
         bench.drain()
         assert "b" not in bench.events
-        assert len(bench.forward.fed) == 2
+        assert len(bench.runner.fed) == 2
         assert bench.tokens("c") == reference([5, 6], 4)[0]
         bench.check_idle()
 
@@ -377,14 +378,14 @@ class TestCancel:
         bench.put("b", [7, 8], conversation="c")
         for _ in range(steps):
             bench.engine.step()
-        fed = list(bench.forward.fed[0])
+        fed = list(bench.runner.fed[0])
         in_prefill = running.status is SequenceStatus.PREFILL
         assert in_prefill == (steps <= 3)
         assert not bench.cancel(running)
         bench.engine.step()
         assert bench.end("a") == Finished(FinishReason.CANCELLED)
-        assert bench.forward.fed[0] == fed
-        assert bench.forward.live_states == 1
+        assert bench.runner.fed[0] == fed
+        assert bench.runner.live_states == 1
         bench.drain()
         assert bench.tokens("b") == reference([7, 8], 4)[0]
         bench.check_idle()
@@ -472,7 +473,7 @@ class TestFaults:
         """Its client hears why; three neighbours and its conversation's next are unharmed."""
         bench = Bench(max_batch=4, prefill_chunk=2)
         prompts = {name: [number, 2, 3, 4, 5] for number, name in enumerate("abcd")}
-        bench.forward.fail_at(prompts["b"], position, error)
+        bench.runner.fail_at(prompts["b"], position, error)
         with capture_logs() as logs:
             for name, prompt in prompts.items():
                 bench.put(name, prompt, max_tokens=5)
@@ -497,7 +498,7 @@ class TestFaults:
     ) -> None:
         """A request that could not even start ends in words, and frees its conversation."""
         bench = Bench(max_batch=2)
-        bench.forward.fail_next_state(error)
+        bench.runner.fail_next_state(error)
         bench.put("a", [1, 2], conversation="c")
         bench.put("b", [3, 4], conversation="c")
         bench.put("d", [5, 6])
@@ -544,7 +545,7 @@ class TestFaults:
         """A model that can start nothing ends every request, in one step if need be."""
         bench = Bench(max_batch=2)
         for number in range(5):
-            bench.forward.fail_next_state(MemoryError())
+            bench.runner.fail_next_state(MemoryError())
             bench.put(str(number))
         bench.drain()
         assert all(isinstance(bench.end(str(n)).error, ComputationError) for n in range(5))
@@ -578,7 +579,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt = [1000 + len(self.sequences), *range(1, length)]  # its own first token
         if fault is not None:
             self.faults[name] = fault
-            self.bench.forward.fail_at(prompt, fault, ValueError(name))
+            self.bench.runner.fail_at(prompt, fault, ValueError(name))
         self.sequences[name] = self.bench.put(
             name,
             prompt,
@@ -618,7 +619,7 @@ class EngineMachine(RuleBasedStateMachine):
     def states_belong_to_running_sequences(self) -> None:
         """A state lives exactly as long as its sequence runs."""
         running = self.bench.engine.statistics().running
-        assert self.bench.forward.live_states == len(running) <= 3
+        assert self.bench.runner.live_states == len(running) <= 3
         conversations = [(sequence.tenant, sequence.conversation) for sequence in running]
         assert len(conversations) == len(set(conversations))
         assert self.bench.queue._busy == set(conversations)
@@ -666,7 +667,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompts = [self.sequences[name].request.prompt for name in started]
         assert seen.prompt_tokens == sum(map(len, prompts))
         assert seen.generation_tokens == sum(len(self.bench.tokens(n)) for n in started)
-        fed = self.bench.forward.fed
+        fed = self.bench.runner.fed
         computed = sum(min(len(f), len(p)) for f, p in zip(fed, prompts, strict=True))
         assert seen.prefill_tokens == computed
 

@@ -13,7 +13,7 @@ from umbel.scheduler.request import Event, Finished, FinishReason, Started, Toke
 from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.thread import MLXThread
 
-from ..fakes import PATIENCE, FakeForward, make_request, no_reuse, read, reference
+from ..fakes import PATIENCE, FakeRunner, make_request, no_reuse, read, reference
 
 CHANNEL_LIMIT = 16
 QUEUE_LIMIT = 200
@@ -23,13 +23,13 @@ class Service:
     """A hand-off, a real thread, and an engine over a fake model. Made on the event loop."""
 
     def __init__(self, *, queue_limit: int = QUEUE_LIMIT, max_batch: int = 4) -> None:
-        self.forward = FakeForward()
+        self.runner = FakeRunner()
         self.thread = MLXThread(on_exit=lambda: None)
         self.queue = ConversationQueue(queue_limit)
         self.handoff = Handoff(self.queue, self.thread.wake, channel_limit=CHANNEL_LIMIT)
         self.engine = Engine(
-            self.forward,
-            *no_reuse(self.forward),
+            self.runner,
+            *no_reuse(self.runner),
             self.queue,
             self.handoff.publish,
             eos_ids=frozenset(),
@@ -42,16 +42,16 @@ class Service:
 
     async def wait_held(self) -> None:
         """Wait until the engine is stuck in a computation."""
-        assert await asyncio.to_thread(self.forward.held.wait, PATIENCE)
+        assert await asyncio.to_thread(self.runner.held.wait, PATIENCE)
 
     async def wait_at_rest(self) -> None:
         """Wait until the engine has let every sequence go."""
-        while self.forward.live_states:  # noqa: ASYNC110  (the engine announces no such thing)
+        while self.runner.live_states:  # noqa: ASYNC110  (the engine announces no such thing)
             await asyncio.sleep(0)
 
     async def close(self) -> None:
         """Stop the thread, whatever it does."""
-        self.forward.let_go()
+        self.runner.let_go()
         await asyncio.to_thread(self.thread.stop, PATIENCE)
 
 
@@ -183,7 +183,7 @@ class TestRequests:
 
     async def test_a_fault_reaches_its_own_client(self, service: Service) -> None:
         """What the model raises on one request is that request's error."""
-        service.forward.fail_at([1, 2, 3], 3, ValueError("broken"))
+        service.runner.fail_at([1, 2, 3], 3, ValueError("broken"))
         bad, good = (
             service.handoff.submit(make_request("bad", [1, 2, 3])),
             service.handoff.submit(make_request("good", [4, 5, 6])),
@@ -193,14 +193,14 @@ class TestRequests:
 
     async def test_a_full_queue_refuses(self, single: Service) -> None:
         """At the bound a client is told to come back; nothing is left behind of its request."""
-        single.forward.hold()
+        single.runner.hold()
         channels = [single.handoff.submit(make_request("0"))]
         await single.wait_held()
         channels += [single.handoff.submit(make_request(str(n))) for n in (1, 2, 3)]
         with pytest.raises(QueueFullError) as refusal:
             single.handoff.submit(make_request("4"))
         assert refusal.value.retry_after > 0
-        single.forward.let_go()
+        single.runner.let_go()
         for channel in channels:
             assert await read(channel) == answer([1, 2, 3])
         await asyncio.wait_for(single.handoff.wait_idle(), PATIENCE)
@@ -212,28 +212,28 @@ class TestCancel:
 
     async def test_a_waiting_request_ends_at_once(self, single: Service) -> None:
         """Its end does not wait for the busy thread, and it is never computed."""
-        single.forward.hold()
+        single.runner.hold()
         running = single.handoff.submit(make_request("running"))
         await single.wait_held()
         waiting = single.handoff.submit(make_request("waiting", [7, 8]))
         single.handoff.cancel("waiting")
         assert await read(waiting) == [Finished(FinishReason.CANCELLED)]
         assert len(single.queue) == 0
-        single.forward.let_go()
+        single.runner.let_go()
         assert await read(running) == answer([1, 2, 3])
-        assert len(single.forward.fed) == 1
+        assert len(single.runner.fed) == 1
 
     async def test_a_running_request_stops_computing(self, single: Service) -> None:
         """The client is answered at once; the engine frees the state at its next step."""
-        single.forward.hold()
+        single.runner.hold()
         running = single.handoff.submit(make_request("a", list(range(9)), conversation="c"))
         await single.wait_held()
         following = single.handoff.submit(make_request("b", [7, 8], conversation="c"))
         single.handoff.cancel("a")
         assert (await read(running))[-1] == Finished(FinishReason.CANCELLED)
-        single.forward.let_go()
+        single.runner.let_go()
         assert await read(following) == answer([7, 8])
-        assert single.forward.fed[0] == list(range(4))
+        assert single.runner.fed[0] == list(range(4))
 
     async def test_cancelling_is_idempotent(self, service: Service) -> None:
         """Unknown, ended and already cancelled requests are left as they are."""
@@ -276,7 +276,7 @@ class TestStopping:
 
     async def test_who_waits_is_refused_and_who_runs_may_finish(self, single: Service) -> None:
         """Waiting and new requests are sent elsewhere; the running one gets its answer."""
-        single.forward.hold()
+        single.runner.hold()
         running = single.handoff.submit(make_request("running"))
         await single.wait_held()
         waiting = [single.handoff.submit(make_request(str(n))) for n in range(3)]
@@ -292,20 +292,20 @@ class TestStopping:
         idle = asyncio.create_task(single.handoff.wait_idle())
         await asyncio.sleep(0)
         assert not idle.done()
-        single.forward.let_go()
+        single.runner.let_go()
         assert await read(running) == answer([1, 2, 3])
         await asyncio.wait_for(idle, PATIENCE)
 
     async def test_who_still_runs_can_be_ended(self, service: Service) -> None:
         """Each client hears why at once, though the thread is busy; then nobody is live."""
-        service.forward.hold()
+        service.runner.hold()
         channels = [service.handoff.submit(make_request(str(n), [n, 1])) for n in range(6)]
         await service.wait_held()
         service.handoff.end_running()
         await asyncio.wait_for(service.handoff.wait_idle(), PATIENCE)
         for channel in channels:
             assert isinstance(error_of(await read(channel)), UnavailableError)
-        service.forward.let_go()
+        service.runner.let_go()
         await service.wait_at_rest()
         assert len(service.queue) == 0
 

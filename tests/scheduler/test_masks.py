@@ -18,7 +18,7 @@ from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, TokenEvent
 from umbel.scheduler.sequence import Sequence
 
-from ..fakes import PATIENCE, VOCABULARY, FakeClock, FakeForward, make_request, no_reuse
+from ..fakes import PATIENCE, VOCABULARY, FakeClock, FakeRunner, make_request, no_reuse
 
 
 class Counting:
@@ -124,10 +124,10 @@ class Failing(Counting):
 @pytest.mark.parametrize("error", [MatcherError("too complex"), BaseException("a panic")])
 def test_a_mask_that_nothing_is_chosen_with_fails_no_answer(error: BaseException) -> None:
     """An answer that `max_tokens` ends is whole, whatever comes of the mask behind it."""
-    forward, queue, told = FakeForward(), ConversationQueue(1), list[Event]()
+    runner, queue, told = FakeRunner(), ConversationQueue(1), list[Event]()
     engine = Engine(
-        forward,
-        *no_reuse(forward),
+        runner,
+        *no_reuse(runner),
         queue,
         lambda events: told.extend(event for _, event in events),
         eos_ids=frozenset(),

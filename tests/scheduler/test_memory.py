@@ -10,13 +10,14 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.restoration import Known
+from umbel.models.memory_profile import Held
 from umbel.scheduler.memory import MemoryPlanner
-from umbel.scheduler.policy import plan
+from umbel.scheduler.policy import Batch, plan
 from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.statistics import MemoryUse
 
 from ..cachestore.fakes import HYBRID, KV, NAMESPACE, RECURRENT_BYTES, World, conversation
-from ..fakes import FakeForward, FakeState, make_request
+from ..fakes import FakeRunner, FakeState, make_request
 
 EACH = 4
 """Bytes of a token that is kept, here and in the cache."""
@@ -24,33 +25,33 @@ EACH = 4
 NOTHING_KNOWN = Known(0, 0, Size())
 
 
-class Figures(FakeForward):
+class Figures(FakeRunner):
     """Foretells figures that can be told apart."""
 
-    def held_by(self, states: Iterable[FakeState]) -> tuple[int, int]:
+    def held_by(self, caches: Iterable[FakeState]) -> Held:
         """Its tokens, in two allocations each."""
-        lengths = [len(state.tokens) for state in states]
-        return EACH * sum(lengths), 2 * len(lengths)
+        lengths = [len(state.tokens) for state in caches]
+        return Held(EACH * sum(lengths), 2 * len(lengths))
 
-    def kept_bytes(self, tokens: int) -> int:
+    def kept(self, tokens: int) -> int:
         """As in the cache."""
         return EACH * tokens
 
-    def start_need(self, tokens: int, context: int) -> tuple[int, int]:
+    def start(self, tokens: int, context: int) -> Held:
         """What is left, a byte to look at each token, and what was learned of steps."""
-        return EACH * tokens + context + 50, 4
+        return Held(EACH * tokens + context + 50, 4)
 
-    def promise(self, context: int) -> tuple[int, int]:
+    def promise(self, context: int) -> Held:
         """The same for all of it, before anything was learned."""
-        return (EACH + 1) * context + 10, 4
+        return Held((EACH + 1) * context + 10, 4)
 
-    def chunk_need(self, tokens: int, states: FakeState) -> tuple[int, int]:
+    def chunk_need(self, tokens: int, states: FakeState) -> Held:
         """Ten bytes a token, and one for each before it."""
-        return 10 * tokens + len(states.tokens), 4
+        return Held(10 * tokens + len(states.tokens), 4)
 
-    def step_need(self, states: list[FakeState]) -> tuple[int, int]:
+    def step_need(self, states: list[FakeState]) -> Held:
         """A hundred bytes each."""
-        return 100 * len(states), 1
+        return Held(100 * len(states), 1)
 
 
 class Desk:
@@ -74,6 +75,11 @@ class Desk:
         self.others = self.ledger.account(Kind.PAGING)
         self.planner = MemoryPlanner(self.governor, Figures(), fixed_chunks=fixed_chunks)
 
+    def afford(self, running: list[Sequence], chunk: int) -> Batch | None:
+        """Say what the planner lets a step compute."""
+        step = self.planner.afford(running, chunk)
+        return None if step is None else step.batch
+
     def leave(self, nbytes: int) -> None:
         """Have others hold all but so many bytes, after the last step."""
         self.planner.release()
@@ -96,7 +102,7 @@ def sequence(prompt: int, computed: int = 0, *, seed: int = 0) -> Sequence:
     """Build a sequence that runs and has come this far."""
     made = Sequence(make_request(f"r{seed}", list(conversation(seed, prompt))))
     made.num_computed_tokens = computed
-    made.states = FakeState([7] * computed)
+    made.cache = FakeState([7] * computed)
     return made
 
 
@@ -112,7 +118,7 @@ class TestChunks:
         """With room for a whole chunk and all decodes, all of it is computed."""
         desk, running = Desk(), [decoding(1), sequence(500), decoding(2)]
         desk.leave(1280 + 200)
-        assert desk.planner.afford(running, 128) == plan(running, 128)
+        assert desk.afford(running, 128) == plan(running, 128)
         assert desk.aside == 1280 + 200
 
     @pytest.mark.parametrize(
@@ -122,7 +128,7 @@ class TestChunks:
         """By halves, as far as need be, and no further."""
         desk, alone = Desk(), sequence(500)
         desk.leave(room)
-        batch = desk.planner.afford([alone], 128)
+        batch = desk.afford([alone], 128)
         assert batch is not None
         assert (batch.prefill, batch.end) == (alone, end)
         assert desk.aside == 10 * end
@@ -131,16 +137,16 @@ class TestChunks:
         """What a chunk takes of its own would not get less."""
         desk = Desk()
         desk.leave(159)
-        assert desk.planner.afford([sequence(500)], 128) is None
+        assert desk.afford([sequence(500)], 128) is None
         assert desk.aside == 0
-        assert desk.planner.afford([sequence(16)], 128) is not None, "15 tokens are all it needs"
+        assert desk.afford([sequence(16)], 128) is not None, "15 tokens are all it needs"
 
     def test_a_restored_prompt_is_cut_on_the_grid(self) -> None:
         """Smaller chunks end where larger ones would, or at halves between."""
         desk, alone = Desk(), sequence(500, 70)
         for room, end in ((650, 128), (649, 96), (330, 96), (329, 80)):
             desk.leave(room)
-            batch = desk.planner.afford([alone], 128)
+            batch = desk.afford([alone], 128)
             assert batch is not None
             assert batch.end == end
 
@@ -149,7 +155,7 @@ class TestChunks:
         desk, long = Desk(), sequence(500)
         running = [long, *[decoding(seed) for seed in (1, 2, 3)]]
         desk.leave(300 + 320)
-        batch = desk.planner.afford(running, 128)
+        batch = desk.afford(running, 128)
         assert batch is not None
         assert (batch.prefill, batch.end, list(batch.decode)) == (long, 32, running[1:])
 
@@ -168,7 +174,7 @@ class TestChunks:
         desk, long = Desk(fixed_chunks=fixed), sequence(prompt, min(computed, prompt - 2))
         running = [long, *[decoding(seed) for seed in range(1, decodes + 1)]]
         desk.leave(room)
-        batch = desk.planner.afford(running, chunk)
+        batch = desk.afford(running, chunk)
         seen = long.num_computed_tokens
 
         def cost(end: int) -> int:
@@ -193,13 +199,13 @@ class TestChunks:
         """Where a chunk must be whole it waits, however little is missing."""
         desk, long, live = Desk(fixed_chunks=True), sequence(500), decoding()
         desk.leave(1279 + 100)
-        batch = desk.planner.afford([long, live], 128)
+        batch = desk.afford([long, live], 128)
         assert batch is not None
         assert (batch.prefill, batch.decode) == (None, (live,))
         assert desk.aside == 100
-        assert desk.planner.afford([long], 128) is not None, "alone it fits"
+        assert desk.afford([long], 128) is not None, "alone it fits"
         desk.leave(1279)
-        assert desk.planner.afford([long], 128) is None
+        assert desk.afford([long], 128) is None
         assert desk.aside == 0
 
 
@@ -210,7 +216,7 @@ class TestHolding:
         """Where only they fit, the prompt waits for its turn."""
         desk, live = Desk(), [decoding(1), decoding(2)]
         desk.leave(200 + 159)
-        batch = desk.planner.afford([live[0], sequence(500), live[1]], 128)
+        batch = desk.afford([live[0], sequence(500), live[1]], 128)
         assert batch is not None
         assert (batch.prefill, batch.end, batch.decode) == (None, 0, tuple(live))
         assert desk.aside == 200
@@ -221,23 +227,23 @@ class TestHolding:
         desk = Desk()
         running = [*map(sequence, prompts), *[decoding(seed) for seed in (1, 2, 3)]]
         desk.leave(299)
-        assert desk.planner.afford(running, 128) is None
+        assert desk.afford(running, 128) is None
         assert desk.aside == 0
-        assert desk.planner.afford(running[:-1], 128) is not None
+        assert desk.afford(running[:-1], 128) is not None
 
     def test_allocations_are_short_too(self) -> None:
         """Bytes for a chunk are of no use where it has too many arrays."""
         desk, live = Desk(buffers=4), decoding()
-        batch = desk.planner.afford([sequence(500), live], 128)
+        batch = desk.afford([sequence(500), live], 128)
         assert batch is not None
         assert (batch.prefill, batch.decode) == (None, (live,))
-        assert Desk(buffers=0).planner.afford([live], 128) is None
+        assert Desk(buffers=0).afford([live], 128) is None
 
     def test_the_cache_goes_before_a_chunk_is_cut(self) -> None:
         """What nobody leases is evicted for a whole chunk."""
         desk = Desk()
         desk.world.serve(conversation(5, 300))
-        batch = desk.planner.afford([sequence(500)], 128)
+        batch = desk.afford([sequence(500)], 128)
         assert batch is not None
         assert batch.end == 128
         assert desk.world.cache.tries.size.nbytes <= 1500 - 1280
@@ -249,14 +255,14 @@ class TestHolding:
         desk.world.serve(conversation(5, 200))
         desk.world.serve(conversation(6, 50))
         lease = desk.world.begin(conversation(5, 201))
-        batch = desk.planner.afford([sequence(500)], 128)
+        batch = desk.afford([sequence(500)], 128)
         assert batch is not None
         assert batch.end == 64
         assert desk.world.cache.tries.size.nbytes >= 4 * 200
         desk.planner.release()
         held = desk.world.cache.tries.size.nbytes
         assert held > 4 * 200, "no more was evicted than is needed"
-        assert desk.planner.afford([decoding(seed) for seed in range(1, 9)], 128) is None
+        assert desk.afford([decoding(seed) for seed in range(1, 9)], 128) is None
         assert desk.world.cache.tries.size.nbytes == held
         lease.fail()
 
@@ -267,9 +273,9 @@ class TestLedger:
     def test_a_step_is_entered_until_the_next(self) -> None:
         """Each step's need takes the place of the last one's; settling gives it back."""
         desk, running = Desk(), [sequence(500), decoding()]
-        assert desk.planner.afford(running, 64) is not None
+        assert desk.afford(running, 64) is not None
         assert desk.ledger.held(Kind.TRANSIENT) == Size(740, 5)
-        assert desk.planner.afford(running[1:], 64) is not None
+        assert desk.afford(running[1:], 64) is not None
         assert desk.ledger.held(Kind.TRANSIENT) == Size(100, 1)
         assert desk.ledger.total == Size(100, 1)
         desk.planner.release()
@@ -281,19 +287,19 @@ class TestLedger:
         desk = Desk()
         running = [decoding(seed) for seed in range(1, 16)]
         for _ in range(3):
-            assert desk.planner.afford(running, 64) is not None
+            assert desk.afford(running, 64) is not None
             assert desk.aside == 1500
-        assert desk.planner.afford([*running, decoding(16)], 64) is None
+        assert desk.afford([*running, decoding(16)], 64) is None
         assert desk.aside == 0, "the last step's is not kept either"
 
     def test_tails_are_entered_anew(self) -> None:
         """Those that run, with what they have by now; others have nothing."""
         desk, first, second = Desk(), sequence(100, 40), sequence(100, 25)
         waiting = sequence(100)
-        waiting.states = None
+        waiting.cache = None
         desk.planner.record([first, waiting, second])
         assert desk.ledger.held(Kind.TAIL) == Size(EACH * 65, 4)
-        first.states.tokens.append(1)
+        first.cache.tokens.append(1)
         desk.planner.record([first])
         assert desk.ledger.held(Kind.TAIL) == Size(EACH * 41, 2)
         desk.planner.record([])
@@ -302,11 +308,11 @@ class TestLedger:
     def test_tails_leave_less_for_a_step(self) -> None:
         """What they hold is not room."""
         desk, alone = Desk(), sequence(500, 200)
-        batch = desk.planner.afford([alone], 128)
+        batch = desk.afford([alone], 128)
         assert batch is not None
         assert batch.end == 256
         desk.planner.record([alone])
-        batch = desk.planner.afford([alone], 128)
+        batch = desk.afford([alone], 128)
         assert batch is not None
         assert batch.end == 224
 
@@ -430,7 +436,7 @@ class TestFigures:
         lease.prefill().capture(next(iter(Reason)))
         desk.others.set(Size(3, 1))
         desk.planner.record([sequence(100, 20)])
-        assert desk.planner.afford([decoding()], 64) is not None
+        assert desk.afford([decoding()], 64) is not None
         report = desk.planner.use()
         assert report == MemoryUse(
             budget=1600,

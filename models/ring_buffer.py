@@ -1,9 +1,9 @@
-"""Dense rows: what several sequences have of their own, of all layers alike, in one array.
+"""Ring buffers: what several sequences have of their own, of all layers alike, in one array.
 
-Every step writes one column for all rows at once, so that a step costs the same number of
-operations however many rows there are. A row's tokens are the newest columns, as many as it
-is long; what is older in other rows is masked for it. The columns form a ring, which needs no
-order: keys carry their positions.
+Every step writes one position for all rows at once, so that a step costs the same number of
+operations however many rows there are. A row's tokens are the newest positions, as many as it
+is long; what is older in other rows is masked for it. The positions form a ring, which needs no
+order: keys carry their rotations.
 """
 
 from collections.abc import Sequence
@@ -11,31 +11,16 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-_LEAST_COLUMNS = 64
 
-
-def bucket(count: int) -> int:
-    """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, …: few shapes, at most a third of it unused."""
-    size = 1
-    while size < count:
-        size *= 2
-    return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size  # noqa: PLR2004
-
-
-def columns_for(count: int) -> int:
-    """How many columns there are where the longest row has `count` tokens."""
-    return bucket(max(count, _LEAST_COLUMNS))
-
-
-class DenseRows:
+class RingBuffer:
     """Keys and values of rows, of all layers that keep equally many tokens.
 
     Attributes:
-        tensors: `[rows, heads, columns, size]` each; None until the first token shows a shape.
-        lengths: for each row, how many of the newest columns are its tokens.
+        tensors: `[rows, heads, positions, size]` each; None until the first token shows a shape.
+        lengths: for each row, how many of the newest positions are its tokens.
         limit: the most tokens that a row holds.
-        columns: how many columns there are.
-        mask: `[rows, 1, 1, columns]`, where a row may look in this step; None if everywhere.
+        positions: how many there are.
+        mask: `[rows, 1, 1, positions]`, where a row may look in this step; None if everywhere.
 
     Args:
         limit: the most tokens that a row holds.
@@ -48,9 +33,9 @@ class DenseRows:
         self._dirty = slice(1, None, 2) if scores_masked else slice(None)
         self.tensors: list[mx.array | None] = []
         self.lengths: list[int] = []
-        self.columns = 0
+        self.positions = 0
         self.mask: mx.array | None = None
-        self._next = 0  # the column that the next step writes
+        self._next = 0  # the position that the next step writes
 
     def reserve(self, count: int) -> int:
         """Make place for tensors of a layer; returns the number of the first."""
@@ -62,24 +47,30 @@ class DenseRows:
         """How many rows there are, free ones included."""
         return len(self.lengths)
 
-    def resize(self, rows: int) -> None:
-        """Have this many rows; those beyond are dropped, new ones are free."""
+    def resize(self, rows: int, positions: int) -> None:
+        """Have this many rows and positions, in one copy.
+
+        Rows beyond are dropped, new ones are free. Positions are not fewer than the longest row
+        has tokens.
+        """
         more = rows - self.rows
+        self.tensors = [
+            None if t is None else self._resized(t, rows, positions) for t in self.tensors
+        ]
         self.lengths = self.lengths[:rows] + [0] * max(0, more)
-        self.tensors = [None if t is None else resized(t, rows) for t in self.tensors]
+        if positions != self.positions:
+            self._next, self.positions = self.positions, positions
 
     def put(self, row: int, tensors: Sequence[mx.array]) -> None:
         """Write a row: all its tokens, `[1, heads, tokens, size]` each, oldest first."""
-        count = tensors[0].shape[2]
-        self._fit(count)
-        self.lengths[row] = count
+        self.lengths[row] = tensors[0].shape[2]
         for index, tensor in enumerate(tensors):
             self._write(index, row, tensor)
 
     def take(self, row: int, count: int) -> list[mx.array]:
         """Copy the newest `count` tokens of a row, oldest first."""
         start = self._next - count
-        wrapped = [(start % self.columns, self.columns), (0, self._next)]
+        wrapped = [(start % self.positions, self.positions), (0, self._next)]
         parts = wrapped if start < 0 else [(start, self._next)]
         return [
             mx.contiguous(
@@ -122,75 +113,49 @@ class DenseRows:
         """Forget all rows, and free their memory."""
         self.tensors = [None] * len(self.tensors)
         self.lengths = []
-        self.columns = self._next = 0
+        self.positions = self._next = 0
         self.mask = None
 
-    def begin_step(self) -> bool:
-        """Make room for a token in every row, and say where the rows look.
+    def begin_step(self) -> None:
+        """Count a token more in every row, and say where the rows look.
 
         A row that is as long as it may be loses its oldest token.
-
-        Returns:
-            Whether there are more columns now.
         """
-        longest = max(self.lengths) + 1
-        widened = longest > self.columns and self.columns < self.limit
-        if widened:
-            self._widen(longest)
-        if self._next == self.columns:
+        if self._next == self.positions:
             self._next = 0
-        self.lengths = [min(length + 1, self.columns) for length in self.lengths]
-        ages = (self._next - np.arange(self.columns)) % self.columns
+        self.lengths = [min(length + 1, self.positions) for length in self.lengths]
+        ages = (self._next - np.arange(self.positions)) % self.positions
         seen = ages[None] < np.array(self.lengths)[:, None]
         self.mask = None if seen.all() else mx.array(seen)[:, None, None, :]
-        return widened
 
     def append(self, index: int, tensor: mx.array) -> mx.array:
-        """Write this step's column of one tensor, `[rows, heads, 1, size]`; return all of it."""
+        """Write this step's position of one tensor, `[rows, heads, 1, size]`; return all of it."""
         held = self._held(index, tensor)
         held[:, :, self._next : self._next + 1] = tensor
         return held
 
-    def columns_with(self, longest: int) -> int:
-        """How many columns there will be once a row has so many tokens."""
-        return max(self.columns, min(columns_for(longest), self.limit))
-
     def end_step(self, used: Sequence[int]) -> None:
-        """Go on to the next column; rows that are not in use stay empty."""
+        """Go on to the next position; rows that are not in use stay empty."""
         self._next += 1
         for row in set(range(self.rows)) - set(used):
             self.lengths[row] = 0
 
-    def _fit(self, count: int) -> None:
-        if count > self.columns:
-            self._widen(count)
-        elif not any(self.lengths) and self.columns > 2 * max(count, _LEAST_COLUMNS):
-            rows = self.rows  # nobody is left of those that it grew for
-            self.clear()
-            self.resize(rows)
-            self._widen(count)
-
-    def _widen(self, count: int) -> None:
-        """Have room for `count` tokens, the oldest first."""
-        columns = min(columns_for(count), self.limit)
-        for index, tensor in enumerate(self.tensors):
-            if tensor is not None:
-                self.tensors[index] = self._widened(tensor, columns)
-        self._next, self.columns = self.columns, columns
-
-    def _widened(self, tensor: mx.array, columns: int) -> mx.array:
-        # Written in place: to put them in order first would take one copy more.
-        shape = (*tensor.shape[:2], columns, tensor.shape[3])
-        wide, first = mx.zeros(shape, tensor.dtype), self.columns - self._next
+    def _resized(self, tensor: mx.array, rows: int, positions: int) -> mx.array:
+        if positions == self.positions:
+            return resized(tensor, rows)
+        # Written in place, the oldest first: to put them in order before takes one copy more.
+        kept = min(rows, tensor.shape[0])
+        wide = mx.zeros((rows, tensor.shape[1], positions, tensor.shape[3]), tensor.dtype)
+        first = self.positions - self._next
         if first:
-            wide[:, :, :first] = tensor[:, :, self._next :]
-        wide[:, :, first : self.columns] = tensor[:, :, : self._next]
+            wide[:kept, :, :first] = tensor[:kept, :, self._next :]
+        wide[:kept, :, first : self.positions] = tensor[:kept, :, : self._next]
         return wide
 
     def _held(self, index: int, like: mx.array) -> mx.array:
         held = self.tensors[index]
         if held is None:
-            shape = (self.rows, like.shape[1], self.columns, like.shape[3])
+            shape = (self.rows, like.shape[1], self.positions, like.shape[3])
             held = self.tensors[index] = mx.zeros(shape, like.dtype)
         return held
 
@@ -198,7 +163,7 @@ class DenseRows:
         held = self._held(index, tensor)
         start = self._next - tensor.shape[2]
         if start < 0:
-            held[row : row + 1, :, self.columns + start :] = tensor[:, :, :-start]
+            held[row : row + 1, :, self.positions + start :] = tensor[:, :, :-start]
         if self._next:
             held[row : row + 1, :, max(start, 0) : self._next] = tensor[:, :, max(-start, 0) :]
 

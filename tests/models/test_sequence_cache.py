@@ -20,10 +20,11 @@ from mlx_lm.models.cache import (
 )
 
 from umbel.models.errors import UnsupportedCacheError
-from umbel.models.layer_states import LayerStack, LiveStates
+from umbel.models.sequence_cache import CacheLayout, SequenceCache
 from umbel.models.spans import PackedSpan, WholeCheckpoint
 
 from .. import zoo
+from .steps import in_one_piece
 
 HEADS, SIZE, WINDOW = 2, 32, 8
 
@@ -39,11 +40,11 @@ class Stack:
         return [make() for make in self._makers]
 
 
-def feed(live: LiveStates, tokens: list[int], chunk: int = 4) -> None:
+def feed(live: SequenceCache, tokens: list[int], chunk: int = 4) -> None:
     """Advance every leaf as a model would, with keys and values that name their token."""
     for start in range(0, len(tokens), chunk):
         part = tokens[start : start + chunk]
-        for cache in live.caches:
+        for cache in live.layers:
             _feed(cache, part)
         live.advanced(len(part))
         mx.eval(live.arrays())
@@ -92,10 +93,10 @@ KINDS: dict[str, list[Any]] = {
 LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 3)
 
 
-def raw(live: LiveStates) -> list[Any]:
+def raw(live: SequenceCache) -> list[Any]:
     """All arrays of a live state, whole, as bytes that can be compared."""
     values: list[Any] = []
-    for cache in live.caches:
+    for cache in live.layers:
         for leaf in cache.caches if isinstance(cache, CacheList) else [cache]:
             held = leaf.cache if isinstance(leaf, ArraysCache) else leaf.keys_and_values()
             arrays: Any = tree_flatten(list(held))
@@ -103,13 +104,13 @@ def raw(live: LiveStates) -> list[Any]:
     return values
 
 
-def reopened(stack: LayerStack, live: LiveStates, spans: list[PackedSpan]) -> LiveStates:
+def reopened(layout: CacheLayout, live: SequenceCache, spans: list[PackedSpan]) -> SequenceCache:
     """Store a live state and make it live again."""
-    span = live.seal()
+    span = in_one_piece(live.take_packed())
     if span is not None:
         spans.append(span)
-    checkpoint = live.capture() if stack.has_checkpoints else None
-    return stack.open(live.offset, spans, checkpoint)
+    checkpoint = live.capture() if layout.has_checkpoints else None
+    return layout.open(live.offset, spans, checkpoint)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 11])
@@ -117,10 +118,10 @@ def reopened(stack: LayerStack, live: LiveStates, spans: list[PackedSpan]) -> Li
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_state_is_byte_identical(kind: str, length: int, chunk: int) -> None:
     """A restored state has the bytes of the one saved, and goes on as it would (L1)."""
-    stack = LayerStack(Stack(*KINDS[kind]))
-    live, spans = stack.open(), list[PackedSpan]()
+    layout = CacheLayout(Stack(*KINDS[kind]))
+    live, spans = layout.open(), list[PackedSpan]()
     feed(live, list(range(length)), chunk)
-    copy = reopened(stack, live, spans)
+    copy = reopened(layout, live, spans)
     assert copy.offset == live.offset == length
     for more in (1, 1, 5, 1, 1, WINDOW + 3, 1):
         tokens = list(range(live.offset, live.offset + more))
@@ -132,48 +133,48 @@ def test_restored_state_is_byte_identical(kind: str, length: int, chunk: int) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_stored_state_does_not_change(kind: str) -> None:
     """What is stored stays as it was, however the live ones made of it go on."""
-    stack = LayerStack(Stack(*KINDS[kind]))
-    live, spans = stack.open(), list[PackedSpan]()
+    layout = CacheLayout(Stack(*KINDS[kind]))
+    live, spans = layout.open(), list[PackedSpan]()
     feed(live, list(range(WINDOW - 2)))
-    span = live.seal()
+    span = in_one_piece(live.take_packed())
     spans = [] if span is None else [span]
-    checkpoint = live.capture() if stack.has_checkpoints else None
+    checkpoint = live.capture() if layout.has_checkpoints else None
     offset = live.offset
-    before = raw(stack.open(offset, spans, checkpoint))
+    before = raw(layout.open(offset, spans, checkpoint))
     for seed in range(3):
-        branch = stack.open(offset, spans, checkpoint)
+        branch = layout.open(offset, spans, checkpoint)
         feed(branch, [100 + seed] * 13, 1)
         feed(branch, [200 + seed] * 13)
     feed(live, [7] * 20, 1)
-    assert raw(stack.open(offset, spans, checkpoint)) == before
+    assert raw(layout.open(offset, spans, checkpoint)) == before
 
 
 def test_spans_cut_and_join() -> None:
     """Any cut joins to the same bytes, and each part restores by itself."""
-    stack = LayerStack(Stack(KVCache, lambda: CacheList(KVCache(), KVCache())))
-    live = stack.open()
+    layout = CacheLayout(Stack(KVCache, lambda: CacheList(KVCache(), KVCache())))
+    live = layout.open()
     feed(live, list(range(40)))
     expected = raw(live)
-    span = live.seal()
+    span = in_one_piece(live.take_packed())
     assert span is not None
     for at in (1, 13, 39):
         left, right = span.split(at)
         assert (left.length, right.length) == (at, 40 - at)
-        assert raw(stack.open(40, [left, right])) == expected
+        assert raw(layout.open(40, [left, right])) == expected
         span = left.merge(right)
-        assert raw(stack.open(40, [span])) == expected
+        assert raw(layout.open(40, [span])) == expected
 
 
 @pytest.mark.parametrize("target", [0, 1, 5, WINDOW])
 def test_ring_rewinds_before_it_wraps(target: int) -> None:
     """A ring that has not wrapped restores any earlier offset as if it had stopped there."""
-    stack = LayerStack(Stack(ring(), ring(2)))
-    live, short = stack.open(), stack.open()
+    layout = CacheLayout(Stack(ring(), ring(2)))
+    live, short = layout.open(), layout.open()
     feed(live, list(range(WINDOW)))
     feed(short, list(range(target)), 3)
     checkpoint = live.capture()
     assert checkpoint.rewinds_to(target)
-    rewound = stack.open(target, (), checkpoint)
+    rewound = layout.open(target, (), checkpoint)
     for part in ([50], [51, 52, 53], [54] * 9):
         feed(rewound, part)
         feed(short, part)
@@ -183,7 +184,7 @@ def test_ring_rewinds_before_it_wraps(target: int) -> None:
 def test_what_does_not_rewind() -> None:
     """A wrapped ring, a recurrent state and a chunk restore their own offset only."""
     for kind, length in (("ring", WINDOW + 1), ("arrays", 3), ("chunked", 3), ("everything", 3)):
-        live = LayerStack(Stack(*KINDS[kind])).open()
+        live = CacheLayout(Stack(*KINDS[kind])).open()
         feed(live, list(range(length)))
         checkpoint = live.capture()
         assert not checkpoint.rewinds_to(length - 1)
@@ -192,23 +193,23 @@ def test_what_does_not_rewind() -> None:
 
 def test_recurrent_state_keeps_its_type() -> None:
     """State that a model keeps in fp32 stays fp32, beside keys of another type."""
-    stack = LayerStack(Stack(lambda: ArraysCache(2)))
-    live = stack.open()
-    live.caches[0][0] = mx.zeros((1, 4), mx.float32)
-    live.caches[0][1] = mx.zeros((1, 4), mx.bfloat16)
+    layout = CacheLayout(Stack(lambda: ArraysCache(2)))
+    live = layout.open()
+    live.layers[0][0] = mx.zeros((1, 4), mx.float32)
+    live.layers[0][1] = mx.zeros((1, 4), mx.bfloat16)
     live.advanced(1)
-    copy = stack.open(1, (), live.capture())
-    assert [slot.dtype for slot in copy.caches[0].cache] == [mx.float32, mx.bfloat16]
+    copy = layout.open(1, (), live.capture())
+    assert [slot.dtype for slot in copy.layers[0].cache] == [mx.float32, mx.bfloat16]
 
 
 def test_bytes_are_their_own() -> None:
     """Stored state holds what it says it holds, and closing it frees that."""
-    stack = LayerStack(Stack(*[KVCache] * 4, *[ring()] * 4, *[lambda: ArraysCache(2)] * 4))
-    live = stack.open()
+    layout = CacheLayout(Stack(*[KVCache] * 4, *[ring()] * 4, *[lambda: ArraysCache(2)] * 4))
+    live = layout.open()
     feed(live, list(range(3000)), 500)
     mx.synchronize()
     base = mx.get_active_memory()
-    span, checkpoint = live.seal(), live.capture()
+    span, checkpoint = in_one_piece(live.take_packed()), live.capture()
     assert span is not None
     held = span.nbytes + checkpoint.nbytes
     assert abs(mx.get_active_memory() - base - held) < 0.03 * held + 64 * 1024
@@ -224,10 +225,10 @@ def test_bytes_are_their_own() -> None:
 
 def test_few_buffers() -> None:
     """Layers are packed: the number of arrays does not grow with that of layers."""
-    stack = LayerStack(Stack(*[KVCache] * 20, *[ring()] * 20, *[lambda: ArraysCache(2)] * 20))
-    live = stack.open()
+    layout = CacheLayout(Stack(*[KVCache] * 20, *[ring()] * 20, *[lambda: ArraysCache(2)] * 20))
+    live = layout.open()
     feed(live, list(range(9)))
-    span = live.seal()
+    span = in_one_piece(live.take_packed())
     assert span is not None
     assert len(span._arrays) == 1
     assert len(live.capture()._arrays) == 3
@@ -236,20 +237,20 @@ def test_few_buffers() -> None:
 def test_sixteen_states_share_one_prefix() -> None:
     """Sixteen sequences over one 4,000-token prefix take less than 5 % of one copy more."""
     model = zoo.make("llama")
-    stack = LayerStack(model)
-    live = stack.open()
+    layout = CacheLayout(model)
+    live = layout.open()
     rng = random.Random(0)  # noqa: S311  (not a secret)
     tokens = [rng.randrange(zoo.VOCAB_SIZE) for _ in range(4000)]
     for start in range(0, 4000, 500):
-        model(mx.array([tokens[start : start + 500]]), cache=live.caches)
+        model(mx.array([tokens[start : start + 500]]), cache=live.layers)
         live.advanced(500)
         mx.eval(live.arrays())
-    span = live.seal()
+    span = in_one_piece(live.take_packed())
     assert span is not None
     del live
     mx.clear_cache()
     base = mx.get_active_memory()
-    states = [stack.open(4000, [span]) for _ in range(16)]
+    states = [layout.open(4000, [span]) for _ in range(16)]
     mx.eval([state.arrays() for state in states])
     assert mx.get_active_memory() - base < 0.05 * span.nbytes
     assert all(state.offset == 4000 for state in states)
@@ -258,34 +259,34 @@ def test_sixteen_states_share_one_prefix() -> None:
 def test_unknown_cache_is_refused() -> None:
     """A layer with a cache of an unknown kind is named when the model is loaded."""
     with pytest.raises(UnsupportedCacheError, match="ConcatenateKVCache"):
-        LayerStack(Stack(KVCache, ConcatenateKVCache))
+        CacheLayout(Stack(KVCache, ConcatenateKVCache))
     with pytest.raises(UnsupportedCacheError, match="ConcatenateKVCache"):
-        LayerStack(Stack(lambda: CacheList(KVCache(), ConcatenateKVCache())))
+        CacheLayout(Stack(lambda: CacheList(KVCache(), ConcatenateKVCache())))
 
     class Odd(KVCache):  # type: ignore[misc]  # mlx-lm is untyped
         """A subclass may mean anything."""
 
     with pytest.raises(UnsupportedCacheError, match="Odd"):
-        LayerStack(Stack(Odd))
+        CacheLayout(Stack(Odd))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_real_layers_restore_byte_for_byte(name: str) -> None:
     """The same with what real models write: capture, restore, capture gives equal bytes."""
     model = zoo.make(name)
-    stack = LayerStack(model)
-    live, spans = stack.open(), list[PackedSpan]()
+    layout = CacheLayout(model)
+    live, spans = layout.open(), list[PackedSpan]()
     rng = random.Random(name)  # noqa: S311  (not a secret)
     for length in (64, 36, 1, 1):
-        model(mx.array([[rng.randrange(zoo.VOCAB_SIZE) for _ in range(length)]]), cache=live.caches)
+        model(mx.array([[rng.randrange(zoo.VOCAB_SIZE) for _ in range(length)]]), cache=live.layers)
         live.advanced(length)
         mx.eval(live.arrays())
-    copy = reopened(stack, live, spans)
-    for leaf in live.wholes:
+    copy = reopened(layout, live, spans)
+    for leaf in live.non_trimmable:
         if isinstance(leaf, ChunkedKVCache):
-            leaf.maybe_trim_front()  # as the model's next forward would
+            leaf.maybe_trim_front()  # as the model's next runner would
     assert raw(copy) == raw(live)
-    if stack.has_checkpoints:
+    if layout.has_checkpoints:
         assert _bytes(copy.capture()) == _bytes(live.capture())
 
 

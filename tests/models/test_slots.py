@@ -10,21 +10,21 @@ import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.recurrent import BatchedArrays
-from umbel.models.rows import OWN
 from umbel.models.spans import PackedSpan
+from umbel.models.step_plan import Rules
 
 from .party import NAMES, Agent, Branch, Party
 
 
 def overwrite(party: Party, row: int, value: float) -> None:
     """Set all that a row holds, in every layer."""
-    for dense in party.rows._all_dense():
-        for tensor in dense.tensors:
+    for buffer in party.batch._buffers:
+        for tensor in buffer.tensors:
             assert tensor is not None
             tensor[row] = value
-    for whole in party.rows._wholes:
-        if isinstance(whole, BatchedArrays):
-            for array in whole.arrays():
+    for layer in party.batch._non_trimmable:
+        if isinstance(layer, BatchedArrays):
+            for array in layer.arrays():
                 array[row] = value
 
 
@@ -38,17 +38,17 @@ def test_one_rows_numbers_are_its_own(name: str, value: float, successor: str) -
         party.come(prompt=prompt)
     party.feed(steps=2)
     party.check()
-    first = party.rows._seats[0].states
-    (wild,) = [agent for agent in party.agents if agent.states is first]
+    first = party.placement.sequences[0]
+    (wild,) = [agent for agent in party.agents if agent.cache is first]
     party.agents.remove(wild)
     overwrite(party, 0, value)
     party.feed([*party.agents, wild])
     party.check()
-    wild.states.close()
+    party.placement.close(wild.cache)
     if successor == "newcomer":
         party.come(prompt=2)
     party.feed(steps=3)
-    assert 0 in party.rows._seats
+    assert 0 in party.placement.sequences
     party.check()
 
 
@@ -74,7 +74,7 @@ def test_free_rows_do_not_matter(name: str) -> None:
     for prompt in (20, 3, 30, 1, 9):
         party.come(prompt=prompt)
     party.feed(steps=2)
-    assert party.rows._size == 6
+    assert party.batch.rows == 6
     overwrite(party, 5, float("nan"))
     party.feed(steps=3)
     party.check()
@@ -88,14 +88,14 @@ def test_after_everybody_left(name: str) -> None:
     for _ in range(2):
         party.come(branch, 5)
     for _ in range(2):
-        party.come(party.branch(OWN, branch), 5)
+        party.come(party.branch(Rules().own, branch), 5)
     party.feed(steps=3)
-    refs = [weakref.ref(span) for agent in party.agents for span in agent.states.trunk]
+    refs = [weakref.ref(span) for agent in party.agents for span in agent.cache.prefix]
     for agent in list(party.agents):
         party.leave(agent)
-    assert (len(party.rows), party.rows.shape[0]) == (0, 0)
-    assert party.rows.arrays() == []
-    assert [dense.columns for dense in party.rows._all_dense() if dense.columns] == []
+    assert (len(party.placement.sequences), party.batch.shape[0]) == (0, 0)
+    assert party.batch.arrays() == []
+    assert [buffer.positions for buffer in party.batch._buffers if buffer.positions] == []
     del agent, branch
     gc.collect()
     assert [ref() for ref in refs] == [None] * len(refs)
@@ -126,7 +126,7 @@ def failed_batch(name: str, patch: pytest.MonkeyPatch) -> tuple[Party, list[Agen
     fail_once(party, patch)
     with pytest.raises(RuntimeError, match="the model failed"):
         party.feed()
-    assert party.rows.arrays() == []
+    assert party.batch.arrays() == []
     failed, party.agents = party.agents, []
     for prompt in (1, 0, 30):
         party.come(branch, prompt)
@@ -138,9 +138,9 @@ def test_after_the_model_failed(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     """When the model fails within a step, those who ran are lost, and a fresh batch works."""
     party, failed = failed_batch(name, monkeypatch)
     for agent in failed:
-        agent.states.close()
+        party.placement.close(agent.cache)
     party.feed(steps=3)
-    assert len(party.rows) == 3
+    assert len(party.placement.sequences) == 3
     party.check()
 
 
@@ -149,18 +149,18 @@ def test_closing_late_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     party, failed = failed_batch("llama", monkeypatch)
     party.feed()
     for agent in failed:
-        agent.states.close()
+        party.placement.close(agent.cache)
     party.feed(steps=3)
-    assert len(party.rows) == 3
+    assert len(party.placement.sequences) == 3
     party.check()
 
 
 def long_trunk(party: Party) -> tuple[Branch, int]:
     """A branch of 4,000 tokens without their computation, and its bytes."""
-    shape = (2 * len(party.rows._trunks), 2, 4000, 32)
+    shape = (2 * len(party.batch._token_layers), 2, 4000, 32)
     keys = mx.random.normal(shape)
     mx.eval(keys)
-    places = tuple(((0, 2 * i), (0, 2 * i + 1)) for i in range(len(party.rows._trunks)))
+    places = tuple(((0, 2 * i), (0, 2 * i + 1)) for i in range(len(party.batch._token_layers)))
     span = PackedSpan([keys], places)
     return Branch([0] * 4000, [span]), span.nbytes
 
@@ -185,9 +185,9 @@ def test_joining_copies_no_lease() -> None:
         party.come(branch, 1)
         active = settled()
         party.feed()
-        mx.eval(party.rows.arrays())
+        mx.eval(party.batch.arrays())
         assert mx.get_peak_memory() - active < size / 8
-    party.agents[-1].states.stand_up()
+    party.leave_batch(party.agents[-1])
     party.feed(party.agents[:-1])
     assert mx.get_peak_memory() - active < size / 8
 
@@ -199,9 +199,9 @@ def test_steps_that_are_not_awaited_copy_no_row(name: str) -> None:
     for _ in range(6):
         party.come(prompt=200)
     party.feed(steps=2)
-    mx.eval(party.rows.arrays())
-    size = sum(array.nbytes for array in party.rows.arrays())
+    mx.eval(party.batch.arrays())
+    size = sum(array.nbytes for array in party.batch.arrays())
     active = settled()
     party.feed(steps=6)
-    mx.eval(party.rows.arrays())
+    mx.eval(party.batch.arrays())
     assert mx.get_peak_memory() - active < size / 4

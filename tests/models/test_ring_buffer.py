@@ -1,4 +1,4 @@
-"""Dense rows against lists of tokens, and against the allocator's own counters."""
+"""Ring buffers against lists of tokens, and against the allocator's own counters."""
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from umbel.models.dense import DenseRows, bucket
+from umbel.models.buckets import bucket, positions_for
+from umbel.models.ring_buffer import RingBuffer
 
 SHAPES = ((2, 3), (1, 5), (3, 2))
 """Heads and size of the tensors of a row: layers need not be alike."""
@@ -24,26 +25,43 @@ def tensors(tokens: list[int]) -> list[mx.array]:
     ]
 
 
-def dense_rows(limit: int, rows: int) -> DenseRows:
+def ring_buffer(limit: int, rows: int) -> RingBuffer:
     """Make empty rows for tensors of SHAPES."""
-    dense = DenseRows(limit)
-    assert [dense.reserve(1), dense.reserve(len(SHAPES) - 1)] == [0, 1]
-    dense.resize(rows)
-    return dense
+    buffer = RingBuffer(limit)
+    assert [buffer.reserve(1), buffer.reserve(len(SHAPES) - 1)] == [0, 1]
+    buffer.resize(rows, 0)
+    return buffer
 
 
-def step(dense: DenseRows, tokens: dict[int, int]) -> dict[int, list[int]]:
+def make_room(buffer: RingBuffer, tokens: int) -> None:
+    """Have positions for so many tokens in a row, as plans do; fewer where no row has any."""
+    positions = min(positions_for(tokens), buffer.limit)
+    if not any(buffer.lengths) and positions < buffer.positions:
+        rows = buffer.rows
+        buffer.clear()
+        buffer.resize(rows, positions)
+    buffer.resize(buffer.rows, max(positions, buffer.positions))
+
+
+def put(buffer: RingBuffer, row: int, tokens: list[int]) -> None:
+    """Write a row of these tokens, after making room for one more."""
+    make_room(buffer, len(tokens) + 1)
+    buffer.put(row, tensors(tokens))
+
+
+def step(buffer: RingBuffer, tokens: dict[int, int]) -> dict[int, list[int]]:
     """Give some rows a token; return all that each of them saw, in the ring's order."""
-    dense.begin_step()
+    make_room(buffer, max(buffer.lengths) + 1)
+    buffer.begin_step()
     written = [
-        mx.concatenate([tensors([tokens.get(row, -1)])[index] for row in range(dense.rows)])
+        mx.concatenate([tensors([tokens.get(row, -1)])[index] for row in range(buffer.rows)])
         for index in range(len(SHAPES))
     ]
-    held = [dense.append(index, tensor) for index, tensor in enumerate(written)]
-    mask = np.ones((dense.rows, dense.columns), bool)
-    if dense.mask is not None:
-        assert dense.mask.shape == (dense.rows, 1, 1, dense.columns)
-        mask = np.array(dense.mask)[:, 0, 0]
+    held = [buffer.append(index, tensor) for index, tensor in enumerate(written)]
+    mask = np.ones((buffer.rows, buffer.positions), bool)
+    if buffer.mask is not None:
+        assert buffer.mask.shape == (buffer.rows, 1, 1, buffer.positions)
+        mask = np.array(buffer.mask)[:, 0, 0]
         assert not mask.all(), "a mask that hides nothing costs for nothing"
     seen = {}
     for row in tokens:
@@ -51,13 +69,13 @@ def step(dense: DenseRows, tokens: dict[int, int]) -> dict[int, list[int]]:
         seen[row] = [round(float(name)) for name in first]
         for index, tensor in enumerate(tensors(seen[row])):
             assert np.array_equal(np.array(held[index])[row][:, mask[row]], np.array(tensor)[0])
-    dense.end_step(list(tokens))
+    buffer.end_step(list(tokens))
     return seen
 
 
-def content(dense: DenseRows, row: int, count: int) -> list[int]:
+def content(buffer: RingBuffer, row: int, count: int) -> list[int]:
     """Read a row's newest tokens, and hold all its tensors to them."""
-    taken = dense.take(row, count)
+    taken = buffer.take(row, count)
     tokens = [round(name) for name in np.array(taken[0])[0, 0, :, 0].tolist()]
     for tensor, expected in zip(taken, tensors(tokens), strict=True):
         assert np.array_equal(np.array(tensor), np.array(expected))
@@ -67,13 +85,13 @@ def content(dense: DenseRows, row: int, count: int) -> list[int]:
 class Machine(RuleBasedStateMachine):
     """Any sequence of operations leaves in each row what it leaves in a list."""
 
-    dense: DenseRows
+    buffer: RingBuffer
     model: list[list[int]]
 
     @initialize(limit=st.sampled_from([1, 2, 7, 32, 64, 65, 96, 100, 130]), rows=st.integers(1, 4))
     def start(self, limit: int, rows: int) -> None:
         """Start with free rows."""
-        self.dense = dense_rows(limit, rows)
+        self.buffer = ring_buffer(limit, rows)
         self.model = [[] for _ in range(rows)]
         self.count = 0
 
@@ -86,8 +104,8 @@ class Machine(RuleBasedStateMachine):
     def put(self, row: int, share: float) -> None:
         """A row holds what was put, and nothing of what it held before."""
         row %= len(self.model)
-        self.model[row] = self.fresh(max(1, round(share * self.dense.limit)))
-        self.dense.put(row, tensors(self.model[row]))
+        self.model[row] = self.fresh(max(1, round(share * self.buffer.limit)))
+        put(self.buffer, row, self.model[row])
 
     @rule(count=st.sampled_from([1, 2, 5, 33]), used=st.sets(st.integers(0, 3), max_size=4))
     def steps(self, count: int, used: set[int]) -> None:
@@ -96,8 +114,8 @@ class Machine(RuleBasedStateMachine):
         for _ in range(count):
             tokens = dict(zip(used, self.fresh(len(used)), strict=True))
             for row, held in enumerate(self.model):
-                held[:] = [*held, tokens[row]][-self.dense.limit :] if row in tokens else []
-            seen = step(self.dense, tokens)
+                held[:] = [*held, tokens[row]][-self.buffer.limit :] if row in tokens else []
+            seen = step(self.buffer, tokens)
             for row in used:
                 assert sorted(seen[row]) == self.model[row]
 
@@ -108,42 +126,42 @@ class Machine(RuleBasedStateMachine):
         source %= len(self.model)
         target = (source + 1 + apart % (len(self.model) - 1)) % len(self.model)
         self.model[source], self.model[target] = [], self.model[source]
-        self.dense.move(source, target)
+        self.buffer.move(source, target)
 
     @rule(row=st.integers(0, 9))
     def free(self, row: int) -> None:
         """A freed row is empty."""
         row %= len(self.model)
         self.model[row] = []
-        self.dense.free(row)
+        self.buffer.free(row)
 
     @rule(rows=st.integers(1, 6))
     def resize(self, rows: int) -> None:
         """Rows stay as they are, new ones are free."""
         self.model = self.model[:rows] + [[] for _ in range(rows - len(self.model))]
-        self.dense.resize(rows)
+        self.buffer.resize(rows, self.buffer.positions)
 
     @rule(rows=st.integers(1, 4))
     def clear(self, rows: int) -> None:
         """All is forgotten, tensors too."""
-        self.dense.clear()
-        assert (self.dense.rows, self.dense.columns, self.dense.mask) == (0, 0, None)
-        assert self.dense.tensors == [None] * len(SHAPES)
-        self.start(self.dense.limit, rows)
+        self.buffer.clear()
+        assert (self.buffer.rows, self.buffer.positions, self.buffer.mask) == (0, 0, None)
+        assert self.buffer.tensors == [None] * len(SHAPES)
+        self.start(self.buffer.limit, rows)
 
     @invariant()
     def rows_hold_what_lists_hold(self) -> None:
         """Every row's newest tokens, as many as are asked for, are those of its list."""
-        assert self.dense.lengths == [len(row) for row in self.model]
+        assert self.buffer.lengths == [len(row) for row in self.model]
         for number, row in enumerate(self.model):
             for count in {1, len(row) // 2, len(row)} - {0} if row else set():
-                assert content(self.dense, number, count) == row[-count:]
+                assert content(self.buffer, number, count) == row[-count:]
 
     @invariant()
     def shapes_are_few(self) -> None:
-        """Columns are a bucket from 64 on, or the limit."""
-        columns, limit = self.dense.columns, self.dense.limit
-        assert columns in {0, limit, *[size for size in (64, 96, 128) if size < limit]}
+        """Positions are a bucket from 64 on, or the limit."""
+        positions, limit = self.buffer.positions, self.buffer.limit
+        assert positions in {0, limit, *[size for size in (64, 96, 128) if size < limit]}
 
 
 Machine.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=25)
@@ -166,69 +184,69 @@ def test_bucket(count: int) -> None:
     [(512, [64, 96, 128, 192, 256, 384, 512]), (100, [64, 96, 100]), (32, [32]), (1, [1])],
 )
 def test_growth(limit: int, sizes: list[int]) -> None:
-    """Columns grow by buckets as a row does, up to the limit, and never beyond."""
-    dense = dense_rows(limit, 1)
+    """Positions grow by buckets as a row does, up to the limit, and never beyond."""
+    buffer = ring_buffer(limit, 1)
     met = list[int]()
     for token in range(limit + 5):
-        step(dense, {0: token})
-        if dense.columns not in met[-1:]:
-            met.append(dense.columns)
+        step(buffer, {0: token})
+        if buffer.positions not in met[-1:]:
+            met.append(buffer.positions)
     assert met == sizes
-    assert content(dense, 0, limit) == list(range(5, limit + 5))
+    assert content(buffer, 0, limit) == list(range(5, limit + 5))
 
 
 @pytest.mark.parametrize("limit", [1, 32, 64, 100])
 def test_a_full_row_loses_its_oldest(limit: int) -> None:
     """At the limit each step drops one token, through several turns of the ring."""
-    dense, rows = dense_rows(limit, 2), list[list[int]]([[], []])
+    buffer, rows = ring_buffer(limit, 2), list[list[int]]([[], []])
     for token in range(3 * limit + 7):
         used = {0: token, 1: -token} if token >= limit // 2 else {0: token}
-        seen = step(dense, used)
+        seen = step(buffer, used)
         for row, new in used.items():
             rows[row] = [*rows[row], new][-limit:]
             assert sorted(seen[row]) == sorted(rows[row])
-    assert dense.mask is None, "two full rows look everywhere"
-    assert [content(dense, row, limit) for row in (0, 1)] == rows
+    assert buffer.mask is None, "two full rows look everywhere"
+    assert [content(buffer, row, limit) for row in (0, 1)] == rows
 
 
 def test_a_row_that_is_put_does_not_move_others() -> None:
-    """A longer newcomer widens the columns; the others keep their tokens across the seam."""
-    dense = dense_rows(512, 3)
-    dense.put(0, tensors(list(range(60))))
+    """A longer newcomer widens the positions; the others keep their tokens across the seam."""
+    buffer = ring_buffer(512, 3)
+    put(buffer, 0, list(range(60)))
     for token in range(60, 80):
-        step(dense, {0: token})
-    dense.put(2, tensors(list(range(1000, 1300))))
-    assert dense.columns == 384
-    assert dense.lengths == [80, 0, 300]
-    assert content(dense, 0, 80) == list(range(80))
-    step(dense, {0: 80, 1: 7, 2: 1300})
-    assert content(dense, 0, 81) == list(range(81))
-    assert content(dense, 1, 1) == [7]
-    assert content(dense, 2, 301) == list(range(1000, 1301))
+        step(buffer, {0: token})
+    put(buffer, 2, list(range(1000, 1300)))
+    assert buffer.positions == 384
+    assert buffer.lengths == [80, 0, 300]
+    assert content(buffer, 0, 80) == list(range(80))
+    step(buffer, {0: 80, 1: 7, 2: 1300})
+    assert content(buffer, 0, 81) == list(range(81))
+    assert content(buffer, 1, 1) == [7]
+    assert content(buffer, 2, 301) == list(range(1000, 1301))
 
 
-def test_columns_shrink_when_nobody_needs_them() -> None:
+def test_positions_shrink_when_nobody_needs_them() -> None:
     """What was wide for rows that left is narrow again for a short newcomer."""
-    dense = dense_rows(512, 2)
-    dense.put(0, tensors(list(range(400))))
-    dense.free(0)
-    dense.put(1, tensors([1, 2, 3]))
-    assert dense.columns == 64
-    assert dense.rows == 2
-    assert content(dense, 1, 3) == [1, 2, 3]
+    buffer = ring_buffer(512, 2)
+    put(buffer, 0, list(range(400)))
+    buffer.free(0)
+    put(buffer, 1, [1, 2, 3])
+    assert buffer.positions == 64
+    assert buffer.rows == 2
+    assert content(buffer, 1, 3) == [1, 2, 3]
 
 
-def large(limit: int = 1024) -> tuple[DenseRows, int]:
+def large(limit: int = 1024) -> tuple[RingBuffer, int]:
     """Make evaluated rows that are half full; returns the bytes of one tensor as well."""
-    dense = DenseRows(limit)
-    dense.reserve(2)
-    dense.resize(4)
+    buffer = RingBuffer(limit)
+    buffer.reserve(2)
+    buffer.resize(4, positions_for(limit // 2 + 1))
     for row in range(4):
-        dense.put(row, [mx.random.normal((1, 2, limit // 2 - row, 64)) for _ in range(2)])
-    mx.eval(dense.tensors)
-    held = dense.tensors[0]
+        buffer.put(row, [mx.random.normal((1, 2, limit // 2 - row, 64)) for _ in range(2)])
+    mx.eval(buffer.tensors)
+    held = buffer.tensors[0]
     assert held is not None
-    return dense, held.nbytes
+    return buffer, held.nbytes
 
 
 def settled() -> int:
@@ -239,57 +257,57 @@ def settled() -> int:
     return mx.get_active_memory()
 
 
-def large_step(dense: DenseRows) -> mx.array:
+def large_step(buffer: RingBuffer) -> mx.array:
     """Run a step that reads all it has written; returns what it launched."""
-    dense.begin_step()
-    held = [dense.append(index, mx.ones((4, 2, 1, 64))) for index in range(2)]
+    buffer.begin_step()
+    held = [buffer.append(index, mx.ones((4, 2, 1, 64))) for index in range(2)]
     result = mx.ones((4, 2, 1, 64)) @ held[0].swapaxes(-1, -2) @ held[1]
     del held
-    dense.end_step(range(4))
+    buffer.end_step(range(4))
     return result
 
 
 def test_steps_write_in_place() -> None:
     """Once there is room, a step copies no tensor, and no step leaves more than the last."""
-    dense, size = large(768)
-    while dense.columns < 768:
-        mx.eval(large_step(dense), dense.tensors)
+    buffer, size = large(768)
+    make_room(buffer, 768)
+    mx.eval(large_step(buffer), buffer.tensors)
     active = settled()
     for _ in range(6):
-        mx.eval(large_step(dense), dense.tensors)
+        mx.eval(large_step(buffer), buffer.tensors)
     assert mx.get_peak_memory() - active < size / 2
     assert mx.get_active_memory() - active < size / 8
 
 
 def test_rows_come_and_go_in_place() -> None:
     """Putting, taking, moving and freeing a row copies that row, and not all of them."""
-    dense, size = large()
+    buffer, size = large()
     newcomer = [mx.zeros((1, 2, 50, 64))] * 2
     mx.eval(newcomer)
     operations = [
-        lambda: dense.put(1, newcomer),
-        lambda: mx.eval(dense.take(1, 50)),
-        lambda: dense.move(1, 3),
-        lambda: dense.free(0),
-        lambda: mx.eval(large_step(dense)),
+        lambda: buffer.put(1, newcomer),
+        lambda: mx.eval(buffer.take(1, 50)),
+        lambda: buffer.move(1, 3),
+        lambda: buffer.free(0),
+        lambda: mx.eval(large_step(buffer)),
     ]
     for operation in operations:
         active = settled()
         operation()  # type: ignore[no-untyped-call]
-        mx.eval(dense.tensors)
+        mx.eval(buffer.tensors)
         assert mx.get_peak_memory() - active < size / 2
 
 
 def test_dropped_rows_give_their_memory_back() -> None:
     """After most rows were dropped, the next step leaves only what the others take."""
-    dense, size = large()
-    mx.eval(large_step(dense), dense.tensors)
+    buffer, size = large()
+    mx.eval(large_step(buffer), buffer.tensors)
     before = mx.get_active_memory()
-    dense.resize(1)
-    dense.begin_step()
+    buffer.resize(1, buffer.positions)
+    buffer.begin_step()
     for index in range(2):
-        dense.append(index, mx.ones((1, 2, 1, 64)))
-    dense.end_step([0])
-    mx.eval(dense.tensors)
+        buffer.append(index, mx.ones((1, 2, 1, 64)))
+    buffer.end_step([0])
+    mx.eval(buffer.tensors)
     assert before - mx.get_active_memory() > 2 * size * 0.7
-    assert dense.lengths == [514]
+    assert buffer.lengths == [514]

@@ -1,0 +1,308 @@
+"""The buffers of a batch: what its rows have of their own, and one step of the model for all.
+
+What a row's sequence leases is read where it lies, whoever else reads it; what is its own is
+written into its row when it enters, and grows there. Which row is whose, and when they move, is
+`Placement`'s to know and `plan_step`'s to decide.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
+
+from .batch import BatchedRings, BatchedTrunks, DenseColumns, NotBatchableError, Step
+from .chunked import BatchedChunks
+from .device import DevicePolicy
+from .gathered import GatheredTrunks, Gathering
+from .memory_profile import Held
+from .recurrent import BatchedArrays
+from .ring_buffer import RingBuffer
+from .runtime import launch
+from .sequence_cache import leaves_of
+from .spans import PackedSpan
+from .trunk import Tensors, TrunkState
+from .whole import chunk_in_order, make_chunk, make_ring, ring_in_order
+
+
+class BatchCache:
+    """State of sequences that decode together, a row each.
+
+    Attributes:
+        layers: what the model is called with.
+        rows: how many there are, free ones included.
+        suffixes: the rows' tokens of layers that keep all; None if the model has none.
+        windows: those of layers with a window, by its length.
+        chunked: lengths of those windows that are emptied when a chunk begins.
+
+    Args:
+        like: layer caches of any sequence of the model.
+        device: how attention is computed.
+        row_limit: the most tokens of a suffix.
+        mask_axes: where the model attends by itself, the axes of its masks; see `gathered`. 0
+            where it leaves that to the layers.
+
+    Raises:
+        NotBatchableError: a layer's state cannot be a row.
+    """
+
+    def __init__(
+        self, like: Sequence[Any], device: DevicePolicy, *, row_limit: int, mask_axes: int = 0
+    ) -> None:
+        self.rows = 0
+        self.windows: dict[int, RingBuffer] = {}
+        self.chunked: set[int] = set()
+        self._step = Step(device)
+        self._suffixes = RingBuffer(row_limit, scores_masked=True)
+        self._token_layers: list[DenseColumns] = []
+        self._gathering = Gathering(self._step, self._suffixes, mask_axes) if mask_axes else None
+        self._non_trimmable: list[tuple[RingBuffer, int] | BatchedArrays] = []
+        self.layers = [self._layer(cache) for cache in like]
+        self.suffixes = self._suffixes if self._token_layers else None
+        leaves = list(leaves_of(self.layers))
+        self._attending = [leaf for leaf in leaves if isinstance(leaf, DenseColumns)]
+        self._recurrent = [leaf for leaf in leaves if isinstance(leaf, BatchedArrays)]
+        self._buffers = [*([self._suffixes] if self._token_layers else []), *self.windows.values()]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and positions that the next step computes with."""
+        return self.rows, *[buffer.positions for buffer in self._buffers]
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of the rows, to evaluate."""
+        held = [t for buffer in self._buffers for t in buffer.tensors if t is not None]
+        return held + [array for layer in self._recurrent for array in layer.arrays()]
+
+    def held(self) -> Held:
+        """What the rows take in memory."""
+        arrays = self.arrays()
+        return Held(sum(array.nbytes for array in arrays), len(arrays))
+
+    # -- rows --------------------------------------------------------------------------
+
+    def resize(self, rows: int, positions: int, windows: Mapping[int, int]) -> None:
+        """Have this many rows, with so many positions.
+
+        Args:
+            rows: those beyond are dropped, new ones are free.
+            positions: of the suffixes.
+            windows: positions of each window, by its length.
+        """
+        for buffer in self._buffers:
+            wanted = positions if buffer is self._suffixes else windows[buffer.limit]
+            if (buffer.rows, buffer.positions) != (rows, wanted):
+                buffer.resize(rows, wanted)
+        if rows != self.rows:
+            self.rows = rows
+            for layer in self._recurrent:
+                layer.resize(rows)
+
+    def put(self, slot: int, suffix: Sequence[mx.array], layers: Sequence[Any]) -> None:
+        """Write a row.
+
+        Args:
+            slot: of it.
+            suffix: keys and values of each token-addressable layer in turn; none where it has no
+                tokens of its own.
+            layers: its non-trimmable layer caches, mlx-lm's.
+        """
+        if suffix:
+            self._suffixes.put(slot, suffix)
+        by_window: dict[int, list[mx.array]] = {}
+        for place, layer in zip(self._non_trimmable, layers, strict=True):
+            if isinstance(place, BatchedArrays):
+                place.put(slot, self.rows, layer)
+            elif not layer.empty():
+                by_window.setdefault(place[0].limit, []).extend(_in_order(layer))
+        for window, tensors in by_window.items():
+            self.windows[window].put(slot, tensors)
+
+    def suffix_of(self, slot: int, tokens: int) -> list[Tensors]:
+        """Copy a row's newest tokens, for each token-addressable layer."""
+        if not tokens:
+            return []
+        flat = self._suffixes.take(slot, tokens)
+        return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+
+    def non_trimmable_of(self, slot: int, offset: int) -> list[Any]:
+        """Copy a row's non-trimmable layers into caches of mlx-lm's.
+
+        Args:
+            slot: of the row.
+            offset: tokens that its sequence has seen.
+        """
+        held = {
+            window: buffer.take(slot, buffer.lengths[slot])
+            for window, buffer in self.windows.items()
+        }
+        return [
+            place.take(slot)
+            if isinstance(place, BatchedArrays)
+            else self._revived(place[0].limit, offset, held[place[0].limit][place[1] :][:2])
+            for place in self._non_trimmable
+        ]
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row onto a free one, and free it."""
+        for buffer in self._buffers:
+            buffer.move(source, target)
+        for layer in self._recurrent:
+            layer.put(target, self.rows, layer.take(source))
+
+    def wipe(self, slot: int) -> None:
+        """Overwrite what a row held before; see `RingBuffer.wipe`."""
+        for buffer in self._buffers:
+            buffer.wipe(slot)
+
+    def free(self, slot: int) -> None:
+        """Forget a row. Nothing is computed."""
+        for buffer in self._buffers:
+            if slot < buffer.rows:
+                buffer.free(slot)
+
+    def restart_suffix(self, slot: int) -> None:
+        """Forget a row's suffix; it is read from the prefix from now on."""
+        self._suffixes.free(slot)
+
+    def clear(self) -> None:
+        """Forget all rows, and free their memory."""
+        self.rows = 0
+        self.forget_prefixes()
+        for buffer in self._buffers:
+            buffer.clear()
+        for layer in self._recurrent:
+            layer.clear()
+
+    # -- steps -------------------------------------------------------------------------
+
+    def read(
+        self,
+        shared: list[tuple[list[PackedSpan], tuple[int, ...]]],
+        private: dict[int, list[PackedSpan]],
+        everyone: int,
+    ) -> None:
+        """Say which spans rows read besides their own tokens.
+
+        Args:
+            shared: spans that several rows read, with the slots of these.
+            private: spans that a row reads alone, by its slot.
+            everyone: rows that are in use.
+        """
+        # Free rows may look too, where all others do: nobody reads what they find.
+        self._step.shared = [
+            (spans, None if len(slots) == everyone else mx.array(slots)) for spans, slots in shared
+        ]
+        self._step.private = private
+        self._step.plan += 1
+
+    def forget_prefixes(self) -> None:
+        """Let go of what rows read: it may be freed before they are told anew."""
+        self._step.shared, self._step.private = [], {}
+
+    def step(
+        self,
+        model: Any,
+        tokens: mx.array,
+        slots: list[int],
+        offsets: list[int],
+        *,
+        new: bool,
+    ) -> mx.array:
+        """Give each of some rows a token.
+
+        Args:
+            model: mlx-lm's.
+            tokens: `[B]`.
+            slots: of their rows.
+            offsets: tokens that these have seen.
+            new: rows were moved or resized since the last step.
+
+        Returns:
+            `[B, V]` logits, not yet evaluated.
+        """
+        positions = np.zeros(self.rows, np.int32)
+        positions[slots] = offsets
+        self._step.positions = mx.array(positions)
+        self._begin_chunks(slots, offsets)
+        for buffer in self._buffers:
+            buffer.begin_step()
+        if new:
+            # Apart from the step, which is then the same operations as every other.
+            launch(self.arrays())
+        try:
+            logits = model(self._spread(tokens, slots)[:, None], cache=self.layers)[:, -1, :]
+        finally:
+            for layer in self._attending:
+                layer.end_step()
+            for buffer in self._buffers:
+                buffer.end_step(slots)
+        gathered: mx.array = logits
+        if slots != list(range(self.rows)):
+            gathered = logits[mx.array(slots)]
+        return gathered
+
+    def _begin_chunks(self, slots: list[int], offsets: list[int]) -> None:
+        """Forget a row's chunk where its next token is the first of another one."""
+        if not self.chunked:
+            return
+        for slot, offset in zip(slots, offsets, strict=True):
+            for size in self.chunked:
+                if offset % size == 0:
+                    self.windows[size].free(slot)
+
+    def _spread(self, tokens: mx.array, slots: list[int]) -> mx.array:
+        """Put tokens into their rows; free rows get token 0."""
+        if slots == list(range(self.rows)):
+            return tokens
+        source = np.full(self.rows, len(slots), np.int32)
+        source[slots] = range(len(slots))
+        padded = mx.concatenate([tokens, mx.zeros(1, tokens.dtype)])
+        return padded[mx.array(source)]
+
+    # -- layers ------------------------------------------------------------------------
+
+    def _layer(self, cache: Any) -> Any:
+        if type(cache) is CacheList:
+            return CacheList(*[self._layer(part) for part in cache.caches])
+        if type(cache) is TrunkState:
+            self._token_layers.append(
+                self._token_layer(self._suffixes.reserve(2), len(self._token_layers))
+            )
+            return self._token_layers[-1]
+        if type(cache) is RotatingKVCache and not cache.keep:
+            if cache.max_size in self.chunked:
+                raise NotBatchableError("windows and chunks of one length")
+            buffer, first = self._window(cache.max_size)
+            return BatchedRings(self._step, buffer, first, cache.max_size)
+        if type(cache) is ChunkedKVCache:
+            self.chunked.add(cache.chunk_size)
+            return BatchedChunks(self._step, *self._window(cache.chunk_size))
+        if type(cache) is ArraysCache:
+            arrays = BatchedArrays(len(cache.cache))
+            self._non_trimmable.append(arrays)
+            return arrays
+        raise NotBatchableError(
+            f"a layer keeps its state in a {type(cache).__name__}, which has no rows"
+        )
+
+    def _window(self, length: int) -> tuple[RingBuffer, int]:
+        buffer = self.windows.setdefault(length, RingBuffer(length))
+        place = buffer, buffer.reserve(2)
+        self._non_trimmable.append(place)
+        return place
+
+    def _token_layer(self, first: int, index: int) -> DenseColumns:
+        if self._gathering is None:
+            return BatchedTrunks(self._step, self._suffixes, index)
+        return GatheredTrunks(self._step, self._suffixes, first, self._gathering, index)
+
+    def _revived(self, window: int, offset: int, tensors: list[mx.array]) -> Any:
+        make = make_chunk if window in self.chunked else make_ring
+        return make(window, offset, tensors)
+
+
+def _in_order(layer: Any) -> list[mx.array]:
+    """A layer's keys and values, oldest first."""
+    return chunk_in_order(layer) if isinstance(layer, ChunkedKVCache) else ring_in_order(layer)

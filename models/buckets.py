@@ -1,0 +1,21 @@
+"""Few sizes for what grows: shapes that differ each step cost a kernel each step. Pure."""
+
+_LEAST_POSITIONS = 64
+
+
+def bucket(count: int) -> int:
+    """Round up to 1, 2, 3, 4, 6, 8, 12, 16, 24, …: few shapes, at most a third of it unused."""
+    size = 1
+    while size < count:
+        size *= 2
+    return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size  # noqa: PLR2004
+
+
+def positions_for(tokens: int) -> int:
+    """How many positions a buffer has whose longest row has so many tokens."""
+    return bucket(max(tokens, _LEAST_POSITIONS))
+
+
+def padded_to(tokens: int) -> int:
+    """To how many tokens the rows' own prefixes are padded, if the longest has so many."""
+    return positions_for(tokens) if tokens else 0

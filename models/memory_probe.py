@@ -1,0 +1,161 @@
+"""Measures what a loaded model's state and its computing take in memory."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
+
+from .blocks import BLOCK
+from .device import DevicePolicy
+from .measured import key_of, measured_once
+from .memory_profile import (
+    FITTED,
+    GROWTH,
+    SMALL,
+    UNFORESEEN,
+    MemoryProfile,
+    Ring,
+    StateSizes,
+    Transients,
+)
+from .runtime import peak_of
+from .sequence_cache import CacheLayout, SequenceCache, flat_arrays
+from .spans import PackedSpan
+
+_FEW, _CONTEXT = 32, 1024  # tokens of a short chunk, and before chunks
+_MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
+_MOST = 4 * BLOCK  # tokens of a chunk that show what is not cut though attention is
+_TIMES, _QUICK = 3, 0.1  # runs of a probe, while they take less than so many seconds
+_NOISE = 1.05  # by which a peak may differ from the next of the same chunk
+_FORMAT = 4  # of what is kept
+
+
+def measure(
+    layout: CacheLayout,
+    feed: Any,
+    device: DevicePolicy,
+    vocab_size: int,
+    *,
+    joins: bool,
+    multiple: int,
+    folder: Path | None = None,
+    of: Iterable[Any] = (),
+) -> MemoryProfile:
+    """Measure a loaded model; see `measure_sizes`, `measure_transients` and `MemoryProfile`.
+
+    Args:
+        layout: the model's.
+        feed: called with token ids and a sequence's cache, advances it over them.
+        device: how it is run.
+        vocab_size: logits of a row.
+        joins: see `MemoryProfile`.
+        multiple: see `MemoryProfile`.
+        folder: where what varies is kept for later starts; None measures it now.
+        of: what names the model there.
+    """
+    sizes = measure_sizes(layout, feed)
+    if folder is None:
+        transients = measure_transients(layout, feed, device)
+    else:
+        key = key_of(_FORMAT, getattr(mx, "__version__", ""), *of, device, joins, multiple, sizes)
+        names = {field.name for field in fields(Transients)}
+        kept = measured_once(
+            folder, key, names, lambda: asdict(measure_transients(layout, feed, device))
+        )
+        shape = kept["base"], kept["token"], kept["context"], kept["pair"]
+        transients = Transients(*shape, int(kept["block"]), kept["within"], kept["margin"])
+    return MemoryProfile(sizes, transients, vocab_size, joins=joins, multiple=multiple)
+
+
+def measure_sizes(layout: CacheLayout, feed: Any) -> StateSizes:
+    """Compute a few tokens and look at what their state takes.
+
+    Args:
+        layout: the model's.
+        feed: called with token ids and a sequence's cache, advances it over them.
+    """
+    cache = layout.open()
+    feed([1, 2, 3, 4], cache)
+    token = sum(_per_token((leaf.keys, leaf.values)) for leaf in cache.token_layers)
+    rings, fixed = [], 0
+    for leaf in cache.non_trimmable:
+        held = flat_arrays(leaf.state)
+        if isinstance(leaf, ArraysCache):
+            fixed += sum(array.nbytes for array in held)
+        else:
+            each = _per_token((leaf.keys, leaf.values))
+            if isinstance(leaf, ChunkedKVCache):
+                rings.append(Ring(each, leaf.chunk_size, spare=GROWTH))
+            else:
+                rings.append(Ring(each, leaf.max_size))
+    arrays, layers = cache.held().buffers, len(cache.token_layers)
+    return StateSizes(token, tuple(rings), fixed, arrays, layers)
+
+
+def measure_transients(layout: CacheLayout, feed: Any, device: DevicePolicy) -> Transients:
+    """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
+
+    def peak(tokens: int, context: int) -> int:
+        return _highest(layout, feed, tokens, context)
+
+    probes = [(tokens, context) for context in (0, _CONTEXT) for tokens in (_FEW, FITTED)]
+    peaks = np.array([peak(*probe) for probe in probes], float)
+    seen = [tokens + context for tokens, context in probes]
+    features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
+    solved = np.linalg.solve(np.array(features, float), peaks)
+    base, token, context, pair = np.maximum(solved, 0).tolist()
+    together = Transients(base, token, context, pair)
+    if device.fused:
+        return together
+    in_blocks = Transients(base, token, context, pair, block=BLOCK)
+    # Some models bring an attention, or scores, of their own: of all of a chunk together. If some
+    # of their layers only do, the peak lies between, and grows with the chunk like the larger.
+    fitted = in_blocks.promised(_MANY, _MANY) / UNFORESEEN
+    chosen = together if peak(_MANY, _MANY) > _NOISE * fitted else in_blocks
+    fitted, seen_most = chosen.promised(_MOST, 0) / UNFORESEEN, peak(_MOST, 0)
+    if seen_most > _NOISE * fitted:
+        chosen.within = (seen_most - fitted + SMALL) / (_MOST - FITTED) ** 2
+    return chosen
+
+
+def _highest(layout: CacheLayout, feed: Any, tokens: int, context: int) -> int:
+    """Run a probe until its peak is the highest it can be, or nearly.
+
+    A buffer is free once the operation that reads it has run. How many have not depends on how
+    far launching is ahead of computing. It is as far as can be where an operation takes longer
+    than its launch; where it does not, that varies by a fifth, and a run takes no time.
+    """
+    begun, peaks = time.perf_counter(), list[int]()
+    while not peaks or (len(peaks) < _TIMES and time.perf_counter() - begun < _QUICK):
+        peaks.append(_peak(layout, feed, tokens, context))
+    return max(peaks)
+
+
+def _peak(layout: CacheLayout, feed: Any, tokens: int, context: int) -> int:
+    cache = _after(layout, feed, context)
+    _, peak = peak_of(lambda: feed([1] * tokens, cache))
+    return peak
+
+
+def _after(layout: CacheLayout, feed: Any, context: int) -> SequenceCache:
+    """Make a cache that has a context to look at, which nobody needs to compute."""
+    first = layout.open()
+    if not context:
+        return first
+    feed([1, 2], first)
+    spans = first.take_packed()
+    if not spans:
+        return first
+    (span,) = spans
+    arrays = [mx.zeros((*a.shape[:2], context, a.shape[3]), a.dtype) for a in span.arrays]
+    mx.eval(arrays)
+    return layout.open(context, [PackedSpan(arrays, span.places)])
+
+
+def _per_token(pair: Iterable[Any]) -> int:
+    return sum(array.nbytes // array.shape[-2] for array in flat_arrays(tuple(pair)))

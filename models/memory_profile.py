@@ -1,0 +1,263 @@
+"""What a model's state takes in memory, and what computing takes besides. Pure figures."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+GROWTH = 256
+"""Tokens by which mlx-lm's caches grow."""
+
+_FEW = 32  # tokens of a short chunk
+FITTED = 128
+"""Tokens of the longest chunk that transients are fitted to."""
+
+_LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
+SMALL = 2**16
+"""Bytes that are reserved besides, for arrays of a few numbers."""
+
+UNFORESEEN = 1.25
+"""What is reserved, as a multiple of what was measured."""
+
+
+class Held(NamedTuple):
+    """What something takes in memory.
+
+    Attributes:
+        nbytes: its bytes.
+        buffers: its allocations.
+    """
+
+    nbytes: int
+    buffers: int
+
+
+class Ring(NamedTuple):
+    """A layer that keeps the newest tokens.
+
+    Attributes:
+        token: bytes of a token.
+        window: tokens that it keeps.
+        spare: tokens that it has room for besides, always.
+    """
+
+    token: int
+    window: int
+    spare: int = 0
+
+    def nbytes(self, tokens: int, chunk: int) -> int:
+        """Bytes after `tokens`, of which `chunk` were the last ones.
+
+        A ring holds a chunk more than its window while one is computed. A single token is
+        written in place, for which a ring that is not full makes room in advance.
+        """
+        room = GROWTH if chunk == 1 else 0
+        return self.token * (min(tokens + room, self.window + chunk) + self.spare)
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """Bytes of one sequence's state.
+
+    Attributes:
+        token: of each token, in all token-addressable layers together.
+        rings: the sliding layers.
+        fixed: of recurrent layers, however many tokens they have seen.
+        arrays: how many arrays a running sequence has of its own.
+        layers: that are token-addressable.
+    """
+
+    token: int
+    rings: tuple[Ring, ...]
+    fixed: int
+    arrays: int
+    layers: int
+
+    def non_trimmable(self, tokens: int, chunk: int = 1) -> int:
+        """Bytes of sliding and recurrent layers after `tokens`; `chunk` were the last ones."""
+        return sum(ring.nbytes(tokens, chunk) for ring in self.rings) + self.fixed
+
+    def suffix(self, tokens: int) -> int:
+        """Bytes of a suffix of so many tokens in caches of its own, spare room included."""
+        return self.token * (tokens + GROWTH)
+
+    @property
+    def growth(self) -> int:
+        """Bytes by which a suffix in caches of its own grows when it is full.
+
+        What a layer grows by is made beside it, and then copied, layer by layer.
+        """
+        return self.token * GROWTH + self.one_layer(GROWTH)
+
+    def one_layer(self, tokens: int) -> int:
+        """Bytes of so many tokens in one token-addressable layer."""
+        return self.token * tokens // max(1, self.layers)
+
+
+@dataclass
+class Transients:
+    """Bytes that computing takes besides the state, and gives back.
+
+    Fitted to chunks at load, and raised when more was seen.
+
+    Attributes:
+        base: of any chunk.
+        token: of each token more.
+        context: of each token that they look at, themselves included.
+        pair: of each token and each that it looks at: scores that are not fused away.
+        block: tokens of a chunk that look at a time.
+        within: of each pair of its own tokens, in chunks longer than those that the figures
+            above are fitted to: masks that a model makes of a whole chunk, and scores of layers
+            that look no further.
+        margin: what is set aside, as a multiple of what was fitted.
+    """
+
+    base: float
+    token: float
+    context: float
+    pair: float
+    block: int = 1 << 30
+    within: float = 0.0
+    margin: float = UNFORESEEN
+
+    def expected(self, tokens: int, context: int) -> int:
+        """Estimate a chunk's peak, in bytes, over what was there before or stays after it."""
+        return int(self.margin * self._fitted(tokens, context))
+
+    def promised(self, tokens: int, context: int) -> int:
+        """Estimate it as if nothing had been learned since the model was loaded."""
+        return int(UNFORESEEN * self._fitted(tokens, context))
+
+    def observe(self, tokens: int, context: int, measured: int) -> None:
+        """Learn from a chunk's peak."""
+        fitted = self._fitted(tokens, context)
+        if fitted > 0:
+            self.margin = max(self.margin, min(UNFORESEEN * measured / fitted, 8.0))
+
+    def _fitted(self, tokens: int, context: int) -> float:
+        each = self.context + self.pair * min(tokens, self.block)
+        within = self.within * max(0, tokens - FITTED) ** 2
+        return self.base + self.token * tokens + each * (context + tokens) + within + SMALL
+
+
+class MemoryProfile:
+    """What a model needs to run. All methods estimate; nothing is allocated.
+
+    Attributes:
+        sizes: of one sequence's state.
+        least_chunk: tokens of a prompt that are computed at once, however short memory is.
+
+    Args:
+        sizes: measured.
+        transients: measured; learns on.
+        vocab_size: logits of a row.
+        joins: sequences read all of their keys in one piece, a copy of what they lease.
+        multiple: of rows, that every decode step computes with.
+    """
+
+    def __init__(
+        self,
+        sizes: StateSizes,
+        transients: Transients,
+        vocab_size: int,
+        *,
+        joins: bool,
+        multiple: int = 1,
+    ) -> None:
+        self.sizes = sizes
+        self.least_chunk = _FEW
+        self._transients = transients
+        self._logits = _LOGIT_COPIES * 4 * vocab_size
+        self._joins = joins
+        self._multiple = multiple
+
+    def chunk(self, tokens: int, offset: int, suffix: int) -> Held:
+        """What prefilling so many more tokens takes at its peak.
+
+        Args:
+            tokens: of the chunk.
+            offset: tokens before it.
+            suffix: those of them that the sequence has of its own.
+        """
+        grown = self.sizes.suffix(tokens) + self.sizes.one_layer(suffix)
+        # The old ones go when these are there.
+        whole = self.sizes.non_trimmable(offset + tokens, tokens)
+        return Held(
+            grown + whole + self._transients.expected(tokens, offset), 2 * self.sizes.arrays
+        )
+
+    def kept(self, tokens: int) -> int:
+        """What tokens that were computed take once they are stored, in bytes."""
+        return self.sizes.token * tokens
+
+    def captured(self, tokens: int) -> Held:
+        """What a checkpoint after so many tokens takes."""
+        kept = sum(ring.token * min(tokens, ring.window) for ring in self.sizes.rings)
+        return Held(kept + self.sizes.fixed, self.sizes.arrays)
+
+    def observe(self, tokens: int, offset: int, peak: int) -> None:
+        """Learn from a chunk's peak."""
+        self._transients.observe(tokens, offset, peak)
+
+    def compute(self, rows: int, offset: int) -> int:
+        """Bytes that a decode step computes with, besides all state.
+
+        Args:
+            rows: of the step.
+            offset: the most tokens that one of them looks at.
+        """
+        rows = self._rounded(rows)
+        return self._transients.expected(rows, offset) + rows * self._logits
+
+    def gathered(self, rows: int) -> int:
+        """Bytes of recurrent layers whose states a step replaces for all rows together."""
+        return self._rounded(rows) * self.sizes.fixed
+
+    def put_together(self, rows: int, tokens: int, padded: int) -> int:
+        """Bytes of one layer's keys and values of all rows in one piece, and of the next one's.
+
+        A row's own prefix is padded, and joined with the other rows', before all is put together.
+
+        Args:
+            rows: of the step.
+            tokens: of each row, padding included.
+            padded: those of them that a row reads alone.
+        """
+        return 2 * rows * self.sizes.one_layer(tokens + 2 * padded)
+
+    def _rounded(self, rows: int) -> int:
+        return -(-rows // self._multiple) * self._multiple
+
+    def start(self, tokens: int, context: int) -> Held:
+        """What a sequence takes until its first answer tokens are there, a short step included.
+
+        Args:
+            tokens: that it has to compute.
+            context: tokens of its prompt, the restored ones included.
+        """
+        few = self.least_chunk
+        return self._started(tokens, context, self._transients.expected(few, context))
+
+    def promise(self, context: int) -> Held:
+        """The same for a sequence of which nothing is known: the figure that does not change.
+
+        What was admitted by it is served, whatever has been learned of transients since.
+        """
+        few = self.least_chunk
+        return self._started(context, context, self._transients.promised(few, context))
+
+    def _started(self, tokens: int, context: int, computing: int) -> Held:
+        few = self.least_chunk
+        copy = self.sizes.suffix(context) if self._joins else 0
+        own = self.sizes.suffix(tokens + GROWTH)
+        # A step makes new whole states beside the old ones.
+        own += self.sizes.non_trimmable(context, few) + self.sizes.non_trimmable(context)
+        own += self.gathered(1)
+        return Held(own + copy + computing + _FEW * self._logits, 2 * self.sizes.arrays)
+
+    def longest_context(self, budget: int) -> int:
+        """The most tokens of prompt and answer that a budget can hold, alone; 0 for none."""
+        low, high = 0, 1 << 40
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.promise(middle).nbytes <= budget
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low

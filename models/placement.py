@@ -1,0 +1,242 @@
+"""Where each running sequence's state lies: in caches of its own, or in a slot of the batch.
+
+One object moves it, as plans say. References go one way, from here to a sequence's cache and to
+the batch's buffers, so that what nobody runs any more is freed at once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .batch_cache import BatchCache
+from .errors import StateLostError
+from .memory_profile import Held
+from .prefix_groups import PrefixGroup
+from .ring_buffer import RingBuffer
+from .sequence_cache import CacheLayout, SequenceCache, checkpoint_of, flat_arrays
+from .spans import PackedSpan, WholeCheckpoint, pack_tail
+from .step_plan import (
+    Call,
+    Enter,
+    Leave,
+    MakeContiguous,
+    Move,
+    Pack,
+    Relocate,
+    Resize,
+)
+from .trunk import Tensors
+
+
+class Placement:
+    """Moves the state of sequences, and reads it wherever it lies.
+
+    Attributes:
+        sequences: those in the batch, by their slots.
+        batch: the buffers of those; None where no sequence can be in a batch.
+        groups: who reads which spans there; None where that must be looked at anew.
+        spare_steps: steps for which fewer rows were enough.
+
+    Args:
+        layout: of the model's layers.
+        batch: as above.
+    """
+
+    def __init__(self, layout: CacheLayout, batch: BatchCache | None) -> None:
+        self._layout = layout
+        self.batch = batch
+        self.sequences: dict[int, SequenceCache] = {}
+        self.groups: tuple[PrefixGroup, ...] | None = None
+        self.spare_steps = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows the batch has, free ones included."""
+        return 0 if self.batch is None else self.batch.rows
+
+    @property
+    def suffixes(self) -> RingBuffer | None:
+        """What rows have of layers that keep all tokens."""
+        return None if self.batch is None else self.batch.suffixes
+
+    @property
+    def windows(self) -> Mapping[int, RingBuffer]:
+        """What rows have of layers with a window, by its length."""
+        return {} if self.batch is None else self.batch.windows
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of the batch, to evaluate."""
+        return [] if self.batch is None else self.batch.arrays()
+
+    def held(self) -> Held:
+        """What the batch takes in memory."""
+        return Held(0, 0) if self.batch is None else self.batch.held()
+
+    # -- what others read and change -----------------------------------------------------
+
+    def capture(self, cache: SequenceCache) -> WholeCheckpoint:
+        """Copy what is non-trimmable of a sequence at its present offset."""
+        self._check(cache)
+        if cache.slot is None:
+            return cache.capture()
+        layers = self._batch.non_trimmable_of(cache.slot, cache.offset)
+        return checkpoint_of(cache.offset, layers)
+
+    def lease(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
+        """Have a sequence lease other spans: the same tokens, cut or joined elsewhere."""
+        cache.lease(spans)
+        self._regroup()
+
+    def take_packed(self, cache: SequenceCache) -> list[PackedSpan]:
+        """Pack all that a sequence does not lease, and hand it over, in order.
+
+        Follow it with `replace_own`, or close the sequence.
+        """
+        self._check(cache)
+        if cache.slot is None:
+            return cache.take_packed()
+        suffix = self._batch.suffix_of(cache.slot, cache.suffix_length)
+        parts, cache.packed = cache.packed, []
+        return [*parts, pack_tail(suffix)] if suffix else parts
+
+    def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
+        """Have a sequence lease what was packed of it, too, and start an empty suffix."""
+        cache.leased, cache.packed = list(spans), []
+        self._restart_suffix(cache)
+
+    def close(self, cache: SequenceCache) -> None:
+        """Give a slot back; the state is of no more use. Nothing is computed. Idempotent."""
+        slot, cache.slot = cache.slot, None
+        if slot is None or self.sequences.get(slot) is not cache:
+            return
+        del self.sequences[slot]
+        self._batch.free(slot)
+        self._regroup()
+        if not self.sequences:
+            self._batch.clear()
+
+    def clear(self) -> None:
+        """Forget all who are in the batch: a step failed, and layers may be at different tokens."""
+        for cache in self.sequences.values():
+            cache.slot, cache.is_lost = None, True
+        self.sequences = {}
+        self._regroup()
+        self._batch.clear()
+
+    # -- moves -------------------------------------------------------------------------
+
+    def apply(self, moves: Iterable[Move], caches: Mapping[int, SequenceCache]) -> None:
+        """Make a plan's moves, in their order.
+
+        Args:
+            moves: of one call.
+            caches: of those that are no member of the batch yet, at least, by their numbers.
+        """
+        known = {cache.number: cache for cache in self.sequences.values()} | dict(caches)
+        for move in moves:
+            self._apply(move, known)
+
+    def _apply(self, move: Move, caches: Mapping[int, SequenceCache]) -> None:
+        match move:
+            case Resize():
+                if move.renewed:
+                    self._batch.clear()
+                self._batch.resize(move.rows, move.positions, dict(move.windows))
+            case Relocate():
+                self._batch.move(move.source, move.target)
+                cache = self.sequences[move.target] = self.sequences.pop(move.source)
+                cache.slot = move.target
+            case Enter():
+                self._enter(move, caches[move.sequence])
+            case Leave():
+                self._leave(move, caches[move.sequence])
+            case Pack():
+                self._pack(caches[move.sequence], move.merges)
+            case MakeContiguous():
+                caches[move.sequence].make_contiguous()
+
+    def _enter(self, move: Enter, cache: SequenceCache) -> None:
+        if move.reused:
+            self._batch.wipe(move.slot)
+        copied = cache.prefix[len(cache.prefix) - move.spans :]
+        suffix = cache.suffix()
+        tensors = []
+        for index in range(len(cache.token_layers) if move.tokens else 0):
+            parts = [span.layer(index) for span in copied] + suffix[index : index + 1]
+            tensors += [mx.concatenate([p[i] for p in parts], axis=2) for i in (0, 1)]
+        self._batch.put(move.slot, tensors, cache.non_trimmable)
+        cache.slot, cache.single_steps = move.slot, 0
+        cache.set_layers([])
+        self.sequences[move.slot] = cache
+
+    def _leave(self, move: Leave, cache: SequenceCache) -> None:
+        self._pack(cache, move.merges)
+        layers = self._batch.non_trimmable_of(move.slot, cache.offset)
+        # Slices that still wait to be computed would make the next write a copy of all rows.
+        mx.eval(flat_arrays([layer.state for layer in layers]))
+        self.close(cache)
+        cache.set_layers(self._layout.layers(cache.prefix, layers))
+
+    def _pack(self, cache: SequenceCache, merges: int) -> None:
+        tokens = cache.suffix_length
+        if tokens:
+            cache.add_packed(pack_tail(self._suffix(cache, tokens)), merges)
+            self._restart_suffix(cache)
+
+    # -- steps -------------------------------------------------------------------------
+
+    def step(self, model: Any, call: Call, tokens: mx.array) -> mx.array:
+        """Give rows of the batch a token each, after the call's moves.
+
+        Args:
+            model: mlx-lm's.
+            call: what was planned.
+            tokens: `[B]`, in the order of its slots.
+
+        Returns:
+            `[B, V]` logits, not yet evaluated.
+        """
+        if call.regroups:
+            self._read(call.groups)
+        self.groups, self.spare_steps = call.groups, call.spare_steps
+        offsets = [self.sequences[slot].offset for slot in call.slots]
+        new = call.regroups or bool(call.moves)
+        return self._batch.step(model, tokens, list(call.slots), offsets, new=new)
+
+    def _read(self, groups: Iterable[PrefixGroup]) -> None:
+        shared, private = [], {}
+        for slots, start, stop in groups:
+            spans = self.sequences[slots[0]].prefix[start:stop]
+            if len(slots) > 1:
+                shared.append((spans, slots))
+            else:
+                private[slots[0]] = spans
+        self._batch.read(shared, private, len(self.sequences))
+
+    @property
+    def _batch(self) -> BatchCache:
+        if self.batch is None:
+            raise ValueError("this model's sequences are not in a batch")
+        return self.batch
+
+    def _suffix(self, cache: SequenceCache, tokens: int) -> list[Tensors]:
+        if cache.slot is None:
+            return cache.suffix()
+        return self._batch.suffix_of(cache.slot, tokens)
+
+    @staticmethod
+    def _check(cache: SequenceCache) -> None:
+        if cache.is_lost:
+            raise StateLostError("a step failed under the sequence, and its state is lost")
+
+    def _restart_suffix(self, cache: SequenceCache) -> None:
+        cache.restart_suffix()
+        if cache.slot is not None:
+            self._batch.restart_suffix(cache.slot)
+            self._regroup()
+
+    def _regroup(self) -> None:
+        self.groups = None
+        if self.batch is not None:
+            self.batch.forget_prefixes()

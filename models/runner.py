@@ -1,0 +1,355 @@
+"""The only calls of the model: prefill, decode steps as they were planned, and sampling.
+
+A decode step has three parts, so that the device never waits for the host: `run` launches the
+model on tokens that may themselves still be computed; `sample` launches sampling; the output's
+`read` waits for the tokens. Between the second and the third comes the next step's `run`.
+"""
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import mlx.core as mx
+import structlog
+
+from .attention import bind
+from .batch_cache import BatchCache
+from .loader import LoadedModel
+from .memory_probe import measure
+from .memory_profile import Held
+from .params import Row
+from .placement import Placement
+from .probe import Batching, batching, reads_parts
+from .runtime import launch, peak_of, resident_bytes
+from .sampling import Choice, choose
+from .separate import can_separate, separate
+from .sequence_cache import SequenceCache
+from .spans import PackedSpan, WholeCheckpoint
+from .step_plan import EXACT_ROWS, Call, Contiguous, DecodePlan, Kind, Rules, StepPlan, plan_step
+
+_NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
+
+_LEAST_COPY = 64  # tokens of a copy
+_LEAST_ROW = 64  # tokens; below these, overhead is all there is
+_ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
+
+log = structlog.get_logger()
+
+
+class PendingToken(NamedTuple):
+    """A token that was sampled and may still be computed.
+
+    Attributes:
+        output: what it is part of.
+        place: its number there.
+    """
+
+    output: Choice
+    place: int
+
+
+NextToken = int | PendingToken
+
+
+class ForwardOutput:
+    """What came of one token each of some sequences.
+
+    Attributes:
+        logits: `[sequences, V]`, not yet evaluated; None where all failed.
+        errors: what the model raised for single sequences, by their place. Their rows of
+            `logits` mean nothing.
+    """
+
+    def __init__(self, logits: mx.array | None, errors: dict[int, BaseException]) -> None:
+        self.logits = logits
+        self.errors = errors
+
+
+class ModelRunner:
+    """Runs one loaded model. All methods belong to the MLX thread.
+
+    Args:
+        loaded: the model.
+        exact: the same request gives the same tokens, whatever else runs and whatever is
+            cached: every step computes with `EXACT_ROWS` rows, and each attends by itself.
+        measured: the folder in which what is measured is kept for later starts, if it is.
+
+    Attributes:
+        batches: whether sequences decode as rows of one batch. A model for which that would
+            change answers decodes them one by one.
+        one_by_one: why they do not, in words; None if they do.
+        shapes: shapes of batches that have been computed with.
+        profile: what sequences and steps take.
+        resident: bytes that were active when it was made: the weights.
+        overlaps: whether the device computes while the host goes on; see `DevicePolicy`.
+        placement: where the state of sequences lies.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, *, exact: bool = False, measured: Path | None = None
+    ) -> None:
+        self._exact = exact
+        self._model = loaded.model
+        self._layout = loaded.layout
+        self._vocab_size = loaded.text.vocab_size
+        self.shapes: set[tuple[int, ...]] = set()
+        self._device = loaded.device
+        self.overlaps = loaded.device.overlaps
+        gc.collect()  # what loading left behind would be taken for weights
+        self.resident = resident_bytes()
+        bind(loaded.model, loaded.device)
+        way = batching(loaded.model, loaded.layout, loaded.device)
+        if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
+            way = Batching(_NOT_APART)
+        self.one_by_one, self._mask_axes = way
+        self.batches = self.one_by_one is None
+        # Who decodes one by one always does so: with keys in one piece, however they are cut.
+        self._reads_parts = self.batches and reads_parts(loaded.model, loaded.layout)
+        self.profile = measure(
+            loaded.layout,
+            self._prefill,
+            loaded.device,
+            loaded.text.vocab_size,
+            joins=exact,
+            multiple=EXACT_ROWS if exact and self.batches else 1,
+            folder=measured,
+            of=() if measured is None else (loaded.fingerprint,),
+        )
+        self.use(self._rules())
+
+    def _rules(self) -> Rules:
+        """What is fixed by the model and the device; the budget is not known yet."""
+        later = Contiguous.LATER if self._device.contiguous_keys else Contiguous.NEVER
+        return Rules(
+            exact=self._exact,
+            batches=self.batches,
+            contiguous=later if self._reads_parts else Contiguous.ALWAYS,
+            gathers=self._mask_axes > 0,
+            spare_steps=self._device.spare_steps,
+            overlaps=self.overlaps,
+        )
+
+    def use(self, rules: Rules) -> None:
+        """Plan by other rules. No sequence may run."""
+        batch = None
+        if self.batches and not self._exact:
+            batch = BatchCache(
+                self._layout.open().layers,
+                self._device,
+                row_limit=rules.row_limit,
+                mask_axes=self._mask_axes,
+            )
+            rules = replace(rules, chunked=frozenset(batch.chunked))
+        self.rules = replace(rules, own=min(rules.own, rules.row_limit // 2))
+        self.placement = Placement(self._layout, batch)
+
+    def live_within(self, budget: int, *, max_copy_bytes: int, max_batch: int) -> None:
+        """Have running sequences keep to a budget. None may run yet.
+
+        Args:
+            budget: bytes of all state.
+            max_copy_bytes: that a copy of state may have.
+            max_batch: sequences that run at once.
+        """
+        token = max(1, self.profile.sizes.token)
+        limit = self.rules.row_limit
+        while limit > _LEAST_ROW and limit * token * max_batch * _ROWS_SHARE > budget:
+            limit //= 2
+        longest = max(_LEAST_COPY, max_copy_bytes // token)
+        self.use(replace(self.rules, row_limit=limit, longest=longest))
+
+    # -- state -------------------------------------------------------------------------
+
+    def open(
+        self,
+        offset: int = 0,
+        spans: Sequence[PackedSpan] = (),
+        checkpoint: WholeCheckpoint | None = None,
+    ) -> SequenceCache:
+        """Make the state of a sequence that resumes at `offset`; see `CacheLayout.open`."""
+        return self._layout.open(offset, spans, checkpoint)
+
+    def held_by(self, caches: Iterable[SequenceCache]) -> Held:
+        """What running sequences have of their own."""
+        parts = [*[cache.held() for cache in caches], self.placement.held()]
+        return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))
+
+    # -- steps -------------------------------------------------------------------------
+
+    def plan(
+        self,
+        decode: Sequence[SequenceCache],
+        prefill: tuple[SequenceCache, int] | None = None,
+        *,
+        may_copy: bool = True,
+    ) -> StepPlan:
+        """Plan a step for these sequences as they lie now; see `plan_step`."""
+        return plan_step(decode, prefill, self.placement, self.rules, may_copy=may_copy)
+
+    def cost(self, plan: StepPlan) -> Held:
+        """What a plan takes at its peak."""
+        return plan.cost(self.profile)
+
+    def prefill(self, tokens: Sequence[int], cache: SequenceCache) -> None:
+        """Advance a sequence over `tokens` and wait until that is computed.
+
+        The logits are never asked for, so the output layer does not run.
+        """
+        offset = cache.offset
+        _, peak = peak_of(lambda: self._prefill(tokens, cache))
+        self.profile.observe(len(tokens), offset, peak)
+
+    def _prefill(self, tokens: Sequence[int], cache: SequenceCache) -> None:
+        self._model(mx.array([tokens]), cache=cache.layers)
+        cache.advanced(len(tokens))
+        cache.detach()
+        mx.eval(cache.arrays())
+
+    def run(
+        self, plan: DecodePlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]
+    ) -> ForwardOutput:
+        """Launch the model as planned, and advance the sequences by a token.
+
+        Args:
+            plan: made of these sequences as they lie now.
+            caches: of the sequences that get a token, in the order of the plan.
+            tokens: theirs.
+
+        Returns:
+            The logits of their next tokens.
+
+        Raises:
+            Exception: the model failed for a call of several sequences; their states are lost.
+        """
+        logits: list[mx.array | None] = []
+        errors: dict[int, BaseException] = {}
+        at = 0
+        for call in plan.calls:
+            part = slice(at, at + len(call.sequences))
+            try:
+                logits.append(self._call(call, caches[part], gather(tokens[part])))
+            except BaseException as error:
+                if len(call.sequences) > 1:
+                    raise
+                errors[at] = error  # one sequence's own
+                logits.append(None)
+            at = part.stop
+        return ForwardOutput(_stacked(logits), errors)
+
+    def _call(self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
+        if call.kind is Kind.BATCH:
+            logits = self._together(call, caches, tokens)
+        else:
+            self.placement.apply(call.moves, {cache.number: cache for cache in caches})
+            run = self._exactly if call.kind is Kind.EXACT else self._alone
+            logits = run(caches, tokens)
+        for cache in caches:
+            cache.advanced(1)
+        return logits
+
+    def _together(self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
+        placement = self.placement
+        try:
+            placement.apply(call.moves, {cache.number: cache for cache in caches})
+            logits = placement.step(self._model, call, tokens)
+            launch(logits, placement.arrays() if self._has_more_than_logits else [])
+        except BaseException:
+            placement.clear()  # its layers may be at different tokens
+            raise
+        self._note((call.rows, *self._shape_of(call)))
+        return logits
+
+    def _alone(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
+        (cache,) = caches
+        cache.single_steps += 1
+        logits: mx.array = self._model(tokens[None], cache=cache.layers)[:, -1, :]
+        launch(logits, cache.arrays() if self._has_more_than_logits else [])
+        return logits
+
+    def _exactly(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
+        unused = EXACT_ROWS - len(caches)
+        fed = mx.pad(tokens, (0, unused))
+        layers = separate([*[cache.layers for cache in caches], *[None] * unused], self._device)
+        logits: mx.array = self._model(fed[:, None], cache=layers)[: len(caches), -1, :]
+        launch(logits, [cache.arrays() for cache in caches])
+        self._note((EXACT_ROWS,))
+        return logits
+
+    @property
+    def _has_more_than_logits(self) -> bool:
+        """Whether a step computes state that its logits do not depend on.
+
+        An indexer's, while nothing is chosen by it, would be computed at some later time, and
+        keep all that it is computed from until then.
+        """
+        return self._layout.has_checkpoints or not self._reads_parts
+
+    @staticmethod
+    def _shape_of(call: Call) -> list[int]:
+        windows = [positions for _, positions in call.windows]
+        return [call.positions, *windows] if call.positions else windows
+
+    def _note(self, shape: tuple[int, ...]) -> None:
+        if shape not in self.shapes:
+            self.shapes.add(shape)
+            log.info("new shape", rows=shape[0], positions=list(shape[1:]))
+
+    # -- sampling ----------------------------------------------------------------------
+
+    def sample(self, output: ForwardOutput, rows: Mapping[int, Row]) -> Choice:
+        """Launch the choice of tokens for some of the sequences that ran.
+
+        Args:
+            output: what `run` returned.
+            rows: for each sequence that goes on, by its place, how it samples.
+
+        Returns:
+            One token for each of `rows`, in their order.
+        """
+        if output.logits is None or not rows:
+            return Choice.empty()
+        logits = output.logits
+        if list(rows) != list(range(logits.shape[0])):
+            logits = logits[mx.array(list(rows))]
+        return choose(logits, list(rows.values()), self._vocab_size, each=self._exact)
+
+    def pending(self, output: Choice, place: int) -> PendingToken:
+        """Name a token that was sampled and may still be computed."""
+        return PendingToken(output, place)
+
+
+def _stacked(parts: Sequence[mx.array | None]) -> mx.array | None:
+    """Join the calls' logits; those that failed have somebody else's."""
+    done = next((part for part in parts if part is not None), None)
+    if done is None or len(parts) == 1:
+        return done
+    return mx.concatenate([done if part is None else part for part in parts])
+
+
+def gather(tokens: Sequence[NextToken]) -> mx.array:
+    """Put tokens in one array, `[B]`, without waiting for those that are computed.
+
+    Raises:
+        ValueError: they come from several outputs.
+    """
+    pending = [token for token in tokens if isinstance(token, PendingToken)]
+    if not pending:
+        return mx.array(list(tokens), mx.uint32)  # as outputs are
+    output = pending[0].output
+    if any(token.output is not output for token in pending):
+        raise ValueError("a step's tokens come from one output")
+    known = [token for token in tokens if not isinstance(token, PendingToken)]
+    size, found = len(output.tokens), 0
+    source = []
+    for token in tokens:
+        if isinstance(token, PendingToken):
+            source.append(token.place)
+        else:
+            source.append(size + found)
+            found += 1
+    joined = output.tokens
+    if known:
+        joined = mx.concatenate([joined, mx.array(known, joined.dtype)])
+    return joined if source == list(range(len(joined))) else joined[mx.array(source)]

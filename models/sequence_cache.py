@@ -1,0 +1,309 @@
+"""The state of a sequence while it runs, layer by layer.
+
+Every cache class of mlx-lm falls under one of two kinds. `KVCache` and `QuantizedKVCache` are
+token-addressable and live as `TrunkState`s; `RotatingKVCache`, `ArraysCache` and
+`ChunkedKVCache` restore as a whole only (`ChunkedKVCache` says that it can be trimmed, but its
+front is gone). A `CacheList` is the sum of its parts. Anything else is refused at load.
+
+What a sequence leases is never copied when it enters a batch or leaves it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from .errors import UnsupportedCacheError
+from .memory_profile import Held
+from .spans import PackedSpan, WholeCheckpoint, pack, pack_tail
+from .trunk import Tensors, TrunkState, trunk_state
+from .whole import capture
+
+_ADDRESSABLE = (KVCache, QuantizedKVCache)
+_WHOLE = (RotatingKVCache, ArraysCache, ChunkedKVCache)
+
+
+class SequenceCache:
+    """The state of one running sequence: a record, which `Placement` moves.
+
+    It is in one of two forms: layer caches of its own, which prefill and single decoding use, or
+    a slot of the batch, which then holds its suffix and what is non-trimmable. All methods but
+    those that count are of the first form; `Placement` has them for both.
+
+    Attributes:
+        number: its name in step plans.
+        offset: tokens that it has seen.
+        leased: spans that it leases: the state of its first tokens.
+        packed: spans of its own, after them.
+        layers: what the model is called with, one entry a layer; empty while it has a slot.
+        token_layers: those of its layer caches that are token-addressable.
+        non_trimmable: the others.
+        slot: its row of the batch; None where it has layer caches of its own.
+        single_steps: decode steps since it last was in a batch.
+        is_lost: a step failed while it was in the batch, and left its layers at different tokens.
+    """
+
+    def __init__(
+        self, number: int, offset: int, leased: Sequence[PackedSpan], layers: list[Any]
+    ) -> None:
+        self.number = number
+        self.offset = offset
+        self.leased = list(leased)
+        self.packed: list[PackedSpan] = []
+        self.slot: int | None = None
+        self.single_steps = 0
+        self.is_lost = False
+        self.set_layers(layers)
+        self._has_spans = bool(self.token_layers)
+
+    @property
+    def prefix(self) -> list[PackedSpan]:
+        """All that is read and no longer written: leased spans, and packed ones of its own."""
+        return [*self.leased, *self.packed]
+
+    @property
+    def suffix_length(self) -> int:
+        """Tokens after the prefix, whose state still grows."""
+        if not self._has_spans:
+            return 0
+        return self.offset - sum(span.length for span in self.prefix)
+
+    def advanced(self, tokens: int) -> None:
+        """Count tokens that the model was just called with."""
+        self.offset += tokens
+        for layer in self.token_layers:
+            layer.let_go()  # where attention is the model's own, nobody else did
+
+    def set_layers(self, layers: list[Any]) -> None:
+        """Have layer caches of its own, or none."""
+        leaves = list(leaves_of(layers))
+        self.layers = self._segmented = layers
+        self.token_layers: list[TrunkState] = [x for x in leaves if isinstance(x, TrunkState)]
+        self.non_trimmable: list[Any] = [x for x in leaves if not isinstance(x, TrunkState)]
+
+    def detach(self) -> None:
+        """Have recurrent layers keep their state only.
+
+        It is the end of what they were computed on, and a slice keeps the whole chunk.
+        """
+        for layer in self.non_trimmable:
+            if isinstance(layer, ArraysCache):
+                layer.cache = [None if a is None else mx.contiguous(a) for a in layer.cache]
+
+    def arrays(self) -> list[Any]:
+        """Every array of its own layer caches, to evaluate."""
+        return [layer.state for layer in self.layers]
+
+    @property
+    def suffix_is_full(self) -> bool:
+        """Whether its own layer caches grow with the next token."""
+        return any(
+            layer.tail.keys is None or layer.tail.offset >= _tokens_of(layer.tail.keys)
+            for layer in self.token_layers[:1]
+        )
+
+    @property
+    def windows_change(self) -> bool:
+        """Whether sliding layers of its own get other arrays with the next token.
+
+        A ring that is as long as its window is written in place.
+        """
+        return any(
+            isinstance(layer, ChunkedKVCache)
+            or layer.keys is None
+            or _tokens_of(layer.keys) > layer.max_size
+            or layer.offset >= _tokens_of(layer.keys) < layer.max_size
+            for layer in self.non_trimmable
+            if not isinstance(layer, ArraysCache)
+        )
+
+    def held(self) -> Held:
+        """What it has of its own, outside of the batch."""
+        arrays = flat_arrays(self.arrays())
+        return Held(
+            sum(array.nbytes for array in arrays) + sum(span.nbytes for span in self.packed),
+            len(arrays) + sum(span.buffers for span in self.packed),
+        )
+
+    def lease(self, spans: Sequence[PackedSpan]) -> None:
+        """Lease other spans: the same tokens, cut or joined elsewhere."""
+        self.leased = list(spans)
+        self._read_prefix()
+
+    def restart_suffix(self) -> None:
+        """Start an empty suffix; its tokens are in the prefix by now."""
+        for layer in self.token_layers:
+            layer.drop_tail()
+        self.layers = self._segmented
+        self._read_prefix()
+
+    def suffix(self) -> list[Tensors]:
+        """The suffix's tokens, for each token-addressable layer."""
+        return [layer.tail_tensors() for layer in self.token_layers if layer.has_tail]
+
+    def capture(self) -> WholeCheckpoint:
+        """Copy what is non-trimmable at the present offset."""
+        return checkpoint_of(self.offset, self.non_trimmable)
+
+    def add_packed(self, span: PackedSpan, merges: int) -> None:
+        """Have a span more of its own.
+
+        Args:
+            span: of the suffix's tokens.
+            merges: how often it is merged with the one before it, which copies both.
+        """
+        self.packed.append(span)
+        for _ in range(merges):
+            last = self.packed.pop()
+            self.packed[-1] = self.packed[-1].merge(last)
+
+    def take_packed(self) -> list[PackedSpan]:
+        """Hand over all that it does not lease, in order, in packed spans.
+
+        Follow it with `lease` and `restart_suffix`, or use the cache no more.
+        """
+        parts, self.packed = self.packed, []
+        suffix = self.suffix()
+        return [*parts, pack_tail(suffix)] if suffix else parts
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its keys lie in one piece, in a copy of its own."""
+        return self.layers is not self._segmented
+
+    def make_contiguous(self) -> None:
+        """Copy the prefix, so that a step reads keys that lie in one piece.
+
+        The model is then called with mlx-lm's own caches, which hold all of it.
+        """
+        if self.is_contiguous:
+            return
+        for layer in self.token_layers:
+            layer.join()
+        self.layers = [_in_one_piece(layer) for layer in self._segmented]
+
+    def _read_prefix(self) -> None:
+        prefix = self.prefix
+        for index, layer in enumerate(self.token_layers):
+            layer.set_trunk([span.layer(index) for span in prefix])
+
+
+def checkpoint_of(offset: int, layers: Sequence[Any]) -> WholeCheckpoint:
+    """Copy non-trimmable layer caches.
+
+    Args:
+        offset: tokens that they have seen.
+        layers: mlx-lm's caches.
+    """
+    captured = [capture(layer, offset) for layer in layers]
+    arrays, places = pack([tensors for _, tensors in captured])
+    return WholeCheckpoint(offset, [record for record, _ in captured], arrays, places)
+
+
+class CacheLayout:
+    """What a model's layers keep, and how to make it live.
+
+    Attributes:
+        has_spans: some layers are token-addressable.
+        has_checkpoints: some are not.
+
+    Args:
+        model: mlx-lm's model.
+
+    Raises:
+        UnsupportedCacheError: a layer keeps its state in a class that is not known here.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._numbers = count()
+        leaves = list(leaves_of(make_prompt_cache(model)))
+        unknown = [leaf for leaf in leaves if type(leaf) not in _ADDRESSABLE + _WHOLE]
+        if unknown:
+            name = type(unknown[0]).__name__
+            raise UnsupportedCacheError(f"the model keeps state in {name}, which umbel cannot save")
+        self.has_spans = any(type(leaf) in _ADDRESSABLE for leaf in leaves)
+        self.has_checkpoints = any(type(leaf) in _WHOLE for leaf in leaves)
+
+    def open(
+        self,
+        offset: int = 0,
+        spans: Sequence[PackedSpan] = (),
+        checkpoint: WholeCheckpoint | None = None,
+    ) -> SequenceCache:
+        """Make the state of a sequence that resumes at `offset`.
+
+        Nothing is copied: spans are read where they lie.
+
+        Args:
+            offset: tokens already computed; 0 starts from nothing.
+            spans: the state of all of them, in order, if the stack is token-addressable.
+            checkpoint: whole state that restores `offset`, if the stack has such.
+        """
+        restored = None if checkpoint is None else checkpoint.restore_all(offset)
+        layers = self.layers(spans, restored)
+        return SequenceCache(next(self._numbers), offset, spans, layers)
+
+    def layers(
+        self, prefix: Sequence[PackedSpan], non_trimmable: Sequence[Any] | None
+    ) -> list[Any]:
+        """Make what the model is called with.
+
+        Args:
+            prefix: what the token-addressable layers read.
+            non_trimmable: the other layers' caches in order; None starts them from nothing.
+        """
+        # No closure that calls itself: that is a cycle, and would keep what is restored.
+        spans, rest = count(), None if non_trimmable is None else iter(non_trimmable)
+        return [_revived(cache, prefix, spans, rest) for cache in make_prompt_cache(self._model)]
+
+
+def _revived(
+    cache: Any, trunk: Sequence[PackedSpan], numbers: Iterator[int], wholes: Iterator[Any] | None
+) -> Any:
+    """Put what is restored in the place of one of mlx-lm's caches."""
+    if type(cache) is CacheList:
+        return CacheList(*[_revived(part, trunk, numbers, wholes) for part in cache.caches])
+    if type(cache) in _ADDRESSABLE:
+        number = next(numbers)
+        return trunk_state(cache, [span.layer(number) for span in trunk])
+    return cache if wholes is None else next(wholes)
+
+
+def _tokens_of(keys: Any) -> int:
+    array = keys if isinstance(keys, mx.array) else keys[0]  # a quantised layer has three
+    return int(array.shape[-2])
+
+
+def _in_one_piece(cache: Any) -> Any:
+    if type(cache) is CacheList:
+        return CacheList(*[_in_one_piece(part) for part in cache.caches])
+    return cache.tail if isinstance(cache, TrunkState) else cache
+
+
+def flat_arrays(nested: Any) -> list[mx.array]:
+    """The arrays of a nested structure; what is no array is left out."""
+    if isinstance(nested, mx.array):
+        return [nested]
+    if isinstance(nested, (list, tuple)):
+        return [array for part in nested for array in flat_arrays(part)]
+    return []
+
+
+def leaves_of(caches: Iterable[Any]) -> Iterator[Any]:
+    """Every cache that is not a list of caches, in the model's order."""
+    for cache in caches:
+        if type(cache) is CacheList:
+            yield from leaves_of(cache.caches)
+        else:
+            yield cache

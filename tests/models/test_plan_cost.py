@@ -1,0 +1,65 @@
+"""What plans are priced at, held to the allocator while they run, over random batches."""
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import pytest
+
+from umbel.models.runtime import resident_bytes
+
+from .party import NAMES, Agent, Branch, Party
+
+
+class Accountant(Party):
+    """A party of which every step is held to its price."""
+
+    def feed(self, agents: list[Agent] | None = None, steps: int = 1) -> None:
+        """Give agents tokens; see `Party.feed`."""
+        chosen = list(self.agents if agents is None else agents)
+        for _ in range(steps):
+            plan = self.runner.plan([agent.cache for agent in chosen])
+            price = self.runner.cost(plan).nbytes
+            before = resident_bytes()
+            mx.reset_peak_memory()
+            super().feed(chosen)
+            mx.eval([agent.logits[len(agent.tokens) - 1] for agent in chosen])
+            mx.synchronize()
+            took = mx.get_peak_memory() - before
+            for agent in chosen:
+                agent.logits.clear()
+            assert took <= price, f"{took} over {price}: {plan.decode}"
+
+    def come(self, branch: Branch | None = None, prompt: int = 0) -> Agent:
+        """Start an agent, and hold its prompt's computation to its price, too."""
+        agent = super().come(branch)
+        if prompt:
+            price = self.runner.cost(self.runner.plan([], (agent.cache, prompt))).nbytes
+            words = self.words(prompt)
+            before = resident_bytes()
+            mx.reset_peak_memory()
+            self.runner.prefill(words, agent.cache)
+            assert mx.get_peak_memory() - before <= price
+            agent.tokens += words
+        return agent
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", NAMES)
+def test_no_step_takes_more_than_its_price(name: str, seed: int) -> None:
+    """Whoever comes, goes, waits, runs alone, is packed or put in one piece meanwhile."""
+    party = Accountant(name, seed, own=24, limit=48)
+    rng = party.rng
+    branches = [Branch(), party.branch(rng.randrange(40, 120))]
+
+    def store(agent: Agent) -> None:
+        if agent.tokens:
+            branches.append(party.store(agent))
+
+    for _ in range(14):
+        if len(party.agents) < 7:
+            party.come(rng.choice(branches), rng.choice([0, 1, 5, 33, 70]))
+        agent = rng.choice(party.agents)
+        rng.choice([party.leave, party.leave_batch, party.pack, store])(agent)
+        some = [agent for agent in party.agents if rng.random() < 0.8]
+        if some:
+            party.feed(some, rng.randrange(1, 9))

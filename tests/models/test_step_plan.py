@@ -1,0 +1,265 @@
+"""Plans: what they say of a step before it runs, and what the allocator says of it afterwards."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.models.prefix_groups import PrefixGroup, prefix_groups
+from umbel.models.step_plan import (
+    EXACT_ROWS,
+    SHARED,
+    Call,
+    Contiguous,
+    Enter,
+    Kind,
+    Leave,
+    MakeContiguous,
+    Pack,
+    Relocate,
+    Resize,
+    Rules,
+    plan_step,
+)
+
+
+@dataclass(eq=False)
+class Span:
+    """State of so many tokens."""
+
+    length: int
+
+
+@dataclass
+class State:
+    """A sequence, in figures."""
+
+    number: int
+    offset: int
+    prefix: list[Span] = field(default_factory=list)
+    packed: list[Span] = field(default_factory=list)
+    slot: int | None = None
+    is_contiguous: bool = False
+    suffix_is_full: bool = False
+    windows_change: bool = False
+    single_steps: int = 0
+
+    @property
+    def suffix_length(self) -> int:
+        """What is after the prefix."""
+        return self.offset - sum(span.length for span in self.prefix)
+
+
+@dataclass
+class Buffer:
+    """Rows' tokens, in figures."""
+
+    limit: int = 512
+    positions: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Batch:
+    """Who is in a batch, in figures."""
+
+    sequences: dict[int, State] = field(default_factory=dict)
+    rows: int = 0
+    spare_steps: int = 0
+    suffixes: Buffer | None = field(default_factory=Buffer)
+    windows: dict[int, Buffer] = field(default_factory=dict)
+    groups: tuple[PrefixGroup, ...] | None = None
+
+
+def planned(decode: list[State], batch: Batch | None = None, rules: Rules | None = None) -> Call:
+    """Plan one call."""
+    plan = plan_step(decode, None, batch or Batch(), rules or Rules())
+    assert plan.decode is not None
+    (call,) = plan.decode.calls
+    return call
+
+
+def in_batch(*states: State, rows: int = 0, positions: int = 64) -> Batch:
+    """A batch in which these have slots."""
+    batch = Batch(rows=rows or len(states), suffixes=Buffer(positions=positions))
+    for slot, state in enumerate(states):
+        state.slot = slot
+        batch.sequences[slot] = state
+    assert batch.suffixes is not None
+    batch.suffixes.lengths = [s.suffix_length for s in states] + [0] * (batch.rows - len(states))
+    batch.groups = ()
+    return batch
+
+
+def test_planning_needs_no_mlx() -> None:
+    """Its module, and all that it imports, do without."""
+    code = "import sys, umbel.models.step_plan; sys.exit('mlx.core' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nobody_runs() -> None:
+    """A step of nothing but a prompt's piece has no call."""
+    plan = plan_step([], (State(7, 30), 12), Batch(), Rules())
+    assert plan.decode is None
+    assert plan.prefill == (7, 30, 12, 30)
+
+
+def test_those_who_come_get_rows() -> None:
+    """Each the lowest free one; what they lease alone and is short is copied, and no more."""
+    shared, short, long = Span(SHARED + 1), Span(20), Span(300)
+    states = [
+        State(1, SHARED + 1 + 5, [shared]),
+        State(2, SHARED + 1 + 20 + 3, [shared, short]),
+        State(3, SHARED + 1 + 300, [shared, long]),
+    ]
+    call = planned(states)
+    assert call.moves == (
+        Resize(3, 64, (), renewed=True),
+        Enter(1, 0, 0, 5, reused=False),
+        Enter(2, 1, 1, 23, reused=False),
+        Enter(3, 2, 0, 0, reused=False),
+    )
+    assert call.kind is Kind.BATCH
+    assert (call.rows, call.slots, call.positions) == (3, (0, 1, 2), 64)
+    assert call.groups == (PrefixGroup((0, 1, 2), 0, 1), PrefixGroup((2,), 1, 2))
+    assert call.regroups
+
+
+def test_a_long_suffix_is_packed_on_the_way_in() -> None:
+    """It is then read where it lies, as a span of its own."""
+    call = planned([State(1, 257), State(2, 4)])
+    assert call.moves[1:3] == (Pack(1, 257, 0, 0), Enter(1, 0, 0, 0, reused=False))
+    assert call.groups == (PrefixGroup((0,), 0, 1),)
+
+
+def test_a_steady_step_moves_nothing() -> None:
+    """The same rows with a token more."""
+    states = [State(1, 20), State(2, 9)]
+    call = planned(states, in_batch(*states))
+    assert (call.moves, call.regroups, call.groups) == ((), False, ())
+    assert (call.slots, call.rows) == ((0, 1), 2)
+
+
+@pytest.mark.parametrize(("tokens", "positions"), [(63, 64), (64, 96), (96, 128), (511, 512)])
+def test_rows_grow_before_they_are_full(tokens: int, positions: int) -> None:
+    """There is always room for a token more."""
+    states = [State(1, tokens), State(2, 9)]
+    before = max(64, 2 * tokens // 3 if tokens > 96 else tokens)
+    call = planned(states, in_batch(*states, positions=before))
+    assert call.positions == positions
+    assert call.moves == (() if positions == before else (Resize(2, positions, ()),))
+
+
+def test_a_full_row_is_packed_and_merged_with_what_is_small() -> None:
+    """Sizes grow geometrically; the new span takes the place of those that went into it."""
+    leased, first, second = Span(1000), Span(600), Span(300)
+    full = State(1, 1900 + 512, [leased, first, second], [first, second])
+    states = [full, State(2, 5)]
+    call = planned(states, in_batch(*states, positions=512))
+    assert call.moves == (Pack(1, 512, 2, 1412),)
+    assert call.groups == (PrefixGroup((0,), 0, 2),)
+    short = planned(states, in_batch(*states, positions=512), Rules(longest=900))
+    assert short.moves == (Pack(1, 512, 1, 812),)
+    assert short.groups == (PrefixGroup((0,), 0, 3),)
+
+
+def test_those_who_do_not_run_leave() -> None:
+    """And a batch in which nobody stays is made anew, though it has the same shape."""
+    states = [State(n, 10) for n in range(4)]
+    call = planned(states[2:], in_batch(*states[:2]))
+    assert call.moves == (
+        Leave(0, 0, 10, 10, 0, 0),
+        Leave(1, 1, 10, 10, 0, 0),
+        Resize(2, 64, (), renewed=True),
+        Enter(2, 0, 0, 10, reused=True),
+        Enter(3, 1, 0, 10, reused=True),
+    )
+
+
+def test_a_batch_shrinks_after_a_while() -> None:
+    """Rows beyond move into free ones; until then they stay where they are."""
+    states = [State(n, 10) for n in range(4)]
+    batch = in_batch(*states)
+    del batch.sequences[1], batch.sequences[2]
+    left = [states[0], states[3]]
+    patient = Rules(spare_steps=2)
+    for spare in (0, 1):
+        batch.spare_steps = spare
+        call = planned(left, batch, patient)
+        assert (call.moves, call.rows, call.spare_steps) == ((), 4, spare + 1)
+    batch.spare_steps = 2
+    call = planned(left, batch, patient)
+    assert call.moves == (Relocate(3, 1), Resize(2, 64, ()))
+    assert (call.slots, call.spare_steps) == ((0, 1), 0)
+
+
+def test_windows_have_room_for_what_they_keep() -> None:
+    """A chunk that begins anew holds what came since; a ring no more than its window."""
+    batch = Batch(windows={100: Buffer(100), 40: Buffer(40)})
+    rules = Rules(chunked=frozenset({40}))
+    call = planned([State(1, 205), State(2, 81)], batch, rules)
+    assert dict(call.windows) == {100: 100, 40: 40}
+    assert dict(planned([State(1, 9), State(2, 3)], batch, rules).windows) == {100: 64, 40: 40}
+
+
+@pytest.mark.parametrize(
+    ("contiguous", "steps", "due"),
+    [
+        (Contiguous.NEVER, 7, False),
+        (Contiguous.LATER, 6, False),
+        (Contiguous.LATER, 7, True),
+        (Contiguous.ALWAYS, 0, True),
+    ],
+)
+def test_a_single_sequences_keys_are_put_in_one_piece(
+    contiguous: Contiguous, steps: int, *, due: bool
+) -> None:
+    """When that is due, and only where memory may be taken for it."""
+    state, rules = State(1, 90, [Span(80)], single_steps=steps), Rules(contiguous=contiguous)
+    assert planned([state], rules=rules).moves == ((MakeContiguous(1, 90),) if due else ())
+    sparing = plan_step([state], None, Batch(), rules, may_copy=False).decode
+    assert sparing is not None
+    assert sparing.calls[0].moves == ()
+
+
+def test_a_single_sequence_stays_in_the_batch_where_memory_is_short() -> None:
+    """It leaves for caches of its own, which takes a copy; without one it goes on as a row."""
+    state = State(1, 20)
+    batch = in_batch(state)
+    assert planned([state], batch).moves == (Leave(1, 0, 20, 20, 0, 0),)
+    sparing = plan_step([state], None, batch, Rules(), may_copy=False).decode
+    assert sparing is not None
+    assert (sparing.calls[0].kind, sparing.calls[0].moves) == (Kind.BATCH, ())
+
+
+def test_exact_calls_have_all_their_rows() -> None:
+    """Nine sequences are two calls; those whose keys are in one piece already stay so."""
+    states = [State(n, 10, is_contiguous=n != 3) for n in range(EXACT_ROWS + 1)]
+    plan = plan_step(states, None, Batch(), Rules(exact=True)).decode
+    assert plan is not None
+    assert [call.rows for call in plan.calls] == [EXACT_ROWS] * 2
+    assert [len(call.sequences) for call in plan.calls] == [EXACT_ROWS, 1]
+    assert plan.calls[0].moves == (MakeContiguous(3, 10),)
+
+
+@given(st.data())
+def test_groups_read_each_span_of_each_row_once(data: st.DataObject) -> None:
+    """Whoever shares a span is in one group with all who do; rows read their prefixes in order."""
+    path, prefixes = [[Span(1)]], dict[int, list[Span]]()
+    for slot in data.draw(st.sets(st.integers(0, 9), max_size=8)):
+        begin = data.draw(st.sampled_from(path))
+        more = [Span(1) for _ in range(data.draw(st.integers(0, 3)))]
+        path.append([*begin, *more])
+        prefixes[slot] = path[-1][: data.draw(st.integers(0, len(path[-1])))]
+    groups = prefix_groups(prefixes)
+    for slot, spans in prefixes.items():
+        read = [group for group in groups if slot in group.slots]
+        assert [n for g in read for n in range(g.start, g.stop)] == list(range(len(spans)))
+    for slots, start, stop in groups:
+        runs = {tuple(map(id, prefixes[slot][start:stop])) for slot in slots}
+        assert len(runs) == 1
+        readers = {s for s, spans in prefixes.items() if prefixes[slots[0]][start] in spans}
+        assert readers == set(slots)
