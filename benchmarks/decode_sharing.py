@@ -22,10 +22,10 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from shapes import SHAPES, make, on_cpu, tokens
 
+from umbel.models.kv.packed import PackedSpan
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ForwardOutput, ModelRunner, NextToken
 from umbel.models.runtime import launch
-from umbel.models.spans import PackedSpan
 from umbel.models.step_plan import plan_decode
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)

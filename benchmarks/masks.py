@@ -30,18 +30,18 @@ from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
-from umbel.models.loader import load
+from umbel.models.load.loader import load
 from umbel.models.params import Mask, Matcher, Row, SamplingParams
 from umbel.models.runner import ModelRunner
-from umbel.models.sampling import choose
+from umbel.models.sampling import sample
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.constraint import JSONObject, JSONSchema
 from umbel.models.text.grammar import Grammar, GrammarCompiler
 from umbel.scheduler.engine import Engine
+from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, Request
-from umbel.scheduler.reuse import PrefixReuse
 from umbel.scheduler.sequence import Sequence
 
 ROWS = (1, 8, 32)
@@ -152,7 +152,7 @@ def _choices(vocab_size: int, now: list[Mask]) -> tuple[float, float]:
     took: tuple[list[float], list[float]] = ([], [])
     for _ in range(15):
         for rows, times in zip((bare, held), took, strict=True):
-            times.append(timed(lambda rows=rows: choose(logits, rows, vocab_size).read()))  # type: ignore[misc]
+            times.append(timed(lambda rows=rows: sample(logits, rows, vocab_size).read()))  # type: ignore[misc]
     return statistics.median(took[0]), statistics.median(took[1])
 
 
@@ -200,7 +200,7 @@ def _decode(runner: ModelRunner, rows: int, grammar: Grammar | None) -> list[flo
 
     engine = Engine(
         runner,
-        PrefixReuse(runner, cache, fingerprint="f", interval=8192),
+        KVCacheManager(runner, cache, fingerprint="f", interval=8192),
         MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), runner, fixed_chunks=False),
         queue,
         publish,

@@ -30,10 +30,10 @@ from umbel.models.params import SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.warmup import warm_up
 from umbel.scheduler.engine import Engine
+from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, Request, TokenEvent
-from umbel.scheduler.reuse import PrefixReuse
 from umbel.scheduler.sequence import Sequence
 
 JOINS = 8
@@ -52,7 +52,7 @@ class Driver:
         self._last: dict[str, float] = {}
         self.engine = Engine(
             runner,
-            PrefixReuse(runner, cache, fingerprint="f", interval=8192),
+            KVCacheManager(runner, cache, fingerprint="f", interval=8192),
             MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), runner, fixed_chunks=False),
             self._queue,
             self._publish,

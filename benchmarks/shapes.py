@@ -9,12 +9,12 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 from mlx_lm.models import llama
 
-from umbel.models.device import device_policy
+from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.load.device import device_policy
 from umbel.models.runner import ModelRunner
-from umbel.models.sequence_cache import CacheLayout
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
 
 SHAPES: dict[str, dict[str, Any]] = {
     "8b": {  # Llama-3.1-8B

@@ -31,7 +31,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import aiohttp  # isort: skip
 from mlx_lm.utils import save_config, save_model
 
-from umbel.models import embedded
+from umbel.models.load import embedded
 
 _START = 120.0
 _VOCABULARY = (

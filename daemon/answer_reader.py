@@ -16,7 +16,7 @@ from ..models.text.events import (
     ToolCallStart,
 )
 from ..models.text.stop import StopScanner
-from .logprobs import TokenLedger, Told
+from .logprobs import LogprobBuffer, Told
 
 
 class Parser(Protocol):
@@ -105,7 +105,7 @@ class AnswerReader:
         self._scanner = StopScanner(stops)
         self._held_at = 0  # where the text begins that the scanner holds
         self._held = 0
-        self._ledger = TokenLedger(codec, markup) if logprobs else None
+        self._ledger = LogprobBuffer(codec, markup) if logprobs else None
         self._last_is_text = True
         self.reasoning_tokens = 0
         self._parts: list[_Text | _Reasoning | _Call] = []

@@ -16,17 +16,17 @@ from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
-from ..models import stored
-from ..models.loader import LoadedModel
+from ..models.kv import stored
+from ..models.load.loader import LoadedModel
 from ..models.runner import ModelRunner
 from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
 from ..models.warmup import TOKENS, warm_up
 from ..scheduler.admission import MemoryBound
 from ..scheduler.engine import Engine, Publish
+from ..scheduler.kv_cache_manager import KVCacheManager
 from ..scheduler.memory import MemoryPlanner
 from ..scheduler.paging import Paging
 from ..scheduler.queue import ConversationQueue
-from ..scheduler.reuse import PrefixReuse
 from .config import Settings
 from .errors import StartError
 
@@ -104,7 +104,7 @@ def assemble(
     pins = Pins(cache, loaded.fingerprint, disk)
     engine = Engine(
         runner,
-        PrefixReuse(
+        KVCacheManager(
             runner,
             cache,
             fingerprint=loaded.fingerprint,
@@ -168,7 +168,7 @@ def _cache(loaded: LoadedModel, settings: Settings, budget: int, longest: int) -
 
 def _warm_up(loaded: LoadedModel, settings: Settings, runner: ModelRunner, budget: int) -> None:
     """Compile kernels for as many rows as there is memory for."""
-    rows = min(settings.max_batch, budget // runner.profile.promise(TOKENS).nbytes)
+    rows = min(settings.max_batch, budget // runner.profile.worst_case(TOKENS).nbytes)
     if loaded.device.warms_up and rows:
         warm_up(runner, rows)
 
@@ -221,7 +221,7 @@ def _context(
     fits = runner.profile.longest_context(usable)
     least = min(_LEAST_CONTEXT, loaded.context_length)
     if fits < least:
-        needed = runner.profile.promise(least).nbytes
+        needed = runner.profile.worst_case(least).nbytes
         needed += max_copy_bytes(needed) * 2
         raise StartError(
             f"setting cache_bytes: {budget} bytes hold no request of this model; "
@@ -230,4 +230,4 @@ def _context(
     if fits >= loaded.context_length:
         return loaded.context_length, None
     log.warning("context cut to what fits", tokens=fits, model=loaded.context_length)
-    return fits, MemoryBound(usable, lambda tokens: runner.profile.promise(tokens).nbytes)
+    return fits, MemoryBound(usable, lambda tokens: runner.profile.worst_case(tokens).nbytes)

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 from rich.markup import escape
 
 from ..models import BLAS
-from ..models.embedded import NAME as EMBEDDED
-from ..models.embedded import find as find_embedded
 from ..models.errors import ModelError
+from ..models.load.embedded import NAME as EMBEDDED
+from ..models.load.embedded import find as find_embedded
 from ..models.runtime import backend, device_memory, matmul_gflops
 from .client import Client, ClientError
 from .config import Settings

@@ -40,7 +40,7 @@ class Told(NamedTuple):
     token: TokenLogProb
 
 
-class TokenLedger:
+class LogprobBuffer:
     """Keeps an answer's tokens until the text that they begin in is passed on.
 
     Between a token and its text stand the detokenizer, which waits for whole characters,

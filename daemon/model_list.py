@@ -6,8 +6,8 @@ from pathlib import Path
 from huggingface_hub import CacheNotFound, scan_cache_dir
 from rich.markup import escape
 
-from ..models.embedded import NAME, find
 from ..models.errors import ModelNotFoundError
+from ..models.load.embedded import NAME, find
 from .client import Client, ClientError
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..cachestore.checkpoints import Reason
-from ..models.loader import LoadedModel
+from ..models.load.loader import LoadedModel
 from ..models.params import Grammar
 from ..models.text import boundaries
 from ..models.text.answers import Lineage

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ..cachestore.governor import Governor
 from ..models.errors import ModelError
-from ..models.loader import LoadedModel, load
+from ..models.load.loader import LoadedModel, load
 from ..models.runtime import BLAS, backend, give_freed_memory_back, release_thread
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
@@ -239,14 +239,14 @@ class Daemon:
         return ResponseDesk(await asyncio.to_thread(ResponseStore, folder, budget))
 
     async def _drain(self, handoff: Handoff) -> None:
-        hurry = asyncio.ensure_future(self._hurry.wait())
+        force_stop = asyncio.ensure_future(self._hurry.wait())
         idle = asyncio.ensure_future(handoff.wait_idle())
         await asyncio.wait(
-            {hurry, idle},
+            {force_stop, idle},
             timeout=self._settings.stop_grace,
             return_when=asyncio.FIRST_COMPLETED,
         )
-        hurry.cancel()
+        force_stop.cancel()
         idle.cancel()
         handoff.end_running()
 

@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from ..cachestore.pins import PinDescription
-from ..models.loader import LoadedModel
+from ..models.load.loader import LoadedModel
 from ..models.params import SamplingParams
 from ..scheduler.admission import Admission
 from ..scheduler.errors import UnavailableError

@@ -5,8 +5,8 @@ puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU wheel links, a
 a bound that would end a CUDA daemon. It must therefore stay free of imports that reach mlx.
 """
 
-from .blas import preload
-from .cuda import count_no_cache_misses
+from .load.blas import preload
+from .load.cuda import count_no_cache_misses
 
 BLAS = preload()
 """What stands behind MLX's matrix products on the CPU of this process."""

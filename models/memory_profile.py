@@ -118,11 +118,11 @@ class Transients:
     within: float = 0.0
     margin: float = UNFORESEEN
 
-    def expected(self, tokens: int, context: int) -> int:
+    def estimate(self, tokens: int, context: int) -> int:
         """Estimate a chunk's peak, in bytes, over what was there before or stays after it."""
         return int(self.margin * self._fitted(tokens, context))
 
-    def promised(self, tokens: int, context: int) -> int:
+    def worst_case(self, tokens: int, context: int) -> int:
         """Estimate it as if nothing had been learned since the model was loaded."""
         return int(UNFORESEEN * self._fitted(tokens, context))
 
@@ -181,7 +181,7 @@ class MemoryProfile:
         # The old ones go when these are there.
         whole = self.sizes.non_trimmable(offset + tokens, tokens)
         return Held(
-            grown + whole + self._transients.expected(tokens, offset), 2 * self.sizes.arrays
+            grown + whole + self._transients.estimate(tokens, offset), 2 * self.sizes.arrays
         )
 
     def kept(self, tokens: int) -> int:
@@ -205,7 +205,7 @@ class MemoryProfile:
             offset: the most tokens that one of them looks at.
         """
         rows = self._rounded(rows)
-        return self._transients.expected(rows, offset) + rows * self._logits
+        return self._transients.estimate(rows, offset) + rows * self._logits
 
     def gathered(self, rows: int) -> int:
         """Bytes of recurrent layers whose states a step replaces for all rows together."""
@@ -234,21 +234,21 @@ class MemoryProfile:
             context: tokens of its prompt, the restored ones included.
         """
         few = self.least_chunk
-        return self._started(tokens, context, self._transients.expected(few, context))
+        return self._started(tokens, context, self._transients.estimate(few, context))
 
-    def promise(self, context: int) -> Held:
+    def worst_case(self, context: int) -> Held:
         """The same for a sequence of which nothing is known: the figure that does not change.
 
         What was admitted by it is served, whatever has been learned of transients since.
         """
         few = self.least_chunk
-        return self._started(context, context, self._transients.promised(few, context))
+        return self._started(context, context, self._transients.worst_case(few, context))
 
     def _started(self, tokens: int, context: int, computing: int) -> Held:
         few = self.least_chunk
         copy = self.sizes.suffix(context) if self._joins else 0
         own = self.sizes.suffix(tokens + GROWTH)
-        # A step makes new whole states beside the old ones.
+        # A step makes new states of recurrent and sliding layers beside the old ones.
         own += self.sizes.non_trimmable(context, few) + self.sizes.non_trimmable(context)
         own += self.gathered(1)
         return Held(own + copy + computing + _FEW * self._logits, 2 * self.sizes.arrays)
@@ -258,6 +258,6 @@ class MemoryProfile:
         low, high = 0, 1 << 40
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.promise(middle).nbytes <= budget
+            fits = self.worst_case(middle).nbytes <= budget
             low, high = (middle, high) if fits else (low, middle - 1)
         return low

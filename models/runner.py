@@ -14,19 +14,19 @@ from typing import NamedTuple
 import mlx.core as mx
 import structlog
 
-from .attention import bind
-from .batch_cache import BatchCache
-from .loader import LoadedModel
-from .memory_probe import measure
+from .attention.binding import bind
+from .attention.separate import can_separate, separate
+from .kv.batch_cache import BatchCache
+from .kv.packed import PackedCheckpoint, PackedSpan
+from .kv.placement import Placement
+from .kv.sequence_cache import SequenceCache
+from .load.loader import LoadedModel
+from .load.memory_probe import measure
+from .load.probe import Batching, batching, reads_parts
 from .memory_profile import Held
 from .params import Row
-from .placement import Placement
-from .probe import Batching, batching, reads_parts
 from .runtime import launch, peak_of, resident_bytes
-from .sampling import Choice, choose
-from .separate import can_separate, separate
-from .sequence_cache import SequenceCache
-from .spans import PackedSpan, WholeCheckpoint
+from .sampling import SamplerOutput, sample
 from .step_plan import EXACT_ROWS, Call, Contiguous, DecodePlan, Kind, Rules, StepPlan, plan_step
 
 _NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
@@ -46,7 +46,7 @@ class PendingToken(NamedTuple):
         place: its number there.
     """
 
-    output: Choice
+    output: SamplerOutput
     place: int
 
 
@@ -166,7 +166,7 @@ class ModelRunner:
         self,
         offset: int = 0,
         spans: Sequence[PackedSpan] = (),
-        checkpoint: WholeCheckpoint | None = None,
+        checkpoint: PackedCheckpoint | None = None,
     ) -> SequenceCache:
         """Make the state of a sequence that resumes at `offset`; see `CacheLayout.open`."""
         return self._layout.open(offset, spans, checkpoint)
@@ -298,7 +298,7 @@ class ModelRunner:
 
     # -- sampling ----------------------------------------------------------------------
 
-    def sample(self, output: ForwardOutput, rows: Mapping[int, Row]) -> Choice:
+    def sample(self, output: ForwardOutput, rows: Mapping[int, Row]) -> SamplerOutput:
         """Launch the choice of tokens for some of the sequences that ran.
 
         Args:
@@ -309,13 +309,13 @@ class ModelRunner:
             One token for each of `rows`, in their order.
         """
         if output.logits is None or not rows:
-            return Choice.empty()
+            return SamplerOutput.empty()
         logits = output.logits
         if list(rows) != list(range(logits.shape[0])):
             logits = logits[mx.array(list(rows))]
-        return choose(logits, list(rows.values()), self._vocab_size, each=self._exact)
+        return sample(logits, list(rows.values()), self._vocab_size, each=self._exact)
 
-    def pending(self, output: Choice, place: int) -> PendingToken:
+    def pending(self, output: SamplerOutput, place: int) -> PendingToken:
         """Name a token that was sampled and may still be computed."""
         return PendingToken(output, place)
 

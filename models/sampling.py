@@ -19,7 +19,7 @@ _LEAST_TEMPERATURE = 1e-6
 _MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads consecutive positions over keys
 
 
-class Choice:
+class SamplerOutput:
     """Tokens that were chosen, and may still be computed.
 
     Attributes:
@@ -40,7 +40,7 @@ class Choice:
 
     @classmethod
     def empty(cls) -> Self:
-        """The choice of no rows."""
+        """No rows were sampled."""
         return cls(mx.zeros(0, mx.uint32), {}, {})
 
     def read(self) -> list[Token]:
@@ -55,8 +55,10 @@ class Choice:
         return LogProbs(cast("float", chosen), list(zip(tokens, values, strict=True)))  # type: ignore[arg-type]
 
 
-def choose(logits: mx.array, rows: Sequence[Row], vocab_size: int, *, each: bool = False) -> Choice:
-    """Launch the choice of one token for each row; see `sample`.
+def sample(
+    logits: mx.array, rows: Sequence[Row], vocab_size: int, *, each: bool = False
+) -> SamplerOutput:
+    """Launch the choice of one token for each row; see `sample_tokens`.
 
     What one row's sampling raises is that row's own.
 
@@ -70,7 +72,7 @@ def choose(logits: mx.array, rows: Sequence[Row], vocab_size: int, *, each: bool
         return _choice(logits, rows, vocab_size, *_sample_each(logits, rows, vocab_size))
     errors: dict[int, BaseException] = {}
     try:
-        tokens = sample(logits, rows, vocab_size)
+        tokens = sample_tokens(logits, rows, vocab_size)
     except BaseException:  # noqa: BLE001  (sampling row by row finds out whose it is)
         tokens, errors = _sample_each(logits, rows, vocab_size)
     return _choice(logits, rows, vocab_size, tokens, errors)
@@ -82,7 +84,7 @@ def _choice(
     vocab_size: int,
     tokens: mx.array,
     errors: dict[int, BaseException],
-) -> Choice:
+) -> SamplerOutput:
     logprobs: dict[int, tuple[mx.array, mx.array, mx.array]] = {}
     for i, row in enumerate(rows):
         if row.params.top_logprobs is None or i in errors:
@@ -91,7 +93,7 @@ def _choice(
             logprobs[i] = _logprobs(logits[i, :vocab_size], tokens[i], row.params.top_logprobs)
         except BaseException as error:  # noqa: BLE001  (this row's own)
             errors[i] = error
-    return Choice(tokens, errors, logprobs)
+    return SamplerOutput(tokens, errors, logprobs)
 
 
 def _sample_each(
@@ -101,7 +103,7 @@ def _sample_each(
     tokens = []
     for i, row in enumerate(rows):
         try:
-            tokens.append(sample(logits[i : i + 1], [row], vocab_size))
+            tokens.append(sample_tokens(logits[i : i + 1], [row], vocab_size))
         except BaseException as error:  # noqa: BLE001  (this row's own)
             errors[i] = error
             tokens.append(mx.zeros(1, mx.uint32))
@@ -116,7 +118,7 @@ def _logprobs(logits: mx.array, token: mx.array, count: int) -> tuple[mx.array, 
     return logprobs[token], likeliest, logprobs[likeliest]
 
 
-def sample(logits: mx.array, rows: Sequence[Row], vocab_size: int) -> mx.array:
+def sample_tokens(logits: mx.array, rows: Sequence[Row], vocab_size: int) -> mx.array:
     """Choose one token for each row.
 
     Args:

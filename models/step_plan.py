@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from .buckets import bucket, padded_to, positions_for
+from .kv.buckets import bucket, padded_to, positions_for
+from .kv.prefix_groups import PrefixGroup, prefix_groups
 from .memory_profile import Held, MemoryProfile
-from .prefix_groups import PrefixGroup, prefix_groups
 
 EXACT_ROWS = 8
 """Rows of every call of an exact model: products of other shapes round differently."""

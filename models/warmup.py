@@ -9,10 +9,10 @@ what it compiled.
 
 import itertools
 
-from .buckets import bucket
+from .kv.buckets import bucket
+from .kv.sequence_cache import SequenceCache
 from .params import Row, SamplingParams
 from .runner import ModelRunner, NextToken
-from .sequence_cache import SequenceCache
 from .step_plan import Rules, plan_decode
 
 _PROMPT = list(range(8))

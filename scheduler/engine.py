@@ -10,12 +10,12 @@ import structlog
 from ..cachestore.statistics import CacheStatistics
 from ..models.params import Token
 from .errors import ComputationError, DeadlineExceededError, RequestError, UnavailableError
+from .kv_cache_manager import KVCacheManager
 from .masks import MaskPool
 from .memory import Affordable, MemoryPlanner
 from .policy import StallBound
 from .queue import RETRY_AFTER, ConversationQueue
 from .request import Event, Finished, FinishReason, Started, TokenEvent
-from .reuse import PrefixReuse
 from .runner import ForwardOutput, ModelRunner, SamplerOutput, StepPlan
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
@@ -45,7 +45,7 @@ class Engine:
 
     Args:
         runner: of the model.
-        reuse: the cache of its state.
+        kv_cache: the cache of its state.
         memory: says what fits.
         queue: where sequences wait.
         publish: takes each step's events; must not block.
@@ -61,7 +61,7 @@ class Engine:
     def __init__(
         self,
         runner: ModelRunner,
-        reuse: PrefixReuse,
+        kv_cache: KVCacheManager,
         memory: MemoryPlanner,
         queue: ConversationQueue,
         publish: Publish,
@@ -74,9 +74,9 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
-        self._reuse = reuse
+        self._kv_cache = kv_cache
         self._memory = memory
-        self._scheduler = Scheduler(queue, reuse, memory, max_batch)
+        self._scheduler = Scheduler(queue, kv_cache, memory, max_batch)
         self._publish = publish
         self._eos_ids = eos_ids
         self._prefill_chunk = prefill_chunk
@@ -100,7 +100,7 @@ class Engine:
         """Do one step's work, and say when the next one is due."""
         if not self._running:
             self._last_step_at = self._clock()  # it was idle until now, not stalled
-        reading = self._reuse.page()
+        reading = self._kv_cache.page()
         self._admit()
         step = self._afford()
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
@@ -142,13 +142,13 @@ class Engine:
     def _afford(self) -> Affordable | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
         while self._running:
-            self._reuse.refresh(self._running)
+            self._kv_cache.refresh(self._running)
             step = self._memory.afford(self._running, self._chunk())
             if step is not None:
                 self._waits_since = None
                 return step
             victim = self._scheduler.victim()
-            if victim is None and self._reuse.give_one_up(self._running):
+            if victim is None and self._kv_cache.give_one_up(self._running):
                 continue
             if victim is None and self._waits_for_disk():
                 return None
@@ -164,7 +164,7 @@ class Engine:
 
         A disk that does not answer is not waited for.
         """
-        if not self._reuse.writing:
+        if not self._kv_cache.writing:
             return False
         if self._waits_since is None:
             self._waits_since = self._clock()
@@ -182,7 +182,7 @@ class Engine:
         self._count(preemptions=1)
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:
-        pinned = self._reuse.pinned_bytes
+        pinned = self._kv_cache.pinned_bytes
         return UnavailableError(
             f"memory is short: the request needs {self._memory.needed(sequence)} bytes of "
             f"{self._memory.usable} that may be used at present"
@@ -225,7 +225,7 @@ class Engine:
         grammar = sequence.request.grammar
         if grammar is not None and sequence.constraint is None:
             sequence.constraint = self._masks.constrain(grammar)
-        self._reuse.begin(sequence)
+        self._kv_cache.begin(sequence)
 
     def _run(self, step: Affordable) -> None:
         """Launch this step's decode, then see to what the last one brought."""
@@ -256,8 +256,8 @@ class Engine:
             if earlier.num_left_to_prefill:
                 earlier.num_passed_over += end - start
         self._count(prefill_tokens=end - start)
-        self._reuse.advanced(sequence)
-        self._reuse.prefilled(sequence)
+        self._kv_cache.advanced(sequence)
+        self._kv_cache.prefilled(sequence)
 
     def _decode(
         self, sequences: tuple[Sequence, ...], plan: StepPlan
@@ -304,7 +304,7 @@ class Engine:
                 sequence.pending = self._runner.pending(sampled, place)
 
     def _advanced(self, sequence: Sequence) -> None:
-        self._reuse.advanced(sequence)
+        self._kv_cache.advanced(sequence)
         if not sequence.replays:
             self._end_if_complete(sequence)
 
@@ -386,17 +386,17 @@ class Engine:
     def _keep(self, sequence: Sequence, *, trusted: bool) -> None:
         """Hand the sequence's state to the cache. What that raises costs the state only."""
         try:
-            self._reuse.end(sequence, keep=trusted)
+            self._kv_cache.end(sequence, keep=trusted)
         except BaseException as error:
             # The answer is complete and must arrive, also after a panic in native code.
             log.exception("state not kept", request=sequence.request.id)
             error.__traceback__ = None  # as in _fail
-            self._reuse.end(sequence, keep=False)
+            self._kv_cache.end(sequence, keep=False)
         self._describe_at = 0.0
 
     def _describe_cache(self) -> None:
         """Walk the cache, which takes the longer the more there is: not in every step."""
-        self._cache = self._reuse.statistics()
+        self._cache = self._kv_cache.statistics()
         self._describe_at = self._clock() + _DESCRIBED_EVERY
 
     def _count(self, **more: int) -> None:
@@ -406,7 +406,7 @@ class Engine:
         self._statistics = EngineStatistics(
             **self._totals,
             batch_shapes=len(self._runner.shapes),
-            page_ins=self._reuse.page_ins,
+            page_ins=self._kv_cache.page_ins,
             cache=self._cache,
             memory=self._memory.use(),
             running=tuple(map(describe, (*self._running, *self._scheduler.preempted))),

@@ -84,11 +84,11 @@ class MemoryPlanner:
             need += self._growth(other)
         if self._governor.fits(need):
             return True
-        return not running and self._governor.make_room(self._promise(sequence))
+        return not running and self._governor.make_room(self._worst_case(sequence))
 
     def needed(self, sequence: Sequence) -> int:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""
-        return self._promise(sequence).nbytes
+        return self._worst_case(sequence).nbytes
 
     def afford(self, running: Items[Sequence], chunk: int) -> Affordable | None:
         """Plan a step that fits, and reserve what it takes.
@@ -134,8 +134,8 @@ class MemoryPlanner:
         total = len(sequence.tokens)
         return Size(*self._runner.profile.start(total - known, total))
 
-    def _promise(self, sequence: Sequence) -> Size:
-        return Size(*self._runner.profile.promise(len(sequence.tokens)))
+    def _worst_case(self, sequence: Sequence) -> Size:
+        return Size(*self._runner.profile.worst_case(len(sequence.tokens)))
 
     def _growth(self, sequence: Sequence) -> Size:
         return Size(self._runner.profile.kept(sequence.num_left_to_prefill + _GROWTH))

@@ -31,7 +31,7 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
 
     Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
     same prompt is always computed in the same pieces; they also end on the sequence's
-    borders and where another request parts from it that waits, and the last one before the last
+    chunk boundaries and where another request parts from it that waits, and the last one before the last
     prompt token.
     """
     prefill = _shortest_prompt(running)
@@ -40,7 +40,9 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
         return Batch(None, 0, decode)
     start = prefill.num_computed_tokens
     grid = (start // prefill_chunk + 1) * prefill_chunk
-    stops = (offset for offset in (*prefill.borders, prefill.num_awaited) if offset > start)
+    stops = (
+        offset for offset in (*prefill.chunk_boundaries, prefill.num_awaited) if offset > start
+    )
     return Batch(prefill, min(grid, len(prefill.tokens) - 1, *stops), decode)
 
 
@@ -68,7 +70,7 @@ class StallBound:
 
     _LEAST = 16  # smaller pieces cost more in overhead than they save in waiting
     _UNTRIED = 64  # tokens, before the first measurement
-    _SURE = 0.8  # of the bound: chunks take longer than foretold about as often as shorter
+    _SURE = 0.8  # of the bound: chunks take longer than estimated about as often as shorter
     _FORGET = 0.8  # what a measurement still counts when the next one comes
 
     def __init__(self, seconds: float) -> None:

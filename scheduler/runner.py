@@ -55,7 +55,7 @@ class StepPlan(Protocol):
 
 
 class Placement(Protocol):
-    """Where the state of sequences lies; `models.placement.Placement` is the real one."""
+    """Where the state of sequences lies; `models.kv.placement.Placement` is the real one."""
 
     def capture(self, cache: Any) -> Checkpoint:
         """Copy what is non-trimmable at a sequence's present offset."""
@@ -148,6 +148,6 @@ class MemoryProfile(Protocol):
         """What a sequence takes that has `tokens` of its `context` left to compute."""
         ...
 
-    def promise(self, context: int) -> Held:
-        """What a sequence of this length was promised to be served with, alone."""
+    def worst_case(self, context: int) -> Held:
+        """What a sequence of this length may take, alone: what is admitted by it is served."""
         ...

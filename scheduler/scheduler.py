@@ -4,9 +4,9 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from .kv_cache_manager import KVCacheManager
 from .memory import MemoryPlanner
 from .queue import ConversationQueue
-from .reuse import PrefixReuse
 from .sequence import Sequence
 
 _READ_AHEAD = 8
@@ -74,18 +74,22 @@ class Scheduler:
 
     Args:
         waiting: the queue.
-        reuse: knows what is in the cache.
+        kv_cache: knows what is in the cache.
         memory: knows what fits.
         max_batch: the most sequences that run at once.
     """
 
     def __init__(
-        self, waiting: ConversationQueue, reuse: PrefixReuse, memory: MemoryPlanner, max_batch: int
+        self,
+        waiting: ConversationQueue,
+        kv_cache: KVCacheManager,
+        memory: MemoryPlanner,
+        max_batch: int,
     ) -> None:
         self.waiting = waiting
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []
-        self._reuse = reuse
+        self._kv_cache = kv_cache
         self._memory = memory
         self._max_batch = max_batch
         self._last = Selection(None, None, 0)
@@ -161,10 +165,10 @@ class Scheduler:
             candidates.remove(chosen)
 
     def _readiness(self, sequence: Sequence) -> Readiness:
-        if self._reuse.shall_wait(sequence, self.running):
+        if self._kv_cache.shall_wait(sequence, self.running):
             return Readiness.PREFIX
-        if self._reuse.page_in(sequence):
+        if self._kv_cache.page_in(sequence):
             return Readiness.DISK
-        if self._memory.admits(sequence, self._reuse.known(sequence), self.running):
+        if self._memory.admits(sequence, self._kv_cache.known(sequence), self.running):
             return Readiness.READY
         return Readiness.MEMORY

@@ -60,7 +60,7 @@ class Sequence:
         self.num_passed_over = 0
         self.num_awaited = 0
         self.lease: Lease | None = None
-        self.borders: dict[int, Reason] = {}
+        self.chunk_boundaries: dict[int, Reason] = {}
         self.frontier = 0
         self.cache: Any = None
         self.constraint: Constraint | None = None
@@ -110,7 +110,7 @@ class Sequence:
         self.tokens = as_tokens([*self.request.prompt, *answered])
         self.num_computed_tokens = 0
         self.pending = self.cache = self.lease = None
-        self.borders = {}
+        self.chunk_boundaries = {}
 
     @property
     def next_token(self) -> Any:

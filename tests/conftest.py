@@ -15,7 +15,7 @@ from .daemon.fixtures import locked_daemon, long_tiny_dir, short_path, smollm2_d
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
 
 # Here, or the tests of the daemon and those of its clients would each have their own.
 __all__ = ["locked_daemon", "long_tiny_dir", "short_path", "smollm2_daemon", "tiny_daemon"]
@@ -40,7 +40,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collectstart() -> None:
     """Choose the BLAS and keep the limit of open files, before any test imports mlx-lm."""
-    import umbel.models.open_files  # noqa: F401, PLC0415
+    import umbel.models.load.open_files  # noqa: F401, PLC0415
 
 
 def _uses_smollm2(item: pytest.Item) -> bool:
@@ -73,7 +73,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def smollm2() -> "LoadedModel":
     """Load the embedded model once; its arrays belong to the main thread."""
-    from umbel.models.loader import load  # noqa: PLC0415
+    from umbel.models.load.loader import load  # noqa: PLC0415
 
     return load("smollm2")
 
@@ -89,6 +89,6 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> "Path":
 @pytest.fixture(scope="session")
 def tiny(tiny_dir: "Path") -> "LoadedModel":
     """Load the tiny random model once; its arrays belong to the main thread."""
-    from umbel.models.loader import load  # noqa: PLC0415
+    from umbel.models.load.loader import load  # noqa: PLC0415
 
     return load(str(tiny_dir))

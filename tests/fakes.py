@@ -15,9 +15,9 @@ from umbel.cachestore.state import Layout
 from umbel.models.memory_profile import Held
 from umbel.models.params import Row, SamplingParams, Token
 from umbel.scheduler.handoff import EventChannel
+from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.request import Event, Finished, FinishReason, Request
-from umbel.scheduler.reuse import PrefixReuse
 
 VOCABULARY = 1000
 """Generated tokens are below this, so a prompt of larger ones is told apart at sight."""
@@ -190,7 +190,7 @@ class FakeRunner:
         del context
         return Held(tokens, 0)
 
-    def promise(self, context: int) -> Held:
+    def worst_case(self, context: int) -> Held:
         """All of it."""
         return Held(context, 0)
 
@@ -279,14 +279,14 @@ async def read(channel: EventChannel) -> list[Event]:
 class Unkept(NamedTuple):
     """What an engine asks of the cache's side."""
 
-    reuse: PrefixReuse
+    reuse: KVCacheManager
     memory: MemoryPlanner
 
 
 def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
     """A cache that keeps nothing, for tests of what stands around it."""
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
-    reuse = PrefixReuse(runner, cache, fingerprint="fake", interval=8192, keeps=False)
+    reuse = KVCacheManager(runner, cache, fingerprint="fake", interval=8192, keeps=False)
     governor = Governor(cache, Size(budget, 1 << 40))
     return Unkept(reuse, MemoryPlanner(governor, runner, fixed_chunks=False))
 

@@ -193,7 +193,7 @@ def test_module_keeps_the_rules(module: str) -> None:
         ("scheduler/queue/deep.py", "from ...daemon import cli"),
         ("scheduler/queue.py", "import asyncio"),
         ("cachestore/paging/pager.py", "import mlx.core as mx"),
-        ("cachestore/trie.py", "from ..models.loader import load"),
+        ("cachestore/trie.py", "from ..models.load.loader import load"),
         ("cachestore/trie.py", "from ..scheduler import engine"),
         ("cachestore/trie.py", "from mlx.utils import tree_flatten"),
         ("cachestore/trie.py", "import numpy, mlx_lm"),

@@ -21,7 +21,7 @@ def write_model(folder: Path, *, more_tokens: int = 0) -> Path:
         folder: is made.
         more_tokens: that its output layer has room for.
     """
-    from umbel.models import embedded  # noqa: PLC0415  (it imports mlx.core)
+    from umbel.models.load import embedded  # noqa: PLC0415  (it imports mlx.core)
 
     import mlx.core as mx  # noqa: PLC0415  # isort: skip  (after umbel.models)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from openai.types.chat import ChatCompletion, ChatCompletionTokenLogprob
 from openai.types.completion_choice import Logprobs
 
-from umbel.models.loader import LoadedModel, load
+from umbel.models.load.loader import LoadedModel, load
 from umbel.models.text.codec import TextCodec
 
 import mlx.core as mx  # isort: skip  (after umbel.models)

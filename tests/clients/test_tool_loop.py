@@ -118,7 +118,7 @@ class TerseAgent(Agent):
 @pytest.fixture(scope="module")
 def embedded_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """A scripted daemon with the embedded model's own weights."""
-    from umbel.models import embedded  # noqa: PLC0415  (it imports mlx.core)
+    from umbel.models.load import embedded  # noqa: PLC0415  (it imports mlx.core)
 
     import mlx.core as mx  # noqa: PLC0415  # isort: skip  (after umbel.models)
 

@@ -2,7 +2,7 @@
 
 from umbel.daemon.answer_reader import CollectedAnswer
 from umbel.daemon.history import History
-from umbel.models.loader import LoadedModel
+from umbel.models.load.loader import LoadedModel
 from umbel.models.text.answers import Lineage
 from umbel.models.text.conversation import Conversation, Message, Tool
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from umbel.daemon.answer_reader import AnswerReader
 from umbel.daemon.generation import Generation
 from umbel.daemon.generations import Generations
-from umbel.daemon.logprobs import TokenLedger, Told
+from umbel.daemon.logprobs import LogprobBuffer, Told
 from umbel.daemon.metrics import Metrics
 from umbel.daemon.protocols.chat_answers import ChatAnswers
 from umbel.daemon.protocols.completion_answers import CompletionAnswers
-from umbel.models.loader import LoadedModel
+from umbel.models.load.loader import LoadedModel
 from umbel.models.params import LogProbs, SamplingParams
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.events import TextDelta
@@ -180,7 +180,7 @@ def written_answer(
 
 def tell(tiny: LoadedModel, token: int, logprobs: LogProbs) -> list[Told]:
     """Put one token through a ledger."""
-    ledger = TokenLedger(tiny.text)
+    ledger = LogprobBuffer(tiny.text)
     ledger.push(token, logprobs)
     return ledger.rest()
 
@@ -198,7 +198,7 @@ def test_only_the_first_token_begins_the_text() -> None:
     """A space that the tokenizer puts before a text is in no token's bytes; others are."""
     codec = byte_fallback_codec()
     start, word = codec._fast.token_to_id("<s>"), codec._fast.token_to_id("▁a")
-    ledger = TokenLedger(codec)
+    ledger = LogprobBuffer(codec)
     for token in (start, word, word):
         ledger.push(token, LogProbs(-1.0, [(word, -1.0)]))
     told = ledger.rest()

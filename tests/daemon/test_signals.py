@@ -69,7 +69,7 @@ def test_storm_later(short_path: Path, long_tiny_dir: Path, state: str) -> None:
 
 
 def test_three_at_once(short_path: Path, long_tiny_dir: Path) -> None:
-    """Three SIGTERMs within milliseconds are one that is in a hurry."""
+    """Three SIGTERMs within milliseconds are one that is in a force_stop."""
     daemon = spawn(short_path, long_tiny_dir)
     eventually(lambda: "event=ready" in daemon.log(), START)
     for _ in range(3):

@@ -15,12 +15,12 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.batch_cache import BatchCache
-from umbel.models.device import DevicePolicy, device_policy
-from umbel.models.placement import Placement
+from umbel.models.kv.batch_cache import BatchCache
+from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
+from umbel.models.kv.placement import Placement
+from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.runner import ModelRunner
-from umbel.models.sequence_cache import CacheLayout, SequenceCache
-from umbel.models.spans import PackedSpan, WholeCheckpoint
 from umbel.models.step_plan import Move, leave, pack
 
 from .. import zoo
@@ -53,7 +53,7 @@ class Branch:
 
     tokens: list[int] = field(default_factory=list)
     spans: list[PackedSpan] = field(default_factory=list)
-    checkpoint: WholeCheckpoint | None = None
+    checkpoint: PackedCheckpoint | None = None
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Party:
         agent.cache = self.runner.open(len(branch.tokens), branch.spans, checkpoint)
         return branch
 
-    def captured(self, agent: Agent) -> WholeCheckpoint | None:
+    def captured(self, agent: Agent) -> PackedCheckpoint | None:
         """Copy what is non-trimmable of an agent, if the model has such."""
         return self.placement.capture(agent.cache) if self.layout.has_checkpoints else None
 

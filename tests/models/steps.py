@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from umbel.models.kv.packed import PackedSpan
+from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.runner import ForwardOutput, ModelRunner, NextToken
-from umbel.models.sequence_cache import SequenceCache
-from umbel.models.spans import PackedSpan
 
 
 def run(

@@ -6,10 +6,10 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from umbel.models import attention as module
-from umbel.models.attention import bind, over_segments
-from umbel.models.device import GPU, DevicePolicy, device_policy
-from umbel.models.trunk import TrunkState
+from umbel.models.attention import binding as module
+from umbel.models.attention.binding import bind, over_segments
+from umbel.models.kv.token_layer import TokenLayerCache
+from umbel.models.load.device import GPU, DevicePolicy, device_policy
 
 from .. import zoo
 
@@ -73,7 +73,7 @@ def test_trunk_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "over_segments", spy)
     trunk = random_trunk(model)
-    caches = [TrunkState(KVCache(), [segment]) for segment in trunk]
+    caches = [TokenLayerCache(KVCache(), [segment]) for segment in trunk]
     mx.eval(model(mx.array([[1]]), cache=caches))
     assert len(calls) == len(caches)
     mx.eval(model(mx.array([[2, 3]]), cache=caches))
@@ -91,10 +91,10 @@ def test_writes_stay_in_place() -> None:
     """The hook lets go of what it was given, so that a decode step copies no tail."""
     model = zoo.make("llama")
     bind(model, HERE)
-    caches = [TrunkState(KVCache(), [segment]) for segment in random_trunk(model)]
+    caches = [TokenLayerCache(KVCache(), [segment]) for segment in random_trunk(model)]
     tail = 200
     mx.eval(model(mx.array([[5] * tail]), cache=caches), [c.state for c in caches])
-    held = sum(cache.tail.nbytes for cache in caches)
+    held = sum(cache.suffix.nbytes for cache in caches)
     for _ in range(3):
         mx.eval(model(mx.array([[6]]), cache=caches), [c.state for c in caches])
     mx.clear_cache()

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 
 import pytest
 
-from umbel.models import blas
+from umbel.models.load import blas
 
 
 def cpu_wheel() -> bool:

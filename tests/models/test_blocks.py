@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.models.blocks import attend
-from umbel.models.device import device_policy
+from umbel.models.attention.blocks import attend
+from umbel.models.load.device import device_policy
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 Inputs = tuple[Floats, Floats, Floats]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.models.cascade import Part, merge, part_of, scores_of
-from umbel.models.device import GPU, DevicePolicy, device_policy
-from umbel.models.softmax import Softmax, softmaxes
+from umbel.models.attention.cascade import Part, merge, part_of, scores_of
+from umbel.models.attention.softmax import Softmax, softmaxes
+from umbel.models.load.device import GPU, DevicePolicy, device_policy
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from umbel.models import sampling
 from umbel.models.params import Row, SamplingParams, Token
-from umbel.models.sampling import Choice, choose
+from umbel.models.sampling import SamplerOutput, sample
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,9 +34,9 @@ def row(output: Sequence[int] = (), **params: Any) -> Row:
     return Row(SamplingParams(**({"seed": 0, "temperature": 0.0} | params)), [1, 2, 3], output)
 
 
-def chosen(logits: Floats, rows: list[Row]) -> Choice:
+def chosen(logits: Floats, rows: list[Row]) -> SamplerOutput:
     """Choose among the tokens that exist."""
-    return choose(mx.array(logits), rows, VOCAB)
+    return sample(mx.array(logits), rows, VOCAB)
 
 
 def check(token: Token, logits: Floats, count: int) -> None:
@@ -131,13 +131,13 @@ def test_only_who_asks_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_logprobs_of_halves(dtype: mx.Dtype) -> None:
     """From logits in half precision, log-probabilities in full."""
     logits = mx.array(random_logits(1)[:, :VOCAB]).astype(dtype)
-    (token,) = choose(logits, [row(top_logprobs=4)], VOCAB).read()
+    (token,) = sample(logits, [row(top_logprobs=4)], VOCAB).read()
     check(token, np.array(logits.astype(mx.float32))[0], 4)
 
 
 def test_nobody() -> None:
     """The choice of no rows has no tokens."""
-    assert Choice.empty().read() == []
+    assert SamplerOutput.empty().read() == []
 
 
 @pytest.mark.parametrize("cursed", range(len(MIXED)))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from umbel.models import embedded
 from umbel.models.errors import ModelNotFoundError
-from umbel.models.loader import LoadedModel
+from umbel.models.load import embedded
+from umbel.models.load.loader import LoadedModel
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import backend

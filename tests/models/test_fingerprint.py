@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from umbel.models.fingerprint import fingerprint
-from umbel.models.loader import load
+from umbel.models.load.fingerprint import fingerprint
+from umbel.models.load.loader import load
 
 from ..tiny import tiny_model_dir
 

@@ -13,9 +13,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-from umbel.models import loader
 from umbel.models.errors import ModelError, ModelLoadError, ModelNotFoundError
-from umbel.models.loader import LoadedModel, _context_length, load
+from umbel.models.load import loader
+from umbel.models.load.loader import LoadedModel, _context_length, load
 from umbel.models.runtime import backend
 
 from ..tiny import tiny_model_dir
@@ -279,7 +279,7 @@ def test_a_repo_without_network_is_an_error_soon(tmp_path: Path) -> None:
     """Offline, a repo that is not in the cache is refused at once instead of waited for."""
     script = (
         "from umbel.models.errors import ModelNotFoundError\n"
-        "from umbel.models.loader import load\n"
+        "from umbel.models.load.loader import load\n"
         "try:\n    load('org/name')\n"
         "except ModelNotFoundError as error:\n    print(error)\n"
     )

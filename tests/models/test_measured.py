@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from umbel.models import memory_probe
-from umbel.models.device import CPU, GPU
-from umbel.models.measured import Figures, key_of, measured_once
+from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.load import memory_probe
+from umbel.models.load.device import CPU, GPU
+from umbel.models.load.measured import Figures, key_of, measured_once
 from umbel.models.memory_profile import Transients
 from umbel.models.runner import ModelRunner
-from umbel.models.sequence_cache import CacheLayout
 
 from .. import zoo
 

@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.models import memory_probe
-from umbel.models.blocks import BLOCK
-from umbel.models.device import device_policy
-from umbel.models.memory_probe import measure_transients
+from umbel.models.attention.blocks import BLOCK
+from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
+from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache, flat_arrays
+from umbel.models.load import memory_probe
+from umbel.models.load.device import device_policy
+from umbel.models.load.memory_probe import measure_transients
 from umbel.models.memory_profile import (
     GROWTH,
     Held,
@@ -30,8 +32,6 @@ from umbel.models.memory_profile import (
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
-from umbel.models.sequence_cache import CacheLayout, SequenceCache, flat_arrays
-from umbel.models.spans import PackedSpan, WholeCheckpoint
 
 from .. import zoo
 from ..scenario.memory_tools import words, zoo_model
@@ -174,7 +174,7 @@ def whole_bytes(states: SequenceCache) -> int:
 
 
 @functools.cache
-def stored(name: str, tokens: int) -> tuple[list[PackedSpan], WholeCheckpoint | None]:
+def stored(name: str, tokens: int) -> tuple[list[PackedSpan], PackedCheckpoint | None]:
     """Compute a prompt, and store its state."""
     runner = load(name)
     states = runner.open()
@@ -297,8 +297,8 @@ def test_probes_are_fitted(block: int, within: int, monkeypatch: pytest.MonkeyPa
     fitted = measure_transients(loaded.layout, None, loaded.device)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
         measured_now = peak(None, None, tokens, context) + 2**16
-        assert fitted.expected(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
-        assert fitted.promised(tokens, context) == fitted.expected(tokens, context)
+        assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
+        assert fitted.worst_case(tokens, context) == fitted.estimate(tokens, context)
 
 
 def test_a_probe_that_computed_at_once_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_a_probe_that_computed_at_once_is_run_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory_probe, "_peak", peak)
     fitted = measure_transients(loaded.layout, None, loaded.device)
     expected = 1.25 * (500_000 + 3000 * 100 + 200 * 177 + 2**16)
-    assert fitted.expected(100, 77) == pytest.approx(expected, abs=2)
+    assert fitted.estimate(100, 77) == pytest.approx(expected, abs=2)
 
 
 def test_a_mask_of_a_whole_chunk_is_foretold() -> None:
@@ -419,7 +419,7 @@ def test_windows_that_grow_are_foretold(name: str, tokens: int) -> None:
         held = states.held().nbytes
         assert taken(lambda: decode(runner, [states])) <= need, step
         assert states.held().nbytes <= held + need
-    assert resident_bytes() - before <= runner.profile.promise(tokens + 20).nbytes
+    assert resident_bytes() - before <= runner.profile.worst_case(tokens + 20).nbytes
     single = runner.open()
     prefill(runner, single, tokens, 90)
     need = chunk_need(runner, 1, single).nbytes
@@ -465,7 +465,7 @@ def test_rows_that_widen_are_foretold(name: str) -> None:
 def test_the_promise_is_kept(name: str, context: int) -> None:
     """A prompt alone, in short chunks, and the first tokens of its answer take no more."""
     runner = load(name)
-    promise = runner.profile.promise(context)
+    promise = runner.profile.worst_case(context)
     assert promise.buffers >= runner.profile.sizes.arrays
 
     def start() -> None:
@@ -490,11 +490,11 @@ def test_the_promise_is_kept_where_keys_are_joined(name: str) -> None:
         prefill(runner, states, context - 301)
         decode(runner, [states], 3)
 
-    promise = runner.profile.promise(context).nbytes
+    promise = runner.profile.worst_case(context).nbytes
     assert taken(start) <= promise
     plain = copy.copy(runner.profile)
     plain._joins = False
-    assert promise - plain.promise(context).nbytes == plain.sizes.suffix(context)
+    assert promise - plain.worst_case(context).nbytes == plain.sizes.suffix(context)
 
 
 @pytest.mark.parametrize(("name", "known"), party.each([40, LONG]))
@@ -520,7 +520,7 @@ def test_what_is_known_is_not_needed_again(name: str, known: int) -> None:
 def test_a_longer_context_is_promised_more(name: str) -> None:
     """Each token more takes something, and never less than its own keys and values."""
     foretold = profile(name)
-    promises = [foretold.promise(context).nbytes for context in range(1, 1200)]
+    promises = [foretold.worst_case(context).nbytes for context in range(1, 1200)]
     steps = [more - less for less, more in itertools.pairwise(promises)]
     assert min(steps) >= max(1, foretold.sizes.token)
 
@@ -531,8 +531,8 @@ def test_the_longest_context_is_the_longest_that_fits(name: str, budget: int) ->
     """Its promise is within the budget, and that of one token more is not."""
     foretold = profile(name)
     longest = foretold.longest_context(budget)
-    assert longest == 0 or foretold.promise(longest).nbytes <= budget
-    assert foretold.promise(longest + 1).nbytes > budget
+    assert longest == 0 or foretold.worst_case(longest).nbytes <= budget
+    assert foretold.worst_case(longest + 1).nbytes > budget
 
 
 @every_model
@@ -540,7 +540,7 @@ def test_a_budget_of_a_promise_holds_its_context(name: str) -> None:
     """Exactly; a byte less holds a token less, and too little holds none."""
     foretold = profile(name)
     for context in (1, 2, 33, 4096, 1 << 17):
-        promise = foretold.promise(context).nbytes
+        promise = foretold.worst_case(context).nbytes
         assert foretold.longest_context(promise) == context
         assert foretold.longest_context(promise - 1) == context - 1
     assert foretold.longest_context(0) == 0
@@ -554,39 +554,39 @@ def test_a_higher_peak_raises_the_forecast(name: str) -> None:
     """Of every chunk and step, by as much as that one was too low, and a quarter more."""
     runner = load(name)
     learned, states = runner.profile, runner.open()
-    promise, context = learned.promise(500), learned.longest_context(1 << 28)
-    before = transients_of(runner).expected(64, 500)
+    promise, context = learned.worst_case(500), learned.longest_context(1 << 28)
+    before = transients_of(runner).estimate(64, 500)
     chunk, step, start = (
         learned.chunk(64, states.offset, 0).nbytes,
         learned.compute(3, 500),
         learned.start(64, 500).nbytes,
     )
     learned.observe(64, 500, 2 * before)
-    assert transients_of(runner).expected(64, 500) == pytest.approx(1.25 * 2 * before, abs=2)
+    assert transients_of(runner).estimate(64, 500) == pytest.approx(1.25 * 2 * before, abs=2)
     assert learned.chunk(64, states.offset, 0).nbytes > chunk
     assert learned.compute(3, 500) > step
     assert learned.start(64, 500).nbytes > start
-    assert learned.promise(500) == promise, "what was admitted by it is served"
+    assert learned.worst_case(500) == promise, "what was admitted by it is served"
     assert learned.longest_context(1 << 28) == context
 
 
 def test_a_lower_peak_changes_nothing() -> None:
     """What was seen once may come again."""
     transients = Transients(1e6, 1e4, 100.0, 1.0)
-    transients.observe(32, 100, 3 * transients.expected(32, 100))
-    raised = transients.expected(77, 900)
-    for peak in (0, 1, transients.expected(32, 100) // 2):
+    transients.observe(32, 100, 3 * transients.estimate(32, 100))
+    raised = transients.estimate(77, 900)
+    for peak in (0, 1, transients.estimate(32, 100) // 2):
         transients.observe(32, 100, peak)
-        assert transients.expected(77, 900) == raised
+        assert transients.estimate(77, 900) == raised
 
 
 def test_one_odd_peak_does_not_stop_everything() -> None:
     """However high it was, the forecast grows to eight times what was fitted."""
     transients = Transients(1e6, 1e4, 100.0, 1.0)
-    before = transients.promised(32, 100)
+    before = transients.worst_case(32, 100)
     transients.observe(32, 100, 1 << 50)
-    assert transients.expected(32, 100) == pytest.approx(8 / 1.25 * before, abs=8)
-    assert transients.promised(32, 100) == before
+    assert transients.estimate(32, 100) == pytest.approx(8 / 1.25 * before, abs=8)
+    assert transients.worst_case(32, 100) == before
 
 
 def test_a_prefill_is_learned_from() -> None:

@@ -9,10 +9,10 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models import probe
-from umbel.models.attention import bind
-from umbel.models.device import device_policy
-from umbel.models.sequence_cache import CacheLayout
+from umbel.models.attention.binding import bind
+from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.load import probe
+from umbel.models.load.device import device_policy
 
 from .. import zoo
 from ..shared import shared_model

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from umbel.models.buckets import bucket, positions_for
-from umbel.models.ring_buffer import RingBuffer
+from umbel.models.kv.buckets import bucket, positions_for
+from umbel.models.kv.ring_buffer import RingBuffer
 
 SHAPES = ((2, 3), (1, 5), (3, 2))
 """Heads and size of the tensors of a row: layers need not be alike."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.models.params import Mask, Row, SamplingParams
-from umbel.models.sampling import _filtered, _penalised, sample
+from umbel.models.sampling import _filtered, _penalised, sample_tokens
 
 VOCAB = 12
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -62,10 +62,10 @@ MASKS = st.none() | st.sets(st.integers(0, VOCAB - 1), min_size=1).map(lambda s:
 ROWS = st.builds(Row, params=PARAMS, prompt=TOKENS, output=TOKENS, mask=MASKS)
 
 
-def choose(logits: Any, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
+def sample(logits: Any, rows: Sequence[Row], vocab_size: int | None = None) -> list[int]:
     """Sample and evaluate."""
     array = mx.array(np.asarray(logits, np.float32))
-    tokens = sample(array, rows, vocab_size or array.shape[-1]).tolist()
+    tokens = sample_tokens(array, rows, vocab_size or array.shape[-1]).tolist()
     assert isinstance(tokens, list)
     return [int(token) for token in tokens if isinstance(token, int)]
 
@@ -91,7 +91,7 @@ def near(a: float, b: float) -> bool:
 @given(logits=LOGITS)
 def test_greedy_is_argmax(logits: list[float]) -> None:
     """Temperature 0 takes the likeliest token, and of equals the first."""
-    assert choose([logits], [row(temperature=0)]) == [int(np.argmax(logits))]
+    assert sample([logits], [row(temperature=0)]) == [int(np.argmax(logits))]
 
 
 @quick
@@ -155,8 +155,8 @@ def test_min_p_comes_after_top_p() -> None:
 def test_temperature_comes_before_the_filters() -> None:
     """A hot request keeps more tokens under the same top-p than a cold one."""
     logits = [np.log([0.6, 0.3, 0.1])]
-    hot = {choose(logits, [row(temperature=2.0, top_p=0.5, seed=s)])[0] for s in range(60)}
-    cold = {choose(logits, [row(temperature=0.5, top_p=0.5, seed=s)])[0] for s in range(60)}
+    hot = {sample(logits, [row(temperature=2.0, top_p=0.5, seed=s)])[0] for s in range(60)}
+    cold = {sample(logits, [row(temperature=0.5, top_p=0.5, seed=s)])[0] for s in range(60)}
     assert cold == {0}
     assert hot == {0, 1}
 
@@ -165,7 +165,7 @@ def test_temperature_comes_before_the_filters() -> None:
 def test_the_strictest_filter_keeps_the_likeliest(params: dict[str, Any]) -> None:
     """No filter can leave nothing: top_p=0 and its like are greedy."""
     logits = [[0.0, 3.0, 1.0, 2.9]]
-    drawn = {choose(logits, [row(seed=seed, **params)])[0] for seed in range(50)}
+    drawn = {sample(logits, [row(seed=seed, **params)])[0] for seed in range(50)}
     assert drawn == {1}
 
 
@@ -190,26 +190,26 @@ def test_penalties_agree_with_a_loop(logits: list[float], rows: list[Row]) -> No
 def test_a_repeated_token_loses_to_a_fresh_one() -> None:
     """Each penalty alone is enough to change the choice it is meant to change."""
     logits = [[2.0, 1.9, 0.0]]
-    assert choose(logits, [row(temperature=0, output=[0])]) == [0]
-    assert choose(logits, [row(temperature=0, output=[0], presence_penalty=1.0)]) == [1]
-    assert choose(logits, [row(temperature=0, output=[0], frequency_penalty=1.0)]) == [1]
-    assert choose(logits, [row(temperature=0, prompt=[0], repetition_penalty=1.5)]) == [1]
+    assert sample(logits, [row(temperature=0, output=[0])]) == [0]
+    assert sample(logits, [row(temperature=0, output=[0], presence_penalty=1.0)]) == [1]
+    assert sample(logits, [row(temperature=0, output=[0], frequency_penalty=1.0)]) == [1]
+    assert sample(logits, [row(temperature=0, prompt=[0], repetition_penalty=1.5)]) == [1]
     # The prompt counts for the repetition penalty only.
     both: dict[str, Any] = {"presence_penalty": 1.0, "frequency_penalty": 1.0}
-    assert choose(logits, [row(temperature=0, prompt=[0], **both)]) == [0]
+    assert sample(logits, [row(temperature=0, prompt=[0], **both)]) == [0]
 
 
 def test_a_repetition_penalty_without_any_tokens_does_nothing() -> None:
     """A first draw from an empty prompt has nothing to repeat."""
-    assert choose([[2.0, 1.9]], [row(temperature=0, repetition_penalty=1.5)]) == [0]
+    assert sample([[2.0, 1.9]], [row(temperature=0, repetition_penalty=1.5)]) == [0]
 
 
 def test_logit_bias_forces_and_forbids() -> None:
     """+100 makes a token certain and -100 impossible, greedy or drawn."""
     logits = [[5.0, 0.0, 4.0]]
-    assert choose(logits, [row(temperature=0, logit_bias={1: 100.0})]) == [1]
-    assert choose(logits, [row(temperature=0, logit_bias={0: -100.0})]) == [2]
-    assert {choose(logits, [row(seed=s, logit_bias={1: 100.0})])[0] for s in range(30)} == {1}
+    assert sample(logits, [row(temperature=0, logit_bias={1: 100.0})]) == [1]
+    assert sample(logits, [row(temperature=0, logit_bias={0: -100.0})]) == [2]
+    assert {sample(logits, [row(seed=s, logit_bias={1: 100.0})])[0] for s in range(30)} == {1}
 
 
 @quick
@@ -219,16 +219,16 @@ def test_a_rows_token_is_the_same_alone_and_in_any_batch(
 ) -> None:
     """Neighbours never change an answer, whatever they are and in whatever order."""
     logits = [data.draw(LOGITS) for _ in rows]
-    alone = [choose([line], [r])[0] for line, r in zip(logits, rows, strict=True)]
-    assert choose(logits, rows) == alone
+    alone = [sample([line], [r])[0] for line, r in zip(logits, rows, strict=True)]
+    assert sample(logits, rows) == alone
     order = data.draw(st.permutations(range(len(rows))))
-    shuffled = choose([logits[i] for i in order], [rows[i] for i in order])
+    shuffled = sample([logits[i] for i in order], [rows[i] for i in order])
     assert shuffled == [alone[i] for i in order]
 
 
 def sequence(seed: int, length: int = 24) -> list[int]:
     """Draw a sequence from even odds: nothing but the seed decides."""
-    return [choose([[0.0] * 64], [row(seed=seed, output=range(n))])[0] for n in range(length)]
+    return [sample([[0.0] * 64], [row(seed=seed, output=range(n))])[0] for n in range(length)]
 
 
 def test_a_seed_reproduces_and_another_seed_does_not() -> None:
@@ -264,7 +264,7 @@ def test_draws_follow_the_distribution(over: str) -> None:
         rows = [row(seed=seed) for seed in range(count)]
     else:
         rows = [row(seed=11, output=range(position)) for position in range(count)]
-    drawn = np.bincount(choose([np.log(probabilities)] * count, rows), minlength=8)
+    drawn = np.bincount(sample([np.log(probabilities)] * count, rows), minlength=8)
     expected = probabilities * count
     # 24.3 is the 0.1% point for 7 degrees of freedom; the draws are the same every time.
     assert ((drawn - expected) ** 2 / expected).sum() < 24.3
@@ -275,7 +275,7 @@ def test_temperature_sharpens_and_flattens() -> None:
     logits = [[math.log(0.8), math.log(0.2)]] * 1000
     for temperature in (0.5, 2.0):
         rows = [row(seed=seed, temperature=temperature) for seed in range(1000)]
-        share = choose(logits, rows).count(0) / 1000
+        share = sample(logits, rows).count(0) / 1000
         odds = 4 ** (1 / temperature)
         assert share == pytest.approx(odds / (1 + odds), abs=0.04)
 
@@ -283,15 +283,15 @@ def test_temperature_sharpens_and_flattens() -> None:
 def test_padding_of_the_output_layer_is_never_chosen() -> None:
     """Tokens beyond the vocabulary do not exist, however likely the model finds them."""
     logits = [[0.0, 1.0, 0.5, 1e9, 1e9]]
-    assert choose(logits, [row(temperature=0)], vocab_size=3) == [1]
-    drawn = {choose(logits, [row(seed=s, top_k=3, top_p=0.99)], vocab_size=3)[0] for s in range(40)}
+    assert sample(logits, [row(temperature=0)], vocab_size=3) == [1]
+    drawn = {sample(logits, [row(seed=s, top_k=3, top_p=0.99)], vocab_size=3)[0] for s in range(40)}
     assert drawn <= {0, 1, 2}
 
 
 def test_tokens_without_a_logit_are_passed_over() -> None:
     """A tokenizer may know more tokens than the output layer; naming one breaks nothing."""
     wide = row(temperature=0, prompt=[0, 7], repetition_penalty=2.0, logit_bias={7: 100.0})
-    assert choose([[2.0, 1.5]], [wide], vocab_size=8) == [1]
+    assert sample([[2.0, 1.5]], [wide], vocab_size=8) == [1]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6, 2.0])
@@ -301,10 +301,10 @@ def test_extreme_temperatures_never_meet_nan(temperature: float, dtype: mx.Dtype
     logits = mx.array([[-1e4, 3.0, 1e4, 0.0, -mx.inf]]).astype(dtype)
     filters: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}]
     for params in filters:
-        assert sample(logits, [row(temperature=temperature, **params)], 5).tolist() == [2]
+        assert sample_tokens(logits, [row(temperature=temperature, **params)], 5).tolist() == [2]
     mild = mx.array([[1.0, 1.5, 0.5]]).astype(dtype)
     rows = [row(temperature=temperature, seed=seed) for seed in range(40)]
-    drawn = set(choose([mild[0].tolist()] * 40, rows))
+    drawn = set(sample([mild[0].tolist()] * 40, rows))
     assert drawn == ({1} if temperature < 1 else {0, 1, 2})
 
 
@@ -312,7 +312,7 @@ def test_extreme_temperatures_never_meet_nan(temperature: float, dtype: mx.Dtype
 @given(logits=LOGITS, r=ROWS, allowed=st.sets(st.integers(0, VOCAB - 1), min_size=1))
 def test_a_mask_is_the_last_word(logits: list[float], r: Row, allowed: set[int]) -> None:
     """Whatever penalties, biases, filters and seeds there are, what is chosen is allowed."""
-    (token,) = choose([logits], [replace(r, mask=masked(sorted(allowed)))])
+    (token,) = sample([logits], [replace(r, mask=masked(sorted(allowed)))])
     assert token in allowed
 
 
@@ -325,16 +325,16 @@ def test_a_mask_is_as_if_the_others_did_not_exist(
     allowed = data.draw(st.sets(st.integers(0, VOCAB - 1), min_size=1))
     bare = replace(r, mask=masked(sorted(allowed)))
     without = [x if t in allowed else -math.inf for t, x in enumerate(logits)]
-    assert choose([logits], [bare]) == choose([without], [replace(r, mask=None)])
+    assert sample([logits], [bare]) == sample([without], [replace(r, mask=None)])
 
 
 def test_biases_choose_among_what_a_mask_allows() -> None:
     """+100 does not let a token through, and -100 does not leave nothing."""
     logits = [[5.0, 4.0, 0.0]]
-    assert choose(logits, [row(temperature=0, allowed=[1, 2], logit_bias={0: 100.0})]) == [1]
-    assert choose(logits, [row(temperature=0, allowed=[1, 2], logit_bias={1: -100.0})]) == [2]
-    assert choose(logits, [row(temperature=0, allowed=[1], logit_bias={1: -100.0})]) == [1]
-    assert choose(logits, [row(temperature=0, allowed=[0], frequency_penalty=2.0, output=[0])]) == [
+    assert sample(logits, [row(temperature=0, allowed=[1, 2], logit_bias={0: 100.0})]) == [1]
+    assert sample(logits, [row(temperature=0, allowed=[1, 2], logit_bias={1: -100.0})]) == [2]
+    assert sample(logits, [row(temperature=0, allowed=[1], logit_bias={1: -100.0})]) == [1]
+    assert sample(logits, [row(temperature=0, allowed=[0], frequency_penalty=2.0, output=[0])]) == [
         0
     ]
 
@@ -345,11 +345,11 @@ def test_a_mask_is_read_bit_by_bit(vocab_size: int) -> None:
     logits = np.zeros((vocab_size + 1, vocab_size + 7), np.float32)
     words = -(-vocab_size // 32)
     rows = [Row(SamplingParams(seed=0), [], [], masked([t], words)) for t in range(vocab_size)]
-    chosen = choose(logits, [*rows, row(temperature=0)], vocab_size)
+    chosen = sample(logits, [*rows, row(temperature=0)], vocab_size)
     assert chosen == [*range(vocab_size), 0]
 
 
 def test_a_mask_names_tokens_without_a_logit() -> None:
     """Where the tokenizer knows more tokens than the output layer, those are not chosen."""
     wide = Row(SamplingParams(seed=0), [], [], masked([3, 40, 90], 3))
-    assert choose([[0.0] * 36], [wide], vocab_size=96) == [3]
+    assert sample([[0.0] * 36], [wide], vocab_size=96) == [3]

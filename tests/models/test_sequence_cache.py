@@ -20,8 +20,8 @@ from mlx_lm.models.cache import (
 )
 
 from umbel.models.errors import UnsupportedCacheError
-from umbel.models.sequence_cache import CacheLayout, SequenceCache
-from umbel.models.spans import PackedSpan, WholeCheckpoint
+from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
+from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
 
 from .. import zoo
 from .steps import in_one_piece
@@ -290,5 +290,5 @@ def test_real_layers_restore_byte_for_byte(name: str) -> None:
         assert _bytes(copy.capture()) == _bytes(live.capture())
 
 
-def _bytes(checkpoint: WholeCheckpoint) -> list[bytes]:
+def _bytes(checkpoint: PackedCheckpoint) -> list[bytes]:
     return [np.array(array).tobytes() for array in checkpoint._arrays]

@@ -9,8 +9,8 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import pytest
 
-from umbel.models.recurrent import BatchedArrays
-from umbel.models.spans import PackedSpan
+from umbel.models.kv.packed import PackedSpan
+from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.step_plan import Rules
 
 from .party import NAMES, Agent, Branch, Party
@@ -23,7 +23,7 @@ def overwrite(party: Party, row: int, value: float) -> None:
             assert tensor is not None
             tensor[row] = value
     for layer in party.batch._non_trimmable:
-        if isinstance(layer, BatchedArrays):
+        if isinstance(layer, BatchedRecurrentLayer):
             for array in layer.arrays():
                 array[row] = value
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.models.prefix_groups import PrefixGroup, prefix_groups
+from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
 from umbel.models.step_plan import (
     EXACT_ROWS,
     SHARED,

@@ -12,16 +12,16 @@ import pytest
 
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.models.errors import StoredStateError
-from umbel.models.runtime import backend
-from umbel.models.sequence_cache import CacheLayout, SequenceCache
-from umbel.models.spans import PackedSpan, WholeCheckpoint
-from umbel.models.stored import (
+from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
+from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.kv.stored import (
     Exported,
     export_checkpoint,
     export_span,
     load_checkpoint,
     load_span,
 )
+from umbel.models.runtime import backend
 
 from .. import zoo
 from ..scenario.memory_tools import words
@@ -81,7 +81,7 @@ class Stored:
         return bits([logits])
 
     def goes_on(
-        self, spans: list[PackedSpan], checkpoint: WholeCheckpoint | None
+        self, spans: list[PackedSpan], checkpoint: PackedCheckpoint | None
     ) -> list[list[bytes]]:
         """Prefill and decode from a restored state."""
         live = self.layout.open(len(PROMPT), spans, checkpoint)

@@ -21,23 +21,23 @@ from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
-from umbel.models.device import DevicePolicy, device_policy
+from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import SamplingParams
 from umbel.models.runner import ModelRunner
-from umbel.models.sequence_cache import CacheLayout, SequenceCache
 from umbel.models.step_plan import Call
 from umbel.scheduler.engine import Engine
+from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, TokenEvent
-from umbel.scheduler.reuse import PrefixReuse
 from umbel.scheduler.sequence import Sequence
 
 from .. import zoo
 from ..shared import measured_once, shared_model
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
 
 CHUNK = 64
 INTERVAL = 128
@@ -157,7 +157,7 @@ class Bench:
         )
         self._queue = ConversationQueue(16)
         self._events: list[tuple[Sequence, Event]] = []
-        reuse = PrefixReuse(self.runner, self.cache, fingerprint="f", interval=INTERVAL)
+        reuse = KVCacheManager(self.runner, self.cache, fingerprint="f", interval=INTERVAL)
         self.governor = Governor(self.cache, Size(memory, 1 << 40))
         self.engine = Engine(
             self.runner,

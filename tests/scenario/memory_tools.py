@@ -26,9 +26,9 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.assembly import Assembly, assemble
 from umbel.daemon.config import Settings
-from umbel.models.device import DevicePolicy, device_policy
+from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import Grammar, SamplingParams
-from umbel.models.sequence_cache import CacheLayout
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence
@@ -38,7 +38,7 @@ from .. import zoo
 from ..shared import measured_once
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 SEEDED = SamplingParams(seed=11, temperature=1.0, top_p=0.95)

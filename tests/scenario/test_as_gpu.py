@@ -11,8 +11,8 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.device import GPU
-from umbel.models.sequence_cache import SequenceCache
+from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.load.device import GPU
 from umbel.models.warmup import TOKENS
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
@@ -23,7 +23,7 @@ from ..models.party import mlx_lm_alone
 from .memory_tools import CHUNK, SEEDED, Ask, Rig, Told, agents, words, zoo_model
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
 
 # To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled.
 AS_GPU = replace(GPU, compiles=False)
@@ -93,7 +93,7 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
 )
 def test_a_small_budget_warms_up_less(name: str, rows: int) -> None:
     """It starts, warms up as many rows as fit, and serves one after the other."""
-    promise = Rig(model(name), MEMORY, max_batch=1).assembly.runner.profile.promise
+    promise = Rig(model(name), MEMORY, max_batch=1).assembly.runner.profile.worst_case
     budget = promise(TOKENS).nbytes * (2 * rows + 1) // 2 if rows else promise(100).nbytes * 9 // 8
     rig = Rig(model(name), budget, max_batch=6)
     runner = rig.assembly.runner
@@ -140,7 +140,7 @@ def test_one_ends_while_its_step_is_under_way(
 
 def fail_for(rig: Rig, cache: SequenceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a sequence fail after it was fed its next token, and before one is chosen for it."""
-    reuse, real = rig.engine._reuse, rig.engine._reuse.advanced
+    reuse, real = rig.engine._kv_cache, rig.engine._kv_cache.advanced
 
     def advanced(sequence: Any) -> None:
         if sequence.cache is cache:

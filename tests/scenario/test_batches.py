@@ -7,13 +7,14 @@ import mlx.core as mx
 import pytest
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.models import probe, sampling
-from umbel.models.attention import bind
-from umbel.models.batch_cache import BatchCache
-from umbel.models.device import device_policy
+from umbel.models import sampling
+from umbel.models.attention.binding import bind
+from umbel.models.kv.batch_cache import BatchCache
+from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.load import probe
+from umbel.models.load.device import device_policy
 from umbel.models.params import Row, SamplingParams
-from umbel.models.sampling import sample as real_sample
-from umbel.models.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.sampling import sample_tokens as real_sample
 from umbel.models.step_plan import Call
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
@@ -23,7 +24,7 @@ from .bench import Ask, Bench, words
 from .test_exactness import TOLERANCE
 
 if TYPE_CHECKING:
-    from umbel.models.spans import PackedSpan
+    from umbel.models.kv.packed import PackedSpan
 
 SYSTEM = 150
 SHARED = ("llama", "qwen3_next", "gemma3_text", "mamba2")
@@ -144,7 +145,7 @@ def test_one_rows_fault_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asks = crew(4)
     healthy = Bench("llama").run_together(asks)
-    monkeypatch.setattr(sampling, "sample", sample)
+    monkeypatch.setattr(sampling, "sample_tokens", sample)
     asks[1].sampling = SamplingParams(seed=cursed, temperature=0.0)
     outcomes = Bench("llama").run_together(asks)
     failed = outcomes.pop(1)

@@ -19,7 +19,7 @@ from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, Rig, Told, replaced, words
 from .test_as_gpu import AS_GPU
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
     from umbel.models.text.codec import TextCodec
 
 PERSON = {

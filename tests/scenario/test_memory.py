@@ -12,7 +12,7 @@ import pytest
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.daemon.errors import StartError
-from umbel.models.sequence_cache import CacheLayout
+from umbel.models.kv.sequence_cache import CacheLayout
 from umbel.scheduler.admission import Admission
 from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.request import FinishReason
@@ -21,7 +21,7 @@ from .. import zoo
 from .memory_tools import Ask, Rig, Watch, agents, loners, replaced, words, zoo_model
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
 
 _QUICK = [("llama", False), ("llama", True), ("mamba2", False), ("gemma3_text", True)]
 EVERY = [
@@ -37,7 +37,7 @@ _SHARED_BUFFER = 16 * 1024
 def promised(name: str, tokens: int, *, exact: bool = False) -> int:
     """A budget that holds one request of so many tokens, and a quarter more."""
     probe = Rig(zoo_model(name), 1 << 30, exact=exact)
-    return probe.assembly.runner.profile.promise(tokens).nbytes * 20 // 16
+    return probe.assembly.runner.profile.worst_case(tokens).nbytes * 20 // 16
 
 
 def check_budget(rig: Rig, asks: list[Ask]) -> None:
@@ -198,7 +198,7 @@ def test_long_windows_are_part_of_the_promise(window: int, prompt: int, answer: 
     )
     loaded = replaced(zoo_model("gemma3_text"), model=model, layout=CacheLayout(model))
     probe = Rig(loaded, 1 << 30).assembly.runner.profile
-    rig = Rig(loaded, probe.promise(prompt + answer).nbytes * 20 // 16)
+    rig = Rig(loaded, probe.worst_case(prompt + answer).nbytes * 20 // 16)
     asks = [Ask(words(prompt, number), answer) for number in range(3)]
     check_budget(rig, [asks[0], *asks])
 
@@ -275,7 +275,7 @@ def test_what_can_never_fit_is_told_in_bytes() -> None:
         admission.answer_length(rig.limit, None)
     need, usable = [int(n) for n in findall(r"(\d+)(?: bytes| of cache_bytes)", str(refused.value))]
     assert usable == rig.assembly.governor.limit.nbytes < need
-    assert need == rig.assembly.runner.profile.promise(rig.limit + 1).nbytes
+    assert need == rig.assembly.runner.profile.worst_case(rig.limit + 1).nbytes
 
 
 def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:

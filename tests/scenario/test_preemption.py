@@ -157,7 +157,7 @@ def test_growth_alone_preempts() -> None:
     probe = Rig(zoo_model("llama"), 1 << 30)
     answers = [told.tokens for told in probe.serve(asks)]
     need = probe.assembly.runner.profile
-    rig = Rig(zoo_model("llama"), need.promise(612).nbytes + need.sizes.token * 1000)
+    rig = Rig(zoo_model("llama"), need.worst_case(612).nbytes + need.sizes.token * 1000)
     told = rig.serve(asks)
     assert rig.preemptions > 0
     assert [t.tokens for t in told] == answers

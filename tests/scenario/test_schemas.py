@@ -30,7 +30,7 @@ from umbel.scheduler.request import FinishReason
 from .memory_tools import Ask, Rig, replaced, words, zoo_model
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
     from umbel.models.text.codec import TextCodec
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ import pytest
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
+from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.runner import ModelRunner
-from umbel.models.sequence_cache import SequenceCache
 from umbel.models.step_plan import Call, Rules
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus

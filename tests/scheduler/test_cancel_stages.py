@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from umbel.scheduler.reuse import _WORTH_WAITING
+from umbel.scheduler.kv_cache_manager import _WORTH_WAITING
 from umbel.scheduler.sequence import SequenceStatus
 
 from ..scenario.bench import CHUNK, words

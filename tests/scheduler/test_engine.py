@@ -517,7 +517,7 @@ class TestFaults:
     ) -> None:
         """The request ends as it would have, its lease is closed, and the next one runs."""
         bench = Bench()
-        end, closed = bench.engine._reuse.end, list[Sequence]()
+        end, closed = bench.engine._kv_cache.end, list[Sequence]()
 
         def fail_to_keep(sequence: Sequence, *, keep: bool) -> None:
             if keep:
@@ -525,7 +525,7 @@ class TestFaults:
             end(sequence, keep=False)
             closed.append(sequence)
 
-        monkeypatch.setattr(bench.engine._reuse, "end", fail_to_keep)
+        monkeypatch.setattr(bench.engine._kv_cache, "end", fail_to_keep)
         ending = bench.put("a", [1, 2, 3], conversation="c", deadline=105)
         bench.put("b", [4, 5], conversation="c")
         bench.engine.step()

@@ -41,7 +41,7 @@ class Figures(FakeRunner):
         """What is left, a byte to look at each token, and what was learned of steps."""
         return Held(EACH * tokens + context + 50, 4)
 
-    def promise(self, context: int) -> Held:
+    def worst_case(self, context: int) -> Held:
         """The same for all of it, before anything was learned."""
         return Held((EACH + 1) * context + 10, 4)
 

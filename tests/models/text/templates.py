@@ -10,7 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
 from umbel.models.errors import TemplateError
-from umbel.models.loader import LoadedModel, load
+from umbel.models.load.loader import LoadedModel, load
 from umbel.models.text.formats import HARMONY as HARMONY_FORMAT
 from umbel.models.text.harmony import is_harmony
 from umbel.models.text.template import ChatTemplate

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from umbel.models.loader import LoadedModel
+from umbel.models.load.loader import LoadedModel
 from umbel.models.text.boundaries import MAX_HINTS, find
 from umbel.models.text.conversation import CacheHint, Conversation, Message, Tool, ToolCall
 

@@ -29,7 +29,7 @@ from umbel.models.text.grammar import Grammar, GrammarCompiler
 from .test_grammar import allowed
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
     from umbel.models.text.codec import TextCodec
 
 _WALKS = 8

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE
 
 from umbel.models.errors import ModelLoadError, TemplateError
-from umbel.models.loader import LoadedModel, load
+from umbel.models.load.loader import LoadedModel, load
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.formats import ToolParser
 

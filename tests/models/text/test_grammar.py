@@ -24,7 +24,7 @@ from umbel.models.text.conversation import Tool
 from umbel.models.text.grammar import Grammar, GrammarCompiler
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
     from umbel.models.text.codec import TextCodec
 
 THINK = Reasoning("<think>", "</think>", opened=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from umbel.models.loader import LoadedModel
+from umbel.models.load.loader import LoadedModel
 from umbel.models.text.answers import AnswerStore, Lineage
 from umbel.models.text.boundaries import find
 from umbel.models.text.codec import TextCodec

@@ -20,7 +20,7 @@ from umbel.models.text.schema_meaning import SchemaReader
 from .test_grammar import follow
 
 if TYPE_CHECKING:
-    from umbel.models.loader import LoadedModel
+    from umbel.models.load.loader import LoadedModel
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from umbel.models.errors import TemplateError
-from umbel.models.loader import LoadedModel
+from umbel.models.load.loader import LoadedModel
 from umbel.models.text.conversation import Conversation, Message, ToolCall, ToolChoice
 from umbel.models.text.template import ChatTemplate
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from .batch import DenseColumns, NotBatchableError, Step
-from .buckets import padded_to
-from .ring_buffer import RingBuffer
-from .spans import PackedSpan
+from ..kv.buckets import padded_to
+from ..kv.packed import PackedSpan
+from ..kv.ring_buffer import RingBuffer
+from .batched import BufferedLayer, NotBatchableError, Step
 
 
 class Gathering:
@@ -27,9 +27,9 @@ class Gathering:
             than others.
     """
 
-    def __init__(self, step: Step, dense: RingBuffer, mask_axes: int) -> None:
+    def __init__(self, step: Step, buffer: RingBuffer, mask_axes: int) -> None:
         self._step = step
-        self._dense = dense
+        self._buffer = buffer
         self._axes = mask_axes
         self._leased: tuple[int, mx.array | None] = (-1, None)
 
@@ -37,9 +37,9 @@ class Gathering:
         """Where each row may look in this step: `[rows, 1, .., 1, tokens]`."""
         if self._leased[0] != self._step.plan:
             self._leased = self._step.plan, self._mask_of_leased()
-        own = self._dense.mask
+        own = self._buffer.mask
         if own is None:
-            own = mx.ones((self._dense.rows, 1, 1, self._dense.positions), mx.bool_)
+            own = mx.ones((self._buffer.rows, 1, 1, self._buffer.positions), mx.bool_)
         own = own[:, 0, 0]
         seen = own if self._leased[1] is None else mx.concatenate([self._leased[1], own], axis=1)
         return seen.reshape(len(seen), *[1] * (self._axes - 2), -1)
@@ -84,7 +84,7 @@ class Gathering:
         tokens = sum(_length(spans) for spans, _ in self._step.shared) + self._longest_private()
         if not tokens:
             return None
-        seen = np.zeros((self._dense.rows, tokens), np.bool_)
+        seen = np.zeros((self._buffer.rows, tokens), np.bool_)
         start = 0
         for spans, members in self._step.shared:
             stop = start + _length(spans)
@@ -96,7 +96,7 @@ class Gathering:
         return mx.array(seen)
 
 
-class GatheredTrunks(DenseColumns):
+class GatheredTokenLayer(BufferedLayer):
     """Full-attention rows of a model that attends by itself.
 
     Args:
@@ -105,30 +105,30 @@ class GatheredTrunks(DenseColumns):
     """
 
     def __init__(
-        self, step: Step, dense: RingBuffer, first: int, gathering: Gathering, index: int
+        self, step: Step, buffer: RingBuffer, first: int, gathering: Gathering, index: int
     ) -> None:
-        super().__init__(step, dense, first)
-        dense.keys_weigh()  # who knows what the model does with them
+        super().__init__(step, buffer, first)
+        buffer.keys_weigh()  # who knows what the model does with them
         self._gathering = gathering
         self._index = index
 
     @property
     def keys(self) -> mx.array | None:
         """The rows' own keys; some models order their work by them."""
-        return self._dense.tensors[self._first]
+        return self._buffer.tensors[self._first]
 
     @keys.setter
     def keys(self, value: mx.array) -> None:
-        self._dense.tensors[self._first] = value
+        self._buffer.tensors[self._first] = value
 
     @property
     def values(self) -> mx.array | None:
         """The rows' own values; an indexer has none, and says so."""
-        return self._dense.tensors[self._first + 1]
+        return self._buffer.tensors[self._first + 1]
 
     @values.setter
     def values(self, value: mx.array) -> None:
-        self._dense.tensors[self._first + 1] = value
+        self._buffer.tensors[self._first + 1] = value
 
     def make_mask(
         self, tokens: int, *, return_array: bool = False, window_size: int | None = None

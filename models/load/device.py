@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .runtime import backend
+from ..runtime import backend
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Attention over segments that are not joined: a leased trunk and a private tail.
+"""Attention over segments that are not joined: a leased prefix and a private suffix.
 
 Bound in the place of mlx-lm's `scaled_dot_product_attention` in the modules of a loaded
-model. It takes over where one token attends without a mask and its layer has a trunk; all
+model. It takes over where one token attends without a mask and its layer has a prefix; all
 else goes on to mlx-lm's own function, which gets keys and values in one piece.
 """
 
@@ -14,14 +14,14 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import ChunkedKVCache
 
+from ..kv.token_layer import Tensors, TokenLayerCache
+from ..load.device import DevicePolicy
 from . import blocks
-from .batch import BatchedLayer, NotBatchableError
+from .batched import BatchedLayer, NotBatchableError
 from .cascade import merge, part_of, scores_of
 from .chunked import CountsByRow
-from .device import DevicePolicy
 from .fetched import Keys, RotatedQueries
 from .softmax import softmaxes
-from .trunk import Tensors, TrunkState
 
 _NAME = "scaled_dot_product_attention"
 _fused = base.scaled_dot_product_attention
@@ -70,9 +70,9 @@ class Attention:
                     "the model brings a mask, and rows of a batch are attended to without one"
                 )
             return layer.attend(queries, keys, scale, sinks, mask)
-        if isinstance(cache, TrunkState):
+        if isinstance(cache, TokenLayerCache):
             segments = cache.segments(keys)  # in any case: what it fetched is let go by it
-            if segments is not None and cache.trunk and mask is None and queries.shape[2] == 1:
+            if segments is not None and cache.prefix and mask is None and queries.shape[2] == 1:
                 return over_segments(queries, segments, scale, sinks, self.device)
         if isinstance(keys, mx.array):
             return blocks.attend(queries, keys, values, scale, mask, sinks, self.device)

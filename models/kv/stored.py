@@ -10,15 +10,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .runtime import backend
+from ..runtime import backend
 
 import mlx.core as mx  # isort: skip  (after runtime, which chooses the BLAS first)
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import StoredStateError, UnreadableStateError
-from .spans import PackedSpan, Places, WholeCheckpoint
-from .whole import Chunk, Record, Recurrent, Ring
+from ..errors import StoredStateError, UnreadableStateError
+from .non_trimmable import Chunk, Record, Recurrent, Ring
+from .packed import PackedCheckpoint, PackedSpan, Places
 
 _NAMES = {
     mx.float32: "F32",
@@ -65,7 +65,7 @@ def export_span(span: PackedSpan, start: int, stop: int) -> Exported:
     return Exported(_hosted(part.arrays), {"places": json.dumps(span.places)})
 
 
-def export_checkpoint(checkpoint: WholeCheckpoint) -> Exported:
+def export_checkpoint(checkpoint: PackedCheckpoint) -> Exported:
     """Make a checkpoint readable for the thread that writes files."""
     records = [{"kind": type(r).__name__, **asdict(r)} for r in checkpoint.records]
     metadata = {
@@ -102,7 +102,7 @@ def load_span(parts: Sequence[tuple[Path, int, int]]) -> PackedSpan:
     return PackedSpan(joined, places)
 
 
-def load_checkpoint(path: Path) -> WholeCheckpoint:
+def load_checkpoint(path: Path) -> PackedCheckpoint:
     """Read a checkpoint back from its file.
 
     Raises:
@@ -116,7 +116,7 @@ def load_checkpoint(path: Path) -> WholeCheckpoint:
     except (KeyError, TypeError, ValueError) as error:
         raise StoredStateError(f"the file's records make no sense: {error}") from error
     _evaluate(arrays)
-    return WholeCheckpoint(offset, records, arrays, _places(metadata))
+    return PackedCheckpoint(offset, records, arrays, _places(metadata))
 
 
 def _hosted(arrays: Sequence[mx.array]) -> dict[str, HostArray]:

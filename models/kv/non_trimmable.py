@@ -1,6 +1,6 @@
-"""Leaves of a stack that restore only as a whole: rings, recurrent arrays, chunks.
+"""Layer caches that restore only as a whole: rings, recurrent arrays, chunks.
 
-A record holds what a leaf is besides its arrays. `capture` takes both from a live cache of
+A record holds what a layer is besides its arrays. `capture` takes both from a live cache of
 mlx-lm's, `restore` makes a live one of them that continues bit by bit as the first would.
 """
 
@@ -89,7 +89,7 @@ Record = Ring | Recurrent | Chunk
 
 
 def capture(cache: Any, offset: int) -> Captured:
-    """Take a leaf's record and the part of its arrays that means something.
+    """Take a layer's record and the part of its arrays that means something.
 
     The arrays are still the live ones, or views of them.
 

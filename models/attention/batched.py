@@ -1,7 +1,7 @@
 """The layers of a batch: what the model is called with when several sequences decode at once.
 
 A layer answers what mlx-lm's models ask of a cache. Its rows' own state is dense (see
-`dense`); trunk segments that several rows lease are one product with the queries of all of
+`ring_buffer`); spans that several rows lease are one product with the queries of all of
 them, and all parts are merged (see `cascade`).
 """
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from ..kv.packed import PackedSpan
+from ..kv.ring_buffer import RingBuffer
+from ..load.device import DevicePolicy
 from .blocks import attend
 from .cascade import Part, merge, part_of, scores_of
-from .device import DevicePolicy
 from .fetched import Keys, Rotated, RotatedQueries
 from .products import LATENT, PLAIN, Products, Segment
-from .ring_buffer import RingBuffer
 from .softmax import softmaxes
-from .spans import PackedSpan
 
 
 class NotBatchableError(Exception):
@@ -125,7 +125,7 @@ class BatchedLayer(ABC):
         """Whether a token may see all that its row holds, if the model says this window."""
 
 
-class DenseColumns:
+class BufferedLayer:
     """What a layer has to do with dense rows of its own keys and values.
 
     Args:
@@ -134,9 +134,9 @@ class DenseColumns:
         first: the number of this layer's keys there; its values are next.
     """
 
-    def __init__(self, step: Step, dense: RingBuffer, first: int) -> None:
+    def __init__(self, step: Step, buffer: RingBuffer, first: int) -> None:
         self._step = step
-        self._dense = dense
+        self._buffer = buffer
         self._first = first
         self._held: Segment = ()  # all that is the rows' own, in a step
 
@@ -151,13 +151,13 @@ class DenseColumns:
 
     def _append(self, keys: mx.array, values: mx.array) -> None:
         self._held = (
-            self._dense.append(self._first, keys),
-            self._dense.append(self._first + 1, values),
+            self._buffer.append(self._first, keys),
+            self._buffer.append(self._first + 1, values),
         )
 
 
-class DenseLayer(DenseColumns, BatchedLayer):
-    """A layer whose rows' own keys and values are dense, and that attends to them."""
+class AttendingLayer(BufferedLayer, BatchedLayer):
+    """A layer whose rows' own keys and values are buffer, and that attends to them."""
 
     def end_step(self) -> None:
         """Let go of what the step read, and of what stood for it."""
@@ -165,11 +165,11 @@ class DenseLayer(DenseColumns, BatchedLayer):
         self._fetched = None
 
 
-class BatchedRings(DenseLayer):
+class BatchedWindowLayer(AttendingLayer):
     """Sliding-window rows: MLX's own attention over dense rings."""
 
-    def __init__(self, step: Step, dense: RingBuffer, first: int, window: int) -> None:
-        super().__init__(step, dense, first)
+    def __init__(self, step: Step, buffer: RingBuffer, first: int, window: int) -> None:
+        super().__init__(step, buffer, first)
         self._window = window
 
     def _sees_all(self, window_size: int | None) -> bool:
@@ -185,18 +185,18 @@ class BatchedRings(DenseLayer):
         if rotated is not None:
             raise NotBatchableError("the model has a sliding window over latents")
         keys, values = self._held
-        return attend(queries, keys, values, scale, self._dense.mask, sinks, self._step.device)
+        return attend(queries, keys, values, scale, self._buffer.mask, sinks, self._step.device)
 
 
-class BatchedTrunks(DenseLayer):
+class BatchedTokenLayer(AttendingLayer):
     """Full-attention rows: what they share is read once, and merged with what is their own.
 
     Args:
         index: the layer's number among those that spans hold.
     """
 
-    def __init__(self, step: Step, dense: RingBuffer, index: int) -> None:
-        super().__init__(step, dense, 2 * index)
+    def __init__(self, step: Step, buffer: RingBuffer, index: int) -> None:
+        super().__init__(step, buffer, 2 * index)
         self._index = index
 
     def _sees_all(self, window_size: int | None) -> bool:
@@ -244,7 +244,7 @@ class BatchedTrunks(DenseLayer):
     def _products(self, rotated: RotatedQueries | None) -> Products:
         if rotated is None:
             return PLAIN
-        self._dense.keys_weigh()
+        self._buffer.keys_weigh()
         return LATENT
 
     def _shared_scores(
@@ -259,7 +259,7 @@ class BatchedTrunks(DenseLayer):
 
     def _own_scores(self, scores: mx.array) -> mx.array:
         """Leave out what is not a row's own."""
-        mask = self._dense.mask
+        mask = self._buffer.mask
         return scores if mask is None else mx.where(mask, scores, -mx.inf)
 
     @staticmethod

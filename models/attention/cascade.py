@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .device import DevicePolicy
+from ..load.device import DevicePolicy
 from .products import PLAIN, Products, Segment
 from .softmax import Softmax
 

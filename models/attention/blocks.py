@@ -7,7 +7,7 @@ Where MLX's kernels are not used, block by block: on the CPU they have a slow so
 import mlx.core as mx
 import numpy as np
 
-from .device import DevicePolicy
+from ..load.device import DevicePolicy
 from .softmax import softmaxes
 
 BLOCK = 128

@@ -9,19 +9,19 @@ from typing import Any
 
 import mlx.core as mx
 
-from .batch import DenseLayer, NotBatchableError, Step
+from ..kv.ring_buffer import RingBuffer
+from .batched import AttendingLayer, NotBatchableError, Step
 from .blocks import attend
 from .fetched import RotatedQueries
-from .ring_buffer import RingBuffer
 
 
-class BatchedChunks(DenseLayer):
+class BatchedChunkLayer(AttendingLayer):
     """Rows that forget all when a chunk begins: MLX's own attention over dense rings."""
 
     masks_itself = True
 
-    def __init__(self, step: Step, dense: RingBuffer, first: int) -> None:
-        super().__init__(step, dense, first)
+    def __init__(self, step: Step, buffer: RingBuffer, first: int) -> None:
+        super().__init__(step, buffer, first)
         self._masking = False
 
     @property
@@ -52,7 +52,7 @@ class BatchedChunks(DenseLayer):
         if rotated is not None:
             raise NotBatchableError("the model has chunks of latents")
         keys, values = self._held
-        return attend(queries, keys, values, scale, self._dense.mask, sinks, self._step.device)
+        return attend(queries, keys, values, scale, self._buffer.mask, sinks, self._step.device)
 
 
 class CountsByRow:

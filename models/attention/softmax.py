@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from .device import DevicePolicy
+from ..load.device import DevicePolicy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

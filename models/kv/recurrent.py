@@ -42,7 +42,7 @@ class RecurrentRows(ArraysCache, ABC):  # type: ignore[misc]
         del tokens
 
 
-class BatchedArrays(RecurrentRows):
+class BatchedRecurrentLayer(RecurrentRows):
     """Rows whose states are the rows of one array, which the model replaces."""
 
     def __init__(self, slots: int) -> None:
@@ -90,7 +90,7 @@ class BatchedArrays(RecurrentRows):
         return state
 
 
-class SeparateArrays(RecurrentRows):
+class SeparateRecurrentLayer(RecurrentRows):
     """Rows that each keep an `ArraysCache`, or None for a row not in use."""
 
     def __init__(self, rows: Sequence[ArraysCache | None]) -> None:

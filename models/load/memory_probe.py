@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
-from .blocks import BLOCK
-from .device import DevicePolicy
-from .measured import key_of, measured_once
-from .memory_profile import (
+from ..attention.blocks import BLOCK
+from ..kv.packed import PackedSpan
+from ..kv.sequence_cache import CacheLayout, SequenceCache, flat_arrays
+from ..memory_profile import (
     FITTED,
     GROWTH,
     SMALL,
@@ -23,9 +23,9 @@ from .memory_profile import (
     StateSizes,
     Transients,
 )
-from .runtime import peak_of
-from .sequence_cache import CacheLayout, SequenceCache, flat_arrays
-from .spans import PackedSpan
+from ..runtime import peak_of
+from .device import DevicePolicy
+from .measured import key_of, measured_once
 
 _FEW, _CONTEXT = 32, 1024  # tokens of a short chunk, and before chunks
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
@@ -81,18 +81,18 @@ def measure_sizes(layout: CacheLayout, feed: Any) -> StateSizes:
     """
     cache = layout.open()
     feed([1, 2, 3, 4], cache)
-    token = sum(_per_token((leaf.keys, leaf.values)) for leaf in cache.token_layers)
+    token = sum(_per_token((layer.keys, layer.values)) for layer in cache.token_layers)
     rings, fixed = [], 0
-    for leaf in cache.non_trimmable:
-        held = flat_arrays(leaf.state)
-        if isinstance(leaf, ArraysCache):
+    for layer in cache.non_trimmable:
+        held = flat_arrays(layer.state)
+        if isinstance(layer, ArraysCache):
             fixed += sum(array.nbytes for array in held)
         else:
-            each = _per_token((leaf.keys, leaf.values))
-            if isinstance(leaf, ChunkedKVCache):
-                rings.append(Ring(each, leaf.chunk_size, spare=GROWTH))
+            each = _per_token((layer.keys, layer.values))
+            if isinstance(layer, ChunkedKVCache):
+                rings.append(Ring(each, layer.chunk_size, spare=GROWTH))
             else:
-                rings.append(Ring(each, leaf.max_size))
+                rings.append(Ring(each, layer.max_size))
     arrays, layers = cache.held().buffers, len(cache.token_layers)
     return StateSizes(token, tuple(rings), fixed, arrays, layers)
 
@@ -115,9 +115,9 @@ def measure_transients(layout: CacheLayout, feed: Any, device: DevicePolicy) -> 
     in_blocks = Transients(base, token, context, pair, block=BLOCK)
     # Some models bring an attention, or scores, of their own: of all of a chunk together. If some
     # of their layers only do, the peak lies between, and grows with the chunk like the larger.
-    fitted = in_blocks.promised(_MANY, _MANY) / UNFORESEEN
+    fitted = in_blocks.worst_case(_MANY, _MANY) / UNFORESEEN
     chosen = together if peak(_MANY, _MANY) > _NOISE * fitted else in_blocks
-    fitted, seen_most = chosen.promised(_MOST, 0) / UNFORESEEN, peak(_MOST, 0)
+    fitted, seen_most = chosen.worst_case(_MOST, 0) / UNFORESEEN, peak(_MOST, 0)
     if seen_most > _NOISE * fitted:
         chosen.within = (seen_most - fitted + SMALL) / (_MOST - FITTED) ** 2
     return chosen

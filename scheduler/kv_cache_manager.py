@@ -39,7 +39,7 @@ class Opener(Protocol):
         ...
 
 
-class PrefixReuse:
+class KVCacheManager:
     """Gives sequences what the cache has for them, and takes what they computed.
 
     Args:
@@ -102,7 +102,7 @@ class PrefixReuse:
                 interval=self._interval,
                 kept=lease.checkpoints_kept,
             )
-            sequence.borders = on_grid(borders, self._grid, after=lease.cached)
+            sequence.chunk_boundaries = on_grid(borders, self._grid, after=lease.cached)
 
     def shall_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether another's prefill is about to bring much of this prompt into the cache.
@@ -136,7 +136,11 @@ class PrefixReuse:
             return common
         computed, lease = other.num_computed_tokens, other.lease
         taken = [(item.checkpoint.offset, item.reason) for item in lease.captured]
-        due = [(offset, reason) for offset, reason in other.borders.items() if offset > computed]
+        due = [
+            (offset, reason)
+            for offset, reason in other.chunk_boundaries.items()
+            if offset > computed
+        ]
         offsets = [at for at, reason in taken + due if reason in SHARED and at <= common]
         shared = max(offsets, default=0)
         spares = common > computed and common - shared >= _WORTH_WAITING
@@ -145,8 +149,10 @@ class PrefixReuse:
     def _take_at(self, other: Sequence, offset: int) -> None:
         """Have a checkpoint taken where a prefill is to be shared, if it can and must be."""
         ahead = offset > other.num_computed_tokens
-        if self._captures and ahead and other.borders.get(offset) not in SHARED:
-            other.borders = dict(sorted((other.borders | {offset: Reason.JUNCTION}).items()))
+        if self._captures and ahead and other.chunk_boundaries.get(offset) not in SHARED:
+            other.chunk_boundaries = dict(
+                sorted((other.chunk_boundaries | {offset: Reason.JUNCTION}).items())
+            )
 
     def page_in(self, sequence: Sequence) -> bool:
         """Whether to wait until what is on disk of a sequence's tokens is read."""
@@ -204,7 +210,7 @@ class PrefixReuse:
     def advanced(self, sequence: Sequence) -> None:
         """Capture a checkpoint if one is due where the sequence stands now."""
         offset = sequence.num_computed_tokens
-        reason = sequence.borders.get(offset)
+        reason = sequence.chunk_boundaries.get(offset)
         if reason is not None:
             sequence.frontier = offset
             self._capture(sequence, reason)
@@ -275,10 +281,10 @@ class PrefixReuse:
         return parts[-1] if parts else None
 
 
-def on_grid(borders: dict[int, Reason], grid: int, *, after: int) -> dict[int, Reason]:
-    """Move borders back to multiples of `grid`; of those that meet, the first one's reason."""
+def on_grid(boundaries: dict[int, Reason], grid: int, *, after: int) -> dict[int, Reason]:
+    """Move boundaries back to multiples of `grid`; of those that meet, the first one's reason."""
     moved: dict[int, Reason] = {}
-    for offset, reason in borders.items():
+    for offset, reason in boundaries.items():
         if offset // grid * grid > after:
             moved.setdefault(offset // grid * grid, reason)
     return moved

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from .errors import ModelNotFoundError
+from ..errors import ModelNotFoundError
 
 NAME = "smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

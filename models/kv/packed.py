@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from .trunk import Tensors
-from .whole import Record
+from .non_trimmable import Record
+from .token_layer import Tensors
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
 """For each layer, for each of its tensors: the packed array, and the row in it."""
@@ -21,7 +21,7 @@ class Packed:
 
     Args:
         arrays: evaluated, each with a buffer of its own.
-        places: where each layer's, or leaf's, tensors are.
+        places: where each layer's tensors are.
     """
 
     def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
@@ -35,7 +35,7 @@ class Packed:
 
     @property
     def places(self) -> Places:
-        """Where each layer's, or leaf's, tensors are."""
+        """Where each layer's tensors are."""
         return self._places
 
     @property
@@ -114,14 +114,14 @@ class PackedSpan(Packed):
         self._layers = {}
 
 
-class WholeCheckpoint(Packed):
+class PackedCheckpoint(Packed):
     """Sliding-window and recurrent state of all layers at one offset. Immutable.
 
     Args:
         offset: how many tokens it has seen.
-        records: what each leaf is besides its arrays.
+        records: what each layer is besides its arrays.
         arrays: `[rows, ...]` each, evaluated.
-        places: where each leaf's arrays are.
+        places: where each layer's arrays are.
     """
 
     def __init__(
@@ -138,36 +138,36 @@ class WholeCheckpoint(Packed):
 
     @property
     def records(self) -> list[Record]:
-        """What each leaf is besides its arrays."""
+        """What each layer is besides its arrays."""
         return self._records
 
     def rewinds_to(self, offset: int) -> bool:
-        """Whether every leaf can restore this earlier offset exactly."""
+        """Whether every layer can restore this earlier offset exactly."""
         return all(record.rewinds_to(offset) for record in self._records)
 
     def restore_all(self, offset: int) -> list[Any]:
-        """Make the live caches of all leaves, at `offset`."""
+        """Make the live caches of all layers, at `offset`."""
         return [
             record.restore(list(_views(self._arrays, place)), offset)
             for record, place in zip(self._records, self._places, strict=True)
         ]
 
 
-def pack_tail(leaves: Sequence[Tensors]) -> PackedSpan:
-    """Pack the tails of all token-addressable layers."""
-    return PackedSpan(*pack([list(tensors) for tensors in leaves]))
+def pack_suffix(layers: Sequence[Tensors]) -> PackedSpan:
+    """Pack the suffixes of all token-addressable layers."""
+    return PackedSpan(*pack([list(tensors) for tensors in layers]))
 
 
-def pack(leaves: list[list[mx.array]]) -> tuple[list[mx.array], Places]:
+def pack(layers: list[list[mx.array]]) -> tuple[list[mx.array], Places]:
     """Join arrays of one shape and type, each in buffers of its own, evaluated.
 
     Args:
-        leaves: for each leaf its arrays, `[1, ...]` each.
+        layers: for each layer its arrays, `[1, ...]` each.
     """
     groups: dict[tuple[Any, ...], list[mx.array]] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     places = []
-    for arrays in leaves:
+    for arrays in layers:
         place = []
         for array in arrays:
             key = (*array.shape, array.dtype)

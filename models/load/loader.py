@@ -14,11 +14,11 @@ from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
+from ..errors import ModelLoadError, ModelNotFoundError
+from ..kv.sequence_cache import CacheLayout
+from ..text.codec import TextCodec
 from . import embedded
-from .errors import ModelLoadError, ModelNotFoundError
 from .fingerprint import fingerprint
-from .sequence_cache import CacheLayout
-from .text.codec import TextCodec
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 # No *.py: umbel never runs code that comes with a model.

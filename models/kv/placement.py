@@ -9,14 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from .batch_cache import BatchCache
-from .errors import StateLostError
-from .memory_profile import Held
-from .prefix_groups import PrefixGroup
-from .ring_buffer import RingBuffer
-from .sequence_cache import CacheLayout, SequenceCache, checkpoint_of, flat_arrays
-from .spans import PackedSpan, WholeCheckpoint, pack_tail
-from .step_plan import (
+from ..errors import StateLostError
+from ..memory_profile import Held
+from ..step_plan import (
     Call,
     Enter,
     Leave,
@@ -26,7 +21,12 @@ from .step_plan import (
     Relocate,
     Resize,
 )
-from .trunk import Tensors
+from .batch_cache import BatchCache
+from .packed import PackedCheckpoint, PackedSpan, pack_suffix
+from .prefix_groups import PrefixGroup
+from .ring_buffer import RingBuffer
+from .sequence_cache import CacheLayout, SequenceCache, checkpoint_of, flat_arrays
+from .token_layer import Tensors
 
 
 class Placement:
@@ -75,7 +75,7 @@ class Placement:
 
     # -- what others read and change -----------------------------------------------------
 
-    def capture(self, cache: SequenceCache) -> WholeCheckpoint:
+    def capture(self, cache: SequenceCache) -> PackedCheckpoint:
         """Copy what is non-trimmable of a sequence at its present offset."""
         self._check(cache)
         if cache.slot is None:
@@ -98,7 +98,7 @@ class Placement:
             return cache.take_packed()
         suffix = self._batch.suffix_of(cache.slot, cache.suffix_length)
         parts, cache.packed = cache.packed, []
-        return [*parts, pack_tail(suffix)] if suffix else parts
+        return [*parts, pack_suffix(suffix)] if suffix else parts
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
         """Have a sequence lease what was packed of it, too, and start an empty suffix."""
@@ -181,7 +181,7 @@ class Placement:
     def _pack(self, cache: SequenceCache, merges: int) -> None:
         tokens = cache.suffix_length
         if tokens:
-            cache.add_packed(pack_tail(self._suffix(cache, tokens)), merges)
+            cache.add_packed(pack_suffix(self._suffix(cache, tokens)), merges)
             self._restart_suffix(cache)
 
     # -- steps -------------------------------------------------------------------------

@@ -11,15 +11,15 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
-from .batch import BatchedLayer
+from ..kv.recurrent import SeparateRecurrentLayer
+from ..kv.sequence_cache import layer_caches_of
+from ..load.device import DevicePolicy
+from .batched import BatchedLayer
 from .blocks import attend
-from .device import DevicePolicy
 from .fetched import RotatedQueries
-from .recurrent import SeparateArrays
-from .sequence_cache import leaves_of
 
 
-class SeparateRows(BatchedLayer):
+class SeparateLayer(BatchedLayer):
     """Attention of rows that each keep a cache of mlx-lm's, or None for a row not in use."""
 
     def __init__(self, rows: Sequence[Any], device: DevicePolicy) -> None:
@@ -76,7 +76,7 @@ class SeparateRows(BatchedLayer):
 
 def can_separate(caches: Sequence[Any]) -> bool:
     """Whether these layers, a sequence's, can be rows that attend each by itself."""
-    return not any(type(leaf) is ChunkedKVCache for leaf in leaves_of(caches))
+    return not any(type(layer) is ChunkedKVCache for layer in layer_caches_of(caches))
 
 
 def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any]:
@@ -98,4 +98,6 @@ def _layer(rows: list[Any], device: DevicePolicy) -> Any:
     if type(used) is CacheList:
         parts = range(len(used.caches))
         return CacheList(*[_layer([row and row.caches[i] for row in rows], device) for i in parts])
-    return SeparateArrays(rows) if type(used) is ArraysCache else SeparateRows(rows, device)
+    return (
+        SeparateRecurrentLayer(rows) if type(used) is ArraysCache else SeparateLayer(rows, device)
+    )

@@ -1,7 +1,7 @@
 """The state of a sequence while it runs, layer by layer.
 
 Every cache class of mlx-lm falls under one of two kinds. `KVCache` and `QuantizedKVCache` are
-token-addressable and live as `TrunkState`s; `RotatingKVCache`, `ArraysCache` and
+token-addressable and live as `TokenLayerCache`s; `RotatingKVCache`, `ArraysCache` and
 `ChunkedKVCache` restore as a whole only (`ChunkedKVCache` says that it can be trimmed, but its
 front is gone). A `CacheList` is the sum of its parts. Anything else is refused at load.
 
@@ -23,11 +23,11 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
-from .errors import UnsupportedCacheError
-from .memory_profile import Held
-from .spans import PackedSpan, WholeCheckpoint, pack, pack_tail
-from .trunk import Tensors, TrunkState, trunk_state
-from .whole import capture
+from ..errors import UnsupportedCacheError
+from ..memory_profile import Held
+from .non_trimmable import capture
+from .packed import PackedCheckpoint, PackedSpan, pack, pack_suffix
+from .token_layer import Tensors, TokenLayerCache, token_layer_cache
 
 _ADDRESSABLE = (KVCache, QuantizedKVCache)
 _WHOLE = (RotatingKVCache, ArraysCache, ChunkedKVCache)
@@ -86,10 +86,14 @@ class SequenceCache:
 
     def set_layers(self, layers: list[Any]) -> None:
         """Have layer caches of its own, or none."""
-        leaves = list(leaves_of(layers))
+        leaves = list(layer_caches_of(layers))
         self.layers = self._segmented = layers
-        self.token_layers: list[TrunkState] = [x for x in leaves if isinstance(x, TrunkState)]
-        self.non_trimmable: list[Any] = [x for x in leaves if not isinstance(x, TrunkState)]
+        self.token_layers: list[TokenLayerCache] = [
+            x for x in leaves if isinstance(x, TokenLayerCache)
+        ]
+        self.non_trimmable: list[Any] = [
+            layer for layer in leaves if not isinstance(layer, TokenLayerCache)
+        ]
 
     def detach(self) -> None:
         """Have recurrent layers keep their state only.
@@ -108,7 +112,7 @@ class SequenceCache:
     def suffix_is_full(self) -> bool:
         """Whether its own layer caches grow with the next token."""
         return any(
-            layer.tail.keys is None or layer.tail.offset >= _tokens_of(layer.tail.keys)
+            layer.suffix.keys is None or layer.suffix.offset >= _tokens_of(layer.suffix.keys)
             for layer in self.token_layers[:1]
         )
 
@@ -143,15 +147,15 @@ class SequenceCache:
     def restart_suffix(self) -> None:
         """Start an empty suffix; its tokens are in the prefix by now."""
         for layer in self.token_layers:
-            layer.drop_tail()
+            layer.restart_suffix()
         self.layers = self._segmented
         self._read_prefix()
 
     def suffix(self) -> list[Tensors]:
         """The suffix's tokens, for each token-addressable layer."""
-        return [layer.tail_tensors() for layer in self.token_layers if layer.has_tail]
+        return [layer.suffix_tensors() for layer in self.token_layers if layer.has_suffix]
 
-    def capture(self) -> WholeCheckpoint:
+    def capture(self) -> PackedCheckpoint:
         """Copy what is non-trimmable at the present offset."""
         return checkpoint_of(self.offset, self.non_trimmable)
 
@@ -174,7 +178,7 @@ class SequenceCache:
         """
         parts, self.packed = self.packed, []
         suffix = self.suffix()
-        return [*parts, pack_tail(suffix)] if suffix else parts
+        return [*parts, pack_suffix(suffix)] if suffix else parts
 
     @property
     def is_contiguous(self) -> bool:
@@ -189,16 +193,16 @@ class SequenceCache:
         if self.is_contiguous:
             return
         for layer in self.token_layers:
-            layer.join()
+            layer.make_contiguous()
         self.layers = [_in_one_piece(layer) for layer in self._segmented]
 
     def _read_prefix(self) -> None:
         prefix = self.prefix
         for index, layer in enumerate(self.token_layers):
-            layer.set_trunk([span.layer(index) for span in prefix])
+            layer.set_prefix([span.layer(index) for span in prefix])
 
 
-def checkpoint_of(offset: int, layers: Sequence[Any]) -> WholeCheckpoint:
+def checkpoint_of(offset: int, layers: Sequence[Any]) -> PackedCheckpoint:
     """Copy non-trimmable layer caches.
 
     Args:
@@ -207,7 +211,7 @@ def checkpoint_of(offset: int, layers: Sequence[Any]) -> WholeCheckpoint:
     """
     captured = [capture(layer, offset) for layer in layers]
     arrays, places = pack([tensors for _, tensors in captured])
-    return WholeCheckpoint(offset, [record for record, _ in captured], arrays, places)
+    return PackedCheckpoint(offset, [record for record, _ in captured], arrays, places)
 
 
 class CacheLayout:
@@ -227,19 +231,19 @@ class CacheLayout:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._numbers = count()
-        leaves = list(leaves_of(make_prompt_cache(model)))
-        unknown = [leaf for leaf in leaves if type(leaf) not in _ADDRESSABLE + _WHOLE]
+        leaves = list(layer_caches_of(make_prompt_cache(model)))
+        unknown = [layer for layer in leaves if type(layer) not in _ADDRESSABLE + _WHOLE]
         if unknown:
             name = type(unknown[0]).__name__
             raise UnsupportedCacheError(f"the model keeps state in {name}, which umbel cannot save")
-        self.has_spans = any(type(leaf) in _ADDRESSABLE for leaf in leaves)
-        self.has_checkpoints = any(type(leaf) in _WHOLE for leaf in leaves)
+        self.has_spans = any(type(layer) in _ADDRESSABLE for layer in leaves)
+        self.has_checkpoints = any(type(layer) in _WHOLE for layer in leaves)
 
     def open(
         self,
         offset: int = 0,
         spans: Sequence[PackedSpan] = (),
-        checkpoint: WholeCheckpoint | None = None,
+        checkpoint: PackedCheckpoint | None = None,
     ) -> SequenceCache:
         """Make the state of a sequence that resumes at `offset`.
 
@@ -269,14 +273,14 @@ class CacheLayout:
 
 
 def _revived(
-    cache: Any, trunk: Sequence[PackedSpan], numbers: Iterator[int], wholes: Iterator[Any] | None
+    cache: Any, prefix: Sequence[PackedSpan], numbers: Iterator[int], wholes: Iterator[Any] | None
 ) -> Any:
     """Put what is restored in the place of one of mlx-lm's caches."""
     if type(cache) is CacheList:
-        return CacheList(*[_revived(part, trunk, numbers, wholes) for part in cache.caches])
+        return CacheList(*[_revived(part, prefix, numbers, wholes) for part in cache.caches])
     if type(cache) in _ADDRESSABLE:
         number = next(numbers)
-        return trunk_state(cache, [span.layer(number) for span in trunk])
+        return token_layer_cache(cache, [span.layer(number) for span in prefix])
     return cache if wholes is None else next(wholes)
 
 
@@ -288,7 +292,7 @@ def _tokens_of(keys: Any) -> int:
 def _in_one_piece(cache: Any) -> Any:
     if type(cache) is CacheList:
         return CacheList(*[_in_one_piece(part) for part in cache.caches])
-    return cache.tail if isinstance(cache, TrunkState) else cache
+    return cache.suffix if isinstance(cache, TokenLayerCache) else cache
 
 
 def flat_arrays(nested: Any) -> list[mx.array]:
@@ -300,10 +304,10 @@ def flat_arrays(nested: Any) -> list[mx.array]:
     return []
 
 
-def leaves_of(caches: Iterable[Any]) -> Iterator[Any]:
+def layer_caches_of(caches: Iterable[Any]) -> Iterator[Any]:
     """Every cache that is not a list of caches, in the model's order."""
     for cache in caches:
         if type(cache) is CacheList:
-            yield from leaves_of(cache.caches)
+            yield from layer_caches_of(cache.caches)
         else:
             yield cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from .batch import BatchedLayer
+    from .batched import BatchedLayer
 
 
 class Keys(mx.array):

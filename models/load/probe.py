@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from .batch import NotBatchableError
-from .batch_cache import BatchCache
+from ..attention.batched import NotBatchableError
+from ..kv.batch_cache import BatchCache
+from ..kv.placement import Placement
+from ..kv.sequence_cache import CacheLayout, SequenceCache
+from ..step_plan import Rules, plan_decode
 from .device import DevicePolicy
-from .placement import Placement
-from .sequence_cache import CacheLayout, SequenceCache
-from .step_plan import Rules, plan_decode
 
 _BOUND = 0.05
 """Of the logits' spread: rounding of most models is far below it, another row's keys far above."""
@@ -27,22 +27,22 @@ _TRUNK = (1, 2, 3, 4) * 12
 
 
 class _Party(NamedTuple):
-    """Three sequences: two lease a trunk, one does not.
+    """Three sequences: two lease a prefix, one does not.
 
     Attributes:
-        trunk: tokens that the first two begin with.
+        prefix: tokens that the first two begin with.
         own: what each of them has of its own.
         fed: tokens that they decode, by step.
     """
 
-    trunk: tuple[int, ...]
+    prefix: tuple[int, ...]
     own: tuple[tuple[int, ...], ...]
     fed: tuple[tuple[int, ...], ...]
 
     def prompts(self) -> list[tuple[int, ...]]:
         """All tokens of each before the first that is decoded."""
         first, second, third = self.own
-        return [self.trunk + first, self.trunk + second, third]
+        return [self.prefix + first, self.prefix + second, third]
 
 
 _PROBED = _Party(_TRUNK, ((6, 7, 8), (9,), (2, 9, 4, 1)), ((3, 4, 5), (6, 7, 8)))
@@ -128,7 +128,7 @@ def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: i
 
 
 def reads_parts(model: Any, layout: CacheLayout) -> bool:
-    """Try out whether a lone token is attended to trunk and tail one by one.
+    """Try out whether a lone token is attended to prefix and suffix one by one.
 
     Where attention is the model's own, or computes with the keys, it asks for them in one piece.
     """
@@ -192,9 +192,9 @@ def _rounding(model: Any, layout: CacheLayout, alone: mx.array) -> float:
 
 
 def _prefilled(model: Any, layout: CacheLayout, party: _Party) -> list[SequenceCache]:
-    """Prefill a party's sequences; those who share a trunk lease it."""
+    """Prefill a party's sequences; those who share a prefix lease it."""
     shared = layout.open()
-    _feed(model, shared, party.trunk)
+    _feed(model, shared, party.prefix)
     checkpoint = shared.capture() if layout.has_checkpoints else None
     spans = shared.take_packed()
     states = [layout.open(shared.offset, spans, checkpoint) for _ in range(2)]

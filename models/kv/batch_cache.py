@@ -12,18 +12,24 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
 
-from .batch import BatchedRings, BatchedTrunks, DenseColumns, NotBatchableError, Step
-from .chunked import BatchedChunks
-from .device import DevicePolicy
-from .gathered import GatheredTrunks, Gathering
-from .memory_profile import Held
-from .recurrent import BatchedArrays
+from ..attention.batched import (
+    BatchedTokenLayer,
+    BatchedWindowLayer,
+    BufferedLayer,
+    NotBatchableError,
+    Step,
+)
+from ..attention.chunked import BatchedChunkLayer
+from ..attention.gathered import GatheredTokenLayer, Gathering
+from ..load.device import DevicePolicy
+from ..memory_profile import Held
+from ..runtime import launch
+from .non_trimmable import chunk_in_order, make_chunk, make_ring, ring_in_order
+from .packed import PackedSpan
+from .recurrent import BatchedRecurrentLayer
 from .ring_buffer import RingBuffer
-from .runtime import launch
-from .sequence_cache import leaves_of
-from .spans import PackedSpan
-from .trunk import Tensors, TrunkState
-from .whole import chunk_in_order, make_chunk, make_ring, ring_in_order
+from .sequence_cache import layer_caches_of
+from .token_layer import Tensors, TokenLayerCache
 
 
 class BatchCache:
@@ -55,14 +61,14 @@ class BatchCache:
         self.chunked: set[int] = set()
         self._step = Step(device)
         self._suffixes = RingBuffer(row_limit, scores_masked=True)
-        self._token_layers: list[DenseColumns] = []
+        self._token_layers: list[BufferedLayer] = []
         self._gathering = Gathering(self._step, self._suffixes, mask_axes) if mask_axes else None
-        self._non_trimmable: list[tuple[RingBuffer, int] | BatchedArrays] = []
+        self._non_trimmable: list[tuple[RingBuffer, int] | BatchedRecurrentLayer] = []
         self.layers = [self._layer(cache) for cache in like]
         self.suffixes = self._suffixes if self._token_layers else None
-        leaves = list(leaves_of(self.layers))
-        self._attending = [leaf for leaf in leaves if isinstance(leaf, DenseColumns)]
-        self._recurrent = [leaf for leaf in leaves if isinstance(leaf, BatchedArrays)]
+        leaves = list(layer_caches_of(self.layers))
+        self._attending = [layer for layer in leaves if isinstance(layer, BufferedLayer)]
+        self._recurrent = [layer for layer in leaves if isinstance(layer, BatchedRecurrentLayer)]
         self._buffers = [*([self._suffixes] if self._token_layers else []), *self.windows.values()]
 
     @property
@@ -112,7 +118,7 @@ class BatchCache:
             self._suffixes.put(slot, suffix)
         by_window: dict[int, list[mx.array]] = {}
         for place, layer in zip(self._non_trimmable, layers, strict=True):
-            if isinstance(place, BatchedArrays):
+            if isinstance(place, BatchedRecurrentLayer):
                 place.put(slot, self.rows, layer)
             elif not layer.empty():
                 by_window.setdefault(place[0].limit, []).extend(_in_order(layer))
@@ -139,7 +145,7 @@ class BatchCache:
         }
         return [
             place.take(slot)
-            if isinstance(place, BatchedArrays)
+            if isinstance(place, BatchedRecurrentLayer)
             else self._revived(place[0].limit, offset, held[place[0].limit][place[1] :][:2])
             for place in self._non_trimmable
         ]
@@ -266,7 +272,7 @@ class BatchCache:
     def _layer(self, cache: Any) -> Any:
         if type(cache) is CacheList:
             return CacheList(*[self._layer(part) for part in cache.caches])
-        if type(cache) is TrunkState:
+        if type(cache) is TokenLayerCache:
             self._token_layers.append(
                 self._token_layer(self._suffixes.reserve(2), len(self._token_layers))
             )
@@ -275,12 +281,12 @@ class BatchCache:
             if cache.max_size in self.chunked:
                 raise NotBatchableError("windows and chunks of one length")
             buffer, first = self._window(cache.max_size)
-            return BatchedRings(self._step, buffer, first, cache.max_size)
+            return BatchedWindowLayer(self._step, buffer, first, cache.max_size)
         if type(cache) is ChunkedKVCache:
             self.chunked.add(cache.chunk_size)
-            return BatchedChunks(self._step, *self._window(cache.chunk_size))
+            return BatchedChunkLayer(self._step, *self._window(cache.chunk_size))
         if type(cache) is ArraysCache:
-            arrays = BatchedArrays(len(cache.cache))
+            arrays = BatchedRecurrentLayer(len(cache.cache))
             self._non_trimmable.append(arrays)
             return arrays
         raise NotBatchableError(
@@ -293,10 +299,10 @@ class BatchCache:
         self._non_trimmable.append(place)
         return place
 
-    def _token_layer(self, first: int, index: int) -> DenseColumns:
+    def _token_layer(self, first: int, index: int) -> BufferedLayer:
         if self._gathering is None:
-            return BatchedTrunks(self._step, self._suffixes, index)
-        return GatheredTrunks(self._step, self._suffixes, first, self._gathering, index)
+            return BatchedTokenLayer(self._step, self._suffixes, index)
+        return GatheredTokenLayer(self._step, self._suffixes, first, self._gathering, index)
 
     def _revived(self, window: int, offset: int, tensors: list[mx.array]) -> Any:
         make = make_chunk if window in self.chunked else make_ring

@@ -1,0 +1,1 @@
+"""The state of sequences: where it lies, how it is moved, packed and stored."""

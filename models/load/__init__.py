@@ -1,0 +1,1 @@
+"""From a name to a model that runs: weights, device, and what is measured of it."""
