@@ -30,9 +30,9 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
     """Choose the next step's work.
 
     Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
-    same prompt is always computed in the same pieces; they also end on the sequence's
-    chunk boundaries and where another request parts from it that waits, and the last one before the last
-    prompt token.
+    same prompt is always computed in the same pieces; they also end on the sequence's chunk
+    boundaries and where another request parts from it that waits, and the last one before the
+    last prompt token.
     """
     prefill = _shortest_prompt(running)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
