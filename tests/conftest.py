@@ -6,6 +6,7 @@ others does without.
 
 import gc
 import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,6 +39,17 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+def _may_hold_slow_tests(path: "Path") -> bool:
+    return re.search(rb'\bslow\b|parametrize\("name"', path.read_bytes()) is not None
+
+
+def pytest_ignore_collect(collection_path: "Path", config: pytest.Config) -> bool | None:
+    """Import no file for the slow tests that holds none: every worker would."""
+    if config.option.markexpr != "slow" or not collection_path.name.startswith("test_"):
+        return None
+    return None if _may_hold_slow_tests(collection_path) else True
+
+
 def pytest_collectstart() -> None:
     """Choose the BLAS and keep the limit of open files, before any test imports mlx-lm."""
     import umbel.models.load.open_files  # noqa: F401, PLC0415
@@ -62,6 +74,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = getattr(item, "callspec", None)
         if parameters is not None and parameters.params.get("name") in TWINS:
             item.add_marker(pytest.mark.slow)
+    # Where all files are collected: none of them would be missed where some are.
+    for path in {item.path for item in items if item.get_closest_marker("slow")}:
+        assert _may_hold_slow_tests(path), f"{path}: `-m slow` would not find its slow tests"
 
 
 def pytest_collection_finish() -> None:
