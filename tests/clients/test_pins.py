@@ -55,7 +55,7 @@ def test_a_pinned_system_prompt_stays(short_path: Path, long_tiny_dir: Path) -> 
         assert umbel(daemon, "cache", "clear").returncode == 0
         eventually(lambda: daemon.status()["engine"]["cache"]["tokens"] == pin["tokens"])
         assert cached(ask(daemon, "two")) == pin["tokens"]
-    with running(short_path, long_tiny_dir) as successor:
+    with running(short_path, long_tiny_dir, fresh=True) as successor:
         eventually(lambda: pins(successor) == [pin])
         assert successor.request("POST", "/cache/clear").status == 200
         assert cached(ask(successor, "three")) == pin["tokens"]

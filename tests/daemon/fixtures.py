@@ -47,7 +47,7 @@ def smollm2_daemon() -> Iterator[RunningDaemon]:
     """A daemon with the embedded model."""
     with (
         tempfile.TemporaryDirectory(prefix="u") as folder,
-        running(Path(folder), "smollm2") as daemon,
+        running(Path(folder), "smollm2", fresh=True) as daemon,
     ):
         yield daemon
 

@@ -12,9 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
+
+from .fork_server import fork_server
 
 UMBEL = ("-m", "umbel")
 START = 120.0
@@ -54,11 +56,31 @@ class Reply:
         return msgspec.json.decode(self.body)
 
 
+class Process(Protocol):
+    """What tests do with a daemon's process, fresh or forked."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def poll(self) -> int | None:
+        """Look whether it has ended."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its exit status."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Send a signal."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
 @dataclass
 class RunningDaemon:
     """A daemon that answers."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     socket: Path
     log_path: Path
     folder: Path
@@ -132,8 +154,19 @@ def spawn(
     *flags: str,
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = UMBEL,
+    fresh: bool = False,
 ) -> RunningDaemon:
-    """Start a daemon without waiting for it to be ready."""
+    """Start a daemon without waiting for it to be ready.
+
+    Args:
+        folder: where its socket, its log and its state are.
+        model: what it serves.
+        flags: more of its command line.
+        env: what its environment has besides this one's.
+        program: what Python runs.
+        fresh: in a process of its own from the first import; else one is forked where that is
+            the same to the daemon.
+    """
     path, log = folder / "run" / "u.sock", folder / "log"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UMBEL_")}
     environment |= {
@@ -141,15 +174,20 @@ def spawn(
         "UMBEL_DISK_DIR": str(folder / "disk"),  # each its own
         **(env or {}),
     }
-    command = [sys.executable, *program, "serve", "--model", str(model)]
+    words = ["serve", "--model", str(model), "--socket", str(path), *flags]
+    server = None if fresh or program != UMBEL else fork_server()
+    process: Process
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--socket", str(path), *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-        )
+        if server is not None and server.can_fork(environment):
+            process = server.fork(words, environment, output)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *program, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+            )
     return RunningDaemon(process, path, log, folder, environment)
 
 
@@ -168,9 +206,10 @@ def running(
     *flags: str,
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = UMBEL,
+    fresh: bool = False,
 ) -> Iterator[RunningDaemon]:
-    """Run a daemon until the block ends; it must then exit with status 0."""
-    daemon = spawn(folder, model, *flags, env=env, program=program)
+    """Run a daemon until the block ends; it must then exit with status 0. See `spawn`."""
+    daemon = spawn(folder, model, *flags, env=env, program=program, fresh=fresh)
     try:
         eventually(lambda: is_ready(daemon), START)
         yield daemon

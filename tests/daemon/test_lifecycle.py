@@ -172,7 +172,10 @@ def test_deadline(short_path: Path, long_tiny_dir: Path) -> None:
 
 def test_sigterm_lets_running_requests_finish(short_path: Path, long_tiny_dir: Path) -> None:
     """What runs finishes, what waits is answered, new ones are refused; exit status 0."""
-    with running(short_path, long_tiny_dir, *ONE) as daemon, ThreadPoolExecutor(2) as pool:
+    with (
+        running(short_path, long_tiny_dir, *ONE, fresh=True) as daemon,
+        ThreadPoolExecutor(2) as pool,
+    ):
         connection, response = begin(daemon, max_tokens=3000)
         waiting = pool.submit(daemon.post, SHORT)
         eventually(lambda: daemon.status()["waiting"] == 1)
@@ -192,7 +195,7 @@ def test_sigterm_lets_running_requests_finish(short_path: Path, long_tiny_dir: P
 
 def test_second_sigterm_cuts_the_grace_short(short_path: Path, long_tiny_dir: Path) -> None:
     """The stream ends with an error event instead of its rest."""
-    with running(short_path, long_tiny_dir) as daemon:
+    with running(short_path, long_tiny_dir, fresh=True) as daemon:
         connection, response = begin(daemon, max_tokens=8000)
         daemon.process.send_signal(signal.SIGTERM)
         eventually(lambda: daemon.request("GET", "/ready").json()["status"] == "stopping")
@@ -207,14 +210,14 @@ def test_second_sigterm_cuts_the_grace_short(short_path: Path, long_tiny_dir: Pa
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_terminal_stops_it_too(short_path: Path, long_tiny_dir: Path, number: int) -> None:
     """Ctrl-C in the terminal, or closing it, ends the daemon as SIGTERM does."""
-    with running(short_path, long_tiny_dir) as daemon:
+    with running(short_path, long_tiny_dir, fresh=True) as daemon:
         daemon.process.send_signal(number)
         assert daemon.process.wait(30) == 0
 
 
 def test_requests_during_loading(short_path: Path) -> None:
     """While the model loads the daemon listens, says so, and can be stopped."""
-    daemon = spawn(short_path, "smollm2")
+    daemon = spawn(short_path, "smollm2", fresh=True)
     try:
         eventually(daemon.socket.exists)
         reply = daemon.post(SHORT)
@@ -231,7 +234,7 @@ def test_requests_during_loading(short_path: Path) -> None:
 
 def test_unknown_model_ends_the_daemon(short_path: Path) -> None:
     """A model that is not there is one sentence and exit status 1."""
-    daemon = spawn(short_path, "no-such-model")
+    daemon = spawn(short_path, "no-such-model", fresh=True)
     assert daemon.process.wait(60) == 1
     assert "no model 'no-such-model'" in daemon.log()
     assert "Traceback" not in daemon.log()

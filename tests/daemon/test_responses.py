@@ -304,7 +304,7 @@ def test_a_restart_keeps_what_was_said(short_path: Path, long_tiny_dir: Path) ->
     """On disk, for whoever goes on; without a disk it is gone, and so it is in a small budget."""
     with running(short_path, long_tiny_dir) as daemon:
         first = respond(daemon)
-    with running(short_path, long_tiny_dir) as daemon:
+    with running(short_path, long_tiny_dir, fresh=True) as daemon:
         assert get(daemon, first["id"]).json() == first
         second = respond(daemon, input="more", previous_response_id=first["id"])
         assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]

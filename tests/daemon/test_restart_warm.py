@@ -52,7 +52,7 @@ def test_the_next_daemon_is_warm(
             eventually(lambda: on_disk(first))
             time.sleep(0.3)
         killed(first, number)
-    with running(short_path, long_tiny_dir) as second:
+    with running(short_path, long_tiny_dir, fresh=True) as second:
         again, cached = ask(second, "What is the capital of France?")
         assert cached > 300
         assert again == answer
@@ -111,12 +111,12 @@ def test_warm_is_ten_times_sooner(short_path: Path) -> None:
         return time.perf_counter() - began, usage["prompt_tokens_details"]["cached_tokens"]
 
     once = {"prompt": "Once ", "max_tokens": 1}
-    with running(short_path, "smollm2") as first:
+    with running(short_path, "smollm2", fresh=True) as first:
         assert first.post(once, "/v1/completions").status == 200
         cold, cached = first_token(first, story)
         assert cached < 100
         eventually(lambda: on_disk(first))
-    with running(short_path, "smollm2") as second:
+    with running(short_path, "smollm2", fresh=True) as second:
         assert second.post(once, "/v1/completions").status == 200
         warm, cached = first_token(second, story)
         assert cached > 1900

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from .running import START, STOP, RunningDaemon, eventually, spawn
+from .running import START, STOP, Process, RunningDaemon, eventually, spawn
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def storm(process: subprocess.Popen[bytes], chance: random.Random) -> None:
+def storm(process: Process, chance: random.Random) -> None:
     """Send signals in bursts of random lengths and distances until the process has ended."""
     end = time.monotonic() + STOP
     while process.poll() is None:
@@ -37,7 +37,7 @@ def assert_ended_in_order(daemon: RunningDaemon) -> None:
     assert not daemon.socket.exists()
 
 
-def is_guarded(process: subprocess.Popen[bytes]) -> bool:
+def is_guarded(process: Process) -> bool:
     """Whether the process has run its first lines: the kernel knows of its handlers."""
     text = Path(f"/proc/{process.pid}/status").read_text()
     caught = next(line for line in text.splitlines() if line.startswith("SigCgt:"))
@@ -49,7 +49,7 @@ def is_guarded(process: subprocess.Popen[bytes]) -> bool:
 def test_storm_during_the_imports(short_path: Path, long_tiny_dir: Path, seed: int) -> None:
     """From the first line on, the daemon ends with status 0 and without a word."""
     chance = random.Random(seed)  # noqa: S311
-    daemon = spawn(short_path, long_tiny_dir)
+    daemon = spawn(short_path, long_tiny_dir, fresh=True)
     eventually(lambda: is_guarded(daemon.process), START)
     time.sleep(chance.random() * chance.choice((0.01, 1.0)))
     storm(daemon.process, chance)
@@ -59,7 +59,7 @@ def test_storm_during_the_imports(short_path: Path, long_tiny_dir: Path, seed: i
 @pytest.mark.parametrize("state", ["listening", "loading", "ready", "stopping"])
 def test_storm_later(short_path: Path, long_tiny_dir: Path, state: str) -> None:
     """While it listens, loads, serves and stops, and to the very end of the process."""
-    daemon = spawn(short_path, long_tiny_dir)
+    daemon = spawn(short_path, long_tiny_dir, fresh=True)
     if state == "stopping":
         eventually(lambda: "event=ready" in daemon.log(), START)
         daemon.process.send_signal(signal.SIGTERM)
@@ -69,8 +69,8 @@ def test_storm_later(short_path: Path, long_tiny_dir: Path, state: str) -> None:
 
 
 def test_three_at_once(short_path: Path, long_tiny_dir: Path) -> None:
-    """Three SIGTERMs within milliseconds are one that is in a force_stop."""
-    daemon = spawn(short_path, long_tiny_dir)
+    """Three SIGTERMs within milliseconds are one that is in a hurry."""
+    daemon = spawn(short_path, long_tiny_dir, fresh=True)
     eventually(lambda: "event=ready" in daemon.log(), START)
     for _ in range(3):
         daemon.process.send_signal(signal.SIGTERM)

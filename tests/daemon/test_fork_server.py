@@ -1,0 +1,56 @@
+"""A forked daemon is to a test what a fresh one is."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from .fork_server import fork_server
+from .running import START, eventually, is_ready, running, spawn
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all are fresh")
+
+
+def test_its_exit_status_and_its_log_are_its_own(short_path: Path) -> None:
+    """As those of a fresh one that cannot start."""
+    said = []
+    for fresh in (False, True):
+        daemon = spawn(short_path, "no-such-model", fresh=fresh)
+        assert daemon.process.wait(START) == 1
+        said.append([line.split("event=")[-1] for line in daemon.log().splitlines()])
+    assert said[0][1:] == said[1][1:]  # the first has the pid
+    assert any("no model 'no-such-model'" in line for line in said[0])
+
+
+def test_it_is_a_child_of_the_test(short_path: Path, tiny_dir: Path) -> None:
+    """In its folder, with the program's name and settings, and a signal tells how it ended."""
+    with running(short_path, tiny_dir, env={"UMBEL_NO_DISK": "1"}) as daemon:
+        folder = Path("/proc") / str(daemon.process.pid)
+        assert f"PPid:\t{os.getpid()}\n" in (folder / "status").read_text()
+        assert "fork_server" in (folder / "cmdline").read_text()
+        assert (folder / "cwd").readlink() == Path.cwd()
+        assert daemon.status()["disk"] is None
+        daemon.process.kill()
+        assert daemon.process.wait(START) == -signal.SIGKILL
+
+
+def test_two_at_once(short_path: Path, tiny_dir: Path) -> None:
+    """They share nothing: one ends, the other goes on."""
+    (short_path / "b").mkdir()
+    with running(short_path, tiny_dir) as first:
+        second = spawn(short_path / "b", tiny_dir)
+        eventually(lambda: is_ready(second), START)
+        assert second.terminate() == 0
+        assert is_ready(first)
+
+
+def test_what_imports_would_see_makes_it_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable, but for those that the daemon reads late."""
+    server = fork_server()
+    assert server is not None
+    assert server.can_fork({**os.environ, "UMBEL_MODEL": "x", "XDG_CONFIG_HOME": "/x"})
+    assert not server.can_fork({**os.environ, "OPENBLAS_NUM_THREADS": "7"})
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert not server.can_fork(os.environ)
