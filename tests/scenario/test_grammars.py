@@ -108,9 +108,11 @@ def test_a_mixed_batch_equals_solo_runs(
     rig = Rig(loaded, 1 << 28, exact=exact)
     told = rig.serve(asks)
     assert check(rig, codec, asks, told, CONSTRAINTS) >= 2
+    alone = Rig(loaded, 1 << 28, exact=exact)
     for a, together in zip(asks, told, strict=True):
-        alone = Rig(loaded, 1 << 28, exact=exact)
         (solo,) = alone.serve([Ask(a.prompt, a.tokens, a.sampling, grammar=a.grammar)])
+        assert solo.cached is not None
+        assert solo.cached < 4  # by chance: they have no prefix in common
         assert solo.tokens == together.tokens
         assert solo.reason == together.reason
 
