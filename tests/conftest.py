@@ -52,6 +52,7 @@ def pytest_ignore_collect(collection_path: "Path", config: pytest.Config) -> boo
 
 def pytest_collectstart() -> None:
     """Choose the BLAS and keep the limit of open files, before any test imports mlx-lm."""
+    gc.disable()  # what is imported stays: there is nothing to collect until all is
     import umbel.models.load.open_files  # noqa: F401, PLC0415
 
 
@@ -83,6 +84,7 @@ def pytest_collection_finish() -> None:
     """Set aside what stays until the end: whoever collects garbage need not look through it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
