@@ -160,10 +160,11 @@ def test_demo(short_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_demo_leaves_nothing_behind(short_path: Path) -> None:
+def test_demo_leaves_nothing_behind(short_path: Path, long_tiny_dir: Path) -> None:
     """The private daemon and its folder are gone afterwards."""
+    words = ("demo", "--agents", "1", "--max-tokens", "2", "--model", str(long_tiny_dir))
     done = subprocess.run(
-        [sys.executable, "-m", "umbel", "demo", "--agents", "1", "--max-tokens", "2"],
+        [sys.executable, "-m", "umbel", *words],
         capture_output=True,
         env=environment(short_path) | {"TMPDIR": str(short_path)},
         check=False,
