@@ -1,6 +1,7 @@
 """A daemon's life: start-up, main loop, shutdown, in this order."""
 
 import asyncio
+import gc
 import os
 from typing import Any
 
@@ -53,6 +54,7 @@ def serve(settings: Settings, *, temporary: bool = False) -> None:
     Raises:
         StartError: it cannot start; the message says why.
     """
+    gc.freeze()  # what was imported stays: each collection would look through all of it
     with (
         StopSignals() as signals,
         UnixListener(settings.socket_path, temporary=temporary) as listener,
