@@ -11,7 +11,7 @@ from umbel.daemon.generations import Generations
 from umbel.daemon.protocols.chat_answers import ChatAnswers
 from umbel.models.text.events import ReasoningDelta, TextDelta
 
-from ..daemon.running import RunningDaemon
+from ..daemon.running import RunningDaemon, eventually
 from .recipes import PAGE, recipe
 from .scripted import RESULT, call, plan
 from .zed import RejectionError, StreamError, Zed, assistant, content, read, result
@@ -90,7 +90,7 @@ def test_a_tool_and_its_result(scripted_daemon: RunningDaemon, returned: tuple[s
     assert second.usage.prompt_tokens_details is not None
     cached = second.usage.prompt_tokens_details.cached_tokens or 0
     assert cached >= first.usage.prompt_tokens + first.usage.completion_tokens - 1
-    assert scripted_daemon.log().count("conversation=thread-1/") >= 2
+    eventually(lambda: scripted_daemon.log().count("conversation=thread-1/") >= 2)
 
 
 @pytest.mark.parametrize(
