@@ -111,7 +111,12 @@ class ForkServer:
 @functools.cache
 def fork_server() -> ForkServer | None:
     """Start the one of this process, where there can be one."""
-    return ForkServer() if sys.platform == "linux" else None
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        _adopt_orphans(yes=False)
+    except (AttributeError, OSError):  # another system, or a kernel without
+        return None
+    return ForkServer()
 
 
 def _surroundings(environment: Mapping[str, str]) -> object:

@@ -2,15 +2,21 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from .fork_server import fork_server
+from .fork_server import ForkServer, fork_server
 from .running import START, eventually, is_ready, running, spawn
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all are fresh")
+
+@pytest.fixture(autouse=True)
+def server() -> ForkServer:
+    """The one of this process."""
+    found = fork_server()
+    if found is None:
+        pytest.skip("all are fresh here")
+    return found
 
 
 def test_its_exit_status_and_its_log_are_its_own(short_path: Path) -> None:
@@ -46,10 +52,10 @@ def test_two_at_once(short_path: Path, tiny_dir: Path) -> None:
         assert is_ready(first)
 
 
-def test_what_imports_would_see_makes_it_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_imports_would_see_makes_it_fresh(
+    server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A variable, but for those that the daemon reads late."""
-    server = fork_server()
-    assert server is not None
     assert server.can_fork({**os.environ, "UMBEL_MODEL": "x", "XDG_CONFIG_HOME": "/x"})
     assert not server.can_fork({**os.environ, "OPENBLAS_NUM_THREADS": "7"})
     monkeypatch.delenv("XDG_CACHE_HOME")
