@@ -88,7 +88,7 @@ class Daemon:
         self._assembly: Assembly | None = None
         self._watch: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._force_stop = asyncio.Event()
 
     async def run(self) -> None:
         """Start, serve, stop."""
@@ -241,14 +241,14 @@ class Daemon:
         return ResponseDesk(await asyncio.to_thread(ResponseStore, folder, budget))
 
     async def _drain(self, handoff: Handoff) -> None:
-        force_stop = asyncio.ensure_future(self._hurry.wait())
+        forced = asyncio.ensure_future(self._force_stop.wait())
         idle = asyncio.ensure_future(handoff.wait_idle())
         await asyncio.wait(
-            {force_stop, idle},
+            {forced, idle},
             timeout=self._settings.stop_grace,
             return_when=asyncio.FIRST_COMPLETED,
         )
-        force_stop.cancel()
+        forced.cancel()
         idle.cancel()
         handoff.end_running()
 
@@ -262,7 +262,7 @@ class Daemon:
     def _on_signal(self) -> None:
         """Stop; a second signal cuts the grace short."""
         if self._stop.is_set():
-            self._hurry.set()
+            self._force_stop.set()
         self._stop.set()
 
     def _warn_of_small_bodies(self, context: int) -> None:
