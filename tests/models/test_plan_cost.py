@@ -7,7 +7,7 @@ import pytest
 
 from umbel.models.runtime import resident_bytes
 
-from .party import NAMES, Agent, Branch, Party
+from .party import Agent, Branch, Party, each
 
 
 class Accountant(Party):
@@ -43,8 +43,7 @@ class Accountant(Party):
         return agent
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "seed"), each(range(2)))
 def test_no_step_takes_more_than_its_price(name: str, seed: int) -> None:
     """Whoever comes, goes, waits, runs alone, is packed or put in one piece meanwhile."""
     party = Accountant(name, seed, own=24, limit=48)
