@@ -214,7 +214,7 @@ class MemoryProfile:
     def put_together(self, rows: int, tokens: int, padded: int) -> int:
         """Bytes of one layer's keys and values of all rows in one piece, and of the next one's.
 
-        A row's own prefix is padded, and joined with the other rows', before all is put together.
+        A row's own prefix is padded, and one array made of all of them, before all is put together.
 
         Args:
             rows: of the step.

@@ -1,4 +1,7 @@
-"""The engine: `step()` is schedule, run, publish. It lives on the MLX thread."""
+"""The engine: a step is schedule, plan, reserve, run, process output, sample, publish.
+
+It lives on the MLX thread.
+"""
 
 import time
 from collections import Counter

@@ -273,7 +273,7 @@ class KVCacheManager:
     def _publish_but_last(self, sequence: Sequence, lease: Lease, tokens: Tokens) -> Span | None:
         """Give all pieces of a state to the cache but the last one, and return that.
 
-        They are not joined: that would take as much memory again, when there may be none.
+        They are not merged: that would take as much memory again, when there may be none.
         """
         parts = self._opener.placement.take_packed(sequence.cache)
         for part in parts[:-1]:

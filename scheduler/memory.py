@@ -1,4 +1,4 @@
-"""What of a step the memory allows: the engine's side of the governor."""
+"""Which step memory allows: plans, prices and reserves it; the engine's side of the governor."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
@@ -71,11 +71,11 @@ class MemoryPlanner:
         """Whether a sequence can start beside those that run.
 
         They all must be able to go on until this one's first tokens are there. Where nobody
-        runs, one that was promised to be served is, even if what is known of it must go first:
+        runs, it starts if its worst case fits, even if what is known of it must go first:
         holding a lease on that can take more than it spares.
 
         Args:
-            sequence: the newcomer.
+            sequence: that would start.
             known: what of it is in memory already, and cannot be evicted under it.
             running: the others.
         """

@@ -85,7 +85,7 @@ class StallBound:
         )
 
     def expected(self, tokens: int) -> float | None:
-        """Foretell how many seconds a chunk takes; None before any was measured."""
+        """Estimate how many seconds a chunk takes; None before any was measured."""
         count, n, t, nn, nt = self._sums
         if not count:
             return None

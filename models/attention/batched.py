@@ -31,7 +31,7 @@ class Step:
 
     Attributes:
         device: how attention is computed.
-        positions: `[rows]`, of the tokens that are fed.
+        positions: `[rows]`, of the tokens that the model is called with.
         shared: runs of spans that several rows lease, each with the numbers of these rows.
         private: for rows that lease spans nobody else here does, these spans.
         plan: counts how often the last two changed.
@@ -130,7 +130,7 @@ class BufferedLayer:
 
     Args:
         step: shared by all layers.
-        dense: the rows' own keys and values.
+        buffer: the rows' own keys and values.
         first: the number of this layer's keys there; its values are next.
     """
 

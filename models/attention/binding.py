@@ -1,4 +1,4 @@
-"""Attention over segments that are not joined: a leased prefix and a private suffix.
+"""Attention over segments that lie apart: a prefix that is only read, and a suffix.
 
 Bound in the place of mlx-lm's `scaled_dot_product_attention` in the modules of a loaded
 model. It takes over where one token attends without a mask and its layer has a prefix; all

@@ -1,9 +1,9 @@
 """Rows whose keys and values the model computes with itself: gathered, padded, and masked.
 
 For models whose attention is their own: soft caps (gemma2), an indexer that picks tokens
-(deepseek_v32), MLX's kernel called directly (plamo2). They get what a lone sequence would get, all
-keys and values, of all rows in one array, and a mask that leaves out what is not a row's own. It
-is made anew in each step and layer, so memory holds it for one layer at a time.
+(deepseek_v32), MLX's kernel called directly (plamo2). They get what a single sequence would get,
+all keys and values, of all rows in one array, and a mask that leaves out what is not a row's own.
+The array is made anew in each step and layer, so memory holds it for one layer at a time.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Gathering:
 
     Args:
         step: of the batch.
-        dense: the rows' own keys and values.
+        buffer: the rows' own keys and values.
         mask_axes: of the model's masks: a model that groups its heads by itself has one more
             than others.
     """
@@ -50,7 +50,7 @@ class Gathering:
         Args:
             layer: its number among those that spans hold.
             number: of the tensor.
-            own: what is the rows' own of it, `[rows, heads, columns, size]`.
+            own: what is the rows' own of it, `[rows, heads, positions, size]`.
 
         Returns:
             `[rows, heads, tokens, size]`.

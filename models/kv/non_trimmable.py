@@ -95,7 +95,7 @@ def capture(cache: Any, offset: int) -> Captured:
 
     Args:
         cache: one of mlx-lm's caches.
-        offset: how many tokens the stack has seen; recurrent caches do not count them.
+        offset: how many tokens the sequence has seen; recurrent caches do not count them.
     """
     if type(cache) is RotatingKVCache:
         return _capture_ring(cache)
@@ -104,7 +104,7 @@ def capture(cache: Any, offset: int) -> Captured:
         present = tuple(slot is not None for slot in slots)
         return Recurrent(offset, present), [slot for slot in slots if slot is not None]
     if type(cache) is ChunkedKVCache:
-        # What the model's next forward would drop is left out, of the checkpoint only.
+        # What the model would drop when it is called next is left out, of the checkpoint only.
         stop = cache.offset - cache.start_position
         start = max(0, stop - cache.chunk_size)
         arrays = [array[..., start:stop, :] for array in (cache.keys, cache.values)]

@@ -100,7 +100,7 @@ class PackedSpan(Packed):
         return type(self)(left, self._places), type(self)(right, self._places)
 
     def merge(self, other: Self) -> Self:
-        """Join with the span that follows."""
+        """Merge with the span that follows."""
         pairs = zip(self._arrays, other._arrays, strict=True)
         joined = [mx.concatenate([a, b], axis=-2) for a, b in pairs]
         mx.eval(joined)
@@ -159,7 +159,7 @@ def pack_suffix(layers: Sequence[Tensors]) -> PackedSpan:
 
 
 def pack(layers: list[list[mx.array]]) -> tuple[list[mx.array], Places]:
-    """Join arrays of one shape and type, each in buffers of its own, evaluated.
+    """Put arrays of one shape and type together, each in buffers of its own, evaluated.
 
     Args:
         layers: for each layer its arrays, `[1, ...]` each.

@@ -84,7 +84,7 @@ class Placement:
         return checkpoint_of(cache.offset, layers)
 
     def lease(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
-        """Have a sequence lease other spans: the same tokens, cut or joined elsewhere."""
+        """Have a sequence lease other spans: the same tokens, cut or merged elsewhere."""
         cache.lease(spans)
         self._regroup()
 

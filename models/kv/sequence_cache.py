@@ -140,7 +140,7 @@ class SequenceCache:
         )
 
     def lease(self, spans: Sequence[PackedSpan]) -> None:
-        """Lease other spans: the same tokens, cut or joined elsewhere."""
+        """Lease other spans: the same tokens, cut or merged elsewhere."""
         self.leased = list(spans)
         self._read_prefix()
 
@@ -251,8 +251,8 @@ class CacheLayout:
 
         Args:
             offset: tokens already computed; 0 starts from nothing.
-            spans: the state of all of them, in order, if the stack is token-addressable.
-            checkpoint: whole state that restores `offset`, if the stack has such.
+            spans: the state of all of them, in order, if layers are token-addressable.
+            checkpoint: what restores the other layers at `offset`, if there are such.
         """
         restored = None if checkpoint is None else checkpoint.restore_all(offset)
         layers = self.layers(spans, restored)

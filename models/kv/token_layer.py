@@ -1,4 +1,4 @@
-"""A layer's token-addressable state: a leased prefix that is only read, and a suffix of its own.
+"""A layer's token-addressable state: a prefix that is only read, and a suffix that grows.
 
 Stands where mlx-lm puts a `KVCache` (or a `QuantizedKVCache`), and answers what its models
 ask of one: `offset`, `make_mask`, `update_and_fetch`, `keys_and_values`.
@@ -23,10 +23,10 @@ class TokenLayerCache:
 
     The prefix is never written and never joined with the suffix: what `update_and_fetch`
     returns is joined lazily, for models that need it in one piece. Attention that reads the
-    segments one by one (see `attention`) leaves that join uncomputed.
+    segments one by one (see `attention.binding`) leaves that uncomputed.
 
     Attributes:
-        prefix: leased segments, oldest first; empty once they were joined.
+        prefix: segments that are read, oldest first; empty once `make_contiguous` has copied them.
         suffix: mlx-lm's own cache, for the tokens after the prefix.
         withholds: give out NaNs in the place of what is joined, which shows who reads it.
     """
@@ -39,7 +39,7 @@ class TokenLayerCache:
         self.set_prefix(prefix)
 
     def set_prefix(self, prefix: Sequence[Tensors]) -> None:
-        """Read the prefix from other segments: the same tokens, cut or joined elsewhere."""
+        """Read the prefix from other segments: the same tokens, cut or merged elsewhere."""
         if self._copied:
             return  # it is read from the copy
         self.prefix = list(prefix)

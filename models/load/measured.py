@@ -1,7 +1,7 @@
-"""What was measured of a model, kept so that every start on this machine promises the same.
+"""What was measured of a model, kept so that every start on this machine has the same figures.
 
 What computing takes varies from start to start: how far launching is ahead of computing decides
-which buffers are free in time. What is promised to requests must not vary with it. So a model is
+which buffers are free in time. Which requests are admitted must not vary with it. So a model is
 measured once, and the figures are kept in a file that no later start replaces.
 """
 

@@ -128,7 +128,7 @@ def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: i
 
 
 def reads_parts(model: Any, layout: CacheLayout) -> bool:
-    """Try out whether a lone token is attended to prefix and suffix one by one.
+    """Try out whether a single token's attention reads prefix and suffix one by one.
 
     Where attention is the model's own, or computes with the keys, it asks for them in one piece.
     """
