@@ -75,7 +75,7 @@ def test_openblas_is_loaded_and_used() -> None:
 def test_without_openblas_the_advice_is_to_install_it() -> None:
     """The slow path says what is wrong and which package mends it."""
     printed = python(
-        "from umbel.models import blas\n"
+        "from umbel.models.load import blas\n"
         "blas.LIBRARIES = ('libnothing-of-this-name.so.0',)\n"
         "found = blas.preload()\n"
         "print(found.name, found.fast)\n"

@@ -141,7 +141,7 @@ def test_nobody() -> None:
 
 
 @pytest.mark.parametrize("cursed", range(len(MIXED)))
-@pytest.mark.parametrize("where", ["_penalised", "sample", "_filtered", "_gumbel"])
+@pytest.mark.parametrize("where", ["_penalised", "sample_tokens", "_filtered", "_gumbel"])
 def test_an_error_is_its_rows_own(where: str, cursed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row's error is told for that row; the others' tokens and log-probabilities stay."""
     rows = [row(each.output, **_without_logprobs(each), top_logprobs=3) for each in MIXED]

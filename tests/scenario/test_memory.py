@@ -134,6 +134,12 @@ def test_what_is_restored_is_freed_without_a_collector() -> None:
         gc.enable()
 
 
+def counted() -> Counter[str]:
+    """Count what there is of umbel's own objects and of MLX's: other threads have theirs."""
+    kinds = (type(thing) for thing in gc.get_objects())
+    return Counter(k.__qualname__ for k in kinds if k.__module__.startswith(("umbel", "mlx")))
+
+
 def test_a_thousand_requests_leave_no_object() -> None:
     """Neither request, nor state, nor batch is in a cycle: with the collector off none stays."""
     rig = Rig(zoo_model("gemma3_text"), 1 << 28, max_batch=8)
@@ -154,12 +160,12 @@ def test_a_thousand_requests_leave_no_object() -> None:
     gc.collect()
     gc.disable()
     try:
-        before = Counter(map(type, gc.get_objects()))
+        before = counted()
         serve(1000, 1)
-        more = Counter(map(type, gc.get_objects())) - before
+        more = counted() - before
     finally:
         gc.enable()
-    assert sum(more.values()) < 200, more.most_common(5)
+    assert sum(more.values()) < 20, more.most_common(5)
 
 
 # -- admission ---------------------------------------------------------------------------
