@@ -154,8 +154,10 @@ class BatchCache:
         """Copy a row onto a free one, and free it."""
         for buffer in self._buffers:
             buffer.move(source, target)
-        for layer in self._recurrent:
-            layer.put(target, self.rows, layer.take(source))
+        taken = [layer.take(source) for layer in self._recurrent]
+        mx.eval([state.state for state in taken])  # see `RingBuffer.move`
+        for layer, state in zip(self._recurrent, taken, strict=True):
+            layer.put(target, self.rows, state)
 
     def wipe(self, slot: int) -> None:
         """Overwrite what a row held before; see `RingBuffer.wipe`."""

@@ -62,3 +62,18 @@ def test_no_step_takes_more_than_its_price(name: str, seed: int) -> None:
         some = [agent for agent in party.agents if rng.random() < 0.8]
         if some:
             party.feed(some, rng.randrange(1, 9))
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "gemma3_text"])
+def test_rows_that_move_take_no_copies_of_all_rows(name: str) -> None:
+    """A batch that becomes smaller reads the rows that stay before it writes them elsewhere."""
+    party = Accountant(name)
+    for _ in range(8):
+        party.come(prompt=9)
+    party.feed(steps=2)
+    for slot in range(4):
+        party.placement.close(party.placement.sequences[slot])
+    party.agents = [agent for agent in party.agents if agent.cache.slot is not None]
+    party.feed()
+    assert party.placement.rows == len(party.agents) == 4
+    party.check()
