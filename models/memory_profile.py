@@ -75,6 +75,10 @@ class StateSizes:
         """Bytes of sliding and recurrent layers after `tokens`; `chunk` were the last ones."""
         return sum(ring.nbytes(tokens, chunk) for ring in self.rings) + self.fixed
 
+    def in_windows(self, tokens: int) -> int:
+        """Bytes of what sliding layers keep of so many tokens, without room for more."""
+        return sum(ring.token * min(tokens, ring.window) for ring in self.rings)
+
     def suffix(self, tokens: int) -> int:
         """Bytes of a suffix of so many tokens in caches of its own, spare room included."""
         return self.token * (tokens + GROWTH)
@@ -190,8 +194,7 @@ class MemoryProfile:
 
     def captured(self, tokens: int) -> Held:
         """What a checkpoint after so many tokens takes."""
-        kept = sum(ring.token * min(tokens, ring.window) for ring in self.sizes.rings)
-        return Held(kept + self.sizes.fixed, self.sizes.arrays)
+        return Held(self.sizes.in_windows(tokens) + self.sizes.fixed, self.sizes.arrays)
 
     def observe(self, tokens: int, offset: int, peak: int) -> None:
         """Learn from a chunk's peak."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from .kv.buckets import bucket, padded_to, positions_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
-from .memory_profile import Held, MemoryProfile
+from .memory_profile import GROWTH, Held, MemoryProfile
 
 EXACT_ROWS = 8
 """Rows of every call of an exact model: products of other shapes round differently."""
@@ -207,8 +207,8 @@ class MakeContiguous(NamedTuple):
     tokens: int
 
     def nbytes(self, profile: MemoryProfile) -> int:
-        """What is copied, and not given back before the step is over."""
-        return profile.sizes.suffix(self.tokens)
+        """What is copied, and not given back before the step is over; see `StateSizes.growth`."""
+        return profile.sizes.suffix(self.tokens) + profile.sizes.one_layer(GROWTH)
 
 
 class Relocate(NamedTuple):
@@ -248,6 +248,7 @@ class Enter(NamedTuple):
 
     Attributes:
         slot: of the row.
+        offset: tokens that it has seen.
         spans: how many at its prefix's end are copied into the row.
         tokens: that the row then has of its own.
         reused: somebody else had the slot before.
@@ -255,13 +256,14 @@ class Enter(NamedTuple):
 
     sequence: int
     slot: int
+    offset: int
     spans: int
     tokens: int
     reused: bool
 
     def nbytes(self, profile: MemoryProfile) -> int:
         """What is put together before it is written into the row."""
-        return profile.sizes.token * self.tokens
+        return profile.sizes.token * self.tokens + profile.sizes.in_windows(self.offset)
 
 
 Move = Leave | Pack | MakeContiguous | Relocate | Resize | Enter
@@ -622,7 +624,8 @@ class _BatchPlanner:
                     if shared or tokens + span.length > self._rules.own:
                         break
                     tokens, spans = tokens + span.length, spans + 1
-            moves.append(Enter(state.number, slot, spans, tokens, slot < self._used))
+            reused = slot < self._used
+            moves.append(Enter(state.number, slot, state.offset, spans, tokens, reused))
             self._slots[slot], self._own[slot] = state, tokens
             for limit, lengths in self._windows.items():
                 lengths[slot] = self._in_window(state.offset, limit)

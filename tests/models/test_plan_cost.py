@@ -1,11 +1,14 @@
 """What plans are priced at, held to the allocator while they run, over random batches."""
 
+from dataclasses import replace
+
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.runtime import resident_bytes
+from umbel.models.step_plan import Contiguous
 
 from .party import Agent, Branch, Party, each
 
@@ -77,3 +80,26 @@ def test_rows_that_move_take_no_copies_of_all_rows(name: str) -> None:
     party.feed()
     assert party.placement.rows == len(party.agents) == 4
     party.check()
+
+
+def test_who_takes_a_free_row_brings_its_windows() -> None:
+    """What sliding layers hold is put in order before it is written into a row that is there."""
+    party = Accountant(
+        "gemma3_text", sliding_window=512, num_hidden_layers=12, sliding_window_pattern=6
+    )
+    for _ in range(9):
+        party.come(prompt=250)
+    party.feed()
+    assert party.placement.rows > len(party.agents)
+    party.come(prompt=250)
+    party.feed()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma4_text"])
+def test_a_short_prefix_in_one_piece_has_room_made_beside_it(name: str) -> None:
+    """The room for later tokens is made before it is joined with the few that are there."""
+    party = Accountant(name)
+    party.runner.use(replace(party.runner.rules, contiguous=Contiguous.ALWAYS))
+    branch = party.branch(1)
+    party.feed([party.come(branch)])
+    assert party.agents[0].cache.is_contiguous

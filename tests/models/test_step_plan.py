@@ -118,9 +118,9 @@ def test_those_who_come_get_rows() -> None:
     call = planned(states)
     assert call.moves == (
         Resize(3, 64, (), renewed=True),
-        Enter(1, 0, 0, 5, reused=False),
-        Enter(2, 1, 1, 23, reused=False),
-        Enter(3, 2, 0, 0, reused=False),
+        Enter(1, 0, SHARED + 1 + 5, 0, 5, reused=False),
+        Enter(2, 1, SHARED + 1 + 20 + 3, 1, 23, reused=False),
+        Enter(3, 2, SHARED + 1 + 300, 0, 0, reused=False),
     )
     assert call.kind is Kind.BATCH
     assert (call.rows, call.slots, call.positions) == (3, (0, 1, 2), 64)
@@ -131,7 +131,7 @@ def test_those_who_come_get_rows() -> None:
 def test_a_long_suffix_is_packed_on_the_way_in() -> None:
     """It is then read where it lies, as a span of its own."""
     call = planned([State(1, 257), State(2, 4)])
-    assert call.moves[1:3] == (Pack(1, 257, 0, 0), Enter(1, 0, 0, 0, reused=False))
+    assert call.moves[1:3] == (Pack(1, 257, 0, 0), Enter(1, 0, 257, 0, 0, reused=False))
     assert call.groups == (PrefixGroup((0,), 0, 1),)
 
 
@@ -174,8 +174,8 @@ def test_those_who_do_not_run_leave() -> None:
         Leave(0, 0, 10, 10, 0, 0),
         Leave(1, 1, 10, 10, 0, 0),
         Resize(2, 64, (), renewed=True),
-        Enter(2, 0, 0, 10, reused=True),
-        Enter(3, 1, 0, 10, reused=True),
+        Enter(2, 0, 10, 0, 10, reused=True),
+        Enter(3, 1, 10, 0, 10, reused=True),
     )
 
 
