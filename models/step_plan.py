@@ -424,8 +424,8 @@ def plan_step(
         prefill: a sequence whose prompt advances, and by how many tokens.
         batch: who is in it, and how large it is.
         rules: of the model.
-        may_copy: a single sequence's state may be copied to be faster: out of the batch, or its
-            keys into one piece.
+        may_copy: state may be copied to be faster, or to be smaller later: a single sequence's
+            out of the batch or into one piece, and that of all rows into fewer.
     """
     piece = None
     if prefill is not None:
@@ -442,7 +442,7 @@ def plan_decode(
         parts = [decode[at : at + EXACT_ROWS] for at in range(0, len(decode), EXACT_ROWS)]
         calls = [_exact(part) for part in parts]
     elif rules.batches and (len(decode) > 1 or (decode[0].slot is not None and not may_copy)):
-        calls = [_BatchPlanner(decode, batch, rules).call()]
+        calls = [_BatchPlanner(decode, batch, rules).call(may_shrink=may_copy)]
     else:
         calls = [_single(state, rules, may_copy=may_copy) for state in decode]
     return DecodePlan(tuple(calls), rules.overlaps)
@@ -543,12 +543,16 @@ class _BatchPlanner:
             for limit, buffer in batch.windows.items()
         }
 
-    def call(self) -> Call:
-        """Plan it."""
+    def call(self, *, may_shrink: bool) -> Call:
+        """Plan it.
+
+        Args:
+            may_shrink: rows may be copied so that there are fewer.
+        """
         needed = bucket(len(self._decode))
         spare = self._batch.spare_steps + 1 if needed < self._batch.rows else 0
         rows = max(needed, self._batch.rows)
-        if spare > self._rules.spare_steps:
+        if may_shrink and spare > self._rules.spare_steps:
             self._relocate(needed)
             rows, spare = needed, 0
         packs = self._full()

@@ -93,7 +93,7 @@ class MemoryPlanner:
     def afford(self, running: Items[Sequence], chunk: int) -> Affordable | None:
         """Plan a step that fits, and reserve what it takes.
 
-        Copies that only save time are left out first; then prefill chunks are cut as far as need
+        Copies that the step can do without are left out first; then prefill chunks are cut as far as need
         be, and held.
 
         Returns:

@@ -108,7 +108,7 @@ class ModelRunner(Protocol):
         Args:
             decode: sequences that get a token each, in the order of these tokens.
             prefill: a sequence whose prompt advances, and by how many tokens.
-            may_copy: state may be copied where that saves time only.
+            may_copy: state may be copied where the step could do without.
         """
         ...
 

@@ -196,6 +196,19 @@ def test_a_batch_shrinks_after_a_while() -> None:
     assert (call.slots, call.spare_steps) == ((0, 1), 0)
 
 
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_batch_does_not_shrink_where_memory_is_short(left: int) -> None:
+    """Fewer rows are a copy of those that stay; without it these go on as they lie."""
+    states = [State(n, 10) for n in range(4)]
+    batch = in_batch(*states)
+    for slot in range(left, 4):
+        del batch.sequences[slot]
+    sparing = plan_step(states[:left], None, batch, Rules(), may_copy=False).decode
+    assert sparing is not None
+    (call,) = sparing.calls
+    assert (call.kind, call.moves, call.rows, call.spare_steps) == (Kind.BATCH, (), 4, 1)
+
+
 def test_windows_have_room_for_what_they_keep() -> None:
     """A chunk that begins anew holds what came since; a ring no more than its window."""
     batch = Batch(windows={100: Buffer(100), 40: Buffer(40)})

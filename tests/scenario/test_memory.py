@@ -110,6 +110,27 @@ def test_rows_that_are_not_needed_any_more_are_given_up() -> None:
     check_budget(rig, asks)
 
 
+def test_nobody_is_preempted_so_that_a_batch_can_shrink() -> None:
+    """Fewer rows are a copy. Where that does not fit, all go on, and rows are given up later."""
+    rig = Rig(zoo_model("llama"), 1 << 28)
+    names = [rig.send(Ask(words(5, i), 40 if i < 8 else 12)) for i in range(9)]
+    rig.until(lambda: rig.told[names[8]].reason is not None)
+    placement, runner = rig.assembly.runner.placement, rig.assembly.runner
+    rows = placement.rows
+    decode = [rig.live[name].cache for name in names[:8]]
+    steady = runner.cost(runner.plan(decode, may_copy=False)).nbytes
+    assert steady < runner.cost(runner.plan(decode)).nbytes
+    rig.assembly.cache.evictor.clear()
+    rig.allow((rig.booked + steady) * 16 // 15 + 64)
+    rig.step()
+    assert (rig.preemptions, placement.rows) == (0, rows)
+    rig.allow(rig.budget)
+    rig.step()
+    assert placement.rows < rows
+    rig.until(lambda: rig.idle)
+    assert [rig.told[name].error for name in names] == [None] * 9
+
+
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next"])
 def test_exact_rows_keep_nothing_of_each_other(name: str) -> None:
     """A recurrent state that is a row of a step's does not keep the other rows in memory."""
