@@ -22,7 +22,7 @@ from .kv.placement import Placement
 from .kv.sequence_cache import SequenceCache
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
-from .load.probe import Batching, batching, reads_parts
+from .load.probe import Batching, Probed, batching, probed_once, reads_parts
 from .memory_profile import Held
 from .params import Row
 from .runtime import launch, peak_of, resident_bytes
@@ -100,13 +100,13 @@ class ModelRunner:
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
-        way = batching(loaded.model, loaded.layout, loaded.device)
+        way, parts = self._probe(loaded, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way
         self.batches = self.one_by_one is None
         # Who decodes one by one always does so: with keys in one piece, however they are cut.
-        self._reads_parts = self.batches and reads_parts(loaded.model, loaded.layout)
+        self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
             self._prefill,
@@ -118,6 +118,19 @@ class ModelRunner:
             of=() if measured is None else (loaded.fingerprint,),
         )
         self.use(self._rules())
+
+    @staticmethod
+    def _probe(loaded: LoadedModel, folder: Path | None) -> Probed:
+        """Try out how the model's sequences decode together, or look up what was found out."""
+
+        def probe() -> Probed:
+            way = batching(loaded.model, loaded.layout, loaded.device)
+            parts = way.one_by_one is None and reads_parts(loaded.model, loaded.layout)
+            return Probed(way, parts)
+
+        if folder is None:
+            return probe()
+        return probed_once(folder, (loaded.fingerprint, loaded.device), probe)
 
     def _rules(self) -> Rules:
         """What is fixed by the model and the device; the budget is not known yet."""

@@ -93,8 +93,8 @@ class MemoryPlanner:
     def afford(self, running: Items[Sequence], chunk: int) -> Affordable | None:
         """Plan a step that fits, and reserve what it takes.
 
-        Copies that the step can do without are left out first; then prefill chunks are cut as far as need
-        be, and held.
+        Copies that the step can do without are left out first; then prefill chunks are cut as far
+        as need be, and held.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.

@@ -1,9 +1,11 @@
 """Whether a loaded model decodes in batches what it decodes alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import mlx_lm
 
 from ..attention.batched import NotBatchableError
 from ..kv.batch_cache import BatchCache
@@ -11,6 +13,7 @@ from ..kv.placement import Placement
 from ..kv.sequence_cache import CacheLayout, SequenceCache
 from ..step_plan import Rules, plan_decode
 from .device import DevicePolicy
+from .measured import key_of, measured_once
 
 _BOUND = 0.05
 """Of the logits' spread: rounding of most models is far below it, another row's keys far above."""
@@ -53,6 +56,9 @@ _NEIGHBOURS = (
 )
 
 
+_FORMAT = 1  # of what is kept
+_KEPT = {"batches", "mask_axes", "reads_parts"}
+
 _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
 
@@ -67,6 +73,40 @@ class Batching(NamedTuple):
 
     one_by_one: str | None
     mask_axes: int = 0
+
+
+class Probed(NamedTuple):
+    """What was tried out of a model.
+
+    Attributes:
+        batching: how its sequences decode together.
+        reads_parts: see `reads_parts`.
+    """
+
+    batching: Batching
+    reads_parts: bool
+
+
+def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
+    """Return what was found out at an earlier start; try it out where there was none.
+
+    Why a model decodes one by one is in words, which are not kept: that is tried out anew.
+
+    Args:
+        folder: where it is kept.
+        of: what names the model, and the way it is run, there.
+        probe: tries it out.
+    """
+
+    def figures() -> dict[str, float]:
+        (why, mask_axes), parts = probe()
+        return {"batches": float(why is None), "mask_axes": mask_axes, "reads_parts": float(parts)}
+
+    versions = getattr(mx, "__version__", ""), mlx_lm.__version__
+    kept = measured_once(folder, key_of("probe", _FORMAT, *versions, *of), _KEPT, figures)
+    if not kept["batches"]:
+        return probe()
+    return Probed(Batching(None, int(kept["mask_axes"])), bool(kept["reads_parts"]))
 
 
 def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
@@ -118,7 +158,9 @@ def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: i
         )
     alone = _alone(model, layout)
     deviation = _deviation(together, alone)
-    allowed = max(_BOUND, _MARGIN * _rounding(model, layout, alone))
+    if deviation < _BOUND:
+        return None  # without the model's own rounding, which takes as long as all before it
+    allowed = _MARGIN * _rounding(model, layout, alone)
     if not deviation < allowed:
         return (
             f"rows of a batch would get other answers than alone: logits differ by "

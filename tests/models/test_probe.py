@@ -1,6 +1,7 @@
 """What is asked of a model before its sequences run as rows of one batch."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -106,3 +107,20 @@ def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
     model = shared_model(name)
     bind(model, device_policy())
     assert probe.reads_parts(model, CacheLayout(model)) == parts
+
+
+@pytest.mark.parametrize("reason", [None, "it cannot"])
+def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
+    """A later start does not try it out again, but for the words of why not."""
+    found, tried = probe.Probed(probe.Batching(reason, 4), reason is None), []
+
+    def try_out() -> probe.Probed:
+        tried.append(1)
+        return found
+
+    for _ in range(3):
+        kept = probe.probed_once(tmp_path, ("model", 1), try_out)
+        assert kept == found
+    assert len(tried) == (1 if reason is None else 4)
+    other = probe.Probed(probe.Batching(None, 0), reads_parts=False)
+    assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other
