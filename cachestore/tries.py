@@ -42,6 +42,7 @@ class Tries:
         self.files = FileUse()
         self._tries: dict[Namespace, RadixTrie] = {}
         self._tick = 0
+        self._dropped_splits = 0  # of tries that are gone
 
     def open(self, namespace: Namespace) -> RadixTrie:
         """The trie of a namespace, made if there is none."""
@@ -69,6 +70,7 @@ class Tries:
         for namespace, trie in self.items():
             if not (trie.root.children or trie.root.ref_count):
                 del self._tries[namespace]
+                self._dropped_splits += trie.splits
 
     @property
     def size(self) -> Size:
@@ -81,7 +83,7 @@ class Tries:
     @property
     def splits(self) -> int:
         """Changes when spans that a lease has given out may have been cut."""
-        return sum(trie.splits for trie in self)
+        return self._dropped_splits + sum(trie.splits for trie in self)
 
     @property
     def writing(self) -> bool:

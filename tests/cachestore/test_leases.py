@@ -322,3 +322,20 @@ def test_the_lease_of_a_root_is_known_to_the_checker(world: World) -> None:
     assert world.cache.leases() == world.cache.leases(world.trie) == [sequence.lease]
     assert world.cache.statistics().leases == 1
     sequence.fail()
+
+
+def test_a_cut_is_noticed_though_another_namespace_is_dropped(make_world: MakeWorld) -> None:
+    """What reads leased spans asks for them anew after each cut, whatever else has gone."""
+    world = make_world(KV)
+    other = Namespace("other", NAMESPACE.fingerprint)
+    world.serve(range(10), namespace=other)
+    world.serve([*range(5), 20, 21], namespace=other)
+    world.serve(range(10))
+    reader = world.begin(range(20))
+    seen, spans = world.cache.tries.splits, reader.lease.spans()
+    world.cache.evictor.evict(0)
+    assert len(world.cache.tries) == 1
+    world.serve([*range(5), 20, 21])
+    assert reader.lease.spans() != spans
+    assert world.cache.tries.splits > seen
+    reader.fail()
