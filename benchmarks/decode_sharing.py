@@ -24,9 +24,9 @@ from shapes import SHAPES, make, on_cpu, tokens
 
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.params import Row, SamplingParams
+from umbel.models.planner import plan_decode
 from umbel.models.runner import ForwardOutput, ModelRunner, NextToken
 from umbel.models.runtime import launch
-from umbel.models.step_plan import plan_decode
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 WARM_UP = 16

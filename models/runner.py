@@ -25,9 +25,11 @@ from .load.memory_probe import measure
 from .load.probe import Batching, Probed, batching, probed_once, reads_parts
 from .memory_profile import Held
 from .params import Row
+from .planned_for import Contiguous, Rules
+from .planner import plan_step
 from .runtime import launch, peak_of, resident_bytes
 from .sampling import SamplerOutput, sample
-from .step_plan import EXACT_ROWS, Call, Contiguous, DecodePlan, Kind, Rules, StepPlan, plan_step
+from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, StepPlan
 
 _NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
 

@@ -12,8 +12,9 @@ import itertools
 from .kv.buckets import bucket
 from .kv.sequence_cache import SequenceCache
 from .params import Row, SamplingParams
+from .planned_for import Rules
+from .planner import plan_decode
 from .runner import ModelRunner, NextToken
-from .step_plan import Rules, plan_decode
 
 _PROMPT = list(range(8))
 TOKENS = Rules().own + len(_PROMPT)

@@ -11,16 +11,8 @@ import mlx.core as mx
 
 from ..errors import StateLostError
 from ..memory_profile import Held
-from ..step_plan import (
-    Call,
-    Enter,
-    Leave,
-    MakeContiguous,
-    Move,
-    Pack,
-    Relocate,
-    Resize,
-)
+from ..moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
+from ..step_plan import Call
 from .batch_cache import BatchCache
 from .packed import PackedCheckpoint, PackedSpan, pack_suffix
 from .prefix_groups import PrefixGroup

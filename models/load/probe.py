@@ -11,7 +11,8 @@ from ..attention.batched import NotBatchableError
 from ..kv.batch_cache import BatchCache
 from ..kv.placement import Placement
 from ..kv.sequence_cache import CacheLayout, SequenceCache
-from ..step_plan import Rules, plan_decode
+from ..planned_for import Rules
+from ..planner import plan_decode
 from .device import DevicePolicy
 from .measured import key_of, measured_once
 

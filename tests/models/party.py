@@ -20,8 +20,9 @@ from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.placement import Placement
 from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
+from umbel.models.moves import Move
+from umbel.models.planner import leave, pack
 from umbel.models.runner import ModelRunner
-from umbel.models.step_plan import Move, leave, pack
 
 from .. import zoo
 from ..shared import measured_once, shared_model

@@ -7,8 +7,8 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import pytest
 
+from umbel.models.planned_for import Contiguous
 from umbel.models.runtime import resident_bytes
-from umbel.models.step_plan import Contiguous
 
 from .party import Agent, Branch, Party, each
 

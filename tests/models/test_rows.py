@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from umbel.models import step_plan
-from umbel.models.step_plan import SHARED, Rules
+from umbel.models import planner
+from umbel.models.planned_for import Rules
+from umbel.models.planner import SHARED
 
 from .party import NAMES, Agent, Branch, Party, each
 from .steps import in_one_piece
@@ -61,7 +62,7 @@ def test_any_bounds(
     name: str, own: int, shared: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same wherever the bounds lie between what is a row's own and what is read elsewhere."""
-    monkeypatch.setattr(step_plan, "SHARED", shared)
+    monkeypatch.setattr(planner, "SHARED", shared)
     schedule(Party(name, 7, own=own, limit=limit), 15)
 
 

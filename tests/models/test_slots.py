@@ -11,7 +11,7 @@ import pytest
 
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
-from umbel.models.step_plan import Rules
+from umbel.models.planned_for import Rules
 
 from .party import NAMES, Agent, Branch, Party
 

@@ -9,21 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
-from umbel.models.step_plan import (
-    EXACT_ROWS,
-    SHARED,
-    Call,
-    Contiguous,
-    Enter,
-    Kind,
-    Leave,
-    MakeContiguous,
-    Pack,
-    Relocate,
-    Resize,
-    Rules,
-    plan_step,
-)
+from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
+from umbel.models.planned_for import Contiguous, Rules
+from umbel.models.planner import SHARED, plan_step
+from umbel.models.step_plan import EXACT_ROWS, Call, Kind
 
 
 @dataclass(eq=False)
@@ -96,7 +85,7 @@ def in_batch(*states: State, rows: int = 0, positions: int = 64) -> Batch:
 
 def test_planning_needs_no_mlx() -> None:
     """Its module, and all that it imports, do without."""
-    code = "import sys, umbel.models.step_plan; sys.exit('mlx.core' in sys.modules)"
+    code = "import sys, umbel.models.planner; sys.exit('mlx.core' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

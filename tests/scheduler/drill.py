@@ -16,8 +16,9 @@ import pytest
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
 from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.planned_for import Rules
 from umbel.models.runner import ModelRunner
-from umbel.models.step_plan import Call, Rules
+from umbel.models.step_plan import Call
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 

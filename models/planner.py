@@ -1,0 +1,300 @@
+"""Plans steps: a pure function of who runs, where their state lies, and a model's rules."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from .kv.buckets import bucket, padded_to, positions_for
+from .kv.prefix_groups import PrefixGroup, prefix_groups
+from .moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
+from .planned_for import Batch, Buffer, Contiguous, Rules, Span, State
+from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, PrefillPlan, StepPlan
+
+SHARED = 32
+"""Tokens of a span that a row does not copy, because another sequence leases it too."""
+
+_SINGLE_STEPS = 8
+"""Steps after which a sequence that decodes alone is worth a copy of what it leases."""
+
+
+def plan_step(
+    decode: Sequence[State],
+    prefill: tuple[State, int] | None,
+    batch: Batch,
+    rules: Rules,
+    *,
+    may_copy: bool = True,
+) -> StepPlan:
+    """Plan a step.
+
+    Args:
+        decode: sequences that get a token each, in the order of these tokens.
+        prefill: a sequence whose prompt advances, and by how many tokens.
+        batch: who is in it, and how large it is.
+        rules: of the model.
+        may_copy: state may be copied to be faster, or to be smaller later: a single sequence's
+            out of the batch or into one piece, and that of all rows into fewer.
+    """
+    piece = None
+    if prefill is not None:
+        state, tokens = prefill
+        piece = PrefillPlan(state.number, state.offset, tokens, state.suffix_length)
+    return StepPlan(plan_decode(decode, batch, rules, may_copy=may_copy) if decode else None, piece)
+
+
+def plan_decode(
+    decode: Sequence[State], batch: Batch, rules: Rules, *, may_copy: bool = True
+) -> DecodePlan:
+    """Plan a token for each of some sequences, at least one; see `plan_step`."""
+    if rules.exact and rules.batches:
+        parts = [decode[at : at + EXACT_ROWS] for at in range(0, len(decode), EXACT_ROWS)]
+        calls = [_exact(part) for part in parts]
+    elif rules.batches and (len(decode) > 1 or (decode[0].slot is not None and not may_copy)):
+        calls = [_BatchPlanner(decode, batch, rules).call(may_shrink=may_copy)]
+    else:
+        calls = [_single(state, rules, may_copy=may_copy) for state in decode]
+    return DecodePlan(tuple(calls), rules.overlaps)
+
+
+def _exact(decode: Sequence[State]) -> Call:
+    return Call(
+        Kind.EXACT,
+        tuple(state.number for state in decode),
+        tuple(
+            MakeContiguous(state.number, state.offset)
+            for state in decode
+            if not state.is_contiguous
+        ),
+        EXACT_ROWS,
+        max(state.offset for state in decode),
+        growing=sum(state.suffix_is_full and state.is_contiguous for state in decode),
+        changing=tuple(state.offset for state in decode if state.windows_change),
+    )
+
+
+def _single(state: State, rules: Rules, *, may_copy: bool) -> Call:
+    moves: list[Move] = []
+    if state.slot is not None:
+        moves.append(leave(state, state.slot, rules))
+    elif state.suffix_length >= rules.longest:
+        moves.append(pack(state, rules))  # packing it must fit at any time
+    always = rules.contiguous is Contiguous.ALWAYS
+    later = rules.contiguous is Contiguous.LATER
+    due = always or (later and (state.single_steps + 1) % _SINGLE_STEPS == 0)
+    begins = bool(moves)
+    copies = due and may_copy and (begins or not state.is_contiguous)
+    if copies:
+        moves.append(MakeContiguous(state.number, state.offset))
+    return Call(
+        Kind.SINGLE,
+        (state.number,),
+        tuple(moves),
+        1,
+        state.offset,
+        growing=int(not copies and (begins or state.suffix_is_full)),
+        changing=(state.offset,) if begins or state.windows_change else (),
+    )
+
+
+class _Packed(NamedTuple):
+    """A span that there will be."""
+
+    length: int
+
+
+def leave(state: State, slot: int, rules: Rules) -> Leave:
+    """Have a sequence leave its slot of the batch."""
+    packed = pack(state, rules)
+    return Leave(state.number, slot, state.offset, packed.tokens, packed.merges, packed.merged)
+
+
+def pack(state: State, rules: Rules) -> Pack:
+    """Pack a suffix, and merge small neighbours.
+
+    Sizes grow geometrically, so a token is copied O(log n) times, and a prefix stays a few spans.
+    """
+    tokens = last = state.suffix_length
+    merges = 0
+    if tokens:
+        for before in reversed([span.length for span in state.packed]):
+            if before > 2 * last or before + last > rules.longest:
+                break
+            last += before
+            merges += 1
+    return Pack(state.number, tokens, merges, last if merges else 0)
+
+
+class _BatchPlanner:
+    """Plans one call for rows of the batch: who leaves, who enters, in which shapes.
+
+    Args:
+        decode: who is in the batch afterwards.
+        batch: as it is.
+        rules: of the model.
+    """
+
+    def __init__(self, decode: Sequence[State], batch: Batch, rules: Rules) -> None:
+        self._decode = decode
+        self._batch = batch
+        self._rules = rules
+        self._moves: list[Move] = []
+        stay = {state.number for state in decode}
+        gone = [(s, state) for s, state in batch.sequences.items() if state.number not in stay]
+        self._moves += [leave(state, slot, rules) for slot, state in gone]
+        self._slots = {s: state for s, state in batch.sequences.items() if state.number in stay}
+        self._new = [state for state in decode if state.slot is None]
+        self._prefixes: dict[int, list[Span]] = {}  # as they will be, where somebody asked
+        self._used = batch.rows  # slots below it have had somebody
+        self._own = dict(self._lengths_now())
+        self._windows = {
+            limit: {slot: buffer.lengths[slot] for slot in self._slots}
+            for limit, buffer in batch.windows.items()
+        }
+
+    def call(self, *, may_shrink: bool) -> Call:
+        """Plan it.
+
+        Args:
+            may_shrink: rows may be copied so that there are fewer.
+        """
+        needed = bucket(len(self._decode))
+        spare = self._batch.spare_steps + 1 if needed < self._batch.rows else 0
+        rows = max(needed, self._batch.rows)
+        if may_shrink and spare > self._rules.spare_steps:
+            self._relocate(needed)
+            rows, spare = needed, 0
+        packs = self._full()
+        enters = self._enter()
+        positions, windows = self._resize(rows)
+        self._moves += enters + packs
+        groups, regroups = self._groups(changed=bool(self._moves))
+        shared, padded = self._put_together(groups) if self._rules.gathers else (0, 0)
+        slots = {state.number: slot for slot, state in self._slots.items()}
+        return Call(
+            Kind.BATCH,
+            tuple(state.number for state in self._decode),
+            tuple(self._moves),
+            rows,
+            max(state.offset for state in self._decode),
+            slots=tuple(slots[state.number] for state in self._decode),
+            positions=positions,
+            windows=windows,
+            groups=groups,
+            regroups=regroups,
+            spare_steps=spare,
+            shared=shared,
+            padded=padded,
+        )
+
+    def _lengths_now(self) -> Iterable[tuple[int, int]]:
+        """What each row has of its own."""
+        lengths = () if self._batch.suffixes is None else self._batch.suffixes.lengths
+        return ((slot, lengths[slot] if lengths else 0) for slot in self._slots)
+
+    def _relocate(self, rows: int) -> None:
+        for source in sorted(slot for slot in self._slots if slot >= rows):
+            target = next(slot for slot in range(rows) if slot not in self._slots)
+            self._moves.append(Relocate(source, target))
+            self._slots[target] = self._slots.pop(source)
+            for lengths in (self._own, *self._windows.values()):
+                lengths[target] = lengths.pop(source)
+        self._used = min(self._used, rows)
+
+    def _full(self) -> list[Move]:
+        """Pack what rows have of their own where it has become long."""
+        full = [s for s in self._slots if self._own[s] >= self._rules.row_limit]
+        for slot in full:
+            self._own[slot] = 0
+        return [self._packed(self._slots[slot]) for slot in full]
+
+    def _packed(self, state: State) -> Pack:
+        move = pack(state, self._rules)
+        prefix = self._prefix(state)
+        del prefix[len(prefix) - move.merges :]
+        prefix.append(_Packed(move.merged or move.tokens))
+        return move
+
+    def _prefix(self, state: State) -> list[Span]:
+        if state.number not in self._prefixes:
+            self._prefixes[state.number] = list(state.prefix)
+        return self._prefixes[state.number]
+
+    def _enter(self) -> list[Move]:
+        """Give those who are new a slot each, and say what they copy into it."""
+        moves: list[Move] = []
+        everyone = self._decode if self._new else ()
+        leased = Counter(id(span) for state in everyone for span in self._prefix(state))
+        for state in self._new:
+            slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
+            tokens, spans = state.suffix_length, 0
+            if tokens > self._rules.own:
+                moves.append(self._packed(state))
+                tokens = 0
+            elif self._batch.suffixes is not None:
+                for span in reversed(self._prefix(state)):
+                    shared = leased[id(span)] > 1 and span.length > SHARED
+                    if shared or tokens + span.length > self._rules.own:
+                        break
+                    tokens, spans = tokens + span.length, spans + 1
+            reused = slot < self._used
+            moves.append(Enter(state.number, slot, state.offset, spans, tokens, reused))
+            self._slots[slot], self._own[slot] = state, tokens
+            for limit, lengths in self._windows.items():
+                lengths[slot] = self._in_window(state.offset, limit)
+        return moves
+
+    def _in_window(self, offset: int, limit: int) -> int:
+        if limit in self._rules.chunked and offset:
+            return (offset - 1) % limit + 1
+        return min(offset, limit)
+
+    def _resize(self, rows: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Have room for a token more in every row."""
+        suffixes, before = self._batch.suffixes, self._batch.rows
+        stay = len(self._new) < len(self._decode)
+        positions = 0 if suffixes is None else _room(suffixes, self._own.values(), keep=stay)
+        windows = tuple(
+            (limit, _room(buffer, self._windows[limit].values(), keep=stay))
+            for limit, buffer in self._batch.windows.items()
+        )
+        was = tuple((limit, buffer.positions) for limit, buffer in self._batch.windows.items())
+        had = 0 if suffixes is None else suffixes.positions
+        if not stay or (rows, positions, windows) != (before, had, was):
+            self._moves.append(Resize(rows, positions, windows, renewed=not stay))
+        return positions, windows
+
+    def _groups(self, *, changed: bool) -> tuple[tuple[PrefixGroup, ...], bool]:
+        if not changed and self._batch.groups is not None:
+            return self._batch.groups, False
+        return prefix_groups({slot: self._read_by(slot) for slot in self._slots}), True
+
+    def _read_by(self, slot: int) -> Sequence[object]:
+        """The part of a row's prefix that is not in the row itself."""
+        state = self._slots[slot]
+        prefix, left, count = self._prefix(state), state.offset - self._own[slot], 0
+        while left > 0 and count < len(prefix):
+            left -= prefix[count].length
+            count += 1
+        return prefix[:count]
+
+    def _put_together(self, groups: Iterable[PrefixGroup]) -> tuple[int, int]:
+        """How many tokens of prefixes each row gets: those that several read, and its own."""
+        shared, alone = 0, Counter[int]()
+        for slots, start, stop in groups:
+            prefix = self._prefix(self._slots[slots[0]])
+            tokens = sum(span.length for span in prefix[start:stop])
+            if len(slots) > 1:
+                shared += tokens
+            else:
+                alone[slots[0]] += tokens
+        return shared, padded_to(max(alone.values(), default=0))
+
+
+def _room(buffer: Buffer, lengths: Iterable[int], *, keep: bool) -> int:
+    """How many positions a buffer needs for a token more in each row.
+
+    It does not shrink under those who stay; what is wide for rows that left is narrow again for
+    the next ones.
+    """
+    needed = min(positions_for(max(lengths, default=0) + 1), buffer.limit)
+    return max(buffer.positions, needed) if keep else needed
