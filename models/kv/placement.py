@@ -164,11 +164,12 @@ class Placement:
 
     def _leave(self, move: Leave, cache: SequenceCache) -> None:
         self._pack(cache, move.merges)
-        layers = self._batch.non_trimmable_of(move.slot, cache.offset)
+        whole = self._batch.non_trimmable_of(move.slot, cache.offset)
         # Slices that still wait to be computed would make the next write a copy of all rows.
-        mx.eval(flat_arrays([layer.state for layer in layers]))
-        self.close(cache)
-        cache.set_layers(self._layout.layers(cache.prefix, layers))
+        mx.eval(flat_arrays([layer.state for layer in whole]))
+        layers = self._layout.layers(cache.prefix, whole)
+        self.close(cache)  # last: whom a failure leaves without any caches is marked as lost
+        cache.set_layers(layers)
 
     def _pack(self, cache: SequenceCache, merges: int) -> None:
         tokens = cache.suffix_length

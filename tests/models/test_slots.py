@@ -9,8 +9,10 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import pytest
 
+from umbel.models.errors import StateLostError
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
+from umbel.models.kv.sequence_cache import CacheLayout
 from umbel.models.planned_for import Rules
 
 from .party import NAMES, Agent, Branch, Party
@@ -142,6 +144,25 @@ def test_after_the_model_failed(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     party.feed(steps=3)
     assert len(party.placement.sequences) == 3
     party.check()
+
+
+def test_who_fails_to_leave_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that gets no caches of its own has no state that could be read by mistake."""
+    party = Party("llama")
+    for prompt in (3, 20, 7):
+        party.come(prompt=prompt)
+    party.feed()
+    leaver = party.agents.pop()
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CacheLayout, "layers", fail)
+        with pytest.raises(MemoryError):
+            party.feed()
+    with pytest.raises(StateLostError):
+        party.placement.take_packed(leaver.cache)
 
 
 def test_closing_late_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
