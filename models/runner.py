@@ -60,8 +60,8 @@ class ForwardOutput:
 
     Attributes:
         logits: `[sequences, V]`, not yet evaluated; None where all failed.
-        errors: what the model raised for single sequences, by their place. Their rows of
-            `logits` mean nothing.
+        errors: what the model raised in calls of some of the sequences, by their place. Their
+            rows of `logits` mean nothing.
     """
 
     def __init__(self, logits: mx.array | None, errors: dict[int, BaseException]) -> None:
@@ -236,7 +236,7 @@ class ModelRunner:
             The logits of their next tokens.
 
         Raises:
-            Exception: the model failed for a call of several sequences; their states are lost.
+            Exception: the model failed for the batch; all states in it are lost.
         """
         logits: list[mx.array | None] = []
         errors: dict[int, BaseException] = {}
@@ -246,12 +246,13 @@ class ModelRunner:
             try:
                 logits.append(self._call(call, caches[part], gather(tokens[part])))
             except BaseException as error:
-                if len(call.sequences) > 1:
+                if call.kind is Kind.BATCH:
                     raise
-                errors[at] = error  # one sequence's own
+                # Those of this call only: the other calls' sequences are advanced, or will be.
+                errors |= dict.fromkeys(range(part.start, part.stop), error)
                 logits.append(None)
             at = part.stop
-        return ForwardOutput(_stacked(logits), errors)
+        return ForwardOutput(_stacked(logits, [len(call.sequences) for call in plan.calls]), errors)
 
     def _call(self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         if call.kind is Kind.BATCH:
@@ -335,12 +336,17 @@ class ModelRunner:
         return PendingToken(output, place)
 
 
-def _stacked(parts: Sequence[mx.array | None]) -> mx.array | None:
-    """Join the calls' logits; those that failed have somebody else's."""
+def _stacked(parts: Sequence[mx.array | None], rows: Sequence[int]) -> mx.array | None:
+    """Join the calls' logits; those that failed have somebody else's, as many as they need."""
     done = next((part for part in parts if part is not None), None)
     if done is None or len(parts) == 1:
         return done
-    return mx.concatenate([done if part is None else part for part in parts])
+    return mx.concatenate(
+        [
+            mx.broadcast_to(done[:1], (count, *done.shape[1:])) if part is None else part
+            for part, count in zip(parts, rows, strict=True)
+        ]
+    )
 
 
 def gather(tokens: Sequence[NextToken]) -> mx.array:

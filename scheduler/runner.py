@@ -124,7 +124,7 @@ class ModelRunner(Protocol):
         """Launch the model on a token of each sequence, as planned.
 
         A token is an id, or one that is still computed. Raises whatever the model raises for
-        several of them.
+        the batch as a whole.
         """
         ...
 

@@ -15,7 +15,7 @@ from umbel.models.load import probe
 from umbel.models.load.device import device_policy
 from umbel.models.params import Row, SamplingParams
 from umbel.models.sampling import sample_tokens as real_sample
-from umbel.models.step_plan import Call
+from umbel.models.step_plan import EXACT_ROWS, Call
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 
@@ -213,3 +213,29 @@ def test_a_lone_rows_failure_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     for outcome in outcomes:
         assert outcome.reason is FinishReason.LENGTH
         assert bench.difference(outcome) < TOLERANCE
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_failure_of_exact_rows_is_that_calls_own(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten sequences are two calls; those of the one that does not fail get their answers."""
+    asks = [Ask(words(9, f"user {i}"), 30) for i in range(10)]
+    healthy = Bench("llama", exact=True, max_batch=10).run_together(asks)
+    bench = Bench("llama", exact=True, max_batch=10)
+    real, full = bench.runner._exactly, 0
+
+    def exactly(caches: Any, tokens: Any) -> Any:
+        nonlocal full
+        full += len(caches) == EXACT_ROWS
+        if full == 12 and len(caches) == (EXACT_ROWS, 2)[fails]:
+            raise RuntimeError("the model failed")
+        return real(caches, tokens)
+
+    monkeypatch.setattr(bench.runner, "_exactly", exactly)
+    outcomes = bench.run_together(asks)
+    failed = [outcome.error is not None for outcome in outcomes]
+    assert sorted(failed) == [False] * (2, 8)[fails] + [True] * (8, 2)[fails]
+    for outcome, expected in zip(outcomes, healthy, strict=True):
+        if outcome.error is None:
+            assert outcome.tokens == expected.tokens
