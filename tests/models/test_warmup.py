@@ -1,6 +1,7 @@
 """Warming up: all shapes that batches start with, and nothing left behind."""
 
 import gc
+import time
 from dataclasses import replace
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -11,6 +12,9 @@ import pytest
 from umbel.models.warmup import TOKENS, warm_up
 
 from .party import NAMES, Party
+
+_CONSTANTS = 64
+"""Bytes: MLX itself keeps one of 4 or 8 now and then. The smallest state has thousands."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,22 +29,32 @@ def test_every_number_of_rows(name: str) -> None:
     party.check()
 
 
+def at_rest(before: int) -> int:
+    """Read what is active, once MLX's thread has let go of what the last operations computed.
+
+    On a busy machine it does so later. What is really left is left for good.
+    """
+    gc.collect()
+    for _ in range(100):
+        mx.synchronize()
+        if mx.get_active_memory() <= before + _CONSTANTS:
+            break
+        time.sleep(0.02)
+    return mx.get_active_memory()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_left(name: str) -> None:
     """Its sequences are gone with their memory, which was not more than it says."""
     party = Party(name)
-    held, peaks = [], []
+    held, peaks = list[int](), list[int]()
     for _ in range(3):
         mx.reset_peak_memory()
         warm_up(party.runner, 5)
         peaks.append(mx.get_peak_memory())
-        gc.collect()
-        mx.synchronize()  # or its thread may still hold what the last operations computed
         assert not party.placement.sequences
-        held.append(mx.get_active_memory())
-    # MLX itself keeps a constant of 4 or 8 bytes now and then; what is left is left each time.
-    assert held[1] == held[0] or held[2] == held[1]
-    assert max(held) - held[0] <= 64
+        held.append(at_rest(held[0] if held else 1 << 62))
+    assert max(held) - held[0] <= _CONSTANTS
     assert max(peaks[1:]) - held[0] <= 5 * party.runner.profile.worst_case(TOKENS).nbytes
 
 
