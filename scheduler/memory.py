@@ -44,7 +44,7 @@ class MemoryPlanner:
         self._governor = governor
         self._runner = runner
         self._fixed_chunks = fixed_chunks
-        self._tails = governor.ledger.account(Kind.TAIL)
+        self._held = governor.ledger.account(Kind.TAIL)
 
     @property
     def budget(self) -> int:
@@ -65,7 +65,7 @@ class MemoryPlanner:
     def record(self, running: Iterable[Sequence]) -> None:
         """Record in the ledger what running sequences have of their own by now."""
         caches = [sequence.cache for sequence in running if sequence.cache is not None]
-        self._tails.set(Size(*self._runner.held_by(caches)))
+        self._held.set(Size(*self._runner.held_by(caches)))
 
     def admits(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> bool:
         """Whether a sequence can start beside those that run.

@@ -273,15 +273,15 @@ class CacheLayout:
 
 
 def _revived(
-    cache: Any, prefix: Sequence[PackedSpan], numbers: Iterator[int], wholes: Iterator[Any] | None
+    cache: Any, prefix: Sequence[PackedSpan], numbers: Iterator[int], restored: Iterator[Any] | None
 ) -> Any:
     """Put what is restored in the place of one of mlx-lm's caches."""
     if type(cache) is CacheList:
-        return CacheList(*[_revived(part, prefix, numbers, wholes) for part in cache.caches])
+        return CacheList(*[_revived(part, prefix, numbers, restored) for part in cache.caches])
     if type(cache) in _ADDRESSABLE:
         number = next(numbers)
         return token_layer_cache(cache, [span.layer(number) for span in prefix])
-    return cache if wholes is None else next(wholes)
+    return cache if restored is None else next(restored)
 
 
 def _tokens_of(keys: Any) -> int:

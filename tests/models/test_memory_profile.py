@@ -35,10 +35,10 @@ from umbel.models.runtime import resident_bytes
 
 from .. import zoo
 from ..scenario.memory_tools import words, zoo_model
-from . import party
+from . import batch_fixture
 from .steps import in_one_piece, run
 
-NAMES = party.NAMES
+NAMES = batch_fixture.NAMES
 """Of each kind of state."""
 
 _HEADS = 2 * 2 * 32 * 4
@@ -200,7 +200,7 @@ def test_sizes_are_those_of_the_config(name: str) -> None:
     assert (sizes.fixed > 0) == (name in _RECURRENT)
 
 
-@pytest.mark.parametrize(("name", "tokens"), party.each([1, 300]))
+@pytest.mark.parametrize(("name", "tokens"), batch_fixture.each([1, 300]))
 def test_stored_tokens_take_their_bytes(name: str, tokens: int) -> None:
     """A span of so many tokens has that many bytes, and no spare room."""
     runner = load(name)
@@ -211,7 +211,7 @@ def test_stored_tokens_take_their_bytes(name: str, tokens: int) -> None:
     assert (span is None) == (name in {"mamba2", "mamba"})
 
 
-@pytest.mark.parametrize(("name", "tokens"), party.each([20, 33, 100, 256, 257]))
+@pytest.mark.parametrize(("name", "tokens"), batch_fixture.each([20, 33, 100, 256, 257]))
 def test_a_running_sequence_has_no_more_than_foretold(name: str, tokens: int) -> None:
     """Tails, rings and recurrent layers hold what is foretold, and less spare room at most."""
     runner = load(name)
@@ -230,7 +230,7 @@ def test_a_running_sequence_has_no_more_than_foretold(name: str, tokens: int) ->
     assert foretold - held.nbytes <= sizes.token * GROWTH + ring * (1 + CHUNK)
 
 
-@pytest.mark.parametrize(("name", "tokens"), party.each([2, 31, 33, 64, 90], _TIGHT))
+@pytest.mark.parametrize(("name", "tokens"), batch_fixture.each([2, 31, 33, 64, 90], _TIGHT))
 def test_whole_states_take_what_their_window_holds(name: str, tokens: int) -> None:
     """Before and after a window is full: a ring has no more than a chunk over it."""
     runner = load(name)
@@ -323,7 +323,7 @@ def test_a_mask_of_a_whole_chunk_is_foretold() -> None:
     assert transients_of(load("llama")).within == 0
 
 
-@pytest.mark.parametrize(("name", "chunk"), party.each([32, 300, 512]))
+@pytest.mark.parametrize(("name", "chunk"), batch_fixture.each([32, 300, 512]))
 def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
     """From the first to the last of a long prompt, whatever the chunks' length."""
     runner = load(name)
@@ -336,7 +336,7 @@ def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
         assert start or need < 3 * peak, "most of it would be idle"
 
 
-@pytest.mark.parametrize(("name", "context"), party.each([40, LONG]))
+@pytest.mark.parametrize(("name", "context"), batch_fixture.each([40, LONG]))
 def test_a_chunk_after_what_is_leased_takes_no_more_than_foretold(name: str, context: int) -> None:
     """Reading stored keys takes memory too, though none of them is the sequence's own."""
     runner = load(name)
@@ -346,7 +346,7 @@ def test_a_chunk_after_what_is_leased_takes_no_more_than_foretold(name: str, con
     assert taken(lambda: runner.prefill(prompt, states)) <= need
 
 
-@pytest.mark.parametrize(("name", "context"), party.each([40, 246, LONG]))
+@pytest.mark.parametrize(("name", "context"), batch_fixture.each([40, 246, LONG]))
 def test_no_lone_step_takes_more_than_foretold(name: str, context: int) -> None:
     """Also the step with which the suffix grows, and that which puts its keys in one piece."""
     runner = load(name)
@@ -357,7 +357,7 @@ def test_no_lone_step_takes_more_than_foretold(name: str, context: int) -> None:
         assert taken(lambda: decode(runner, [states])) <= need
 
 
-@pytest.mark.parametrize(("name", "count"), party.each([2, 8]))
+@pytest.mark.parametrize(("name", "count"), batch_fixture.each([2, 8]))
 def test_no_row_computes_with_more_than_foretold(name: str, count: int) -> None:
     """A step that leaves the rows as they are needs what it computes with, for each row."""
     runner = load(name)
@@ -440,7 +440,7 @@ def test_exact_steps_compute_with_all_their_rows(name: str) -> None:
         assert taken(functools.partial(decode, runner, some)) <= need
 
 
-@pytest.mark.parametrize("name", party.NAMES)
+@pytest.mark.parametrize("name", batch_fixture.NAMES)
 def test_rows_that_widen_are_foretold(name: str) -> None:
     """Also the step in which all rows are copied, because one of them has grown."""
     runner = load(name)
@@ -461,7 +461,7 @@ def test_rows_that_widen_are_foretold(name: str) -> None:
 # -- a start -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "context"), party.each([2, 40, LONG]))
+@pytest.mark.parametrize(("name", "context"), batch_fixture.each([2, 40, LONG]))
 def test_the_promise_is_kept(name: str, context: int) -> None:
     """A prompt alone, in short chunks, and the first tokens of its answer take no more."""
     runner = load(name)
@@ -498,7 +498,7 @@ def test_the_promise_is_kept_where_keys_are_joined(name: str) -> None:
     assert promise - plain.worst_case(context).nbytes == plain.sizes.suffix(context)
 
 
-@pytest.mark.parametrize(("name", "known"), party.each([40, LONG]))
+@pytest.mark.parametrize(("name", "known"), batch_fixture.each([40, LONG]))
 def test_what_is_known_is_not_needed_again(name: str, known: int) -> None:
     """A start from stored state takes what is foretold, and that is less than all of it.
 
@@ -527,7 +527,7 @@ def test_a_longer_context_is_promised_more(name: str) -> None:
 
 
 @settings(deadline=None)  # models are loaded
-@given(st.sampled_from(party.NAMES), st.integers(0, 1 << 34))
+@given(st.sampled_from(batch_fixture.NAMES), st.integers(0, 1 << 34))
 def test_the_longest_context_is_the_longest_that_fits(name: str, budget: int) -> None:
     """Its promise is within the budget, and that of one token more is not."""
     foretold = profile(name)

@@ -10,14 +10,14 @@ import pytest
 from umbel.models.planned_for import Contiguous
 from umbel.models.runtime import resident_bytes
 
-from .party import Agent, Branch, Party, each
+from .batch_fixture import Agent, BatchFixture, Branch, each
 
 
-class Accountant(Party):
+class Accountant(BatchFixture):
     """A party of which every step is held to its price."""
 
     def feed(self, agents: list[Agent] | None = None, steps: int = 1) -> None:
-        """Give agents tokens; see `Party.feed`."""
+        """Give agents tokens; see `BatchFixture.feed`."""
         chosen = list(self.agents if agents is None else agents)
         for _ in range(steps):
             plan = self.runner.plan([agent.cache for agent in chosen])

@@ -8,14 +8,14 @@ from umbel.models import planner
 from umbel.models.planned_for import Rules
 from umbel.models.planner import SHARED
 
-from .party import NAMES, Agent, Branch, Party, each
+from .batch_fixture import NAMES, Agent, BatchFixture, Branch, each
 from .steps import in_one_piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def schedule(party: Party, steps: int) -> None:
+def schedule(party: BatchFixture, steps: int) -> None:
     """Let agents come, go, wait, run alone, be stored, cut and forked, at random."""
     rng, branches = party.rng, [Branch()]
     branches.append(party.branch(rng.randrange(1, 120)))
@@ -48,12 +48,12 @@ def schedule(party: Party, steps: int) -> None:
 @pytest.mark.parametrize(("name", "seed"), each(range(2)))
 def test_any_schedule(name: str, seed: int) -> None:
     """Whatever happens to the others and to itself, a sequence gets the logits it gets alone."""
-    schedule(Party(name, seed), 20)
+    schedule(BatchFixture(name, seed), 20)
 
 
 def test_any_schedule_of_rows_that_are_put_together() -> None:
     """The same where the model attends by itself, to all keys of all rows."""
-    schedule(Party("gemma2"), 10)
+    schedule(BatchFixture("gemma2"), 10)
 
 
 @pytest.mark.parametrize(("own", "shared", "limit"), [(4, 2, 8), (0, 0, 3), (100, 100, 100)])
@@ -63,13 +63,13 @@ def test_any_bounds(
 ) -> None:
     """The same wherever the bounds lie between what is a row's own and what is read elsewhere."""
     monkeypatch.setattr(planner, "SHARED", shared)
-    schedule(Party(name, 7, own=own, limit=limit), 15)
+    schedule(BatchFixture(name, 7, own=own, limit=limit), 15)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_standing_up_and_sitting_down(name: str) -> None:
     """A sequence may leave the batch and come back at any length, and the others do not notice."""
-    party = Party(name)
+    party = BatchFixture(name)
     branch = party.branch(40)
     party.come()  # starts from nothing at all
     for prompt in (0, 3, 31, 90):
@@ -90,7 +90,7 @@ def test_standing_up_and_sitting_down(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_is_read_in_its_seat(name: str) -> None:
     """What is captured and sealed in a seat restores the sequence, and the seat goes on."""
-    party = Party(name)
+    party = BatchFixture(name)
     branch = party.branch(50)
     first, *_ = [party.come(branch, prompt) for prompt in (3, 40, 0)]
     party.feed(steps=7)
@@ -114,7 +114,7 @@ def test_a_state_is_read_in_its_seat(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text", "gpt_oss"])
 def test_rows_are_sealed_at_the_limit(name: str) -> None:
     """A row that is full becomes part of its trunk, and starts again; answers stay."""
-    party = Party(name, own=4, limit=8)
+    party = BatchFixture(name, own=4, limit=8)
     branch = party.branch(40)
     for prompt in (0, 3, 4, 5):
         party.come(branch, prompt)
@@ -131,7 +131,7 @@ def test_rows_are_sealed_at_the_limit(name: str) -> None:
 
 def test_queries_are_tempered_by_row() -> None:
     """Where positions scale queries, each row's own does."""
-    party = Party("llama4", floor_scale=8)
+    party = BatchFixture("llama4", floor_scale=8)
     branch = party.branch(40)
     for prompt in (0, 3, 31, 90):
         party.come(branch, prompt)
@@ -139,7 +139,7 @@ def test_queries_are_tempered_by_row() -> None:
     party.check()
 
 
-def shared(party: Party) -> list[tuple[int, set[int]]]:
+def shared(party: BatchFixture) -> list[tuple[int, set[int]]]:
     """For each run that several rows read in one product, its length, and these agents."""
     slots = party.placement.sequences
     numbers = {id(agent.cache): number for number, agent in enumerate(party.agents)}
@@ -154,7 +154,7 @@ def shared(party: Party) -> list[tuple[int, set[int]]]:
 @pytest.mark.parametrize("name", ["llama", "falcon_h1", "gpt_oss", "gemma2"])
 def test_nested_sharing(name: str) -> None:
     """Each level of a nested prompt is read once by those who lease it, also when it is cut."""
-    party = Party(name)
+    party = BatchFixture(name)
     system = party.branch(60)
     projects = [party.branch(length, system) for length in (50, 45)]
     for number in range(6):
@@ -169,7 +169,7 @@ def test_nested_sharing(name: str) -> None:
     party.check()
 
 
-def own(party: Party) -> list[int]:
+def own(party: BatchFixture) -> list[int]:
     """How many tokens each agent's row holds."""
     lengths = party.batch._suffixes.lengths
     return [lengths[cast("int", agent.cache.slot)] for agent in party.agents]
@@ -177,7 +177,7 @@ def own(party: Party) -> list[int]:
 
 def test_short_ends_are_copied() -> None:
     """Of its trunk's end a row copies short segments, shared or not, and never a long one."""
-    party = Party("llama")
+    party = BatchFixture("llama")
     system = party.branch(60)
     short, long = party.branch(SHARED, system), party.branch(SHARED + 1, system)
     for branch in (short, short, long, long):
@@ -195,7 +195,7 @@ def test_short_ends_are_copied() -> None:
 
 def test_sealing_in_a_seat() -> None:
     """A sequence whose tail is sealed while it sits reads each of its tokens once."""
-    party = Party("llama", own=4, limit=8)
+    party = BatchFixture("llama", own=4, limit=8)
     for _ in range(2):
         party.come(prompt=3)
     party.feed(steps=12)

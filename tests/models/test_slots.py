@@ -1,4 +1,4 @@
-"""Seats of a batch: what stays of who sat there, and what coming and going costs."""
+"""Slots of a batch: what stays of who had one, and what coming and going costs."""
 
 import gc
 import weakref
@@ -15,10 +15,10 @@ from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.kv.sequence_cache import CacheLayout
 from umbel.models.planned_for import Rules
 
-from .party import NAMES, Agent, Branch, Party
+from .batch_fixture import NAMES, Agent, BatchFixture, Branch
 
 
-def overwrite(party: Party, row: int, value: float) -> None:
+def overwrite(party: BatchFixture, row: int, value: float) -> None:
     """Set all that a row holds, in every layer."""
     for buffer in party.batch._buffers:
         for tensor in buffer.tensors:
@@ -35,7 +35,7 @@ def overwrite(party: Party, row: int, value: float) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "deepseek_v3", "gemma2"])
 def test_one_rows_numbers_are_its_own(name: str, value: float, successor: str) -> None:
     """A sequence whose numbers went wild changes no neighbour, nor who takes its seat later."""
-    party = Party(name)
+    party = BatchFixture(name)
     for prompt in (20, 3, 30):
         party.come(prompt=prompt)
     party.feed(steps=2)
@@ -55,9 +55,9 @@ def test_one_rows_numbers_are_its_own(name: str, value: float, successor: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_seat_is_empty_for_who_comes(name: str) -> None:
+def test_a_slot_is_empty_for_who_comes(name: str) -> None:
     """Who brings nothing of its own has nothing of who sat there until a moment ago."""
-    party = Party(name)
+    party = BatchFixture(name)
     branch = party.branch(300)
     for prompt in (9, 20, 30):
         party.come(prompt=prompt)
@@ -72,7 +72,7 @@ def test_a_seat_is_empty_for_who_comes(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_free_rows_do_not_matter(name: str) -> None:
     """What a free row holds is not seen, not even if it is no number."""
-    party = Party(name)
+    party = BatchFixture(name)
     for prompt in (20, 3, 30, 1, 9):
         party.come(prompt=prompt)
     party.feed(steps=2)
@@ -85,7 +85,7 @@ def test_free_rows_do_not_matter(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
 def test_after_everybody_left(name: str) -> None:
     """An empty batch holds no arrays, and nothing of what its rows leased."""
-    party = Party(name)
+    party = BatchFixture(name)
     branch = party.branch(60)
     for _ in range(2):
         party.come(branch, 5)
@@ -103,7 +103,7 @@ def test_after_everybody_left(name: str) -> None:
     assert [ref() for ref in refs] == [None] * len(refs)
 
 
-def fail_once(party: Party, patch: pytest.MonkeyPatch) -> None:
+def fail_once(party: BatchFixture, patch: pytest.MonkeyPatch) -> None:
     """Have one layer of the model fail, when those before it have written their tokens."""
     kind = type(party.model.layers[1])
     real, calls = kind.__call__, 0
@@ -118,9 +118,9 @@ def fail_once(party: Party, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kind, "__call__", call)
 
 
-def failed_batch(name: str, patch: pytest.MonkeyPatch) -> tuple[Party, list[Agent]]:
+def failed_batch(name: str, patch: pytest.MonkeyPatch) -> tuple[BatchFixture, list[Agent]]:
     """A party whose model failed; three new agents, that have not sat, and the failed ones."""
-    party = Party(name)
+    party = BatchFixture(name)
     branch = party.branch(40)
     for prompt in (3, 20, 7):
         party.come(branch, prompt)
@@ -148,7 +148,7 @@ def test_after_the_model_failed(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_who_fails_to_leave_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that gets no caches of its own has no state that could be read by mistake."""
-    party = Party("llama")
+    party = BatchFixture("llama")
     for prompt in (3, 20, 7):
         party.come(prompt=prompt)
     party.feed()
@@ -176,7 +176,7 @@ def test_closing_late_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     party.check()
 
 
-def long_trunk(party: Party) -> tuple[Branch, int]:
+def long_trunk(party: BatchFixture) -> tuple[Branch, int]:
     """A branch of 4,000 tokens without their computation, and its bytes."""
     shape = (2 * len(party.batch._token_layers), 2, 4000, 32)
     keys = mx.random.normal(shape)
@@ -195,9 +195,9 @@ def settled() -> int:
     return mx.get_active_memory()
 
 
-def test_joining_copies_no_lease() -> None:
+def test_entering_copies_no_lease() -> None:
     """Sitting down, standing up and decoding over 4,000 leased tokens copies none of them."""
-    party = Party("llama")
+    party = BatchFixture("llama")
     for _ in range(2):
         party.come(prompt=1)
     party.feed()
@@ -216,7 +216,7 @@ def test_joining_copies_no_lease() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_steps_that_are_not_awaited_copy_no_row(name: str) -> None:
     """Steps launched one after the other write into the rows, and do not copy them."""
-    party = Party(name, hidden_size=32)
+    party = BatchFixture(name, hidden_size=32)
     for _ in range(6):
         party.come(prompt=200)
     party.feed(steps=2)

@@ -11,7 +11,7 @@ import pytest
 
 from umbel.models.warmup import TOKENS, warm_up
 
-from .party import NAMES, Party
+from .batch_fixture import NAMES, BatchFixture
 
 _CONSTANTS = 64
 """Bytes: MLX itself keeps one of 4 or 8 now and then. The smallest state has thousands."""
@@ -20,7 +20,7 @@ _CONSTANTS = 64
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_rows(name: str) -> None:
     """Batches of every size were computed with, and what comes after is right."""
-    party = Party(name)
+    party = BatchFixture(name)
     warm_up(party.runner, 5)
     assert {shape[0] for shape in party.runner.shapes} == {2, 3, 4, 6}
     for prompt in (20, 3, 30):
@@ -46,7 +46,7 @@ def at_rest(before: int) -> int:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_left(name: str) -> None:
     """Its sequences are gone with their memory, which was not more than it says."""
-    party = Party(name)
+    party = BatchFixture(name)
     held, peaks = list[int](), list[int]()
     for _ in range(3):
         mx.reset_peak_memory()
@@ -60,7 +60,7 @@ def test_nothing_is_left(name: str) -> None:
 
 def test_one_by_one() -> None:
     """With a single row, or a model without batches, a lone sequence decodes."""
-    party = Party("llama")
+    party = BatchFixture("llama")
     warm_up(party.runner, 1)
     assert not party.runner.shapes
     party.runner.batches = False

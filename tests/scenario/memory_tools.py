@@ -162,7 +162,7 @@ class Watch:
             vars(mx)["reset_peak_memory"] = self._reset
 
 
-class Rig:
+class ServerFixture:
     """One assembled engine.
 
     Attributes:

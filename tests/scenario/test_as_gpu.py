@@ -19,8 +19,8 @@ from umbel.scheduler.request import FinishReason
 from umbel.scheduler.sequence import SequenceStatus
 
 from .. import zoo
-from ..models.party import mlx_lm_alone
-from .memory_tools import CHUNK, SEEDED, Ask, Rig, Told, agents, words, zoo_model
+from ..models.batch_fixture import mlx_lm_alone
+from .memory_tools import CHUNK, SEEDED, Ask, ServerFixture, Told, agents, words, zoo_model
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
@@ -68,7 +68,7 @@ def alone(name: str, ask: Ask) -> list[int]:
     return answer[1:]
 
 
-def check(rig: Rig, asks: Items[Ask], told: Items[Told]) -> None:
+def check(rig: ServerFixture, asks: Items[Ask], told: Items[Told]) -> None:
     """All were answered as plain mlx-lm answers, and nothing is left of them."""
     assert [t.error for t in told] == [None] * len(told)
     for ask, each in zip(asks, told, strict=True):
@@ -79,7 +79,7 @@ def check(rig: Rig, asks: Items[Ask], told: Items[Told]) -> None:
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_every_architecture_starts_and_answers(name: str) -> None:
     """It warms up; then agents join and leave, and each gets mlx-lm's own answer."""
-    rig = Rig(model(name), MEMORY, max_batch=6)
+    rig = ServerFixture(model(name), MEMORY, max_batch=6)
     runner = rig.assembly.runner
     rows = {shape[0] for shape in runner.shapes}
     assert rows == ({2, 3, 4, 6} if runner.batches else set())
@@ -93,9 +93,9 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
 )
 def test_a_small_budget_warms_up_less(name: str, rows: int) -> None:
     """It starts, warms up as many rows as fit, and serves one after the other."""
-    promise = Rig(model(name), MEMORY, max_batch=1).assembly.runner.profile.worst_case
+    promise = ServerFixture(model(name), MEMORY, max_batch=1).assembly.runner.profile.worst_case
     budget = promise(TOKENS).nbytes * (2 * rows + 1) // 2 if rows else promise(100).nbytes * 9 // 8
-    rig = Rig(model(name), budget, max_batch=6)
+    rig = ServerFixture(model(name), budget, max_batch=6)
     runner = rig.assembly.runner
     assert runner.shapes == {s for s in runner.shapes if s[0] <= rows}
     assert bool(runner.shapes) == (rows > 1 and runner.batches)
@@ -114,7 +114,7 @@ def test_one_ends_while_its_step_is_under_way(
     name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sequence that goes with a token on its way; its neighbours' answers are mlx-lm's."""
-    rig = Rig(model(name), 1 << 26, max_batch=6)
+    rig = ServerFixture(model(name), 1 << 26, max_batch=6)
     asks = agents(3, system=70, user=(9, 20, 14), answer=(30,))
     names = [rig.send(ask) for ask in asks]
     live = [rig.live[name] for name in names]
@@ -138,7 +138,7 @@ def test_one_ends_while_its_step_is_under_way(
     check(rig, asks, told)
 
 
-def fail_for(rig: Rig, cache: SequenceCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_for(rig: ServerFixture, cache: SequenceCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a sequence fail after it was fed its next token, and before one is chosen for it."""
     reuse, real = rig.engine._kv_cache, rig.engine._kv_cache.advanced
 
@@ -153,7 +153,7 @@ def fail_for(rig: Rig, cache: SequenceCache, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", kinds("llama", "qwen3_next"))
 def test_keys_in_one_piece_are_nobodys_but_the_sequences_own(name: str) -> None:
     """One that was alone copied what it leases: cut, evicted or shared, it is answered right."""
-    rig = Rig(model(name), 1 << 26, max_batch=6)
+    rig = ServerFixture(model(name), 1 << 26, max_batch=6)
     first = Ask(words(150, "shared"), 40)
     other = Ask([*first.prompt[:90], *words(30, "other")], 30)
     (told,) = rig.serve([replace(first, tokens=2)])
@@ -175,10 +175,10 @@ def test_keys_in_one_piece_are_nobodys_but_the_sequences_own(name: str) -> None:
 def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -> None:
     """What was paged out is read by the next daemon, after its warm-up."""
     asks = agents(2, user=(40,), answer=(10,))
-    rig = Rig(model(name), MEMORY, disk=tmp_path, max_batch=6)
+    rig = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6)
     check(rig, asks, rig.serve(asks))
     rig.close()
-    again = Rig(model(name), MEMORY, disk=tmp_path, max_batch=6)
+    again = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6)
     told = again.serve(asks)
     assert all(t.cached for t in told)
     assert again.engine.statistics().page_ins > 0
@@ -190,8 +190,8 @@ def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -
 def test_exact_answers_do_not_depend_on_company(name: str) -> None:
     """A seeded answer has the same tokens alone, in a crowd, and over what is cached."""
     ask = replace(agents(1, user=(30,), answer=(24,), sampling=(SEEDED,))[0], at=40)
-    (cold,) = Rig(model(name), MEMORY, exact=True, max_batch=6).serve([ask])
-    rig = Rig(model(name), MEMORY, exact=True, max_batch=6)
+    (cold,) = ServerFixture(model(name), MEMORY, exact=True, max_batch=6).serve([ask])
+    rig = ServerFixture(model(name), MEMORY, exact=True, max_batch=6)
     told = rig.serve([*agents(4, user=(9, 40), answer=(28, 6), every=3), ask])
     assert (cold.cached, cold.error) == (0, None)
     assert told[-1].cached

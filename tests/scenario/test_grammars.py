@@ -15,7 +15,17 @@ from umbel.models.text.grammar import GrammarCompiler
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 
-from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, Rig, Told, replaced, words, zoo_model
+from .memory_tools import (
+    CHUNK,
+    GREEDY,
+    SEEDED,
+    Ask,
+    ServerFixture,
+    Told,
+    replaced,
+    words,
+    zoo_model,
+)
 from .test_as_gpu import AS_GPU
 
 if TYPE_CHECKING:
@@ -81,7 +91,7 @@ def is_valid(constraint: Constraint | None, answer: str) -> bool:
 
 
 def check(
-    rig: Rig, codec: "TextCodec", asks: Items[Ask], told: Items[Told], which: Items[Any]
+    rig: ServerFixture, codec: "TextCodec", asks: Items[Ask], told: Items[Told], which: Items[Any]
 ) -> int:
     """Every answer that ended by itself is valid; says how many did."""
     assert [t.error for t in told] == [None] * len(told)
@@ -105,10 +115,10 @@ def test_a_mixed_batch_equals_solo_runs(
     codec = tiny.text
     loaded = model(name, codec, device=AS_GPU) if overlaps else model(name, codec)
     asks = [ask(codec, c, i, at=i) for i, c in enumerate(CONSTRAINTS)]
-    rig = Rig(loaded, 1 << 28, exact=exact)
+    rig = ServerFixture(loaded, 1 << 28, exact=exact)
     told = rig.serve(asks)
     assert check(rig, codec, asks, told, CONSTRAINTS) >= 2
-    alone = Rig(loaded, 1 << 28, exact=exact)
+    alone = ServerFixture(loaded, 1 << 28, exact=exact)
     for a, together in zip(asks, told, strict=True):
         (solo,) = alone.serve([Ask(a.prompt, a.tokens, a.sampling, grammar=a.grammar)])
         assert solo.cached is not None
@@ -130,7 +140,7 @@ def test_seeds_and_samplers_stay_inside(tiny: "LoadedModel") -> None:
     params = [SamplingParams(seed=i, temperature=1.5, **s) for i, s in enumerate(samplers)]
     which: list[Any] = [c for c in CONSTRAINTS if c is not None for _ in params]
     asks = [ask(codec, c, i, sampling=params[i % len(params)]) for i, c in enumerate(which)]
-    rig = Rig(model("llama", codec), 1 << 28)
+    rig = ServerFixture(model("llama", codec), 1 << 28)
     first, second = rig.serve(asks), rig.serve(asks)
     assert check(rig, codec, asks * 2, first + second, which * 2) >= len(asks)
     assert [t.tokens for t in first] == [t.tokens for t in second]
@@ -147,8 +157,8 @@ def test_preempted_answers_go_on_in_their_grammars(
     long = {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 20}
     which: list[Any] = [JSONSchema(long), Regex("[a-z]{40,50}"), Regex("(yes|no){30,99}")]
     asks = [ask(codec, c, i, sampling=SEEDED) for i, c in enumerate(which)]
-    expected = [t.tokens for t in Rig(loaded, 1 << 28, exact=exact).serve(asks)]
-    rig = Rig(loaded, 1 << 26, exact=exact)
+    expected = [t.tokens for t in ServerFixture(loaded, 1 << 28, exact=exact).serve(asks)]
+    rig = ServerFixture(loaded, 1 << 26, exact=exact)
     rig.assembly.runner.overlaps = overlaps
     names = [rig.send(a) for a in asks]
     for count in (1, 4, 10):
@@ -165,7 +175,7 @@ def test_preempted_answers_go_on_in_their_grammars(
 def test_max_tokens_in_the_middle(tiny: "LoadedModel") -> None:
     """An answer that is cut ends with `length`; one that is complete with its last, `stop`."""
     codec = tiny.text
-    rig = Rig(model("llama", codec), 1 << 28)
+    rig = ServerFixture(model("llama", codec), 1 << 28)
     whole = ask(codec, Choice(["abcdefgh"]), 1)
     (told,) = rig.serve([whole])
     assert told.reason is FinishReason.STOP
@@ -180,7 +190,7 @@ def test_max_tokens_in_the_middle(tiny: "LoadedModel") -> None:
 def test_a_conversation_restarts(tiny: "LoadedModel") -> None:
     """The next turn begins its grammar anew, over what the last one left in the cache."""
     codec = tiny.text
-    rig = Rig(model("llama", codec), 1 << 28)
+    rig = ServerFixture(model("llama", codec), 1 << 28)
     first = ask(codec, JSONSchema(PERSON), 2 * CHUNK // 9, tag="c", sampling=SEEDED)
     (told,) = rig.serve([first])
     again = [*first.prompt, *told.tokens, *words(9, "next", 384)]
@@ -231,7 +241,7 @@ class _BrokenGrammar:
 def test_a_fault_hits_one_request(tiny: "LoadedModel", how: str, *, overlaps: bool) -> None:
     """A matcher that breaks ends its own request, in words; its neighbours do not notice."""
     codec = tiny.text
-    rig = Rig(model("llama", codec), 1 << 28)
+    rig = ServerFixture(model("llama", codec), 1 << 28)
     rig.assembly.runner.overlaps = overlaps
     asks = [ask(codec, c, i) for i, c in enumerate(CONSTRAINTS)]
     expected = [t.tokens for t in rig.serve(asks)]

@@ -14,7 +14,7 @@ import pytest
 from umbel.cachestore.disk.files import INDEX
 
 from .. import zoo
-from .memory_tools import Ask, Rig, words, zoo_model
+from .memory_tools import Ask, ServerFixture, words, zoo_model
 
 BUDGET = 1 << 26
 ROUNDS = 4
@@ -71,9 +71,9 @@ def test_a_flipped_token_of_a_row(name: str, tmp_path: Path) -> None:
     """Its state is served to nobody: neither to who asks for the new token, nor for the old."""
     chosen, shared = random.Random(7), words(70, "shared")  # noqa: S311  (not a secret)
     prompts = [shared + words(60, f"agent {number}") for number in range(3)]
-    plain, filled = Rig(zoo_model(name), BUDGET), tmp_path / "filled"
+    plain, filled = ServerFixture(zoo_model(name), BUDGET), tmp_path / "filled"
     right = [told.tokens for told in plain.serve([Ask(prompt, 6) for prompt in prompts])]
-    first = Rig(zoo_model(name), BUDGET, disk=filled)
+    first = ServerFixture(zoo_model(name), BUDGET, disk=filled)
     assert [t.tokens for t in first.serve([Ask(prompt, 6) for prompt in prompts])] == right
     first.close()
     restored = 0
@@ -81,7 +81,7 @@ def test_a_flipped_token_of_a_row(name: str, tmp_path: Path) -> None:
         folder = copied(filled, number)
         flipped = flip(folder, prompts, chosen)
         (expected,) = plain.serve([Ask(flipped.prompt, 6)])
-        rig = Rig(zoo_model(name), BUDGET, disk=folder)
+        rig = ServerFixture(zoo_model(name), BUDGET, disk=folder)
         (told,) = rig.serve([Ask(flipped.prompt, 6)])
         assert told.cached is not None
         assert told.cached <= flipped.offset

@@ -18,7 +18,7 @@ from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.request import FinishReason
 
 from .. import zoo
-from .memory_tools import Ask, Rig, Watch, agents, loners, replaced, words, zoo_model
+from .memory_tools import Ask, ServerFixture, Watch, agents, loners, replaced, words, zoo_model
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
@@ -36,11 +36,11 @@ _SHARED_BUFFER = 16 * 1024
 
 def promised(name: str, tokens: int, *, exact: bool = False) -> int:
     """A budget that holds one request of so many tokens, and a quarter more."""
-    probe = Rig(zoo_model(name), 1 << 30, exact=exact)
+    probe = ServerFixture(zoo_model(name), 1 << 30, exact=exact)
     return probe.assembly.runner.profile.worst_case(tokens).nbytes * 20 // 16
 
 
-def check_budget(rig: Rig, asks: list[Ask]) -> None:
+def check_budget(rig: ServerFixture, asks: list[Ask]) -> None:
     """Serve requests; nothing that was ever active is beyond the budget, and all are served."""
     watch = Watch(rig.assembly.runner.resident)
     with watch.on():
@@ -53,7 +53,7 @@ def check_budget(rig: Rig, asks: list[Ask]) -> None:
     rig.check_rest()
 
 
-def check_ledger(rig: Rig) -> None:
+def check_ledger(rig: ServerFixture) -> None:
     """What is active between two steps is what the ledger says."""
     mx.synchronize()
     ledger = rig.assembly.governor.ledger
@@ -66,7 +66,7 @@ def check_ledger(rig: Rig) -> None:
 @pytest.mark.parametrize(("name", "disk"), EVERY)
 def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
     """Long prompts, forks and a crowd stay within budget, and the ledger is right throughout."""
-    rig = Rig(zoo_model(name), promised(name, 420), disk=tmp_path / "d" if disk else None)
+    rig = ServerFixture(zoo_model(name), promised(name, 420), disk=tmp_path / "d" if disk else None)
     long = min(rig.limit, 420)
     base = words(long - 20, "base")
     forks = [Ask([*base[:at], *words(long - at - 16, at)], 12) for at in (10, long // 2, long - 30)]
@@ -80,7 +80,7 @@ def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
 def test_the_budget_holds_for_longer(name: str, times: int) -> None:
     """The same with several budgets, prompts of a thousand tokens and many at once."""
-    rig = Rig(zoo_model(name), times * promised(name, 1200))
+    rig = ServerFixture(zoo_model(name), times * promised(name, 1200))
     check_budget(rig, loners(3 * times, (1000, 300, 700), (100, 200, 50), every=5))
     check_budget(rig, agents(4 * times, system=500, user=(100, 400), answer=(100,)))
 
@@ -89,14 +89,14 @@ def test_the_budget_holds_for_longer(name: str, times: int) -> None:
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text"])
 def test_long_answers_end_within_the_budget(name: str) -> None:
     """What a long answer has computed becomes stored state without a second copy of it all."""
-    rig = Rig(zoo_model(name), promised(name, 1700))
+    rig = ServerFixture(zoo_model(name), promised(name, 1700))
     check_budget(rig, loners(2, (9,), (min(rig.limit, 1700) - 9,)))
 
 
 @pytest.mark.slow
 def test_the_budget_holds_for_a_real_model(smollm2: "LoadedModel") -> None:
     """SmolLM2, with agents that have more to remember than there is room for."""
-    rig = Rig(smollm2, "80 MiB", prefill_chunk=256)
+    rig = ServerFixture(smollm2, "80 MiB", prefill_chunk=256)
     asks = [
         Ask([*words(150, "s"), *words(100 + 75 * i, i)], 12 + 4 * i, at=2 * i) for i in range(4)
     ]
@@ -105,14 +105,14 @@ def test_the_budget_holds_for_a_real_model(smollm2: "LoadedModel") -> None:
 
 def test_rows_that_are_not_needed_any_more_are_given_up() -> None:
     """After a crowd, a few go on; the memory of the others' rows is free."""
-    rig = Rig(zoo_model("llama"), 1 << 28)
+    rig = ServerFixture(zoo_model("llama"), 1 << 28)
     asks = [Ask(words(5, i), 12 if i > 1 else 60) for i in range(16)]
     check_budget(rig, asks)
 
 
 def test_nobody_is_preempted_so_that_a_batch_can_shrink() -> None:
     """Fewer rows are a copy. Where that does not fit, all go on, and rows are given up later."""
-    rig = Rig(zoo_model("llama"), 1 << 28)
+    rig = ServerFixture(zoo_model("llama"), 1 << 28)
     names = [rig.send(Ask(words(5, i), 40 if i < 8 else 12)) for i in range(9)]
     rig.until(lambda: rig.told[names[8]].reason is not None)
     placement, runner = rig.assembly.runner.placement, rig.assembly.runner
@@ -134,13 +134,13 @@ def test_nobody_is_preempted_so_that_a_batch_can_shrink() -> None:
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next"])
 def test_exact_rows_keep_nothing_of_each_other(name: str) -> None:
     """A recurrent state that is a row of a step's does not keep the other rows in memory."""
-    rig = Rig(zoo_model(name), 1 << 28, exact=True)
+    rig = ServerFixture(zoo_model(name), 1 << 28, exact=True)
     check_budget(rig, loners(2, (100, 30), (12, 6)))
 
 
 def test_what_is_restored_is_freed_without_a_collector() -> None:
     """No cycle holds what a request was given: evicted state is gone at once."""
-    rig = Rig(zoo_model("gemma3_text"), 1 << 28)
+    rig = ServerFixture(zoo_model("gemma3_text"), 1 << 28)
     asks = agents(3, user=(60,), answer=(5,))
     gc.collect()
     gc.disable()
@@ -163,7 +163,7 @@ def counted() -> Counter[str]:
 
 def test_a_thousand_requests_leave_no_object() -> None:
     """Neither request, nor state, nor batch is in a cycle: with the collector off none stays."""
-    rig = Rig(zoo_model("gemma3_text"), 1 << 28, max_batch=8)
+    rig = ServerFixture(zoo_model("gemma3_text"), 1 << 28, max_batch=8)
 
     def serve(count: int, seed: int) -> None:
         # Twenty conversations: what is remembered of each is one thing, and stays.
@@ -206,7 +206,7 @@ def test_a_thousand_requests_leave_no_object() -> None:
 )
 def test_what_the_context_allows_is_served_whatever_is_cached(name: str, *, exact: bool) -> None:
     """However much of it is known, and however full the cache is, it is not refused."""
-    rig = Rig(zoo_model(name), promised(name, 300, exact=exact), exact=exact)
+    rig = ServerFixture(zoo_model(name), promised(name, 300, exact=exact), exact=exact)
     long = min(rig.limit, 300)
     base = words(long - 8, "base")
     for at in (long - 8, 0, long - 8, 10, long // 2, long - 8, long - 12, long - 8):
@@ -224,15 +224,15 @@ def test_long_windows_are_part_of_the_promise(window: int, prompt: int, answer: 
         "gemma3_text", sliding_window=window, num_hidden_layers=12, sliding_window_pattern=6
     )
     loaded = replaced(zoo_model("gemma3_text"), model=model, layout=CacheLayout(model))
-    probe = Rig(loaded, 1 << 30).assembly.runner.profile
-    rig = Rig(loaded, probe.worst_case(prompt + answer).nbytes * 20 // 16)
+    probe = ServerFixture(loaded, 1 << 30).assembly.runner.profile
+    rig = ServerFixture(loaded, probe.worst_case(prompt + answer).nbytes * 20 // 16)
     asks = [Ask(words(prompt, number), answer) for number in range(3)]
     check_budget(rig, [asks[0], *asks])
 
 
 def test_who_does_not_fit_waits() -> None:
     """Of two that do not fit together the second starts when the first has ended."""
-    rig = Rig(zoo_model("llama"), promised("llama", 300))
+    rig = ServerFixture(zoo_model("llama"), promised("llama", 300))
     names = [rig.send(ask) for ask in loners(2, (250,), (40,))]
     rig.until(lambda: rig.told[names[0]].reason is not None)
     assert rig.told[names[1]].cached is None
@@ -243,21 +243,21 @@ def test_who_does_not_fit_waits() -> None:
 def test_a_budget_too_small_is_refused_with_both_figures() -> None:
     """The message says what there is and what it takes; with that, it starts."""
     with pytest.raises(StartError, match=r"cache_bytes: 100000 bytes hold no request") as failed:
-        Rig(zoo_model("llama"), 100_000)
+        ServerFixture(zoo_model("llama"), 100_000)
     needed = int(str(failed.value).split("it takes ")[1].split()[0])
-    assert Rig(zoo_model("llama"), needed * 11 // 10).limit >= 32
+    assert ServerFixture(zoo_model("llama"), needed * 11 // 10).limit >= 32
 
 
 def test_the_context_is_what_the_budget_holds() -> None:
     """More budget, more context, up to the model's."""
-    limits = [Rig(zoo_model("llama"), f"{mib} MiB").limit for mib in (3, 6, 12, 100)]
+    limits = [ServerFixture(zoo_model("llama"), f"{mib} MiB").limit for mib in (3, 6, 12, 100)]
     assert limits == sorted(set(limits))
     assert limits[-1] == 4096
 
 
 def test_short_of_memory_nobody_hangs() -> None:
     """While the system is short, requests end well or hear when to come back; then all is well."""
-    rig = Rig(zoo_model("llama"), "24 MiB")
+    rig = ServerFixture(zoo_model("llama"), "24 MiB")
     asks = loners(6, (60, 300), (30, 80))
     names = [rig.send(ask) for ask in asks]
     rig.until(lambda: all(len(rig.live[name].output) > 2 for name in names[:3]))
@@ -279,7 +279,7 @@ def test_short_of_memory_nobody_hangs() -> None:
 
 def test_what_pins_hold_is_said() -> None:
     """A request that fits without pins only hears of them, and is served when they are gone."""
-    rig = Rig(zoo_model("llama"), promised("llama", 300))
+    rig = ServerFixture(zoo_model("llama"), promised("llama", 300))
     kept, long = words(140, "kept"), words(rig.limit - 8, "long")
     rig.serve([Ask([*kept, 1], 1)])
     assert rig.assembly.pins.pin("t", "kept", as_tokens(kept)).held == 140
@@ -295,7 +295,7 @@ def test_what_pins_hold_is_said() -> None:
 
 def test_what_can_never_fit_is_told_in_bytes() -> None:
     """The refusal says what the prompt would take, and what there is for it."""
-    rig = Rig(zoo_model("llama"), promised("llama", 300))
+    rig = ServerFixture(zoo_model("llama"), promised("llama", 300))
     admission = Admission(rig.limit, rig.assembly.bound)
     assert admission.answer_length(rig.limit - 1, None) == 1
     with pytest.raises(ContextLengthExceededError) as refused:
@@ -307,7 +307,7 @@ def test_what_can_never_fit_is_told_in_bytes() -> None:
 
 def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     """State that the disk tier is about to let go of is no reason to refuse."""
-    rig = Rig(zoo_model("llama"), promised("llama", 300), disk=tmp_path / "disk")
+    rig = ServerFixture(zoo_model("llama"), promised("llama", 300), disk=tmp_path / "disk")
     rig.serve([Ask(words(280, "first"), 4)])
     for trie in rig.assembly.cache.tries:
         for node in trie.nodes():
@@ -332,8 +332,8 @@ def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
 def test_two_hundred_conversations_through_a_budget_of_two(name: str) -> None:
     """Every answer is right, and they start in the order in which they came."""
     asks = loners(200, (40, 90, 25), (6, 10))
-    expected = Rig(zoo_model(name), 1 << 30).serve(asks)
-    rig = Rig(zoo_model(name), 2 * promised(name, 130))
+    expected = ServerFixture(zoo_model(name), 1 << 30).serve(asks)
+    rig = ServerFixture(zoo_model(name), 2 * promised(name, 130))
     told = rig.serve(asks)
     assert [t.error for t in told] == [None] * 200
     assert [t.tokens for t in told] == [t.tokens for t in expected]

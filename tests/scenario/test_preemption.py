@@ -11,7 +11,7 @@ from umbel.scheduler.request import FinishReason
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
 from .. import zoo
-from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, Rig, words, zoo_model
+from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, ServerFixture, words, zoo_model
 
 _QUICK = [("llama", False), ("llama", True), ("gemma3_text", False), ("deepseek_v3", False)]
 EVERY = [
@@ -29,14 +29,16 @@ ASKS = (
 @cache
 def expected(name: str, *, exact: bool) -> list[list[int]]:
     """The answers where memory abounds."""
-    return [told.tokens for told in Rig(zoo_model(name), 1 << 30, exact=exact).serve(ASKS)]
+    return [
+        told.tokens for told in ServerFixture(zoo_model(name), 1 << 30, exact=exact).serve(ASKS)
+    ]
 
 
 class Preempted:
     """Three requests, of which the younger ones are preempted when a test says so."""
 
     def __init__(self, name: str, *, exact: bool = False, disk: Path | None = None) -> None:
-        self.rig = Rig(zoo_model(name), 1 << 26, exact=exact, disk=disk)
+        self.rig = ServerFixture(zoo_model(name), 1 << 26, exact=exact, disk=disk)
         self.names = [self.rig.send(ask) for ask in ASKS]
         self.exact = exact
 
@@ -112,7 +114,7 @@ def test_what_was_preempted_comes_back_from_disk(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
 def test_ended_while_preempted(how: str, *, exact: bool) -> None:
     """It ends at once, the others go on, and its conversation's next request runs."""
-    rig = Rig(zoo_model("llama"), 1 << 26, exact=exact)
+    rig = ServerFixture(zoo_model("llama"), 1 << 26, exact=exact)
     rig.engine._clock = lambda: clock[0]
     clock = [0.0]
     names = [rig.send(ASKS[0]), rig.send(Ask(*_of(ASKS[1]), tag="c", deadline=9.0))]
@@ -137,7 +139,7 @@ def test_ended_while_preempted(how: str, *, exact: bool) -> None:
 
 def test_turns_of_a_conversation_keep_their_order() -> None:
     """The next turn of a preempted one does not start before him, nor do later requests."""
-    rig = Rig(zoo_model("llama"), 1 << 26)
+    rig = ServerFixture(zoo_model("llama"), 1 << 26)
     first, second = rig.send(ASKS[0]), rig.send(Ask(*_of(ASKS[1]), tag="c"))
     rig.until(lambda: all(len(rig.live[n].output) >= 3 for n in (first, second)))
     later = [rig.send(Ask(*_of(ASKS[1]), tag="c")), rig.send(ASKS[2])]
@@ -154,10 +156,10 @@ def test_turns_of_a_conversation_keep_their_order() -> None:
 def test_growth_alone_preempts() -> None:
     """Answers that outgrow what there is room for preempt the youngest, and all are right."""
     asks = [Ask(words(12, i), 600, SEEDED) for i in range(4)]
-    probe = Rig(zoo_model("llama"), 1 << 30)
+    probe = ServerFixture(zoo_model("llama"), 1 << 30)
     answers = [told.tokens for told in probe.serve(asks)]
     need = probe.assembly.runner.profile
-    rig = Rig(zoo_model("llama"), need.worst_case(612).nbytes + need.sizes.token * 1000)
+    rig = ServerFixture(zoo_model("llama"), need.worst_case(612).nbytes + need.sizes.token * 1000)
     told = rig.serve(asks)
     assert rig.preemptions > 0
     assert [t.tokens for t in told] == answers

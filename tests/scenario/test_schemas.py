@@ -27,7 +27,7 @@ from umbel.models.text.grammar import Grammar, GrammarCompiler
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 
-from .memory_tools import Ask, Rig, replaced, words, zoo_model
+from .memory_tools import Ask, ServerFixture, replaced, words, zoo_model
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
@@ -108,7 +108,7 @@ def serve(
     tokens: int,
 ) -> None:
     """Answer to each schema, several at once: what ended by itself is valid."""
-    rig = Rig(loaded, 1 << 28, max_batch=16)
+    rig = ServerFixture(loaded, 1 << 28, max_batch=16)
     asks = [
         Ask(
             words(20, name, 300),

@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ..scenario.bench import words
-from .drill import NAMES, SYSTEM, Drill
+from .engine_harness import NAMES, SYSTEM, EngineHarness
 
 BUDGETS = (0, 400_000, 1 << 30)
 """Bytes of cache: none, room for about one prompt, and more than is needed."""
@@ -46,7 +46,7 @@ CLIENTS = st.builds(
 )
 
 
-def play(drill: Drill, clients: list[Client]) -> None:
+def play(drill: EngineHarness, clients: list[Client]) -> None:
     """Let clients come and go, and see to it that the others get their answers."""
     names: dict[int, str] = {}
     for step in range(33):
@@ -77,5 +77,5 @@ def test_any_schedule_of_joins_and_cancels(
     name: str, budget: int, row: int, clients: list[Client], *, exact: bool
 ) -> None:
     """Whoever stays gets a cold run's answer; of those who leave nothing stays but the cache."""
-    with Drill.of(name, budget, row=row, exact=exact) as drill:
+    with EngineHarness.of(name, budget, row=row, exact=exact) as drill:
         play(drill, clients)

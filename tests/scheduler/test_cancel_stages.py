@@ -8,18 +8,18 @@ from umbel.scheduler.kv_cache_manager import _WORTH_WAITING
 from umbel.scheduler.sequence import SequenceStatus
 
 from ..scenario.bench import CHUNK, words
-from .drill import MAX_BATCH, NAMES, SYSTEM, Drill
+from .engine_harness import MAX_BATCH, NAMES, SYSTEM, EngineHarness
 
 
 @pytest.fixture(params=NAMES)
-def drill(request: pytest.FixtureRequest) -> Iterator[Drill]:
+def drill(request: pytest.FixtureRequest) -> Iterator[EngineHarness]:
     """A model that is served; when the test is over, nothing may be held for anyone."""
-    with Drill.of(request.param) as made:
+    with EngineHarness.of(request.param) as made:
         yield made
         made.finish()
 
 
-def test_in_the_queue(drill: Drill) -> None:
+def test_in_the_queue(drill: EngineHarness) -> None:
     """It waits for a place in the batch: it is taken out, and never begun."""
     crew = drill.crew(*[8] * (MAX_BATCH + 1))
     drill.until(lambda: drill.running() == crew[:MAX_BATCH])
@@ -28,7 +28,7 @@ def test_in_the_queue(drill: Drill) -> None:
     assert drill.live[crew[-1]].status is SequenceStatus.WAITING
 
 
-def test_while_it_waits_for_anothers_prefill(drill: Drill) -> None:
+def test_while_it_waits_for_anothers_prefill(drill: EngineHarness) -> None:
     """It waits for the common prompt: the others still share that, computed once."""
     crew = drill.crew(8, 8, 8)
     drill.step()
@@ -40,7 +40,7 @@ def test_while_it_waits_for_anothers_prefill(drill: Drill) -> None:
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_while_others_wait_for_its_prefill(drill: Drill, chunks: int) -> None:
+def test_while_others_wait_for_its_prefill(drill: EngineHarness, chunks: int) -> None:
     """It computes the common prompt: another goes on with that, from where it stopped."""
     crew = drill.crew(8, 8, 8)
     drill.step(chunks)
@@ -57,7 +57,7 @@ def test_while_others_wait_for_its_prefill(drill: Drill, chunks: int) -> None:
         assert 0 <= drill.prefilled() - least < _WORTH_WAITING
 
 
-def test_at_every_chunk_of_its_prefill(drill: Drill) -> None:
+def test_at_every_chunk_of_its_prefill(drill: EngineHarness) -> None:
     """Beside two that decode, requests are cancelled after one chunk, two, and so on to all."""
     crew = drill.crew(30, 30)
     drill.until(lambda: drill.decoding(*crew))
@@ -74,7 +74,7 @@ def test_at_every_chunk_of_its_prefill(drill: Drill) -> None:
 
 
 @pytest.mark.parametrize("beside", [0, 2])
-def test_with_its_first_token_under_way(drill: Drill, beside: int) -> None:
+def test_with_its_first_token_under_way(drill: EngineHarness, beside: int) -> None:
     """Its first token is launched and not read: it is never told."""
     others = drill.crew(*[20] * beside)
     drill.until(lambda: drill.decoding(*others))
@@ -90,7 +90,7 @@ def test_with_its_first_token_under_way(drill: Drill, beside: int) -> None:
 
 
 @pytest.mark.parametrize("beside", [0, 2])
-def test_with_its_last_token_under_way(drill: Drill, beside: int) -> None:
+def test_with_its_last_token_under_way(drill: EngineHarness, beside: int) -> None:
     """Its answer lacks the token that is launched and not read: it is cancelled all the same."""
     others = drill.crew(*[20] * beside)
     drill.until(lambda: drill.decoding(*others))
@@ -106,7 +106,7 @@ def test_with_its_last_token_under_way(drill: Drill, beside: int) -> None:
 
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("count", [5, 6])
-def test_in_the_middle_of_a_batch(drill: Drill, count: int, place: int) -> None:
+def test_in_the_middle_of_a_batch(drill: EngineHarness, count: int, place: int) -> None:
     """Of five rows one goes, and rows move to make four; of six, its row stays free."""
     crew = drill.crew(*[24] * count)
     drill.until(lambda: drill.decoding(*crew, tokens=3))
@@ -129,7 +129,7 @@ def test_in_the_middle_of_a_batch(drill: Drill, count: int, place: int) -> None:
         assert drill.seats()[newcomer] == (seats[name] if count == 6 else 4)
 
 
-def test_alone_after_it_was_in_a_batch(drill: Drill) -> None:
+def test_alone_after_it_was_in_a_batch(drill: EngineHarness) -> None:
     """The others' answers are over, and it has left its row: that was not the last of it."""
     crew = drill.crew(9, 9, 24)
     drill.until(lambda: drill.running() == crew[2:])
@@ -140,7 +140,7 @@ def test_alone_after_it_was_in_a_batch(drill: Drill) -> None:
     drill.cancel(crew[2])
 
 
-def test_the_last_neighbour(drill: Drill) -> None:
+def test_the_last_neighbour(drill: EngineHarness) -> None:
     """Of two in a batch one goes: the other goes on alone, from its row."""
     crew = drill.crew(16, 16)
     drill.until(lambda: drill.decoding(*crew, tokens=3))
@@ -150,7 +150,7 @@ def test_the_last_neighbour(drill: Drill) -> None:
     assert drill.seats() == {}
 
 
-def test_all_at_once(drill: Drill) -> None:
+def test_all_at_once(drill: EngineHarness) -> None:
     """A whole batch is cancelled, with one in its prefill and one in the queue."""
     crew = drill.crew(24, 24, 24)
     drill.until(lambda: drill.decoding(*crew, tokens=2))
@@ -168,7 +168,7 @@ def test_all_at_once(drill: Drill) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_where_nothing_is_cached(name: str, *, leave: bool) -> None:
     """Two long prompts in a batch, without a cache: when they are over, or gone, all is free."""
-    with Drill.of(name, budget=0) as drill:
+    with EngineHarness.of(name, budget=0) as drill:
         pair = [drill.send(words(300, n), 16) for n in range(2)]
         drill.until(lambda: drill.decoding(*pair))
         if leave:

@@ -11,7 +11,7 @@ from umbel.scheduler.request import Event, Finished, FinishReason, Started, Toke
 
 from ..fakes import PATIENCE, read
 from ..scenario.bench import Ask, words
-from .drill import NAMES, SYSTEM, Drill
+from .engine_harness import NAMES, SYSTEM, EngineHarness
 
 LIMIT = 12
 """Events that may wait for a reader here."""
@@ -20,7 +20,7 @@ LIMIT = 12
 class Crossing:
     """A hand-off over a drill's engine, which is stepped by hand on the event loop's thread."""
 
-    def __init__(self, drill: Drill) -> None:
+    def __init__(self, drill: EngineHarness) -> None:
         self.drill = drill
         self.handoff = Handoff(drill._queue, lambda: None, channel_limit=LIMIT)
         drill.engine._publish = self.handoff.publish
@@ -49,7 +49,7 @@ class Crossing:
 @pytest.fixture(params=NAMES)
 async def crossing(request: pytest.FixtureRequest) -> AsyncIterator[Crossing]:
     """A hand-off; when the test is over it knows nobody, and nothing is held for anyone."""
-    with Drill.of(request.param) as drill:
+    with EngineHarness.of(request.param) as drill:
         publish = drill.engine._publish
         made = Crossing(drill)
         yield made

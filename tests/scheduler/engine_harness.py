@@ -67,7 +67,7 @@ class PatientRunner(bench.RecordingRunner):
         self._opened.clear()
 
 
-class Drill(Bench):
+class EngineHarness(Bench):
     """A bench that is driven step by step. Requests go by their ids, so that it owns them.
 
     Attributes:

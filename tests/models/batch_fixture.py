@@ -66,7 +66,7 @@ class Agent:
     logits: dict[int, mx.array] = field(default_factory=dict)
 
 
-class Party:
+class BatchFixture:
     """A model, and the agents that it runs.
 
     Args:
