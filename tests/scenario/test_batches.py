@@ -43,14 +43,6 @@ def crew(count: int, *, at: int = 0, apart: int = 0) -> list[Ask]:
     ]
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
-def test_every_model_batches(name: str) -> None:
-    """Of every architecture several sequences decode as rows of one batch."""
-    runner = Bench(name).runner
-    assert runner.batches
-    assert runner.one_by_one is None
-
-
 def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows are further from the answers of each alone than is allowed, it says how far."""
     monkeypatch.setattr(probe, "_BOUND", 1e-9)
@@ -64,12 +56,14 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("name", "apart"), zoo.each([0, 3]))
 def test_together_as_alone(name: str, apart: int) -> None:
-    """Agents that run at once, or join one by one, answer as a cold run does (L2)."""
+    """Agents of every architecture, at once or one by one, are rows and answer as alone (L2)."""
     bench = Bench(name)
     outcomes = bench.run_together(crew(6, apart=apart))
     for outcome in outcomes:
         assert bench.difference(outcome) < TOLERANCE
     assert max(bench.runner.rows) > 3
+    assert bench.runner.batches
+    assert bench.runner.one_by_one is None
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_next", "gemma3_text", "gpt_oss"])
