@@ -161,7 +161,7 @@ def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: i
     deviation = _deviation(together, alone)
     if deviation < _BOUND:
         return None  # without the model's own rounding, which takes as long as all before it
-    allowed = _MARGIN * _rounding(model, layout, alone)
+    allowed = max(_BOUND, _MARGIN * _rounding(model, layout, alone))
     if not deviation < allowed:
         return (
             f"rows of a batch would get other answers than alone: logits differ by "
