@@ -53,7 +53,13 @@ def pytest_ignore_collect(collection_path: "Path", config: pytest.Config) -> boo
 def pytest_collectstart() -> None:
     """Choose the BLAS and keep the limit of open files, before any test imports mlx-lm."""
     gc.disable()  # what is imported stays: there is nothing to collect until all is
+    from hypothesis import settings  # noqa: PLC0415
+
     import umbel.models.load.open_files  # noqa: F401, PLC0415
+
+    # How long an example takes is the machine's, which may be busy.
+    settings.register_profile("any machine", deadline=None)
+    settings.load_profile("any machine")
 
 
 def _uses_smollm2(item: pytest.Item) -> bool:
