@@ -274,7 +274,7 @@ class ModelRunner:
         except BaseException:
             placement.clear()  # its layers may be at different tokens
             raise
-        self._note((call.rows, *self._shape_of(call)))
+        self._note(placement.shape)
         return logits
 
     def _alone(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
@@ -301,11 +301,6 @@ class ModelRunner:
         keep all that it is computed from until then.
         """
         return self._layout.has_checkpoints or not self._reads_parts
-
-    @staticmethod
-    def _shape_of(call: Call) -> list[int]:
-        windows = [positions for _, positions in call.windows]
-        return [call.positions, *windows] if call.positions else windows
 
     def _note(self, shape: tuple[int, ...]) -> None:
         if shape not in self.shapes:

@@ -57,6 +57,11 @@ class Placement:
         """What rows have of layers with a window, by its length."""
         return {} if self.batch is None else self.batch.windows
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and positions that the last step computed with."""
+        return self._batch.shape
+
     def arrays(self) -> list[mx.array]:
         """Every array of the batch, to evaluate."""
         return [] if self.batch is None else self.batch.arrays()
@@ -86,11 +91,7 @@ class Placement:
         Follow it with `replace_own`, or close the sequence.
         """
         self._check(cache)
-        if cache.slot is None:
-            return cache.take_packed()
-        suffix = self._batch.suffix_of(cache.slot, cache.suffix_length)
-        parts, cache.packed = cache.packed, []
-        return [*parts, pack_suffix(suffix)] if suffix else parts
+        return cache.take_packed(self._suffix(cache, cache.suffix_length))
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
         """Have a sequence lease what was packed of it, too, and start an empty suffix."""

@@ -171,13 +171,16 @@ class SequenceCache:
             last = self.packed.pop()
             self.packed[-1] = self.packed[-1].merge(last)
 
-    def take_packed(self) -> list[PackedSpan]:
+    def take_packed(self, suffix: Sequence[Tensors] | None = None) -> list[PackedSpan]:
         """Hand over all that it does not lease, in order, in packed spans.
 
         Follow it with `lease` and `restart_suffix`, or use the cache no more.
+
+        Args:
+            suffix: its suffix's tokens, where they lie elsewhere.
         """
+        suffix = self.suffix() if suffix is None else suffix
         parts, self.packed = self.packed, []
-        suffix = self.suffix()
         return [*parts, pack_suffix(suffix)] if suffix else parts
 
     @property
