@@ -126,7 +126,7 @@ class BatchedLayer(ABC):
 
 
 class BufferedLayer:
-    """What a layer has to do with dense rows of its own keys and values.
+    """What a layer has to do with the buffer of its rows' own keys and values.
 
     Args:
         step: shared by all layers.
@@ -157,7 +157,7 @@ class BufferedLayer:
 
 
 class AttendingLayer(BufferedLayer, BatchedLayer):
-    """A layer whose rows' own keys and values are buffer, and that attends to them."""
+    """A layer whose rows' own keys and values lie in a buffer, and that attends to them."""
 
     def end_step(self) -> None:
         """Let go of what the step read, and of what stood for it."""
@@ -166,7 +166,7 @@ class AttendingLayer(BufferedLayer, BatchedLayer):
 
 
 class BatchedWindowLayer(AttendingLayer):
-    """Sliding-window rows: MLX's own attention over dense rings."""
+    """Sliding-window rows: MLX's own attention over a ring buffer."""
 
     def __init__(self, step: Step, buffer: RingBuffer, first: int, window: int) -> None:
         super().__init__(step, buffer, first)
@@ -183,7 +183,7 @@ class BatchedWindowLayer(AttendingLayer):
         rotated: RotatedQueries | None,
     ) -> mx.array:
         if rotated is not None:
-            raise NotBatchableError("the model has a sliding window over latents")
+            raise NotBatchableError("the model keeps latents for a window only")
         keys, values = self._held
         return attend(queries, keys, values, scale, self._buffer.mask, sinks, self._step.device)
 

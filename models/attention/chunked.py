@@ -10,18 +10,16 @@ from typing import Any
 import mlx.core as mx
 
 from ..kv.ring_buffer import RingBuffer
-from .batched import AttendingLayer, NotBatchableError, Step
-from .blocks import attend
-from .fetched import RotatedQueries
+from .batched import BatchedWindowLayer, Step
 
 
-class BatchedChunkLayer(AttendingLayer):
-    """Rows that forget all when a chunk begins: MLX's own attention over dense rings."""
+class BatchedChunkLayer(BatchedWindowLayer):
+    """Rows that forget all when a chunk begins: MLX's own attention over a ring buffer."""
 
     masks_itself = True
 
     def __init__(self, step: Step, buffer: RingBuffer, first: int) -> None:
-        super().__init__(step, buffer, first)
+        super().__init__(step, buffer, first, buffer.limit)
         self._masking = False
 
     @property
@@ -41,18 +39,6 @@ class BatchedChunkLayer(AttendingLayer):
 
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None
-
-    def _attend(
-        self,
-        queries: mx.array,
-        scale: float,
-        sinks: mx.array | None,
-        rotated: RotatedQueries | None,
-    ) -> mx.array:
-        if rotated is not None:
-            raise NotBatchableError("the model has chunks of latents")
-        keys, values = self._held
-        return attend(queries, keys, values, scale, self._buffer.mask, sinks, self._step.device)
 
 
 class CountsByRow:
