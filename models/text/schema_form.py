@@ -5,7 +5,7 @@ Written out, because a fault must name its place, and a hostile schema must not 
 size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -94,18 +94,6 @@ def check(schema: Any, place: str = "") -> None:
         raise GrammarError("must be a schema: an object, true or false", place)
     for keyword, value in schema.items():
         _check_keyword(keyword, value, within(place, keyword))
-
-
-def subschemas(schema: dict[str, Any], place: str) -> Iterator[tuple[Any, str]]:
-    """List what a schema's keywords hold as schemas, with their places."""
-    for keyword, value in schema.items():
-        at = within(place, keyword)
-        if keyword in _SCHEMA or (keyword == "items" and not isinstance(value, list)):
-            yield value, at
-        elif keyword in _SCHEMAS or keyword == "items":
-            yield from ((each, within(at, i)) for i, each in enumerate(value))
-        elif keyword in _SCHEMAS_BY_NAME:
-            yield from ((each, within(at, name)) for name, each in value.items())
 
 
 def types_of(schema: dict[str, Any]) -> list[str]:
