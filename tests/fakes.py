@@ -88,11 +88,11 @@ class FakePlacement:
 
     def capture(self, cache: object) -> Any:
         """Nothing is non-trimmable."""
-        raise NotImplementedError
+        raise NotImplementedError("a fake's state has no checkpoints")
 
     def lease(self, cache: object, spans: object) -> None:
         """Nothing is leased."""
-        raise NotImplementedError
+        raise NotImplementedError("a fake's state leases nothing")
 
     def take_packed(self, cache: object) -> list[Any]:
         """There is nothing to hand over."""
@@ -101,7 +101,7 @@ class FakePlacement:
 
     def replace_own(self, cache: object, spans: object) -> None:
         """Nothing is published."""
-        raise NotImplementedError
+        raise NotImplementedError("a fake's state is not kept")
 
     def close(self, cache: object) -> None:
         """Nobody has a slot."""
