@@ -26,7 +26,7 @@ AGENTS = 14
 TOKENS = 460
 TIGHT = 2 << 20
 """Bytes that hold one whole answer, or some that have begun: too few for all, or for their ends."""
-WIDE = 16 << 20
+WIDE = 20 << 20
 """Bytes of which an eighth is as tight."""
 
 KINDS = ("kv", "checkpoint", "tail", "paging", "transient")
