@@ -20,7 +20,7 @@ from ..models.kv import stored
 from ..models.load.loader import LoadedModel
 from ..models.runner import ModelRunner
 from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
-from ..models.warmup import TOKENS, warm_up
+from ..models.warmup import longest, warm_up
 from ..scheduler.admission import MemoryBound
 from ..scheduler.engine import Engine, Publish
 from ..scheduler.kv_cache_manager import KVCacheManager
@@ -168,7 +168,7 @@ def _cache(loaded: LoadedModel, settings: Settings, budget: int, longest: int) -
 
 def _warm_up(loaded: LoadedModel, settings: Settings, runner: ModelRunner, budget: int) -> None:
     """Compile kernels for as many rows as there is memory for."""
-    rows = min(settings.max_batch, budget // runner.profile.worst_case(TOKENS).nbytes)
+    rows = min(settings.max_batch, budget // runner.profile.worst_case(longest(runner)).nbytes)
     if loaded.device.warms_up and rows:
         warm_up(runner, rows)
 

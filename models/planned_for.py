@@ -9,13 +9,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from .kv.prefix_groups import PrefixGroup
-
-
-class Span(Protocol):
-    """State of consecutive tokens that is read and no longer written."""
-
-    @property
-    def length(self) -> int: ...  # noqa: D102  (how many tokens)
+from .kv.stacking import Span, Stack
 
 
 class State(Protocol):
@@ -83,6 +77,8 @@ class Batch(Protocol):
         suffixes: the rows' tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
         groups: who reads which spans; None where that must be looked at anew.
+        stacks: what rows alone read side by side.
+        may_stack: whether there has been memory for that of late.
     """
 
     @property
@@ -97,6 +93,10 @@ class Batch(Protocol):
     def windows(self) -> Mapping[int, Buffer]: ...  # noqa: D102
     @property
     def groups(self) -> tuple[PrefixGroup, ...] | None: ...  # noqa: D102
+    @property
+    def stacks(self) -> tuple[Stack, ...]: ...  # noqa: D102
+    @property
+    def may_stack(self) -> bool: ...  # noqa: D102
 
 
 class Contiguous(Enum):
@@ -119,6 +119,8 @@ class Rules:
         contiguous: of single sequences.
         chunked: lengths of those windows that are emptied when a chunk begins.
         gathers: each layer puts all keys of all rows together.
+        stacks: what rows alone lease is read side by side: an operation costs more there than
+            the copy and its padding.
         own: tokens of its prefix's end, at most, that a row copies so as to read them as its own:
             many short spans of single rows cost more to read one by one than the copy takes.
         row_limit: tokens of its own after which a row is packed.
@@ -132,6 +134,7 @@ class Rules:
     contiguous: Contiguous = Contiguous.NEVER
     chunked: frozenset[int] = frozenset()
     gathers: bool = False
+    stacks: bool = False
     own: int = 256
     row_limit: int = 512
     longest: int = 1 << 62

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from .kv.buckets import bucket, padded_to, positions_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
+from .kv.stacking import Span, Stack, stacks_of
 from .moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
-from .planned_for import Batch, Buffer, Contiguous, Rules, Span, State
+from .planned_for import Batch, Buffer, Contiguous, Rules, State
 from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, PrefillPlan, StepPlan
 
 SHARED = 32
@@ -50,7 +51,7 @@ def plan_decode(
         parts = [decode[at : at + EXACT_ROWS] for at in range(0, len(decode), EXACT_ROWS)]
         calls = [_exact(part) for part in parts]
     elif rules.batches and (len(decode) > 1 or (decode[0].slot is not None and not may_copy)):
-        calls = [_BatchPlanner(decode, batch, rules).call(may_shrink=may_copy)]
+        calls = [_BatchPlanner(decode, batch, rules).call(may_copy=may_copy)]
     else:
         calls = [_single(state, rules, may_copy=may_copy) for state in decode]
     return DecodePlan(tuple(calls), rules.overlaps)
@@ -97,9 +98,10 @@ def _single(state: State, rules: Rules, *, may_copy: bool) -> Call:
 
 
 class _Packed(NamedTuple):
-    """A span that there will be."""
+    """A span that there will be; what has no number yet is like no other."""
 
     length: int
+    number: int = -1
 
 
 def leave(state: State, slot: int, rules: Rules) -> Leave:
@@ -151,16 +153,17 @@ class _BatchPlanner:
             for limit, buffer in batch.windows.items()
         }
 
-    def call(self, *, may_shrink: bool) -> Call:
+    def call(self, *, may_copy: bool) -> Call:
         """Plan it.
 
         Args:
-            may_shrink: rows may be copied so that there are fewer.
+            may_copy: rows may be copied so that there are fewer, and what they lease so that it
+                is read side by side.
         """
         needed = bucket(len(self._decode))
         spare = self._batch.spare_steps + 1 if needed < self._batch.rows else 0
         rows = max(needed, self._batch.rows)
-        if may_shrink and spare > self._rules.spare_steps:
+        if may_copy and spare > self._rules.spare_steps:
             self._relocate(needed)
             rows, spare = needed, 0
         packs = self._full()
@@ -168,6 +171,7 @@ class _BatchPlanner:
         positions, windows = self._resize(rows)
         self._moves += enters + packs
         groups, regroups = self._groups(changed=bool(self._moves))
+        stacks = self._stacks(groups, may_copy=may_copy) if regroups else self._batch.stacks
         shared, padded = self._put_together(groups) if self._rules.gathers else (0, 0)
         slots = {state.number: slot for slot, state in self._slots.items()}
         return Call(
@@ -181,6 +185,12 @@ class _BatchPlanner:
             windows=windows,
             groups=groups,
             regroups=regroups,
+            stacks=stacks,
+            stacked=sum(
+                stack.positions * (len(stack.rows) if stack.kept < 0 else 0) for stack in stacks
+            )
+            if regroups
+            else 0,
             spare_steps=spare,
             shared=shared,
             padded=padded,
@@ -276,6 +286,21 @@ class _BatchPlanner:
             left -= prefix[count].length
             count += 1
         return prefix[:count]
+
+    def _stacks(self, groups: Iterable[PrefixGroup], *, may_copy: bool) -> tuple[Stack, ...]:
+        """What is read side by side of that which rows read alone."""
+        if not (self._rules.stacks and may_copy and self._batch.may_stack):
+            return ()
+        alone = {
+            slots[0]: self._prefix(self._slots[slots[0]])[start:stop]
+            for slots, start, stop in groups
+            if len(slots) == 1
+        }
+        # What this step packs has no number yet.
+        alone = {
+            slot: [span for span in spans if span.number >= 0] for slot, spans in alone.items()
+        }
+        return stacks_of(alone, self._batch.stacks)
 
     def _put_together(self, groups: Iterable[PrefixGroup]) -> tuple[int, int]:
         """How many tokens of prefixes each row gets: those that several read, and its own."""

@@ -142,6 +142,9 @@ class ModelRunner:
             batches=self.batches,
             contiguous=later if self._reads_parts else Contiguous.ALWAYS,
             gathers=self._mask_axes > 0,
+            stacks=self._device.stacks and not self._mask_axes,
+            row_limit=self._device.row_limit,
+            own=self._device.row_limit // 2,
             spare_steps=self._device.spare_steps,
             overlaps=self.overlaps,
         )

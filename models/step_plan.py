@@ -10,6 +10,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from .kv.prefix_groups import PrefixGroup
+from .kv.stacking import Stack
 from .memory_profile import Held, MemoryProfile
 from .moves import Move, Resize
 
@@ -45,6 +46,8 @@ class Call:
         windows: positions of each window there, by its length.
         groups: who reads which spans there.
         regroups: whether these differ from those of the step before.
+        stacks: what rows alone read side by side there.
+        stacked: tokens, padding included, of those stacks that are made anew.
         spare_steps: for which fewer rows were enough, this one included.
         shared: tokens of prefixes of several rows that each layer puts together for each row,
             where the model attends by itself.
@@ -63,6 +66,8 @@ class Call:
     windows: tuple[tuple[int, int], ...] = ()
     groups: tuple[PrefixGroup, ...] = ()
     regroups: bool = False
+    stacks: tuple[Stack, ...] = ()
+    stacked: int = 0
     spare_steps: int = 0
     shared: int = 0
     padded: int = 0
@@ -79,6 +84,7 @@ class Call:
         taken = sum(move.nbytes(profile) for move in self.moves)
         taken += sizes.growth * self.growing
         taken += sum(sizes.non_trimmable(offset + 1) for offset in self.changing)
+        taken += sizes.token * self.stacked
         taken += profile.gathered(self.rows)  # recurrent layers replace their states
         if self.kind is Kind.EXACT:
             # Rows are put together in each layer, and given back to each sequence.

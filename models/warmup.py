@@ -11,23 +11,25 @@ import itertools
 
 from .kv.buckets import bucket
 from .kv.sequence_cache import SequenceCache
+from .kv.stacking import LOOSE
 from .params import Row, SamplingParams
-from .planned_for import Rules
 from .planner import plan_decode
 from .runner import ModelRunner, NextToken
 
 _PROMPT = list(range(8))
-TOKENS = Rules().own + len(_PROMPT)
-"""Of the longest sequence: a row reads so many where they lie, if nobody shares them."""
-
 _STEPS = 3  # a shape's second step may still cost more than its third
-_TOGETHER, _APART = 3, 2  # rows that share what they lease, and that do not; one of 6 is free
+_TOGETHER = 3  # rows that share what they lease, beside some that do not
+
+
+def longest(runner: ModelRunner) -> int:
+    """Tokens of the longest sequence: a row reads so many where they lie, if nobody shares them."""
+    return runner.rules.own + len(_PROMPT)
 
 
 def warm_up(runner: ModelRunner, max_batch: int) -> None:
-    """Decode in all numbers of rows that a batch may have, and in one batch that is mixed.
+    """Decode in all numbers of rows that a batch may have, and in batches that are mixed.
 
-    It needs memory for `max_batch` sequences of `TOKENS`, and leaves none taken.
+    It needs memory for `max_batch` sequences of `longest` tokens, and leaves none taken.
     """
     start = runner.open()
     runner.prefill(_PROMPT, start)
@@ -40,15 +42,17 @@ def warm_up(runner: ModelRunner, max_batch: int) -> None:
     most = max_batch if runner.batches else 1
     for count in sorted({min(bucket(count), most) for count in range(1, most + 1)}):
         _decode(runner, shared(count))
-    if most >= _TOGETHER + _APART:
-        _decode(runner, [*shared(_TOGETHER), *[_long(runner) for _ in range(_APART)]])
+    for apart in (LOOSE, LOOSE + 1):  # read one by one, and side by side; one of 6 rows is free
+        if most >= _TOGETHER + apart:
+            _decode(runner, [*shared(_TOGETHER), *[_long(runner) for _ in range(apart)]])
 
 
 def _long(runner: ModelRunner) -> SequenceCache:
     first = runner.open()
-    runner.prefill(list(itertools.islice(itertools.cycle(_PROMPT), TOKENS)), first)
+    tokens = longest(runner)
+    runner.prefill(list(itertools.islice(itertools.cycle(_PROMPT), tokens)), first)
     checkpoint = first.capture() if first.non_trimmable else None
-    return runner.open(TOKENS, first.take_packed(), checkpoint)
+    return runner.open(tokens, first.take_packed(), checkpoint)
 
 
 def _decode(runner: ModelRunner, caches: list[SequenceCache]) -> None:

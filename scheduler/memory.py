@@ -93,14 +93,17 @@ class MemoryPlanner:
     def afford(self, running: Items[Sequence], chunk: int) -> Affordable | None:
         """Plan a step that fits, and reserve what it takes.
 
-        Copies that the step can do without are left out first; then prefill chunks are cut as far
-        as need be, and held.
+        Copies that the step can do without are left out first, and those that are there are
+        given up; then prefill chunks are cut as far as need be, and held.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
         batch = plan(running, chunk)
         while (planned := self._reserved(batch)) is None:
+            if self._runner.placement.forget_copies():
+                self.record(running)
+                continue
             if batch.prefill is None:
                 return None
             chunk //= 2

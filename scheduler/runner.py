@@ -77,6 +77,10 @@ class Placement(Protocol):
         """Give back what a sequence holds of a batch. Idempotent."""
         ...
 
+    def forget_copies(self) -> bool:
+        """Free what is held twice only to be read faster; whether there was any."""
+        ...
+
 
 class ModelRunner(Protocol):
     """Runs a model; `models.runner.ModelRunner` is the real one.

@@ -106,6 +106,10 @@ class FakePlacement:
     def close(self, cache: object) -> None:
         """Nobody has a slot."""
 
+    def forget_copies(self) -> bool:
+        """Nothing is held twice."""
+        return False
+
 
 class FakeRunner:
     """Fulfils `engine.ModelRunner` without a model.

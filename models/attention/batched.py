@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from ..kv.packed import PackedSpan
 from ..kv.ring_buffer import RingBuffer
+from ..kv.span_stack import SpanStack
 from ..load.device import DevicePolicy
 from .blocks import attend
 from .cascade import Part, merge, part_of, scores_of
@@ -34,13 +35,21 @@ class Step:
         positions: `[rows]`, of the tokens that the model is called with.
         shared: runs of spans that several rows lease, each with the numbers of these rows.
         private: for rows that lease spans nobody else here does, these spans.
-        plan: counts how often the last two changed.
+        stacks: spans of the same kind that are read side by side, each with the numbers of the
+            rows that read it, if not all do in their order.
+        of_stacks: where in what comes of `stacks` each row finds its own; one after the last for
+            who has none. None where that is the order of the rows.
+        of_private: the same for `private`.
+        plan: counts how often these changed.
     """
 
     device: DevicePolicy
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
     shared: list[tuple[list[PackedSpan], mx.array | None]] = field(default_factory=list)
     private: dict[int, list[PackedSpan]] = field(default_factory=dict)
+    stacks: list[tuple[SpanStack, mx.array | None]] = field(default_factory=list)
+    of_stacks: mx.array | None = None
+    of_private: mx.array | None = None
     plan: int = 0
 
 
@@ -198,6 +207,7 @@ class BatchedTokenLayer(AttendingLayer):
     def __init__(self, step: Step, buffer: RingBuffer, index: int) -> None:
         super().__init__(step, buffer, 2 * index)
         self._index = index
+        self._nothing: Part | None = None
 
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None
@@ -216,16 +226,18 @@ class BatchedTokenLayer(AttendingLayer):
         kv_heads = held[0].shape[1]
         grouped = scaled.reshape(rows, kv_heads, heads // kv_heads, size)
         shared = [self._segments(spans) for spans, _ in self._step.shared]
+        stacks = [[stack.layer(self._index)] for stack, _ in self._step.stacks]
         private = [self._segments(spans) for spans in self._step.private.values()]
         scores = [
             *self._shared_scores(grouped, shared, products),
+            *self._stack_scores(grouped, stacks, products),
             *[
                 scores_of(grouped[row : row + 1], segments, products)
                 for row, segments in zip(self._step.private, private, strict=True)
             ],
             self._own_scores(products.scores(grouped, held)),
         ]
-        read: list[list[Segment]] = [*shared, *private, [held]]
+        read: list[list[Segment]] = [*shared, *stacks, *private, [held]]
         softmaxed = softmaxes(scores, self._step.device)
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
         own = parts.pop()
@@ -233,8 +245,11 @@ class BatchedTokenLayer(AttendingLayer):
             self._spread(part, members, grouped.shape)
             for part, (_, members) in zip(parts, self._step.shared, strict=False)
         ]
+        alone = parts[len(shared) :]
+        if stacks:
+            together.append(self._in_order(alone[: len(stacks)], self._step.of_stacks))
         if private:
-            together.append(self._joined(parts[len(shared) :], rows))
+            together.append(self._in_order(alone[len(stacks) :], self._step.of_private))
         output = merge([*together, own], sinks, self._step.device)
         return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
 
@@ -257,6 +272,15 @@ class BatchedTokenLayer(AttendingLayer):
             stacked = chosen.transpose(1, 0, 2, 3).reshape(1, kv_heads, -1, size)
             yield scores_of(stacked, segments, products)
 
+    def _stack_scores(
+        self, grouped: mx.array, stacks: Sequence[Sequence[Segment]], products: Products
+    ) -> Iterator[mx.array]:
+        """Multiply queries of some rows with what each has in a stack."""
+        for (stack, members), segments in zip(self._step.stacks, stacks, strict=True):
+            chosen = grouped if members is None else grouped[members]
+            scores = scores_of(chosen, segments, products)
+            yield scores if stack.mask is None else mx.where(stack.mask, scores, -mx.inf)
+
     def _own_scores(self, scores: mx.array) -> mx.array:
         """Leave out what is not a row's own."""
         mask = self._buffer.mask
@@ -269,13 +293,24 @@ class BatchedTokenLayer(AttendingLayer):
         back = Part(*[x.reshape(kv_heads, -1, group, x.shape[-1]).swapaxes(0, 1) for x in part])
         return back if members is None else _scattered(back, members, rows)
 
-    def _joined(self, parts: Sequence[Part], rows: int) -> Part:
-        """Make one part of what single rows were computed for."""
-        numbers = list(self._step.private)
+    def _in_order(self, parts: Sequence[Part], order: mx.array | None) -> Part:
+        """Make one part of what was computed for rows that read alone."""
+        if order is not None:
+            parts = [*parts, self._nothing_like(parts[0])]
+        if len(parts) == 1:
+            return parts[0]
         joined = Part(*[mx.concatenate(list(x), axis=0) for x in zip(*parts, strict=True)])
-        if numbers == list(range(rows)):
-            return joined
-        return _scattered(joined, mx.array(numbers), rows)
+        return joined if order is None else Part(*[x[order] for x in joined])
+
+    def _nothing_like(self, part: Part) -> Part:
+        """What comes of looking at nothing, for one row; made once, not in each step."""
+        if self._nothing is None:
+            shape = part.output.shape[1:]
+            self._nothing = Part(
+                mx.zeros((1, *shape), part.output.dtype),
+                mx.full((1, *shape[:-1], 1), -mx.inf, part.lse.dtype),
+            )
+        return self._nothing
 
 
 def _scattered(part: Part, members: mx.array, rows: int) -> Part:

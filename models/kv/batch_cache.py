@@ -29,6 +29,8 @@ from .packed import PackedSpan
 from .recurrent import BatchedRecurrentLayer
 from .ring_buffer import RingBuffer
 from .sequence_cache import layer_caches_of
+from .span_stack import SpanStack
+from .stacking import Stack
 from .token_layer import Tensors, TokenLayerCache
 
 
@@ -41,6 +43,7 @@ class BatchCache:
         suffixes: the rows' tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
         chunked: lengths of those windows that are emptied when a chunk begins.
+        stacks: what rows alone read side by side.
 
     Args:
         like: layer caches of any sequence of the model.
@@ -59,6 +62,8 @@ class BatchCache:
         self.rows = 0
         self.windows: dict[int, RingBuffer] = {}
         self.chunked: set[int] = set()
+        self.stacks: tuple[Stack, ...] = ()
+        self._stacks: list[SpanStack] = []
         self._step = Step(device)
         self._suffixes = RingBuffer(row_limit, scores_masked=True)
         self._token_layers: list[BufferedLayer] = []
@@ -79,6 +84,7 @@ class BatchCache:
     def arrays(self) -> list[mx.array]:
         """Every array of the rows, to evaluate."""
         held = [t for buffer in self._buffers for t in buffer.tensors if t is not None]
+        held += [array for stack in self._stacks for array in stack.arrays()]
         return held + [array for layer in self._recurrent for array in layer.arrays()]
 
     def held(self) -> Held:
@@ -178,6 +184,7 @@ class BatchCache:
         """Forget all rows, and free their memory."""
         self.rows = 0
         self.forget_prefixes()
+        self.forget_stacks()
         for buffer in self._buffers:
             buffer.clear()
         for layer in self._recurrent:
@@ -189,6 +196,7 @@ class BatchCache:
         self,
         shared: list[tuple[list[PackedSpan], tuple[int, ...]]],
         private: dict[int, list[PackedSpan]],
+        stacks: tuple[Stack, ...],
         everyone: int,
     ) -> None:
         """Say which spans rows read besides their own tokens.
@@ -196,18 +204,60 @@ class BatchCache:
         Args:
             shared: spans that several rows read, with the slots of these.
             private: spans that a row reads alone, by its slot.
+            stacks: which of the latter are read side by side, as `stacks_of` says after what
+                was read before.
             everyone: rows that are in use.
         """
+        self._stack(stacks, private)
         # Free rows may look too, where all others do: nobody reads what they find.
         self._step.shared = [
             (spans, None if len(slots) == everyone else mx.array(slots)) for spans, slots in shared
         ]
-        self._step.private = private
+        stacked = {row.slot: len(row.spans) for stack in stacks for row in stack.rows if row}
+        loose = {slot: spans[stacked.get(slot, 0) :] for slot, spans in private.items()}
+        self._step.private = {slot: spans for slot, spans in loose.items() if spans}
+        self._step.stacks = [
+            (held, self._members([0 if row is None else row.slot for row in stack.rows]))
+            for stack, held in zip(stacks, self._stacks, strict=True)
+        ]
+        readers = [None if row is None else row.slot for stack in stacks for row in stack.rows]
+        self._step.of_stacks = self._order(readers)
+        self._step.of_private = self._order(list(self._step.private))
         self._step.plan += 1
+
+    def _members(self, slots: Sequence[int]) -> mx.array | None:
+        return None if list(slots) == list(range(self.rows)) else mx.array(list(slots))
+
+    def _order(self, readers: Sequence[int | None]) -> mx.array | None:
+        """See `Step.of_stacks`."""
+        places = {slot: place for place, slot in enumerate(readers) if slot is not None}
+        order = [places.get(slot, len(readers)) for slot in range(self.rows)]
+        return None if order == list(range(len(readers))) else mx.array(order)
 
     def forget_prefixes(self) -> None:
         """Let go of what rows read: it may be freed before they are told anew."""
-        self._step.shared, self._step.private = [], {}
+        self._step.shared, self._step.private, self._step.stacks = [], {}, []
+
+    def forget_stacks(self) -> None:
+        """Free the memory of what is read side by side. It is read one by one from now on."""
+        self.stacks, self._stacks = (), []
+
+    def _stack(
+        self, stacks: tuple[Stack, ...], private: Mapping[int, Sequence[PackedSpan]]
+    ) -> None:
+        before, self.stacks = self.stacks, stacks
+        kept = [self._stacks[stack.kept] if stack.kept >= 0 else None for stack in stacks]
+        self._stacks = []  # what is not kept is freed before the next one is made
+        self._step.stacks = []
+        for stack, there in zip(stacks, kept, strict=True):
+            held = there or SpanStack(len(stack.rows), stack.positions)
+            for place in stack.written(before):
+                row = stack.rows[place]
+                if row is not None:
+                    spans = private[row.slot][: len(row.spans)]
+                    held.put(place, spans, len(self._token_layers))
+            held.look([0 if row is None else row.tokens for row in stack.rows])
+            self._stacks.append(held)
 
     def step(
         self,

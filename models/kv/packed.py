@@ -5,6 +5,7 @@ process. Each packed array has a buffer of its own, so its bytes are freed when 
 """
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, Self
 
 import mlx.core as mx
@@ -14,6 +15,9 @@ from .token_layer import Tensors
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
 """For each layer, for each of its tensors: the packed array, and the row in it."""
+
+
+_numbers = count()
 
 
 class Packed:
@@ -57,6 +61,7 @@ class PackedSpan(Packed):
     """Token-addressable state of consecutive tokens, all layers. Immutable.
 
     Attributes:
+        number: its name, never given twice in a process.
         length: how many tokens.
 
     Args:
@@ -67,6 +72,7 @@ class PackedSpan(Packed):
     def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
         super().__init__(arrays, places)
         self._layers: dict[int, Tensors] = {}
+        self.number = next(_numbers)
         self.length = int(arrays[0].shape[-2])
 
     def layer(self, index: int) -> Tensors:

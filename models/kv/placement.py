@@ -18,7 +18,10 @@ from .packed import PackedCheckpoint, PackedSpan, pack_suffix
 from .prefix_groups import PrefixGroup
 from .ring_buffer import RingBuffer
 from .sequence_cache import CacheLayout, SequenceCache, checkpoint_of, flat_arrays
+from .stacking import Stack
 from .token_layer import Tensors
+
+_STEPS_WITHOUT_STACKS = 64
 
 
 class Placement:
@@ -41,6 +44,17 @@ class Placement:
         self.sequences: dict[int, SequenceCache] = {}
         self.groups: tuple[PrefixGroup, ...] | None = None
         self.spare_steps = 0
+        self._steps_before_stacks = 0
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """What rows alone read side by side."""
+        return () if self.batch is None else self.batch.stacks
+
+    @property
+    def may_stack(self) -> bool:
+        """Whether there has been memory for that of late."""
+        return self._steps_before_stacks <= 0
 
     @property
     def rows(self) -> int:
@@ -192,13 +206,26 @@ class Placement:
             `[B, V]` logits, not yet evaluated.
         """
         if call.regroups:
-            self._read(call.groups)
+            self._read(call.groups, call.stacks)
+        self._steps_before_stacks -= 1
         self.groups, self.spare_steps = call.groups, call.spare_steps
         offsets = [self.sequences[slot].offset for slot in call.slots]
         new = call.regroups or bool(call.moves)
         return self._batch.step(model, tokens, list(call.slots), offsets, new=new)
 
-    def _read(self, groups: Iterable[PrefixGroup]) -> None:
+    def forget_copies(self) -> bool:
+        """Free what is held twice so as to be read side by side; whether there was any.
+
+        It is not made again for some steps: what takes the memory would be refused in turn.
+        """
+        if self.batch is None or not self.batch.stacks:
+            return False
+        self.batch.forget_stacks()
+        self._regroup()
+        self._steps_before_stacks = _STEPS_WITHOUT_STACKS
+        return True
+
+    def _read(self, groups: Iterable[PrefixGroup], stacks: tuple[Stack, ...]) -> None:
         shared, private = [], {}
         for slots, start, stop in groups:
             spans = self.sequences[slots[0]].prefix[start:stop]
@@ -206,7 +233,7 @@ class Placement:
                 shared.append((spans, slots))
             else:
                 private[slots[0]] = spans
-        self._batch.read(shared, private, len(self.sequences))
+        self._batch.read(shared, private, stacks, len(self.sequences))
 
     @property
     def _batch(self) -> BatchCache:

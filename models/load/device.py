@@ -22,6 +22,9 @@ class DevicePolicy:
             the first request.
         contiguous_keys: the keys of a single sequence are put in one piece, also where the
             model runs in batches.
+        stacks: what rows of a batch alone lease is copied so that it lies side by side.
+        row_limit: tokens of its own after which a row of a batch is packed; it starts with half
+            as many at most.
         spare_steps: steps for which a batch has more rows than it needs, before it has fewer.
     """
 
@@ -31,6 +34,8 @@ class DevicePolicy:
     overlaps: bool
     warms_up: bool
     contiguous_keys: bool
+    stacks: bool
+    row_limit: int
     spare_steps: int
 
 
@@ -43,6 +48,8 @@ CPU = DevicePolicy(
     overlaps=False,
     warms_up=False,
     contiguous_keys=False,
+    stacks=False,
+    row_limit=512,
     spare_steps=0,
 )
 # Launches take the time, not rows: one who leaves is soon followed by another.
@@ -53,6 +60,8 @@ GPU = DevicePolicy(
     overlaps=True,
     warms_up=True,
     contiguous_keys=True,
+    stacks=True,
+    row_limit=2048,
     spare_steps=64,
 )
 

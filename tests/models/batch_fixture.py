@@ -74,6 +74,7 @@ class BatchFixture:
         seed: of all that is random.
         own: tokens of its prefix's end, at most, that a row copies; None as usual.
         limit: tokens of its own after which a row is packed; None as usual.
+        stacks: whether spans of single rows are read side by side; None as usual.
         device: as which device to run; this one, unless one is given.
         overrides: entries of the model's config to change.
     """
@@ -85,6 +86,7 @@ class BatchFixture:
         *,
         own: int | None = None,
         limit: int | None = None,
+        stacks: bool | None = None,
         device: DevicePolicy | None = None,
         **overrides: Any,
     ) -> None:
@@ -99,7 +101,8 @@ class BatchFixture:
         rules = self.runner.rules
         own = rules.own if own is None else own
         limit = rules.row_limit if limit is None else limit
-        self.runner.use(replace(rules, own=own, row_limit=limit))
+        stacks = rules.stacks if stacks is None else stacks
+        self.runner.use(replace(rules, own=own, row_limit=limit, stacks=stacks))
         self.rng = random.Random(seed)  # noqa: S311  (not a secret)
         self.agents: list[Agent] = []
 

@@ -46,10 +46,11 @@ class Accountant(BatchFixture):
         return agent
 
 
+@pytest.mark.parametrize("stacks", [False, True])
 @pytest.mark.parametrize(("name", "seed"), each(range(2)))
-def test_no_step_takes_more_than_its_price(name: str, seed: int) -> None:
+def test_no_step_takes_more_than_its_price(name: str, seed: int, *, stacks: bool) -> None:
     """Whoever comes, goes, waits, runs alone, is packed or put in one piece meanwhile."""
-    party = Accountant(name, seed, own=24, limit=48)
+    party = Accountant(name, seed, own=24, limit=48, stacks=stacks)
     rng = party.rng
     branches = [Branch(), party.branch(rng.randrange(40, 120))]
 

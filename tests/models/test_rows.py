@@ -1,10 +1,14 @@
 """Sequences as rows of a batch, on tiny real models, against mlx-lm's own caches."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from umbel.models import planner
+from umbel.models.kv import batch_cache
+from umbel.models.kv.packed import PackedSpan
+from umbel.models.kv.span_stack import SpanStack
 from umbel.models.planned_for import Rules
 from umbel.models.planner import SHARED
 
@@ -54,6 +58,26 @@ def test_any_schedule(name: str, seed: int) -> None:
 def test_any_schedule_of_rows_that_are_put_together() -> None:
     """The same where the model attends by itself, to all keys of all rows."""
     schedule(BatchFixture("gemma2"), 10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["llama", "falcon_h1", "deepseek_v3", "gemma4_text"])
+def test_any_schedule_of_stacks(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where what single rows lease is read side by side."""
+    party = BatchFixture(name, seed, own=4, limit=24, stacks=True)
+    made = list[int]()
+
+    class Counted(SpanStack):
+        """Notes the rows that are written."""
+
+        def put(self, row: int, spans: Sequence[PackedSpan], layers: int) -> None:
+            """See `SpanStack`."""
+            made.append(row)
+            super().put(row, spans, layers)
+
+    monkeypatch.setattr(batch_cache, "SpanStack", Counted)
+    schedule(party, 25)
+    assert made
 
 
 @pytest.mark.parametrize(("own", "shared", "limit"), [(4, 2, 8), (0, 0, 3), (100, 100, 100)])

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
+from umbel.models.kv.stacking import Stack
 from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
 from umbel.models.planned_for import Contiguous, Rules
 from umbel.models.planner import SHARED, plan_step
@@ -20,6 +22,7 @@ class Span:
     """State of so many tokens."""
 
     length: int
+    number: int = field(default_factory=count().__next__)
 
 
 @dataclass
@@ -61,6 +64,8 @@ class Batch:
     suffixes: Buffer | None = field(default_factory=Buffer)
     windows: dict[int, Buffer] = field(default_factory=dict)
     groups: tuple[PrefixGroup, ...] | None = None
+    stacks: tuple[Stack, ...] = ()
+    may_stack: bool = True
 
 
 def planned(decode: list[State], batch: Batch | None = None, rules: Rules | None = None) -> Call:

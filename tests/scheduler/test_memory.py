@@ -17,7 +17,7 @@ from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.statistics import MemoryUse
 
 from ..cachestore.fakes import HYBRID, KV, NAMESPACE, RECURRENT_BYTES, World, conversation
-from ..fakes import FakeRunner, FakeState, make_request
+from ..fakes import FakePlacement, FakeRunner, FakeState, make_request
 
 EACH = 4
 """Bytes of a token that is kept, here and in the cache."""
@@ -25,13 +25,38 @@ EACH = 4
 NOTHING_KNOWN = Known(0, 0, Size())
 
 
+class Copying(FakePlacement):
+    """Holds some of its state twice.
+
+    Attributes:
+        copies: bytes of it.
+    """
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def forget_copies(self) -> bool:
+        """Free them."""
+        had, self.copies = self.copies, 0
+        return bool(had)
+
+
 class Figures(FakeRunner):
     """Foretells figures that can be told apart."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._placement = Copying()
+
+    @property
+    def placement(self) -> Copying:
+        """The same at every call."""
+        return self._placement
+
     def held_by(self, caches: Iterable[FakeState]) -> Held:
-        """Its tokens, in two allocations each."""
+        """Its tokens, in two allocations each, and what is held twice."""
         lengths = [len(state.tokens) for state in caches]
-        return Held(EACH * sum(lengths), 2 * len(lengths))
+        return Held(EACH * sum(lengths) + self.placement.copies, 2 * len(lengths))
 
     def kept(self, tokens: int) -> int:
         """As in the cache."""
@@ -73,7 +98,8 @@ class Desk:
         self.governor = Governor(self.world.cache, Size(nbytes, buffers))
         self.ledger = self.governor.ledger
         self.others = self.ledger.account(Kind.PAGING)
-        self.planner = MemoryPlanner(self.governor, Figures(), fixed_chunks=fixed_chunks)
+        self.runner = Figures()
+        self.planner = MemoryPlanner(self.governor, self.runner, fixed_chunks=fixed_chunks)
 
     def afford(self, running: list[Sequence], chunk: int) -> Batch | None:
         """Say what the planner lets a step compute."""
@@ -120,6 +146,19 @@ class TestChunks:
         desk.leave(1280 + 200)
         assert desk.afford(running, 128) == plan(running, 128)
         assert desk.aside == 1280 + 200
+
+    def test_what_is_held_twice_goes_first(self) -> None:
+        """Before a chunk is cut, and not before it must."""
+        desk, running = Desk(), [decoding(1), sequence(100)]
+        desk.runner.placement.copies = 300
+        desk.planner.record(running)
+        desk.leave(1000)
+        assert desk.afford(running, 64) == plan(running, 64)
+        assert desk.runner.placement.copies == 300
+        desk.planner.record(running)
+        desk.leave(1000)
+        assert desk.afford(running, 100) == plan(running, 100)
+        assert desk.runner.placement.copies == 0
 
     @pytest.mark.parametrize(
         ("room", "end"), [(1279, 64), (640, 64), (639, 32), (320, 32), (319, 16), (160, 16)]
