@@ -23,9 +23,9 @@ from mlx_lm.models.cache import KVCache
 from shapes import SHAPES, make, on_cpu, tokens
 
 from umbel.models.kv.packed import PackedSpan
+from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.params import Row, SamplingParams
-from umbel.models.planner import plan_decode
-from umbel.models.runner import ForwardOutput, ModelRunner, NextToken
+from umbel.models.runner import ModelRunner
 from umbel.models.runtime import launch
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -71,13 +71,12 @@ def umbel_steps(runner: ModelRunner, span: PackedSpan, first: list[int]) -> Iter
     tokens: list[NextToken] = list(first)
 
     def step() -> ForwardOutput:
-        plan = plan_decode(caches, runner.placement, runner.rules)
-        return runner.run(plan, caches, tokens)
+        return runner.run(runner.plan(caches), caches, tokens)
 
     sampled = runner.sample(step(), rows)
     try:
         while True:
-            tokens = [runner.pending(sampled, place) for place in rows]
+            tokens = [sampled.pending(place) for place in rows]
             output = step()
             yield [token.id for token in sampled.read()]
             sampled = runner.sample(output, rows)

@@ -17,9 +17,12 @@ from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
 from ..models.kv import stored
+from ..models.kv.sequence_cache import SequenceCache
 from ..models.load.loader import LoadedModel
+from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
 from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
+from ..models.step_plan import StepPlan
 from ..models.warmup import longest, warm_up
 from ..scheduler.admission import MemoryBound
 from ..scheduler.engine import Engine, Publish
@@ -51,7 +54,7 @@ class Assembly:
         pins: what users want kept.
     """
 
-    engine: Engine
+    engine: Engine[SequenceCache, StepPlan, ForwardOutput, PendingToken]
     runner: ModelRunner
     cache: PrefixCache
     governor: Governor

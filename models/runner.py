@@ -9,7 +9,6 @@ import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import mlx.core as mx
 import structlog
@@ -24,12 +23,13 @@ from .load.loader import LoadedModel
 from .load.memory_probe import measure
 from .load.probe import Batching, Probed, batching, probed_once, reads_parts
 from .memory_profile import Held
+from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
 from .planned_for import Contiguous, Rules
 from .planner import plan_step
 from .runtime import launch, peak_of, resident_bytes
-from .sampling import SamplerOutput, sample
-from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, StepPlan
+from .sampling import sample
+from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
 
 _NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
 
@@ -38,35 +38,6 @@ _LEAST_ROW = 64  # tokens; below these, overhead is all there is
 _ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
 
 log = structlog.get_logger()
-
-
-class PendingToken(NamedTuple):
-    """A token that was sampled and may still be computed.
-
-    Attributes:
-        output: what it is part of.
-        place: its number there.
-    """
-
-    output: SamplerOutput
-    place: int
-
-
-NextToken = int | PendingToken
-
-
-class ForwardOutput:
-    """What came of one token each of some sequences.
-
-    Attributes:
-        logits: `[sequences, V]`, not yet evaluated; None where all failed.
-        errors: what the model raised in calls of some of the sequences, by their place. Their
-            rows of `logits` mean nothing.
-    """
-
-    def __init__(self, logits: mx.array | None, errors: dict[int, BaseException]) -> None:
-        self.logits = logits
-        self.errors = errors
 
 
 class ModelRunner:
@@ -210,6 +181,10 @@ class ModelRunner:
         """What a plan takes at its peak."""
         return plan.cost(self.profile)
 
+    def forget_copies(self) -> bool:
+        """Free what is held twice only to be read faster; whether there was any."""
+        return self.placement.forget_copies()
+
     def prefill(self, tokens: Sequence[int], cache: SequenceCache) -> None:
         """Advance a sequence over `tokens` and wait until that is computed.
 
@@ -226,7 +201,7 @@ class ModelRunner:
         mx.eval(cache.arrays())
 
     def run(
-        self, plan: DecodePlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]
+        self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]
     ) -> ForwardOutput:
         """Launch the model as planned, and advance the sequences by a token.
 
@@ -244,7 +219,8 @@ class ModelRunner:
         logits: list[mx.array | None] = []
         errors: dict[int, BaseException] = {}
         at = 0
-        for call in plan.calls:
+        calls = () if plan.decode is None else plan.decode.calls
+        for call in calls:
             part = slice(at, at + len(call.sequences))
             try:
                 logits.append(self._call(call, caches[part], gather(tokens[part])))
@@ -255,7 +231,7 @@ class ModelRunner:
                 errors |= dict.fromkeys(range(part.start, part.stop), error)
                 logits.append(None)
             at = part.stop
-        return ForwardOutput(_stacked(logits, [len(call.sequences) for call in plan.calls]), errors)
+        return ForwardOutput(stacked(logits, [len(call.sequences) for call in calls]), errors)
 
     def _call(self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         if call.kind is Kind.BATCH:
@@ -328,47 +304,3 @@ class ModelRunner:
         if list(rows) != list(range(logits.shape[0])):
             logits = logits[mx.array(list(rows))]
         return sample(logits, list(rows.values()), self._vocab_size, each=self._exact)
-
-    def pending(self, output: SamplerOutput, place: int) -> PendingToken:
-        """Name a token that was sampled and may still be computed."""
-        return PendingToken(output, place)
-
-
-def _stacked(parts: Sequence[mx.array | None], rows: Sequence[int]) -> mx.array | None:
-    """Join the calls' logits; those that failed have somebody else's, as many as they need."""
-    done = next((part for part in parts if part is not None), None)
-    if done is None or len(parts) == 1:
-        return done
-    return mx.concatenate(
-        [
-            mx.broadcast_to(done[:1], (count, *done.shape[1:])) if part is None else part
-            for part, count in zip(parts, rows, strict=True)
-        ]
-    )
-
-
-def gather(tokens: Sequence[NextToken]) -> mx.array:
-    """Put tokens in one array, `[B]`, without waiting for those that are computed.
-
-    Raises:
-        ValueError: they come from several outputs.
-    """
-    pending = [token for token in tokens if isinstance(token, PendingToken)]
-    if not pending:
-        return mx.array(list(tokens), mx.uint32)  # as outputs are
-    output = pending[0].output
-    if any(token.output is not output for token in pending):
-        raise ValueError("a step's tokens come from one output")
-    known = [token for token in tokens if not isinstance(token, PendingToken)]
-    size, found = len(output.tokens), 0
-    source = []
-    for token in tokens:
-        if isinstance(token, PendingToken):
-            source.append(token.place)
-        else:
-            source.append(size + found)
-            found += 1
-    joined = output.tokens
-    if known:
-        joined = mx.concatenate([joined, mx.array(known, joined.dtype)])
-    return joined if source == list(range(len(joined))) else joined[mx.array(source)]

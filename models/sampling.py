@@ -6,53 +6,16 @@ thread's global random state, so that neighbours change each other's answers.
 """
 
 from collections.abc import Sequence
-from typing import Self, cast
 
 import mlx.core as mx
 import numpy as np
 
-from .params import LogProbs, Row, SamplingParams, Token
-from .runtime import launch
+from .outputs import SamplerOutput
+from .params import Row, SamplingParams
 
 # Below this a draw is greedy but for ties, and dividing by much less overflows to NaN.
 _LEAST_TEMPERATURE = 1e-6
 _MIX = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: spreads consecutive positions over keys
-
-
-class SamplerOutput:
-    """Tokens that were chosen, and may still be computed.
-
-    Attributes:
-        tokens: `[rows]` ids.
-        errors: what single rows' sampling raised, by their number; their tokens mean nothing.
-    """
-
-    def __init__(
-        self,
-        tokens: mx.array,
-        errors: dict[int, BaseException],
-        logprobs: dict[int, tuple[mx.array, mx.array, mx.array]],
-    ) -> None:
-        self.tokens = tokens
-        self.errors = errors
-        self._logprobs = logprobs
-        launch(tokens, list(logprobs.values()))
-
-    @classmethod
-    def empty(cls) -> Self:
-        """No rows were sampled."""
-        return cls(mx.zeros(0, mx.uint32), {}, {})
-
-    def read(self) -> list[Token]:
-        """Wait for the tokens."""
-        ids = cast("list[int]", self.tokens.tolist())
-        return [Token(token, self._logprobs_of(row)) for row, token in enumerate(ids)]
-
-    def _logprobs_of(self, row: int) -> LogProbs | None:
-        if row not in self._logprobs:
-            return None
-        chosen, tokens, values = (array.tolist() for array in self._logprobs[row])
-        return LogProbs(cast("float", chosen), list(zip(tokens, values, strict=True)))  # type: ignore[arg-type]
 
 
 def sample(

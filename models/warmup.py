@@ -8,13 +8,16 @@ what it compiled.
 """
 
 import itertools
+from typing import TYPE_CHECKING
 
 from .kv.buckets import bucket
 from .kv.sequence_cache import SequenceCache
 from .kv.stacking import LOOSE
 from .params import Row, SamplingParams
-from .planner import plan_decode
-from .runner import ModelRunner, NextToken
+from .runner import ModelRunner
+
+if TYPE_CHECKING:
+    from .outputs import NextToken
 
 _PROMPT = list(range(8))
 _STEPS = 3  # a shape's second step may still cost more than its third
@@ -63,9 +66,8 @@ def _decode(runner: ModelRunner, caches: list[SequenceCache]) -> None:
     }
     tokens: list[NextToken] = [_PROMPT[0]] * len(caches)
     for _ in range(_STEPS):
-        plan = plan_decode(caches, runner.placement, runner.rules)
-        output = runner.sample(runner.run(plan, caches, tokens), rows)
-        pending = [runner.pending(output, place) for place in range(len(caches))]
+        output = runner.sample(runner.run(runner.plan(caches), caches, tokens), rows)
+        pending = [output.pending(place) for place in range(len(caches))]
         caches, tokens = [*caches[1:], caches[0]], [*pending[1:], pending[0]]
     output.read()
     for cache in caches:

@@ -7,19 +7,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-
-import structlog
+from typing import Generic
 
 from ..cachestore.statistics import CacheStatistics
-from ..models.params import Token
-from .errors import ComputationError, DeadlineExceededError, RequestError, UnavailableError
+from .decoder import Decoder
+from .errors import DeadlineExceededError, UnavailableError
 from .kv_cache_manager import KVCacheManager
+from .lifecycle import Lifecycle
 from .masks import MaskPool
 from .memory import Affordable, MemoryPlanner
 from .policy import StallBound
 from .queue import RETRY_AFTER, ConversationQueue
-from .request import Event, Finished, FinishReason, Started, TokenEvent
-from .runner import ForwardOutput, ModelRunner, SamplerOutput, StepPlan
+from .request import Event, FinishReason, Started
+from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .statistics import EngineStatistics, describe
@@ -28,19 +28,13 @@ from .thread import Pace
 _DISK_PATIENCE = 10.0
 """Seconds for which a request waits for memory that holds what is being written to disk."""
 
-_SOON = 0.005
-"""Seconds that the end of a step waits to hear which answers are complete."""
-
 _DESCRIBED_EVERY = 1.0
 """Seconds after which the cache is described anew; at the end of a request it always is."""
-
-log = structlog.get_logger()
-
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
 
-class Engine:
+class Engine(Generic[C, P, O, T]):
     """Works on queued sequences, one step at a time.
 
     Every sequence it takes ends in a `Finished` event, whatever happens on the way; what
@@ -63,9 +57,9 @@ class Engine:
 
     def __init__(
         self,
-        runner: ModelRunner,
-        kv_cache: KVCacheManager,
-        memory: MemoryPlanner,
+        runner: ModelRunner[C, P, O, T],
+        kv_cache: KVCacheManager[C],
+        memory: MemoryPlanner[C, P],
         queue: ConversationQueue,
         publish: Publish,
         *,
@@ -81,18 +75,19 @@ class Engine:
         self._memory = memory
         self._scheduler = Scheduler(queue, kv_cache, memory, max_batch)
         self._publish = publish
-        self._eos_ids = eos_ids
         self._prefill_chunk = prefill_chunk
         self._stall = StallBound(max_stall)
         self._exact = exact
         self._clock = clock
         self._running = self._scheduler.running
         self._masks = MaskPool()
-        self._pending: tuple[SamplerOutput, list[Sequence]] | None = None  # launched, not read yet
         self._stalled = False  # the last step had a prefill chunk
         self._waits_since: float | None = None  # for memory that the disk tier holds
-        self._events: list[tuple[Sequence, Event]] = []
         self._totals = Counter[str]()
+        self._lifecycle = Lifecycle(self._scheduler, kv_cache)
+        self._decoder = Decoder(
+            runner, kv_cache, self._lifecycle, self._totals, eos_ids=eos_ids, clock=clock
+        )
         self._cache = CacheStatistics()
         self._describe_at = 0.0
         self._steps = 0
@@ -109,17 +104,19 @@ class Engine:
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
             self._run(step)
-        self._memory.record(self._running)
-        if self._pending is None or not self._running:
-            self._pending = None  # whom it was for has left
+        self._record()
+        if not self._running:
+            self._decoder.drop()
+        if not self._decoder.pending:
             self._memory.release()
         pace = self._pace(step, reading=reading)
-        if pace is Pace.IDLE or self._clock() >= self._describe_at:
+        due = self._lifecycle.handed_over or self._clock() >= self._describe_at
+        if pace is Pace.IDLE or due:
             self._describe_cache()
         self._publish_step()
         return pace
 
-    def _pace(self, step: Affordable | None, *, reading: bool) -> Pace:
+    def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
         if (step is not None and self._running) or reading:
             return Pace.BUSY
         if self._scheduler.idle:
@@ -140,13 +137,13 @@ class Engine:
             stuck = self._scheduler.stuck()
             if stuck is None or self._waits_for_disk():
                 return
-            self._finish(stuck, FinishReason.ERROR, self._no_room(stuck))
+            self._lifecycle.finish(stuck, FinishReason.ERROR, self._no_room(stuck))
 
-    def _afford(self) -> Affordable | None:
+    def _afford(self) -> Affordable[P] | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
         while self._running:
             self._kv_cache.refresh(self._running)
-            step = self._memory.afford(self._running, self._chunk())
+            step = self._memory.afford(self._running, self._chunk(), self._kv_cache.caches)
             if step is not None:
                 self._waits_since = None
                 return step
@@ -157,7 +154,7 @@ class Engine:
                 return None
             if victim is None:
                 alone = self._running[0]
-                self._finish(alone, FinishReason.ERROR, self._no_room(alone))
+                self._lifecycle.finish(alone, FinishReason.ERROR, self._no_room(alone))
             else:
                 self._preempt(victim)
         return None
@@ -175,14 +172,14 @@ class Engine:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Leave a sequence's state to the cache until there is room for it again."""
-        self._process_output()
+        self._decoder.process_output()
         if sequence not in self._running:
             return  # it was complete with the token that was on its way
         self._scheduler.preempt(sequence)
-        self._keep(sequence, trusted=True)
+        self._lifecycle.keep(sequence, trusted=True)
         sequence.preempt(replay=self._exact)
-        self._memory.record(self._running)
-        self._count(preemptions=1)
+        self._record()
+        self._totals.update(preemptions=1)
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:
         pinned = self._kv_cache.pinned_bytes
@@ -203,26 +200,28 @@ class Engine:
     def _drop_ended(self) -> None:
         now = self._clock()
         for sequence in self._scheduler.waiting.expired(now):
-            self._finish(sequence, FinishReason.ERROR, _late(sequence))
+            self._lifecycle.finish(sequence, FinishReason.ERROR, _late(sequence))
         for sequence in (*self._running, *self._scheduler.preempted):
             if sequence.cancelled:
-                self._finish(sequence, FinishReason.CANCELLED)
+                self._lifecycle.finish(sequence, FinishReason.CANCELLED)
             elif sequence.request.deadline <= now and sequence.wants_more:
-                self._finish(sequence, FinishReason.ERROR, _late(sequence))
+                self._lifecycle.finish(sequence, FinishReason.ERROR, _late(sequence))
 
     def _begin(self, sequence: Sequence) -> None:
         self._publish_statistics()
         resumes = sequence.status is SequenceStatus.PREEMPTED
-        self._guarded(sequence, self._open)
+        self._lifecycle.guard(sequence, self._open)
         if sequence.status is SequenceStatus.FINISHED:
             return
         sequence.status = SequenceStatus.PREFILL
-        self._memory.record(self._running)
+        self._record()
         if resumes:
             return
         started = Started(sequence.matched, sequence.cached, self._clock())
-        self._events.append((sequence, started))
-        self._count(prompt_tokens=sequence.num_prompt_tokens, prompt_tokens_cached=sequence.cached)
+        self._lifecycle.emit(sequence, started)
+        self._totals.update(
+            prompt_tokens=sequence.num_prompt_tokens, prompt_tokens_cached=sequence.cached
+        )
 
     def _open(self, sequence: Sequence) -> None:
         grammar = sequence.request.grammar
@@ -230,180 +229,47 @@ class Engine:
             sequence.constraint = self._masks.constrain(grammar)
         self._kv_cache.begin(sequence)
 
-    def _run(self, step: Affordable) -> None:
+    def _run(self, step: Affordable[P]) -> None:
         """Launch this step's decode, then see to what the last one brought."""
         batch = step.batch
-        output, errors = self._decode(batch.decode, step.plan)
-        self._process_output()
+        output, errors = self._decoder.run(batch.decode, step.plan)
+        self._decoder.process_output()
         for place, error in errors.items():
-            self._fail(batch.decode[place], error)
+            self._lifecycle.fail(batch.decode[place], error)
         if output is not None:
-            self._sample(output, batch.decode)
+            self._decoder.sample(output, batch.decode)
         stalled, self._stalled = self._stalled, batch.prefill is not None
         if batch.prefill is not None:
             # A chunk shall not keep tokens back, nor its time be taken for the decode's.
-            self._process_output()
+            self._decoder.process_output()
             self._publish_events()
-            self._guarded(batch.prefill, partial(self._prefill, end=batch.end))
+            self._lifecycle.guard(batch.prefill, partial(self._prefill, end=batch.end))
         elif stalled or not self._runner.overlaps or not any(s.wants_more for s in self._running):
             # After a chunk the streams have waited long enough to do without the overlap once;
             # else nothing is gained by launching, or left to launch, before it.
-            self._process_output()
+            self._decoder.process_output()
 
     def _prefill(self, sequence: Sequence, end: int) -> None:
         start, began = sequence.num_computed_tokens, self._clock()
-        self._runner.prefill(sequence.tokens[start:end].tolist(), sequence.cache)
+        tokens = sequence.tokens[start:end].tolist()
+        self._runner.prefill(tokens, self._kv_cache.caches[sequence])
         sequence.num_computed_tokens = end
         self._stall.observe(end - start, self._clock() - began)
         for earlier in self._running[: self._running.index(sequence)]:
             if earlier.num_left_to_prefill:
                 earlier.num_passed_over += end - start
-        self._count(prefill_tokens=end - start)
+        self._totals.update(prefill_tokens=end - start)
         self._kv_cache.advanced(sequence)
         self._kv_cache.prefilled(sequence)
-
-    def _decode(
-        self, sequences: tuple[Sequence, ...], plan: StepPlan
-    ) -> tuple[ForwardOutput | None, dict[int, BaseException]]:
-        """Launch the model on the sequences' next tokens.
-
-        Those for whom it fails are returned, not ended yet: their last tokens are on the way.
-        """
-        if not sequences:
-            return None, {}
-        caches, tokens = [s.cache for s in sequences], [s.next_token for s in sequences]
-        try:
-            output = self._runner.run(plan.decode, caches, tokens)
-        except BaseException as error:  # noqa: BLE001  (the model itself failed, under all of them)
-            return None, dict.fromkeys(range(len(sequences)), error)
-        for place, sequence in enumerate(sequences):
-            if place not in output.errors:
-                self._ran(sequence)
-        return output, output.errors
-
-    def _ran(self, sequence: Sequence) -> None:
-        sequence.status = SequenceStatus.DECODE
-        if sequence.num_computed_tokens < sequence.num_prompt_tokens:
-            self._count(prefill_tokens=1)  # the prompt's last token
-        sequence.num_computed_tokens += 1
-
-    def _sample(self, output: ForwardOutput, sequences: tuple[Sequence, ...]) -> None:
-        """Launch sampling for those who go on. Their answers are known by now."""
-        going = {n: s for n, s in enumerate(sequences) if s.status is SequenceStatus.DECODE}
-        for sequence in going.values():
-            self._guarded(sequence, self._advanced)
-        going = {
-            n: s for n, s in going.items() if s.status is SequenceStatus.DECODE and not s.replays
-        }
-        if not going:
-            return
-        sampled = self._runner.sample(output, {n: s.row for n, s in going.items()})
-        sequences = tuple(going.values())
-        self._pending = sampled, list(sequences)
-        for place, sequence in enumerate(sequences):
-            if place in sampled.errors:
-                self._fail(sequence, sampled.errors[place])
-            else:
-                sequence.pending = self._runner.pending(sampled, place)
-
-    def _advanced(self, sequence: Sequence) -> None:
-        self._kv_cache.advanced(sequence)
-        if not sequence.replays:
-            self._end_if_complete(sequence)
-
-    def _process_output(self) -> None:
-        """Wait for the tokens that were launched last, and hand them out."""
-        if self._pending is None:
-            return
-        (sampled, sequences), self._pending = self._pending, None
-        try:
-            tokens = sampled.read()
-        except BaseException as error:  # noqa: BLE001  (the computation failed, under all of them)
-            for sequence in sequences:
-                if sequence.status is SequenceStatus.DECODE:
-                    self._fail(sequence, error)
-            return
-        for sequence, token in zip(sequences, tokens, strict=True):
-            if sequence.status is SequenceStatus.DECODE:
-                self._guarded(sequence, partial(self._decoded, token=token))
-        self._end_complete(sequences)
-
-    def _decoded(self, sequence: Sequence, token: Token) -> None:
-        sequence.pending = None
-        ends = token.id in self._eos_ids
-        if sequence.constraint is not None:
-            sequence.constraint.take(token.id, ends=ends)
-        if ends:
-            sequence.end_token = token.id
-            self._finish(sequence, FinishReason.STOP)
-            return
-        sequence.output.append(token.id)
-        self._events.append((sequence, TokenEvent(token.id, self._clock(), token.logprobs)))
-        self._count(generation_tokens=1)
-        if len(sequence.output) >= sequence.request.max_tokens:
-            complete = _is_complete(sequence)
-            self._finish(sequence, FinishReason.STOP if complete else FinishReason.LENGTH)
-
-    def _end_complete(self, sequences: list[Sequence]) -> None:
-        """End complete answers without another step, where that is known soon."""
-        until = time.monotonic() + _SOON
-        for sequence in sequences:
-            if sequence.status is SequenceStatus.DECODE and sequence.constraint is not None:
-                if not sequence.constraint.is_known(max(0.0, until - time.monotonic())):
-                    return  # those after it are computed later
-                self._guarded(sequence, self._end_if_complete)
-
-    def _end_if_complete(self, sequence: Sequence) -> None:
-        """End an answer behind which its grammar allows nothing. Waits until that is known."""
-        if sequence.constraint is not None and sequence.constraint.mask is None:
-            self._finish(sequence, FinishReason.STOP)
-
-    def _guarded(self, sequence: Sequence, work: Callable[[Sequence], None]) -> None:
-        """Do something for one sequence; a fault ends that sequence only."""
-        try:
-            work(sequence)
-        except BaseException as error:  # noqa: BLE001  (as said, also a Rust panic)
-            self._fail(sequence, error)
-
-    def _fail(self, sequence: Sequence, error: BaseException) -> None:
-        ended = sequence.status is SequenceStatus.FINISHED
-        if not ended:
-            log.error("request failed", request=sequence.request.id, exc_info=error)
-        error.__traceback__ = None  # its frames hold the state that is freed now
-        if ended:
-            return  # by the token before: the step that failed was not needed
-        message = f"the request failed while it was computed: {type(error).__name__}: {error}"
-        self._finish(sequence, FinishReason.ERROR, ComputationError(message))
-
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, error: RequestError | None = None
-    ) -> None:
-        """End a sequence: free what it holds, let its conversation go on, say so."""
-        if sequence in self._scheduler:
-            self._scheduler.remove(sequence)
-            self._keep(sequence, trusted=not isinstance(error, ComputationError))
-        sequence.status = SequenceStatus.FINISHED
-        sequence.cache = None
-        self._events.append((sequence, Finished(reason, error)))
-
-    def _keep(self, sequence: Sequence, *, trusted: bool) -> None:
-        """Hand the sequence's state to the cache. What that raises costs the state only."""
-        try:
-            self._kv_cache.end(sequence, keep=trusted)
-        except BaseException as error:
-            # The answer is complete and must arrive, also after a panic in native code.
-            log.exception("state not kept", request=sequence.request.id)
-            error.__traceback__ = None  # as in _fail
-            self._kv_cache.end(sequence, keep=False)
-        self._describe_at = 0.0
 
     def _describe_cache(self) -> None:
         """Walk the cache, which takes the longer the more there is: not in every step."""
         self._cache = self._kv_cache.statistics()
+        self._lifecycle.handed_over = False
         self._describe_at = self._clock() + _DESCRIBED_EVERY
 
-    def _count(self, **more: int) -> None:
-        self._totals.update(more)
+    def _record(self) -> None:
+        self._memory.record(self._kv_cache.caches.values())
 
     def _publish_statistics(self) -> None:
         self._statistics = EngineStatistics(
@@ -424,21 +290,8 @@ class Engine:
         self._publish_events()
 
     def _publish_events(self) -> None:
-        events, self._events = self._events, []
-        if events:
+        if events := self._lifecycle.take_events():
             self._publish(events)
-
-
-def _is_complete(sequence: Sequence) -> bool:
-    """Whether nothing but the end can follow an answer that ends here for its length.
-
-    Waits until that is known. No token is chosen with this mask, so one that fails fails nobody.
-    """
-    try:
-        return sequence.constraint is not None and sequence.constraint.mask is None
-    except BaseException as error:  # noqa: BLE001  (also a Rust panic)
-        log.warning("mask failed behind the last token", request=sequence.request.id, error=error)
-        return False
 
 
 def _late(sequence: Sequence) -> DeadlineExceededError:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Generic, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
 from ..cachestore.lease import Lease
@@ -10,11 +10,11 @@ from ..cachestore.node import Tokens, as_tokens, common_length
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import SHARED, PrefixCache
 from ..cachestore.restoration import Known
-from ..cachestore.state import Span
+from ..cachestore.state import Checkpoint, Span
 from ..cachestore.statistics import CacheStatistics
 from ..cachestore.tries import Namespace
 from .paging import Paging
-from .runner import Placement
+from .runner import C, K, Opener, S
 from .sequence import Sequence, SequenceStatus
 
 _WORTH_WAITING = 32
@@ -24,23 +24,11 @@ _OWN = 2
 """Checkpoints of its own that a request is left with, however many others wait for it."""
 
 
-class Opener(Protocol):
-    """Makes the state of sequences; `models.runner.ModelRunner` is the real one.
+class KVCacheManager(Generic[C]):
+    """Gives sequences what the cache has for them, and takes what they computed.
 
     Attributes:
-        placement: where their state lies.
-    """
-
-    @property
-    def placement(self) -> Placement: ...  # noqa: D102  (described above)
-
-    def open(self, offset: int, spans: Any, checkpoint: Any) -> Any:
-        """Make the state of a sequence that resumes at `offset`."""
-        ...
-
-
-class KVCacheManager:
-    """Gives sequences what the cache has for them, and takes what they computed.
+        caches: the model's state of each sequence that runs.
 
     Args:
         opener: the model.
@@ -60,7 +48,7 @@ class KVCacheManager:
 
     def __init__(
         self,
-        opener: Opener,
+        opener: Opener[C, S, K],
         cache: PrefixCache,
         *,
         fingerprint: str,
@@ -71,7 +59,9 @@ class KVCacheManager:
         paging: Paging | None = None,
         pins: Pins | None = None,
     ) -> None:
-        self._opener = opener
+        self.caches: dict[Sequence, C] = {}
+        # The cache gives back what it got, and that is this model's.
+        self._opener = cast("Opener[C, Span, Checkpoint]", opener)
         self._cache = cache
         self._fingerprint = fingerprint
         self._interval = interval
@@ -89,7 +79,7 @@ class KVCacheManager:
         request = sequence.request
         lease = self._cache.begin(self._namespace(sequence), sequence.tokens)
         sequence.lease = lease
-        sequence.cache = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
+        self.caches[sequence] = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
         sequence.num_computed_tokens = sequence.frontier = lease.cached
         if sequence.status is SequenceStatus.WAITING:
             sequence.matched, sequence.cached = lease.matched, lease.cached
@@ -185,8 +175,8 @@ class KVCacheManager:
             return
         self._splits = self._cache.tries.splits
         for sequence in running:
-            if sequence.lease is not None and sequence.cache is not None:
-                self._opener.placement.lease(sequence.cache, sequence.lease.spans())
+            if sequence.lease is not None and sequence in self.caches:
+                self._opener.placement.lease(self.caches[sequence], sequence.lease.spans())
 
     def prefilled(self, sequence: Sequence) -> None:
         """Give the prompt's state to the cache, for others to share.
@@ -199,13 +189,13 @@ class KVCacheManager:
             return
         offset, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
         ends = offset == last // self._grid * self._grid
-        full = sequence.cache.suffix_length >= self._piece
+        full = self.caches[sequence].suffix_length >= self._piece
         awaited = sequence.is_awaited and sequence.num_awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):
             return
         tokens = as_tokens(sequence.computed)
         lease.publish(tokens, self._publish_but_last(sequence, lease, tokens))
-        self._opener.placement.replace_own(sequence.cache, lease.spans())
+        self._opener.placement.replace_own(self.caches[sequence], lease.spans())
 
     def advanced(self, sequence: Sequence) -> None:
         """Capture a checkpoint if one is due where the sequence stands now."""
@@ -241,8 +231,9 @@ class KVCacheManager:
                 )
         else:
             lease.close()
-        if sequence.cache is not None:
-            self._opener.placement.close(sequence.cache)
+        cache = self.caches.pop(sequence, None)
+        if cache is not None:
+            self._opener.placement.close(cache)
 
     def _hand_over(self, sequence: Sequence, lease: Lease) -> None:
         if self._grid > 1:
@@ -268,14 +259,15 @@ class KVCacheManager:
 
     def _capture(self, sequence: Sequence, reason: Reason) -> None:
         if sequence.lease is not None and self._may_capture(sequence.num_computed_tokens):
-            sequence.lease.capture(self._opener.placement.capture(sequence.cache), reason)
+            checkpoint = self._opener.placement.capture(self.caches[sequence])
+            sequence.lease.capture(checkpoint, reason)
 
     def _publish_but_last(self, sequence: Sequence, lease: Lease, tokens: Tokens) -> Span | None:
         """Give all pieces of a state to the cache but the last one, and return that.
 
         They are not merged: that would take as much memory again, when there may be none.
         """
-        parts = self._opener.placement.take_packed(sequence.cache)
+        parts = self._opener.placement.take_packed(self.caches[sequence])
         for part in parts[:-1]:
             lease.publish(tokens[: lease.held + part.length], part)
         return parts[-1] if parts else None

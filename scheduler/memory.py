@@ -1,14 +1,14 @@
 """Which step memory allows: plans, prices and reserves it; the engine's side of the governor."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
 from .policy import Batch, plan
-from .runner import ModelRunner, StepPlan
+from .runner import C, P, StepPlanner
 from .sequence import Sequence
 from .statistics import MemoryUse
 
@@ -19,7 +19,7 @@ _GROWTH = 256
 """Tokens of its answer for which each running sequence must have room when another starts."""
 
 
-class Affordable(NamedTuple):
+class Affordable(NamedTuple, Generic[P]):
     """A step for which memory is reserved.
 
     Attributes:
@@ -28,19 +28,21 @@ class Affordable(NamedTuple):
     """
 
     batch: Batch
-    plan: StepPlan
+    plan: P
 
 
-class MemoryPlanner:
+class MemoryPlanner(Generic[C, P]):
     """Prices what sequences and steps take, and asks the governor for it.
 
     Args:
         governor: of all model state.
-        runner: of the model.
+        runner: of the model; it plans.
         fixed_chunks: prefill chunks are never cut; they are held instead.
     """
 
-    def __init__(self, governor: Governor, runner: ModelRunner, *, fixed_chunks: bool) -> None:
+    def __init__(
+        self, governor: Governor, runner: StepPlanner[C, P], *, fixed_chunks: bool
+    ) -> None:
         self._governor = governor
         self._runner = runner
         self._fixed_chunks = fixed_chunks
@@ -62,9 +64,8 @@ class MemoryPlanner:
         held = {kind.value: size.nbytes for kind, size in ledger.by_kind().items()}
         return MemoryUse(budget=self.budget, buffers=ledger.total.buffers, **held)
 
-    def record(self, running: Iterable[Sequence]) -> None:
+    def record(self, caches: Iterable[C]) -> None:
         """Record in the ledger what running sequences have of their own by now."""
-        caches = [sequence.cache for sequence in running if sequence.cache is not None]
         self._held.set(Size(*self._runner.held_by(caches)))
 
     def admits(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> bool:
@@ -90,19 +91,26 @@ class MemoryPlanner:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""
         return self._worst_case(sequence).nbytes
 
-    def afford(self, running: Items[Sequence], chunk: int) -> Affordable | None:
+    def afford(
+        self, running: Items[Sequence], chunk: int, caches: Mapping[Sequence, C]
+    ) -> Affordable[P] | None:
         """Plan a step that fits, and reserve what it takes.
 
         Copies that the step can do without are left out first, and those that are there are
         given up; then prefill chunks are cut as far as need be, and held.
 
+        Args:
+            running: all that run.
+            chunk: the most tokens of a prompt.
+            caches: their state.
+
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
         batch = plan(running, chunk)
-        while (planned := self._reserved(batch)) is None:
-            if self._runner.placement.forget_copies():
-                self.record(running)
+        while (planned := self._reserved(batch, caches)) is None:
+            if self._runner.forget_copies():
+                self.record(caches.values())
                 continue
             if batch.prefill is None:
                 return None
@@ -119,11 +127,12 @@ class MemoryPlanner:
         """Give back what was reserved; nothing computes any more."""
         self._governor.release()
 
-    def _reserved(self, batch: Batch) -> StepPlan | None:
+    def _reserved(self, batch: Batch, caches: Mapping[Sequence, C]) -> P | None:
         """Plan a batch's step, and reserve what it takes; None where that does not fit."""
-        decode, prefill = [sequence.cache for sequence in batch.decode], None
+        decode, prefill = [caches[sequence] for sequence in batch.decode], None
         if batch.prefill is not None:
-            prefill = batch.prefill.cache, batch.end - batch.prefill.num_computed_tokens
+            tokens = batch.end - batch.prefill.num_computed_tokens
+            prefill = caches[batch.prefill], tokens
         costs = []
         for may_copy in (True, False):
             step = self._runner.plan(decode, prefill, may_copy=may_copy)

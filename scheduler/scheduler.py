@@ -2,10 +2,9 @@
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from .kv_cache_manager import KVCacheManager
-from .memory import MemoryPlanner
+from ..cachestore.restoration import Known
 from .queue import ConversationQueue
 from .sequence import Sequence
 
@@ -62,6 +61,30 @@ def select(candidates: Iterable[Sequence], readiness: Callable[[Sequence], Readi
     return Selection(None, None, reading)
 
 
+class PrefixLookup(Protocol):
+    """Knows what is in the cache; `KVCacheManager` is the real one."""
+
+    def shall_wait(self, sequence: Sequence, running: Iterable[Sequence], /) -> bool:
+        """Whether another's prefill is about to bring much of a prompt into the cache."""
+        ...
+
+    def page_in(self, sequence: Sequence, /) -> bool:
+        """Whether to wait until what is on disk of a sequence's tokens is read."""
+        ...
+
+    def known(self, sequence: Sequence, /) -> Known:
+        """How much of a sequence is in the cache."""
+        ...
+
+
+class Room(Protocol):
+    """Knows what fits; `MemoryPlanner` is the real one."""
+
+    def admits(self, sequence: Sequence, known: Known, running: list[Sequence], /) -> bool:
+        """Whether a sequence can start beside those that run."""
+        ...
+
+
 class Scheduler:
     """Holds every sequence between its arrival and its end.
 
@@ -82,8 +105,8 @@ class Scheduler:
     def __init__(
         self,
         waiting: ConversationQueue,
-        kv_cache: KVCacheManager,
-        memory: MemoryPlanner,
+        kv_cache: PrefixLookup,
+        memory: Room,
         max_batch: int,
     ) -> None:
         self.waiting = waiting

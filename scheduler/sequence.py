@@ -1,7 +1,7 @@
 """A request while the engine works on it."""
 
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..cachestore.node import Tokens, as_tokens
 from ..models.params import Row
@@ -35,15 +35,15 @@ class Sequence:
         matched: prompt tokens that the trie recognised when it first started.
         cached: prompt tokens whose state was restored then.
         output: token ids of the answer so far.
-        pending: the token after these, while it is sampled and not read yet.
+        pending: the place of the token after these among those that were sampled last, while it
+            is not read yet.
         end_token: the token that ended the answer; it is no part of it.
-        num_computed_tokens: tokens, from the first, whose state `cache` holds.
+        num_computed_tokens: tokens, from the first, whose state the model holds.
         num_passed_over: prompt tokens computed for later ones while its own prompt waited.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
         lease: its hold on the cache; None before it starts.
         borders: offsets at which its prefill stops for a checkpoint, ascending.
         frontier: offset of the last prompt checkpoint, from which decode ones are counted.
-        cache: the model's state of it; None while waiting and after the end.
         constraint: where its answer stands in its grammar, from its first start on, if it has one.
     """
 
@@ -53,7 +53,7 @@ class Sequence:
         self.status = SequenceStatus.WAITING
         self.cancelled = False
         self.output: list[int] = []
-        self.pending: Any = None
+        self.pending: int | None = None
         self.end_token: int | None = None
         self.matched = self.cached = 0
         self.num_computed_tokens = 0
@@ -62,7 +62,6 @@ class Sequence:
         self.lease: Lease | None = None
         self.chunk_boundaries: dict[int, Reason] = {}
         self.frontier = 0
-        self.cache: Any = None
         self.constraint: Constraint | None = None
 
     @property
@@ -72,7 +71,7 @@ class Sequence:
 
     @property
     def computed(self) -> list[int]:
-        """The tokens whose state `cache` holds."""
+        """The tokens whose state the model holds."""
         end = [] if self.end_token is None else [self.end_token]
         return [*self.request.prompt, *self.output, *end][: self.num_computed_tokens]
 
@@ -99,7 +98,7 @@ class Sequence:
         return self.num_computed_tokens < self.num_prompt_tokens + len(self.output)
 
     def preempt(self, *, replay: bool) -> None:
-        """Give up all state, and be ready to start again.
+        """Be ready to start again, without any state.
 
         Args:
             replay: what was answered is decoded again, not prefilled, so that each token is
@@ -109,14 +108,12 @@ class Sequence:
         answered = [] if replay else self.output
         self.tokens = as_tokens([*self.request.prompt, *answered])
         self.num_computed_tokens = 0
-        self.pending = self.cache = self.lease = None
+        self.pending = self.lease = None
         self.chunk_boundaries = {}
 
     @property
-    def next_token(self) -> Any:
-        """The token that the next decode step takes: an id, or one that is still computed."""
-        if self.pending is not None:
-            return self.pending
+    def last_known_token(self) -> int:
+        """The token that the next decode step takes, where none is pending."""
         place = self.num_computed_tokens - self.num_prompt_tokens
         return self.output[place] if place >= 0 else self.request.prompt[-1]
 

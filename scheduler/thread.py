@@ -9,7 +9,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any, ParamSpec, TypeVar, cast
+from functools import partial
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 import structlog
 
@@ -36,6 +37,18 @@ class ThreadStoppedError(RuntimeError):
     """The thread was stopped; it runs nothing any more."""
 
 
+class _Job(NamedTuple):
+    """A call that waits.
+
+    Attributes:
+        run: makes it.
+        cancel: ends its future without it.
+    """
+
+    run: Callable[[], None]
+    cancel: Callable[[], bool]
+
+
 class MLXThread:
     """Runs calls in order and, between them, steps of one attached worker.
 
@@ -50,7 +63,7 @@ class MLXThread:
     def __init__(self, on_exit: Callable[[], None]) -> None:
         self._on_exit = on_exit
         self._work: Callable[[], int] | None = None
-        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._condition = threading.Condition()
         self._woken = False
         self._stopping = False
@@ -76,7 +89,8 @@ class MLXThread:
         with self._condition:
             if self._stopping:
                 raise ThreadStoppedError("the MLX thread was stopped")
-            self._jobs.append((future, lambda: fn(*args, **kwargs)))
+            call = partial(_fulfil, future, partial(fn, *args, **kwargs))
+            self._jobs.append(_Job(call, future.cancel))
             self._condition.notify()
         return future
 
@@ -124,8 +138,8 @@ class MLXThread:
             waiting = list(self._jobs)
             self._jobs.clear()
             self._condition.notify()
-        for future, _ in waiting:
-            future.cancel()
+        for job in waiting:
+            job.cancel()
         if self._thread.ident is None:
             return
         self._thread.join(timeout)
@@ -157,15 +171,9 @@ class MLXThread:
         with self._condition:
             if not self._jobs:
                 return False
-            future, fn = self._jobs.popleft()
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(fn())
-            except BaseException as error:  # noqa: BLE001  (it belongs to whoever waits for it)
-                future.set_exception(cast("Exception", error))
-        # The error's traceback holds this frame: with these it would keep itself alive,
-        # and the arrays it failed over, until some thread collects the cycle.
-        del future, fn
+            job = self._jobs.popleft()
+        job.run()
+        del job  # as in `_fulfil`, whose frame knows this one
         return True
 
     def _step(self) -> int:
@@ -180,3 +188,15 @@ class MLXThread:
             # for ever.
             log.exception("step failed")
             return Pace.IDLE
+
+
+def _fulfil(future: Future[T], fn: Callable[[], T]) -> None:
+    """Call a function for whoever waits for it."""
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(fn())
+        except BaseException as error:  # noqa: BLE001  (it belongs to whoever waits for it)
+            future.set_exception(cast("Exception", error))
+    # The error's traceback holds this frame: with these it would keep itself alive,
+    # and the arrays it failed over, until some thread collects the cycle.
+    del future, fn

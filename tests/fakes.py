@@ -4,7 +4,7 @@ import asyncio
 import threading
 import weakref
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, cast
 
@@ -71,6 +71,10 @@ class FakeSample:
     tokens: list[int]
     errors: dict[int, BaseException] = field(default_factory=dict)
 
+    def pending(self, place: int) -> int:
+        """Name a chosen token."""
+        return self.tokens[place]
+
     def read(self) -> list[Token]:
         """Hand them out."""
         return [Token(token) for token in self.tokens]
@@ -105,10 +109,6 @@ class FakePlacement:
 
     def close(self, cache: object) -> None:
         """Nobody has a slot."""
-
-    def forget_copies(self) -> bool:
-        """Nothing is held twice."""
-        return False
 
 
 class FakeRunner:
@@ -185,6 +185,10 @@ class FakeRunner:
         """Leave state where it is."""
         return FakePlacement()
 
+    def forget_copies(self) -> bool:
+        """Nothing is held twice."""
+        return False
+
     def kept(self, tokens: int) -> int:
         """A byte a token."""
         return tokens
@@ -231,11 +235,9 @@ class FakeRunner:
         self._advance(list(tokens), cache)
         self.chunks.append((start, start + len(tokens)))
 
-    def run(
-        self, plan: list[FakeState], caches: Sequence[FakeState], tokens: Sequence[int]
-    ) -> FakeOutput:
+    def run(self, plan: FakePlan, caches: Sequence[FakeState], tokens: Sequence[int]) -> FakeOutput:
         """Give each state its token; a fault is the sequence's own."""
-        if plan != list(caches):
+        if plan.decode != list(caches):
             raise AssertionError("others run than were planned")
         output = FakeOutput(list(caches))
         for place, (cache, token) in enumerate(zip(caches, tokens, strict=True)):
@@ -245,17 +247,13 @@ class FakeRunner:
                 output.errors[place] = error
         return output
 
-    def sample(self, output: FakeOutput, rows: dict[int, Row]) -> FakeSample:
+    def sample(self, output: FakeOutput, rows: Mapping[int, Row]) -> FakeSample:
         """Choose each row's next token."""
         for place, row in rows.items():
             told = [*row.prompt, *row.output]
             if told != output.states[place].tokens:
                 raise AssertionError(f"sampling hears of {told}, not of what was computed")
         return FakeSample([next_token(output.states[place].tokens) for place in rows])
-
-    def pending(self, output: FakeSample, place: int) -> int:
-        """Name a chosen token."""
-        return output.tokens[place]
 
     def _advance(self, tokens: list[int], states: FakeState) -> None:
         if not self._gate.is_set():
@@ -283,8 +281,8 @@ async def read(channel: EventChannel) -> list[Event]:
 class Unkept(NamedTuple):
     """What an engine asks of the cache's side."""
 
-    reuse: KVCacheManager
-    memory: MemoryPlanner
+    reuse: KVCacheManager[FakeState]
+    memory: MemoryPlanner[FakeState, FakePlan]
 
 
 def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.runner import ForwardOutput, ModelRunner, NextToken
+from umbel.models.outputs import ForwardOutput, NextToken
+from umbel.models.runner import ModelRunner
 
 
 def run(
@@ -15,9 +16,7 @@ def run(
     may_copy: bool = True,
 ) -> ForwardOutput:
     """Give each sequence a token; see `plan_step`."""
-    plan = runner.plan(caches, may_copy=may_copy).decode
-    assert plan is not None
-    return runner.run(plan, caches, tokens)
+    return runner.run(runner.plan(caches, may_copy=may_copy), caches, tokens)
 
 
 def in_one_piece(parts: Sequence[PackedSpan]) -> PackedSpan | None:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.models import sampling
+from umbel.models.outputs import SamplerOutput
 from umbel.models.params import Row, SamplingParams, Token
-from umbel.models.sampling import SamplerOutput, sample
+from umbel.models.sampling import sample
 
 Floats = np.ndarray[Any, np.dtype[Any]]
 

@@ -260,8 +260,9 @@ class Bench:
 
     def _collect(self, by_id: dict[str, Outcome], sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            if sequence.cache is not None:
-                by_id[sequence.request.id].logprobs = self.runner.written_of(sequence.cache)
+            cache = self.engine._kv_cache.caches.get(sequence)
+            if cache is not None:
+                by_id[sequence.request.id].logprobs = self.runner.written_of(cache)
         for sequence, event in self._events:
             outcome = by_id[sequence.request.id]
             if isinstance(event, TokenEvent):

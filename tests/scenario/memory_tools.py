@@ -26,7 +26,7 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.assembly import Assembly, assemble
 from umbel.daemon.config import Settings
-from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import Grammar, SamplingParams
 from umbel.scheduler.queue import ConversationQueue
@@ -295,6 +295,10 @@ class ServerFixture:
         governor = self.assembly.governor
         governor._budget = Size(nbytes, governor._budget.buffers)
 
+    def cache_of(self, name: str) -> SequenceCache:
+        """The state of a sequence that runs."""
+        return self.engine._kv_cache.caches[self.live[name]]
+
     def squeeze(self) -> None:
         """Take memory away, little by little, until one runs alone.
 
@@ -311,7 +315,8 @@ class ServerFixture:
         while len(self.engine._running) > 1:
             nbytes = nbytes * 39 // 40
             self.allow(nbytes)
-            if self.engine._memory.afford(self.engine._running, CHUNK) is None:
+            caches = self.engine._kv_cache.caches
+            if self.engine._memory.afford(self.engine._running, CHUNK, caches) is None:
                 self.step()
         del vars(self.engine)["_preempt"]
         assert self.preemptions > before

@@ -11,12 +11,11 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import GPU
 from umbel.models.warmup import longest
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
-from umbel.scheduler.sequence import SequenceStatus
+from umbel.scheduler.sequence import Sequence, SequenceStatus
 
 from .. import zoo
 from ..models.batch_fixture import mlx_lm_alone
@@ -126,7 +125,7 @@ def test_one_ends_while_its_step_is_under_way(
     if how == "cancel":
         live[1].cancelled = True
     elif how == "fail":
-        fail_for(rig, live[1].cache, monkeypatch)
+        fail_for(rig, live[1], monkeypatch)
     else:
         rig.squeeze()
         assert SequenceStatus.PREEMPTED in [s.status for s in live]
@@ -141,12 +140,12 @@ def test_one_ends_while_its_step_is_under_way(
     check(rig, asks, told)
 
 
-def fail_for(rig: ServerFixture, cache: SequenceCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_for(rig: ServerFixture, victim: Sequence, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a sequence fail after it was fed its next token, and before one is chosen for it."""
     reuse, real = rig.engine._kv_cache, rig.engine._kv_cache.advanced
 
-    def advanced(sequence: Any) -> None:
-        if sequence.cache is cache:
+    def advanced(sequence: Sequence) -> None:
+        if sequence is victim:
             raise RuntimeError("it failed")
         real(sequence)
 
@@ -163,7 +162,7 @@ def test_keys_in_one_piece_are_nobodys_but_the_sequences_own(name: str) -> None:
     assert told.error is None
     name_of = rig.send(first)
     rig.until(lambda: len(rig.live[name_of].output) >= 12)
-    cache = rig.live[name_of].cache
+    cache = rig.cache_of(name_of)
     assert cache.is_contiguous == bool(cache.token_layers)
     rig.assembly.cache.evictor.evict(0)  # what nobody leases
     later = rig.send(other)  # cuts the leased span, and makes it leave its copy for a row

@@ -117,7 +117,7 @@ def test_nobody_is_preempted_so_that_a_batch_can_shrink() -> None:
     rig.until(lambda: rig.told[names[8]].reason is not None)
     placement, runner = rig.assembly.runner.placement, rig.assembly.runner
     rows = placement.rows
-    decode = [rig.live[name].cache for name in names[:8]]
+    decode = [rig.cache_of(name) for name in names[:8]]
     steady = runner.cost(runner.plan(decode, may_copy=False)).nbytes
     assert steady < runner.cost(runner.plan(decode)).nbytes
     rig.assembly.cache.evictor.clear()

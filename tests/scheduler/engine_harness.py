@@ -135,7 +135,7 @@ class EngineHarness(Bench):
             sequence, said = self.live[name], self._history[name][told[name] :]
             began = sequence.status is not SequenceStatus.WAITING
             assert said == [Finished(FinishReason.CANCELLED)] * began, said
-            assert sequence.cache is None
+            assert sequence not in self.engine._kv_cache.caches
             assert sequence.lease is None or not sequence.lease.open
             assert (sequence.request.tenant, sequence.request.conversation) not in self._queue._busy
 

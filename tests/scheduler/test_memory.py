@@ -17,7 +17,7 @@ from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.statistics import MemoryUse
 
 from ..cachestore.fakes import HYBRID, KV, NAMESPACE, RECURRENT_BYTES, World, conversation
-from ..fakes import FakePlacement, FakeRunner, FakeState, make_request
+from ..fakes import FakeRunner, FakeState, make_request
 
 EACH = 4
 """Bytes of a token that is kept, here and in the cache."""
@@ -25,38 +25,26 @@ EACH = 4
 NOTHING_KNOWN = Known(0, 0, Size())
 
 
-class Copying(FakePlacement):
-    """Holds some of its state twice.
+class Figures(FakeRunner):
+    """Foretells figures that can be told apart.
 
     Attributes:
-        copies: bytes of it.
+        copies: bytes that it holds twice.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.copies = 0
 
     def forget_copies(self) -> bool:
-        """Free them."""
+        """Free what is held twice."""
         had, self.copies = self.copies, 0
         return bool(had)
-
-
-class Figures(FakeRunner):
-    """Foretells figures that can be told apart."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._placement = Copying()
-
-    @property
-    def placement(self) -> Copying:
-        """The same at every call."""
-        return self._placement
 
     def held_by(self, caches: Iterable[FakeState]) -> Held:
         """Its tokens, in two allocations each, and what is held twice."""
         lengths = [len(state.tokens) for state in caches]
-        return Held(EACH * sum(lengths) + self.placement.copies, 2 * len(lengths))
+        return Held(EACH * sum(lengths) + self.copies, 2 * len(lengths))
 
     def kept(self, tokens: int) -> int:
         """As in the cache."""
@@ -103,7 +91,7 @@ class Desk:
 
     def afford(self, running: list[Sequence], chunk: int) -> Batch | None:
         """Say what the planner lets a step compute."""
-        step = self.planner.afford(running, chunk)
+        step = self.planner.afford(running, chunk, {each: state_of(each) for each in running})
         return None if step is None else step.batch
 
     def leave(self, nbytes: int) -> None:
@@ -128,8 +116,12 @@ def sequence(prompt: int, computed: int = 0, *, seed: int = 0) -> Sequence:
     """Build a sequence that runs and has come this far."""
     made = Sequence(make_request(f"r{seed}", list(conversation(seed, prompt))))
     made.num_computed_tokens = computed
-    made.cache = FakeState([7] * computed)
     return made
+
+
+def state_of(sequence: Sequence) -> FakeState:
+    """What the model holds of a sequence."""
+    return FakeState([7] * sequence.num_computed_tokens)
 
 
 def decoding(seed: int = 1) -> Sequence:
@@ -150,15 +142,15 @@ class TestChunks:
     def test_what_is_held_twice_goes_first(self) -> None:
         """Before a chunk is cut, and not before it must."""
         desk, running = Desk(), [decoding(1), sequence(100)]
-        desk.runner.placement.copies = 300
-        desk.planner.record(running)
+        desk.runner.copies = 300
+        desk.planner.record(map(state_of, running))
         desk.leave(1000)
         assert desk.afford(running, 64) == plan(running, 64)
-        assert desk.runner.placement.copies == 300
-        desk.planner.record(running)
+        assert desk.runner.copies == 300
+        desk.planner.record(map(state_of, running))
         desk.leave(1000)
         assert desk.afford(running, 100) == plan(running, 100)
-        assert desk.runner.placement.copies == 0
+        assert desk.runner.copies == 0
 
     @pytest.mark.parametrize(
         ("room", "end"), [(1279, 64), (640, 64), (639, 32), (320, 32), (319, 16), (160, 16)]
@@ -332,13 +324,11 @@ class TestLedger:
         assert desk.aside == 0, "the last step's is not kept either"
 
     def test_tails_are_entered_anew(self) -> None:
-        """Those that run, with what they have by now; others have nothing."""
-        desk, first, second = Desk(), sequence(100, 40), sequence(100, 25)
-        waiting = sequence(100)
-        waiting.cache = None
-        desk.planner.record([first, waiting, second])
+        """Those that run, with what they have by now."""
+        desk, first, second = Desk(), FakeState([7] * 40), FakeState([7] * 25)
+        desk.planner.record([first, second])
         assert desk.ledger.held(Kind.TAIL) == Size(EACH * 65, 4)
-        first.cache.tokens.append(1)
+        first.tokens.append(1)
         desk.planner.record([first])
         assert desk.ledger.held(Kind.TAIL) == Size(EACH * 41, 2)
         desk.planner.record([])
@@ -350,7 +340,7 @@ class TestLedger:
         batch = desk.afford([alone], 128)
         assert batch is not None
         assert batch.end == 256
-        desk.planner.record([alone])
+        desk.planner.record([state_of(alone)])
         batch = desk.afford([alone], 128)
         assert batch is not None
         assert batch.end == 224
@@ -474,7 +464,7 @@ class TestFigures:
         lease = desk.world.begin(conversation(6, 60))
         lease.prefill().capture(next(iter(Reason)))
         desk.others.set(Size(3, 1))
-        desk.planner.record([sequence(100, 20)])
+        desk.planner.record([FakeState([7] * 20)])
         assert desk.afford([decoding()], 64) is not None
         report = desk.planner.use()
         assert report == MemoryUse(

@@ -1,0 +1,175 @@
+"""Decode steps: one token each, launched before the last step's tokens are read."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Generic
+
+import structlog
+
+from ..models.params import Token
+from .kv_cache_manager import KVCacheManager
+from .lifecycle import Lifecycle
+from .request import FinishReason, TokenEvent
+from .runner import C, ModelRunner, O, P, SamplerOutput, T
+from .sequence import Sequence, SequenceStatus
+
+_SOON = 0.005
+"""Seconds that the end of a step waits to hear which answers are complete."""
+
+log = structlog.get_logger()
+
+
+class Decoder(Generic[C, P, O, T]):
+    """Gives sequences their next tokens, and ends those whose answers are complete.
+
+    Args:
+        runner: of the model.
+        kv_cache: has the sequences' state.
+        lifecycle: ends them.
+        totals: of the engine; what is computed is counted there.
+        eos_ids: tokens that end an answer.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner[C, P, O, T],
+        kv_cache: KVCacheManager[C],
+        lifecycle: Lifecycle[C],
+        totals: Counter[str],
+        *,
+        eos_ids: frozenset[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._runner = runner
+        self._kv_cache = kv_cache
+        self._lifecycle = lifecycle
+        self._totals = totals
+        self._eos_ids = eos_ids
+        self._clock = clock
+        self._sampled: tuple[SamplerOutput[T], list[Sequence]] | None = None  # not read yet
+
+    @property
+    def pending(self) -> bool:
+        """Whether tokens were launched and not read yet."""
+        return self._sampled is not None
+
+    def drop(self) -> None:
+        """Forget tokens that were launched: whom they are for has left."""
+        self._sampled = None
+
+    def run(
+        self, sequences: tuple[Sequence, ...], plan: P
+    ) -> tuple[O | None, dict[int, BaseException]]:
+        """Launch the model on the sequences' next tokens.
+
+        Those for whom it fails are returned, not ended yet: their last tokens are on the way.
+        """
+        if not sequences:
+            return None, {}
+        caches = [self._kv_cache.caches[sequence] for sequence in sequences]
+        try:
+            output = self._runner.run(plan, caches, list(map(self._next_token, sequences)))
+        except BaseException as error:  # noqa: BLE001  (the model itself failed, under all of them)
+            return None, dict.fromkeys(range(len(sequences)), error)
+        for place, sequence in enumerate(sequences):
+            if place not in output.errors:
+                self._ran(sequence)
+        return output, output.errors
+
+    def sample(self, output: O, sequences: tuple[Sequence, ...]) -> None:
+        """Launch sampling for those who go on. Their answers are known by now."""
+        going = {n: s for n, s in enumerate(sequences) if s.status is SequenceStatus.DECODE}
+        for sequence in going.values():
+            self._lifecycle.guard(sequence, self._advanced)
+        going = {
+            n: s for n, s in going.items() if s.status is SequenceStatus.DECODE and not s.replays
+        }
+        if not going:
+            return
+        sampled = self._runner.sample(output, {n: s.row for n, s in going.items()})
+        sequences = tuple(going.values())
+        self._sampled = sampled, list(sequences)
+        for place, sequence in enumerate(sequences):
+            if place in sampled.errors:
+                self._lifecycle.fail(sequence, sampled.errors[place])
+            else:
+                sequence.pending = place
+
+    def process_output(self) -> None:
+        """Wait for the tokens that were launched last, and hand them out."""
+        if self._sampled is None:
+            return
+        (sampled, sequences), self._sampled = self._sampled, None
+        try:
+            tokens = sampled.read()
+        except BaseException as error:  # noqa: BLE001  (the computation failed, under all of them)
+            for sequence in sequences:
+                if sequence.status is SequenceStatus.DECODE:
+                    self._lifecycle.fail(sequence, error)
+            return
+        for sequence, token in zip(sequences, tokens, strict=True):
+            if sequence.status is SequenceStatus.DECODE:
+                self._lifecycle.guard(sequence, partial(self._decoded, token=token))
+        self._end_complete(sequences)
+
+    def _next_token(self, sequence: Sequence) -> int | T:
+        """The token that a step takes: an id, or one that is still computed."""
+        if sequence.pending is None or self._sampled is None:
+            return sequence.last_known_token
+        return self._sampled[0].pending(sequence.pending)
+
+    def _ran(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.DECODE
+        if sequence.num_computed_tokens < sequence.num_prompt_tokens:
+            self._totals.update(prefill_tokens=1)  # the prompt's last token
+        sequence.num_computed_tokens += 1
+
+    def _advanced(self, sequence: Sequence) -> None:
+        self._kv_cache.advanced(sequence)
+        if not sequence.replays:
+            self._end_if_complete(sequence)
+
+    def _decoded(self, sequence: Sequence, token: Token) -> None:
+        sequence.pending = None
+        ends = token.id in self._eos_ids
+        if sequence.constraint is not None:
+            sequence.constraint.take(token.id, ends=ends)
+        if ends:
+            sequence.end_token = token.id
+            self._lifecycle.finish(sequence, FinishReason.STOP)
+            return
+        sequence.output.append(token.id)
+        self._lifecycle.emit(sequence, TokenEvent(token.id, self._clock(), token.logprobs))
+        self._totals.update(generation_tokens=1)
+        if len(sequence.output) >= sequence.request.max_tokens:
+            complete = _is_complete(sequence)
+            self._lifecycle.finish(sequence, FinishReason.STOP if complete else FinishReason.LENGTH)
+
+    def _end_complete(self, sequences: list[Sequence]) -> None:
+        """End complete answers without another step, where that is known soon."""
+        until = time.monotonic() + _SOON
+        for sequence in sequences:
+            if sequence.status is SequenceStatus.DECODE and sequence.constraint is not None:
+                if not sequence.constraint.is_known(max(0.0, until - time.monotonic())):
+                    return  # those after it are computed later
+                self._lifecycle.guard(sequence, self._end_if_complete)
+
+    def _end_if_complete(self, sequence: Sequence) -> None:
+        """End an answer behind which its grammar allows nothing. Waits until that is known."""
+        if sequence.constraint is not None and sequence.constraint.mask is None:
+            self._lifecycle.finish(sequence, FinishReason.STOP)
+
+
+def _is_complete(sequence: Sequence) -> bool:
+    """Whether nothing but the end can follow an answer that ends here for its length.
+
+    Waits until that is known. No token is chosen with this mask, so one that fails fails nobody.
+    """
+    try:
+        return sequence.constraint is not None and sequence.constraint.mask is None
+    except BaseException as error:  # noqa: BLE001  (also a Rust panic)
+        log.warning("mask failed behind the last token", request=sequence.request.id, error=error)
+        return False

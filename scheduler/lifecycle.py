@@ -1,0 +1,81 @@
+"""How a sequence ends: its events, its state, and what a fault costs."""
+
+from collections.abc import Callable
+from typing import Generic
+
+import structlog
+
+from .errors import ComputationError, RequestError
+from .kv_cache_manager import KVCacheManager
+from .request import Event, Finished, FinishReason
+from .runner import C
+from .scheduler import Scheduler
+from .sequence import Sequence, SequenceStatus
+
+log = structlog.get_logger()
+
+
+class Lifecycle(Generic[C]):
+    """Ends sequences, each with one `Finished`, and collects the events of a step.
+
+    Attributes:
+        handed_over: state went to the cache since this was last set to False.
+
+    Args:
+        scheduler: holds those that have not ended.
+        kv_cache: takes their state.
+    """
+
+    def __init__(self, scheduler: Scheduler, kv_cache: KVCacheManager[C]) -> None:
+        self._scheduler = scheduler
+        self._kv_cache = kv_cache
+        self._events: list[tuple[Sequence, Event]] = []
+        self.handed_over = True
+
+    def emit(self, sequence: Sequence, event: Event) -> None:
+        """Have an event published with the others of its step."""
+        self._events.append((sequence, event))
+
+    def take_events(self) -> list[tuple[Sequence, Event]]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def guard(self, sequence: Sequence, work: Callable[[Sequence], None]) -> None:
+        """Do something for one sequence; a fault ends that sequence only."""
+        try:
+            work(sequence)
+        except BaseException as error:  # noqa: BLE001  (as said, also a Rust panic)
+            self.fail(sequence, error)
+
+    def fail(self, sequence: Sequence, error: BaseException) -> None:
+        """End a sequence whose computation failed."""
+        ended = sequence.status is SequenceStatus.FINISHED
+        if not ended:
+            log.error("request failed", request=sequence.request.id, exc_info=error)
+        error.__traceback__ = None  # its frames hold the state that is freed now
+        if ended:
+            return  # by the token before: the step that failed was not needed
+        message = f"the request failed while it was computed: {type(error).__name__}: {error}"
+        self.finish(sequence, FinishReason.ERROR, ComputationError(message))
+
+    def finish(
+        self, sequence: Sequence, reason: FinishReason, error: RequestError | None = None
+    ) -> None:
+        """End a sequence: free what it holds, let its conversation go on, say so."""
+        if sequence in self._scheduler:
+            self._scheduler.remove(sequence)
+            self.keep(sequence, trusted=not isinstance(error, ComputationError))
+        sequence.status = SequenceStatus.FINISHED
+        self.emit(sequence, Finished(reason, error))
+
+    def keep(self, sequence: Sequence, *, trusted: bool) -> None:
+        """Hand the sequence's state to the cache. What that raises costs the state only."""
+        try:
+            self._kv_cache.end(sequence, keep=trusted)
+        except BaseException as error:
+            # The answer is complete and must arrive, also after a panic in native code.
+            log.exception("state not kept", request=sequence.request.id)
+            error.__traceback__ = None  # as in `fail`
+            self._kv_cache.end(sequence, keep=False)
+        self.handed_over = True
