@@ -25,8 +25,8 @@ from umbel.cachestore.node import Tokens, as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.cachestore.tries import Namespace
+from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedSpan
-from umbel.models.kv.sequence_cache import CacheLayout
 
 NAMESPACE = Namespace("tenant", "fingerprint")
 VOCABULARY = 50_000

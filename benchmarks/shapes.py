@@ -9,7 +9,7 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 from mlx_lm.models import llama
 
-from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.kv.layout import CacheLayout
 from umbel.models.load.device import device_policy
 from umbel.models.runner import ModelRunner
 

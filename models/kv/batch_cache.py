@@ -10,28 +10,20 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
+from mlx_lm.models.cache import ChunkedKVCache
 
-from ..attention.batched import (
-    BatchedTokenLayer,
-    BatchedWindowLayer,
-    BufferedLayer,
-    NotBatchableError,
-    Step,
-)
-from ..attention.chunked import BatchedChunkLayer
-from ..attention.gathered import GatheredTokenLayer, Gathering
+from ..attention.batched import BufferedLayer, Step
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
 from ..runtime import launch
+from .batch_layers import BatchLayers
 from .non_trimmable import chunk_in_order, make_chunk, make_ring, ring_in_order
 from .packed import PackedSpan
 from .recurrent import BatchedRecurrentLayer
-from .ring_buffer import RingBuffer
 from .sequence_cache import layer_caches_of
 from .span_stack import SpanStack
 from .stacking import Stack
-from .token_layer import Tensors, TokenLayerCache
+from .token_layer import Tensors
 
 
 class BatchCache:
@@ -60,21 +52,21 @@ class BatchCache:
         self, like: Sequence[Any], device: DevicePolicy, *, row_limit: int, mask_axes: int = 0
     ) -> None:
         self.rows = 0
-        self.windows: dict[int, RingBuffer] = {}
-        self.chunked: set[int] = set()
         self.stacks: tuple[Stack, ...] = ()
         self._stacks: list[SpanStack] = []
         self._step = Step(device)
-        self._suffixes = RingBuffer(row_limit, scores_masked=True)
-        self._token_layers: list[BufferedLayer] = []
-        self._gathering = Gathering(self._step, self._suffixes, mask_axes) if mask_axes else None
-        self._non_trimmable: list[tuple[RingBuffer, int] | BatchedRecurrentLayer] = []
-        self.layers = [self._layer(cache) for cache in like]
-        self.suffixes = self._suffixes if self._token_layers else None
+        made = BatchLayers(like, self._step, row_limit=row_limit, mask_axes=mask_axes)
+        self.layers, self.windows, self.chunked = made.layers, made.windows, made.chunked
+        self._suffixes, self._non_trimmable = made.suffixes, made.non_trimmable
+        self.suffixes = made.suffixes if made.token_layers else None
+        self._token_layers = len(made.token_layers)
         leaves = list(layer_caches_of(self.layers))
         self._attending = [layer for layer in leaves if isinstance(layer, BufferedLayer)]
         self._recurrent = [layer for layer in leaves if isinstance(layer, BatchedRecurrentLayer)]
-        self._buffers = [*([self._suffixes] if self._token_layers else []), *self.windows.values()]
+        self._buffers = [
+            *([] if self.suffixes is None else [self.suffixes]),
+            *self.windows.values(),
+        ]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,6 +147,10 @@ class BatchCache:
             else self._revived(place[0].limit, offset, held[place[0].limit][place[1] :][:2])
             for place in self._non_trimmable
         ]
+
+    def _revived(self, window: int, offset: int, tensors: list[mx.array]) -> Any:
+        make = make_chunk if window in self.chunked else make_ring
+        return make(window, offset, tensors)
 
     def move(self, source: int, target: int) -> None:
         """Copy a row onto a free one, and free it."""
@@ -255,7 +251,7 @@ class BatchCache:
                 row = stack.rows[place]
                 if row is not None:
                     spans = private[row.slot][: len(row.spans)]
-                    held.put(place, spans, len(self._token_layers))
+                    held.put(place, spans, self._token_layers)
             held.look([0 if row is None else row.tokens for row in stack.rows])
             self._stacks.append(held)
 
@@ -318,47 +314,6 @@ class BatchCache:
         source[slots] = range(len(slots))
         padded = mx.concatenate([tokens, mx.zeros(1, tokens.dtype)])
         return padded[mx.array(source)]
-
-    # -- layers ------------------------------------------------------------------------
-
-    def _layer(self, cache: Any) -> Any:
-        if type(cache) is CacheList:
-            return CacheList(*[self._layer(part) for part in cache.caches])
-        if type(cache) is TokenLayerCache:
-            self._token_layers.append(
-                self._token_layer(self._suffixes.reserve(2), len(self._token_layers))
-            )
-            return self._token_layers[-1]
-        if type(cache) is RotatingKVCache and not cache.keep:
-            if cache.max_size in self.chunked:
-                raise NotBatchableError("windows and chunks of one length")
-            buffer, first = self._window(cache.max_size)
-            return BatchedWindowLayer(self._step, buffer, first, cache.max_size)
-        if type(cache) is ChunkedKVCache:
-            self.chunked.add(cache.chunk_size)
-            return BatchedChunkLayer(self._step, *self._window(cache.chunk_size))
-        if type(cache) is ArraysCache:
-            arrays = BatchedRecurrentLayer(len(cache.cache))
-            self._non_trimmable.append(arrays)
-            return arrays
-        raise NotBatchableError(
-            f"a layer keeps its state in a {type(cache).__name__}, which has no rows"
-        )
-
-    def _window(self, length: int) -> tuple[RingBuffer, int]:
-        buffer = self.windows.setdefault(length, RingBuffer(length))
-        place = buffer, buffer.reserve(2)
-        self._non_trimmable.append(place)
-        return place
-
-    def _token_layer(self, first: int, index: int) -> BufferedLayer:
-        if self._gathering is None:
-            return BatchedTokenLayer(self._step, self._suffixes, index)
-        return GatheredTokenLayer(self._step, self._suffixes, first, self._gathering, index)
-
-    def _revived(self, window: int, offset: int, tensors: list[mx.array]) -> Any:
-        make = make_chunk if window in self.chunked else make_ring
-        return make(window, offset, tensors)
 
 
 def _in_order(layer: Any) -> list[mx.array]:

@@ -14,10 +14,11 @@ from ..memory_profile import Held
 from ..moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from ..step_plan import Call
 from .batch_cache import BatchCache
+from .layout import CacheLayout
 from .packed import PackedCheckpoint, PackedSpan, pack_suffix
 from .prefix_groups import PrefixGroup
 from .ring_buffer import RingBuffer
-from .sequence_cache import CacheLayout, SequenceCache, checkpoint_of, flat_arrays
+from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
 from .stacking import Stack
 from .token_layer import Tensors
 

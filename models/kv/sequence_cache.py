@@ -1,36 +1,18 @@
 """The state of a sequence while it runs, layer by layer.
 
-Every cache class of mlx-lm falls under one of two kinds. `KVCache` and `QuantizedKVCache` are
-token-addressable and live as `TokenLayerCache`s; `RotatingKVCache`, `ArraysCache` and
-`ChunkedKVCache` restore as a whole only (`ChunkedKVCache` says that it can be trimmed, but its
-front is gone). A `CacheList` is the sum of its parts. Anything else is refused at load.
-
 What a sequence leases is never copied when it enters a batch or leaves it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import (
-    ArraysCache,
-    CacheList,
-    ChunkedKVCache,
-    KVCache,
-    QuantizedKVCache,
-    RotatingKVCache,
-    make_prompt_cache,
-)
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
-from ..errors import UnsupportedCacheError
 from ..memory_profile import Held
 from .non_trimmable import capture
 from .packed import PackedCheckpoint, PackedSpan, pack, pack_suffix
-from .token_layer import Tensors, TokenLayerCache, token_layer_cache
-
-_ADDRESSABLE = (KVCache, QuantizedKVCache)
-_WHOLE = (RotatingKVCache, ArraysCache, ChunkedKVCache)
+from .token_layer import Tensors, TokenLayerCache
 
 
 class SequenceCache:
@@ -215,76 +197,6 @@ def checkpoint_of(offset: int, layers: Sequence[Any]) -> PackedCheckpoint:
     captured = [capture(layer, offset) for layer in layers]
     arrays, places = pack([tensors for _, tensors in captured])
     return PackedCheckpoint(offset, [record for record, _ in captured], arrays, places)
-
-
-class CacheLayout:
-    """What a model's layers keep, and how to make it live.
-
-    Attributes:
-        has_spans: some layers are token-addressable.
-        has_checkpoints: some are not.
-
-    Args:
-        model: mlx-lm's model.
-
-    Raises:
-        UnsupportedCacheError: a layer keeps its state in a class that is not known here.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._numbers = count()
-        leaves = list(layer_caches_of(make_prompt_cache(model)))
-        unknown = [layer for layer in leaves if type(layer) not in _ADDRESSABLE + _WHOLE]
-        if unknown:
-            name = type(unknown[0]).__name__
-            raise UnsupportedCacheError(f"the model keeps state in {name}, which umbel cannot save")
-        self.has_spans = any(type(layer) in _ADDRESSABLE for layer in leaves)
-        self.has_checkpoints = any(type(layer) in _WHOLE for layer in leaves)
-
-    def open(
-        self,
-        offset: int = 0,
-        spans: Sequence[PackedSpan] = (),
-        checkpoint: PackedCheckpoint | None = None,
-    ) -> SequenceCache:
-        """Make the state of a sequence that resumes at `offset`.
-
-        Nothing is copied: spans are read where they lie.
-
-        Args:
-            offset: tokens already computed; 0 starts from nothing.
-            spans: the state of all of them, in order, if layers are token-addressable.
-            checkpoint: what restores the other layers at `offset`, if there are such.
-        """
-        restored = None if checkpoint is None else checkpoint.restore_all(offset)
-        layers = self.layers(spans, restored)
-        return SequenceCache(next(self._numbers), offset, spans, layers)
-
-    def layers(
-        self, prefix: Sequence[PackedSpan], non_trimmable: Sequence[Any] | None
-    ) -> list[Any]:
-        """Make what the model is called with.
-
-        Args:
-            prefix: what the token-addressable layers read.
-            non_trimmable: the other layers' caches in order; None starts them from nothing.
-        """
-        # No closure that calls itself: that is a cycle, and would keep what is restored.
-        spans, rest = count(), None if non_trimmable is None else iter(non_trimmable)
-        return [_revived(cache, prefix, spans, rest) for cache in make_prompt_cache(self._model)]
-
-
-def _revived(
-    cache: Any, prefix: Sequence[PackedSpan], numbers: Iterator[int], restored: Iterator[Any] | None
-) -> Any:
-    """Put what is restored in the place of one of mlx-lm's caches."""
-    if type(cache) is CacheList:
-        return CacheList(*[_revived(part, prefix, numbers, restored) for part in cache.caches])
-    if type(cache) in _ADDRESSABLE:
-        number = next(numbers)
-        return token_layer_cache(cache, [span.layer(number) for span in prefix])
-    return cache if restored is None else next(restored)
 
 
 def _tokens_of(keys: Any) -> int:

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from ..errors import ModelLoadError, ModelNotFoundError
-from ..kv.sequence_cache import CacheLayout
+from ..kv.layout import CacheLayout
 from ..text.codec import TextCodec
 from . import embedded
 from .fingerprint import fingerprint

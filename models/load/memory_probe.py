@@ -11,8 +11,9 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from ..attention.blocks import BLOCK
+from ..kv.layout import CacheLayout
 from ..kv.packed import PackedSpan
-from ..kv.sequence_cache import CacheLayout, SequenceCache, flat_arrays
+from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..memory_profile import (
     FITTED,
     GROWTH,

@@ -9,8 +9,9 @@ import mlx_lm
 
 from ..attention.batched import NotBatchableError
 from ..kv.batch_cache import BatchCache
+from ..kv.layout import CacheLayout
 from ..kv.placement import Placement
-from ..kv.sequence_cache import CacheLayout, SequenceCache
+from ..kv.sequence_cache import SequenceCache
 from ..planned_for import Rules
 from ..planner import plan_decode
 from .device import DevicePolicy

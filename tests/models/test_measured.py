@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.kv.layout import CacheLayout
 from umbel.models.load import memory_probe
 from umbel.models.load.device import CPU, GPU
 from umbel.models.load.measured import Figures, key_of, measured_once

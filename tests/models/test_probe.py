@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from umbel.models.attention.binding import bind
-from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.kv.layout import CacheLayout
 from umbel.models.load import probe
 from umbel.models.load.device import device_policy
 

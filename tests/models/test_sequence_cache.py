@@ -20,8 +20,9 @@ from mlx_lm.models.cache import (
 )
 
 from umbel.models.errors import UnsupportedCacheError
+from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
-from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.kv.sequence_cache import SequenceCache
 
 from .. import zoo
 from .steps import in_one_piece

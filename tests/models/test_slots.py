@@ -10,9 +10,9 @@ import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.errors import StateLostError
+from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
-from umbel.models.kv.sequence_cache import CacheLayout
 from umbel.models.planned_for import Rules
 
 from .batch_fixture import NAMES, Agent, BatchFixture, Branch
@@ -178,10 +178,10 @@ def test_closing_late_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def long_trunk(party: BatchFixture) -> tuple[Branch, int]:
     """A branch of 4,000 tokens without their computation, and its bytes."""
-    shape = (2 * len(party.batch._token_layers), 2, 4000, 32)
+    shape = (2 * len(party.batch._attending), 2, 4000, 32)
     keys = mx.random.normal(shape)
     mx.eval(keys)
-    places = tuple(((0, 2 * i), (0, 2 * i + 1)) for i in range(len(party.batch._token_layers)))
+    places = tuple(((0, 2 * i), (0, 2 * i + 1)) for i in range(len(party.batch._attending)))
     span = PackedSpan([keys], places)
     return Branch([0] * 4000, [span]), span.nbytes
 

@@ -12,8 +12,9 @@ import pytest
 
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.models.errors import StoredStateError
+from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
-from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.stored import (
     Exported,
     export_checkpoint,

@@ -21,7 +21,8 @@ from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
-from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.kv.layout import CacheLayout
+from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import SamplingParams
 from umbel.models.runner import ModelRunner

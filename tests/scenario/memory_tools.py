@@ -26,7 +26,8 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.assembly import Assembly, assemble
 from umbel.daemon.config import Settings
-from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.kv.layout import CacheLayout
+from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import Grammar, SamplingParams
 from umbel.scheduler.queue import ConversationQueue

@@ -10,7 +10,8 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.models import sampling
 from umbel.models.attention.binding import bind
 from umbel.models.kv.batch_cache import BatchCache
-from umbel.models.kv.sequence_cache import CacheLayout, SequenceCache
+from umbel.models.kv.layout import CacheLayout
+from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load import probe
 from umbel.models.load.device import device_policy
 from umbel.models.params import Row, SamplingParams

@@ -12,7 +12,7 @@ import pytest
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.daemon.errors import StartError
-from umbel.models.kv.sequence_cache import CacheLayout
+from umbel.models.kv.layout import CacheLayout
 from umbel.scheduler.admission import Admission
 from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.request import FinishReason
