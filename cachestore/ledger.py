@@ -38,7 +38,7 @@ class Kind(enum.StrEnum):
     """What memory is taken for."""
 
     KV = "kv"
-    """Spans in a trie: trunks."""
+    """Spans in a trie: prefixes."""
     CHECKPOINT = "checkpoint"
     """Whole states, in a trie or captured by a request that runs."""
     TAIL = "tail"

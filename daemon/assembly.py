@@ -113,7 +113,7 @@ def assemble(
             fingerprint=loaded.fingerprint,
             interval=settings.checkpoint_interval,
             keeps=not settings.no_cache,
-            piece=runner.rules.longest,
+            longest=runner.rules.longest,
             may_capture=lambda tokens: governor.make_room(Size(*runner.profile.captured(tokens))),
             paging=Paging(pager, pins),
             pins=pins,

@@ -20,7 +20,7 @@ class Connections:
     """All connections of a daemon, within a bound.
 
     Where the bound is reached, the connection that has been idle longest makes room; where all
-    have a request, the newcomer is answered with a 503.
+    have a request, the new one is answered with a 503.
 
     Args:
         limit: the most that may be open.

@@ -153,7 +153,7 @@ class MemoryProfile:
         sizes: measured.
         transients: measured; learns on.
         vocab_size: logits of a row.
-        joins: sequences read all of their keys in one piece, a copy of what they lease.
+        contiguous: sequences read all of their keys in one piece, a copy of what they lease.
         multiple: of rows, that every decode step computes with.
     """
 
@@ -163,14 +163,14 @@ class MemoryProfile:
         transients: Transients,
         vocab_size: int,
         *,
-        joins: bool,
+        contiguous: bool,
         multiple: int = 1,
     ) -> None:
         self.sizes = sizes
         self.least_chunk = _FEW
         self._transients = transients
         self._logits = _LOGIT_COPIES * 4 * vocab_size
-        self._joins = joins
+        self._contiguous = contiguous
         self._multiple = multiple
 
     def chunk(self, tokens: int, offset: int, suffix: int) -> Held:
@@ -249,7 +249,7 @@ class MemoryProfile:
 
     def _started(self, tokens: int, context: int, computing: int) -> Held:
         few = self.least_chunk
-        copy = self.sizes.suffix(context) if self._joins else 0
+        copy = self.sizes.suffix(context) if self._contiguous else 0
         own = self.sizes.suffix(tokens + GROWTH)
         # A step makes new states of recurrent and sliding layers beside the old ones.
         own += self.sizes.non_trimmable(context, few) + self.sizes.non_trimmable(context)

@@ -85,7 +85,7 @@ class ModelRunner:
             self._prefill,
             loaded.device,
             loaded.text.vocab_size,
-            joins=exact,
+            contiguous=exact,
             multiple=EXACT_ROWS if exact and self.batches else 1,
             folder=measured,
             of=() if measured is None else (loaded.fingerprint,),

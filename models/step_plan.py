@@ -125,12 +125,12 @@ class DecodePlan:
 
 
 class PrefillPlan(NamedTuple):
-    """A piece of a prompt.
+    """A chunk of a prompt.
 
     Attributes:
         sequence: by its number.
         offset: tokens that it has seen.
-        tokens: of the piece.
+        tokens: of the chunk.
         suffix: tokens that it has of its own before.
     """
 
@@ -146,7 +146,7 @@ class PrefillPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does: tokens for those who decode, and a piece of one prompt."""
+    """What one step does: tokens for those who decode, and a chunk of one prompt."""
 
     decode: DecodePlan | None
     prefill: PrefillPlan | None

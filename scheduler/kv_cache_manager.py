@@ -36,13 +36,13 @@ class KVCacheManager(Generic[C]):
         fingerprint: of the model.
         interval: distance of the checkpoint grid in prompts, in tokens.
         keeps: without it nothing is captured or kept.
-        piece: tokens of a prompt's state that become a piece of the cache before the prompt
-            is complete: what is packed is copied, and copies must be short.
+        longest: tokens of a prompt's state that are published as a span before the prompt is
+            complete: what is packed is copied, and copies must be short.
         may_capture: whether there is memory for a checkpoint after so many tokens.
         paging: to and from the disk.
         pins: told which tokens conversations have come to.
 
-    If the cache has a grid, only prefill's whole pieces of it are shared: what they hold does
+    If the cache has a grid, only prefill's whole chunks of it are shared: what they hold does
     not depend on where a prompt goes on, nor on what decoding adds.
     """
 
@@ -54,7 +54,7 @@ class KVCacheManager(Generic[C]):
         fingerprint: str,
         interval: int,
         keeps: bool = True,
-        piece: int = 1 << 62,
+        longest: int = 1 << 62,
         may_capture: Callable[[int], bool] = lambda _: True,
         paging: Paging | None = None,
         pins: Pins | None = None,
@@ -66,7 +66,7 @@ class KVCacheManager(Generic[C]):
         self._fingerprint = fingerprint
         self._interval = interval
         self._keeps = keeps
-        self._piece = piece
+        self._longest = longest
         self._may_capture = may_capture
         self._paging = paging
         self._pins = pins
@@ -84,7 +84,7 @@ class KVCacheManager(Generic[C]):
         if sequence.status is SequenceStatus.WAITING:
             sequence.matched, sequence.cached = lease.matched, lease.cached
         if self._captures:
-            borders = prompt_offsets(
+            boundaries = prompt_offsets(
                 lease.total,
                 cached=lease.cached,
                 matched=lease.matched,
@@ -92,7 +92,7 @@ class KVCacheManager(Generic[C]):
                 interval=self._interval,
                 kept=lease.checkpoints_kept,
             )
-            sequence.chunk_boundaries = on_grid(borders, self._grid, after=lease.cached)
+            sequence.chunk_boundaries = on_grid(boundaries, self._grid, after=lease.cached)
 
     def shall_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether another's prefill is about to bring much of this prompt into the cache.
@@ -181,7 +181,7 @@ class KVCacheManager(Generic[C]):
     def prefilled(self, sequence: Sequence) -> None:
         """Give the prompt's state to the cache, for others to share.
 
-        It goes piece by piece, as soon as another request waits for it, and what is left when
+        It goes span by span, as soon as another request waits for it, and what is left when
         it is complete. On a grid, complete is what ends on it: the rest is never shared.
         """
         lease = sequence.lease
@@ -189,7 +189,7 @@ class KVCacheManager(Generic[C]):
             return
         offset, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
         ends = offset == last // self._grid * self._grid
-        full = self.caches[sequence].suffix_length >= self._piece
+        full = self.caches[sequence].suffix_length >= self._longest
         awaited = sequence.is_awaited and sequence.num_awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):
             return
@@ -263,7 +263,7 @@ class KVCacheManager(Generic[C]):
             sequence.lease.capture(checkpoint, reason)
 
     def _publish_but_last(self, sequence: Sequence, lease: Lease, tokens: Tokens) -> Span | None:
-        """Give all pieces of a state to the cache but the last one, and return that.
+        """Give all spans of a state to the cache but the last one, and return that.
 
         They are not merged: that would take as much memory again, when there may be none.
         """

@@ -52,9 +52,9 @@ class Constraint:
         except TimeoutError:
             raise TimeoutError(f"the grammar's mask took over {_PATIENCE:g} s") from None
 
-    def is_known(self, patience: float) -> bool:
+    def is_known(self, timeout: float) -> bool:
         """Whether there is no need to wait for the mask, after so many seconds at the latest."""
-        return bool(wait([self._next], patience).done)
+        return bool(wait([self._next], timeout).done)
 
     def take(self, token: int, *, ends: bool) -> None:
         """Go on behind a token, and begin the mask of the one after it.

@@ -30,7 +30,7 @@ def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
     """Choose the next step's work.
 
     Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
-    same prompt is always computed in the same pieces; they also end on the sequence's chunk
+    same prompt is always computed in the same chunks; they also end on the sequence's chunk
     boundaries and where another request parts from it that waits, and the last one before the
     last prompt token.
     """
@@ -68,7 +68,7 @@ class StallBound:
         seconds: the longest that one chunk may take.
     """
 
-    _LEAST = 16  # smaller pieces cost more in overhead than they save in waiting
+    _LEAST = 16  # smaller chunks cost more in overhead than they save in waiting
     _UNTRIED = 64  # tokens, before the first measurement
     _SURE = 0.8  # of the bound: chunks take longer than estimated about as often as shorter
     _FORGET = 0.8  # what a measurement still counts when the next one comes
@@ -97,7 +97,7 @@ class StallBound:
     def chunk(self, limit: int) -> int:
         """Halve `limit` until a chunk of it takes no longer than it may.
 
-        Halves keep to the absolute grid: their borders are the whole chunk's borders, and
+        Halves keep to the absolute grid: their boundaries are the whole chunk's boundaries, and
         some between.
         """
         chunk = limit

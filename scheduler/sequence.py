@@ -42,7 +42,7 @@ class Sequence:
         num_passed_over: prompt tokens computed for later ones while its own prompt waited.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
         lease: its hold on the cache; None before it starts.
-        borders: offsets at which its prefill stops for a checkpoint, ascending.
+        chunk_boundaries: offsets at which its prefill stops for a checkpoint, and why, ascending.
         frontier: offset of the last prompt checkpoint, from which decode ones are counted.
         constraint: where its answer stands in its grammar, from its first start on, if it has one.
     """

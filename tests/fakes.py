@@ -281,16 +281,16 @@ async def read(channel: EventChannel) -> list[Event]:
 class Unkept(NamedTuple):
     """What an engine asks of the cache's side."""
 
-    reuse: KVCacheManager[FakeState]
+    kv_cache: KVCacheManager[FakeState]
     memory: MemoryPlanner[FakeState, FakePlan]
 
 
 def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
     """A cache that keeps nothing, for tests of what stands around it."""
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
-    reuse = KVCacheManager(runner, cache, fingerprint="fake", interval=8192, keeps=False)
+    kv_cache = KVCacheManager(runner, cache, fingerprint="fake", interval=8192, keeps=False)
     governor = Governor(cache, Size(budget, 1 << 40))
-    return Unkept(reuse, MemoryPlanner(governor, runner, fixed_chunks=False))
+    return Unkept(kv_cache, MemoryPlanner(governor, runner, fixed_chunks=False))
 
 
 class FakeClock:

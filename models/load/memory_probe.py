@@ -38,11 +38,11 @@ _FORMAT = 4  # of what is kept
 
 def measure(
     layout: CacheLayout,
-    feed: Any,
+    prefill: Any,
     device: DevicePolicy,
     vocab_size: int,
     *,
-    joins: bool,
+    contiguous: bool,
     multiple: int,
     folder: Path | None = None,
     of: Iterable[Any] = (),
@@ -51,37 +51,39 @@ def measure(
 
     Args:
         layout: the model's.
-        feed: called with token ids and a sequence's cache, advances it over them.
+        prefill: called with token ids and a sequence's cache, advances it over them.
         device: how it is run.
         vocab_size: logits of a row.
-        joins: see `MemoryProfile`.
+        contiguous: see `MemoryProfile`.
         multiple: see `MemoryProfile`.
         folder: where what varies is kept for later starts; None measures it now.
         of: what names the model there.
     """
-    sizes = measure_sizes(layout, feed)
+    sizes = measure_sizes(layout, prefill)
     if folder is None:
-        transients = measure_transients(layout, feed, device)
+        transients = measure_transients(layout, prefill, device)
     else:
-        key = key_of(_FORMAT, getattr(mx, "__version__", ""), *of, device, joins, multiple, sizes)
+        key = key_of(
+            _FORMAT, getattr(mx, "__version__", ""), *of, device, contiguous, multiple, sizes
+        )
         names = {field.name for field in fields(Transients)}
         kept = measured_once(
-            folder, key, names, lambda: asdict(measure_transients(layout, feed, device))
+            folder, key, names, lambda: asdict(measure_transients(layout, prefill, device))
         )
         shape = kept["base"], kept["token"], kept["context"], kept["pair"]
         transients = Transients(*shape, int(kept["block"]), kept["within"], kept["margin"])
-    return MemoryProfile(sizes, transients, vocab_size, joins=joins, multiple=multiple)
+    return MemoryProfile(sizes, transients, vocab_size, contiguous=contiguous, multiple=multiple)
 
 
-def measure_sizes(layout: CacheLayout, feed: Any) -> StateSizes:
+def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
     """Compute a few tokens and look at what their state takes.
 
     Args:
         layout: the model's.
-        feed: called with token ids and a sequence's cache, advances it over them.
+        prefill: called with token ids and a sequence's cache, advances it over them.
     """
     cache = layout.open()
-    feed([1, 2, 3, 4], cache)
+    prefill([1, 2, 3, 4], cache)
     token = sum(_per_token((layer.keys, layer.values)) for layer in cache.token_layers)
     rings, fixed = [], 0
     for layer in cache.non_trimmable:
@@ -98,11 +100,11 @@ def measure_sizes(layout: CacheLayout, feed: Any) -> StateSizes:
     return StateSizes(token, tuple(rings), fixed, arrays, layers)
 
 
-def measure_transients(layout: CacheLayout, feed: Any, device: DevicePolicy) -> Transients:
+def measure_transients(layout: CacheLayout, prefill: Any, device: DevicePolicy) -> Transients:
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
 
     def peak(tokens: int, context: int) -> int:
-        return _highest(layout, feed, tokens, context)
+        return _highest(layout, prefill, tokens, context)
 
     probes = [(tokens, context) for context in (0, _CONTEXT) for tokens in (_FEW, FITTED)]
     peaks = np.array([peak(*probe) for probe in probes], float)
@@ -124,7 +126,7 @@ def measure_transients(layout: CacheLayout, feed: Any, device: DevicePolicy) -> 
     return chosen
 
 
-def _highest(layout: CacheLayout, feed: Any, tokens: int, context: int) -> int:
+def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int) -> int:
     """Run a probe until its peak is the highest it can be, or nearly.
 
     A buffer is free once the operation that reads it has run. How many have not depends on how
@@ -133,22 +135,22 @@ def _highest(layout: CacheLayout, feed: Any, tokens: int, context: int) -> int:
     """
     begun, peaks = time.perf_counter(), list[int]()
     while not peaks or (len(peaks) < _TIMES and time.perf_counter() - begun < _QUICK):
-        peaks.append(_peak(layout, feed, tokens, context))
+        peaks.append(_peak(layout, prefill, tokens, context))
     return max(peaks)
 
 
-def _peak(layout: CacheLayout, feed: Any, tokens: int, context: int) -> int:
-    cache = _after(layout, feed, context)
-    _, peak = peak_of(lambda: feed([1] * tokens, cache))
+def _peak(layout: CacheLayout, prefill: Any, tokens: int, context: int) -> int:
+    cache = _after(layout, prefill, context)
+    _, peak = peak_of(lambda: prefill([1] * tokens, cache))
     return peak
 
 
-def _after(layout: CacheLayout, feed: Any, context: int) -> SequenceCache:
+def _after(layout: CacheLayout, prefill: Any, context: int) -> SequenceCache:
     """Make a cache that has a context to look at, which nobody needs to compute."""
     first = layout.open()
     if not context:
         return first
-    feed([1, 2], first)
+    prefill([1, 2], first)
     spans = first.take_packed()
     if not spans:
         return first

@@ -28,21 +28,21 @@ _APART = 0.01
 """Of the logits' spread, by which neighbours may move a row: a step of the same shapes rounds
 alike, whatever stands in other rows."""
 
-_TRUNK = (1, 2, 3, 4) * 12
+_PREFIX = (1, 2, 3, 4) * 12
 
 
-class _Party(NamedTuple):
+class _Trial(NamedTuple):
     """Three sequences: two lease a prefix, one does not.
 
     Attributes:
         prefix: tokens that the first two begin with.
         own: what each of them has of its own.
-        fed: tokens that they decode, by step.
+        decoded: tokens that they decode, by step.
     """
 
     prefix: tuple[int, ...]
     own: tuple[tuple[int, ...], ...]
-    fed: tuple[tuple[int, ...], ...]
+    decoded: tuple[tuple[int, ...], ...]
 
     def prompts(self) -> list[tuple[int, ...]]:
         """All tokens of each before the first that is decoded."""
@@ -50,11 +50,11 @@ class _Party(NamedTuple):
         return [self.prefix + first, self.prefix + second, third]
 
 
-_PROBED = _Party(_TRUNK, ((6, 7, 8), (9,), (2, 9, 4, 1)), ((3, 4, 5), (6, 7, 8)))
+_PROBED = _Trial(_PREFIX, ((6, 7, 8), (9,), (2, 9, 4, 1)), ((3, 4, 5), (6, 7, 8)))
 _NEIGHBOURS = (
     # What each row's neighbours could hold instead: as many tokens, so that shapes stay.
-    (0, _Party(_TRUNK, ((6, 7, 8), (5,), (7, 3, 3, 8)), ((3, 9, 1), (6, 2, 4)))),
-    (2, _Party((4, 3, 1, 1) * 12, ((5, 2, 9), (8,), (2, 9, 4, 1)), ((8, 1, 5), (2, 9, 8)))),
+    (0, _Trial(_PREFIX, ((6, 7, 8), (5,), (7, 3, 3, 8)), ((3, 9, 1), (6, 2, 4)))),
+    (2, _Trial((4, 3, 1, 1) * 12, ((5, 2, 9), (8,), (2, 9, 4, 1)), ((8, 1, 5), (2, 9, 8)))),
 )
 
 
@@ -120,7 +120,7 @@ def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
 
     - A row's logits do not depend on what its neighbours hold.
     - They differ from those of the sequence alone by no more than the model's own rounding:
-      by how much it differs from itself where the same tokens are computed in other pieces. In
+      by how much it differs from itself where the same tokens are computed in other chunks. In
       bf16 a near-tie of two experts makes that a fifth of the logits' spread.
 
     Args:
@@ -140,14 +140,14 @@ def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
 def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: int) -> str | None:
     """Try out one way; says what is wrong with it."""
 
-    def together_as(party: _Party) -> mx.array:
-        return _together(model, layout, device, party, mask_axes)
+    def together_as(trial: _Trial) -> mx.array:
+        return _together(model, layout, device, trial, mask_axes)
 
     try:
         together = together_as(_PROBED)
         moved = max(
-            _deviation(_row(together_as(party), row), _row(together, row))
-            for row, party in _NEIGHBOURS
+            _deviation(_row(together_as(trial), row), _row(together, row))
+            for row, trial in _NEIGHBOURS
         )
     except NotBatchableError as error:
         return str(error)
@@ -176,27 +176,27 @@ def reads_parts(model: Any, layout: CacheLayout) -> bool:
 
     Where attention is the model's own, or computes with the keys, it asks for them in one piece.
     """
-    states = _prefilled(model, layout, _PROBED)[0]
-    for layer in states.token_layers:
+    cache = _prefilled(model, layout, _PROBED)[0]
+    for layer in cache.token_layers:
         layer.withholds = True
-    return not bool(mx.isnan(_feed(model, states, [3])).any())
+    return not bool(mx.isnan(_forward(model, cache, [3])).any())
 
 
 def _together(
-    model: Any, layout: CacheLayout, device: DevicePolicy, party: _Party, mask_axes: int
+    model: Any, layout: CacheLayout, device: DevicePolicy, trial: _Trial, mask_axes: int
 ) -> mx.array:
     """Decode as rows of one batch, `[steps, rows, V]`."""
-    states = _prefilled(model, layout, party)
+    caches = _prefilled(model, layout, trial)
     # As little of their own as can be, so that rows read prefixes of their own, too.
     rules = Rules(own=2, gathers=mask_axes > 0)
     batch = BatchCache(layout.open().layers, device, row_limit=rules.row_limit, mask_axes=mask_axes)
     placement = Placement(layout, batch)
     logits = []
-    for tokens in party.fed:
-        (call,) = plan_decode(states, placement, rules).calls
-        placement.apply(call.moves, {each.number: each for each in states})
+    for tokens in trial.decoded:
+        (call,) = plan_decode(caches, placement, rules).calls
+        placement.apply(call.moves, {each.number: each for each in caches})
         logits.append(placement.step(model, call, mx.array(tokens)))
-        for each in states:
+        for each in caches:
             each.advanced(1)
     together = mx.stack(logits)
     mx.eval(together)
@@ -205,53 +205,53 @@ def _together(
 
 def _alone(model: Any, layout: CacheLayout) -> mx.array:
     """Decode one by one, `[steps, rows, V]`."""
-    states = _prefilled(model, layout, _PROBED)
+    caches = _prefilled(model, layout, _PROBED)
     return mx.stack(
         [
             mx.concatenate(
-                [_feed(model, s, [t])[:, -1] for t, s in zip(tokens, states, strict=True)]
+                [_forward(model, s, [t])[:, -1] for t, s in zip(tokens, caches, strict=True)]
             )
-            for tokens in _PROBED.fed
+            for tokens in _PROBED.decoded
         ]
     )
 
 
 def _rounding(model: Any, layout: CacheLayout, alone: mx.array) -> float:
-    """By how much the model differs from itself: the same tokens at once, and in pieces."""
-    steps = len(_PROBED.fed)
-    answers = zip(*_PROBED.fed, strict=True)
-    whole = [[*p, *fed] for p, fed in zip(_PROBED.prompts(), answers, strict=True)]
+    """By how much the model differs from itself: the same tokens at once, and in chunks."""
+    steps = len(_PROBED.decoded)
+    answers = zip(*_PROBED.decoded, strict=True)
+    whole = [[*p, *decoded] for p, decoded in zip(_PROBED.prompts(), answers, strict=True)]
     differences = []
-    for piece in (max(map(len, whole)), 5):
+    for chunk in (max(map(len, whole)), 5):
         ends = []
         for tokens in whole:
-            states = layout.open()
+            cache = layout.open()
             parts = [
-                _feed(model, states, tokens[start : start + piece])[0]
-                for start in range(0, len(tokens), piece)
+                _forward(model, cache, tokens[start : start + chunk])[0]
+                for start in range(0, len(tokens), chunk)
             ]
             ends.append(mx.concatenate(parts)[-steps:])
         differences.append(_deviation(mx.stack(ends, axis=1), alone))
     return max(differences)
 
 
-def _prefilled(model: Any, layout: CacheLayout, party: _Party) -> list[SequenceCache]:
-    """Prefill a party's sequences; those who share a prefix lease it."""
+def _prefilled(model: Any, layout: CacheLayout, trial: _Trial) -> list[SequenceCache]:
+    """Prefill a trial's sequences; those who share a prefix lease it."""
     shared = layout.open()
-    _feed(model, shared, party.prefix)
+    _forward(model, shared, trial.prefix)
     checkpoint = shared.capture() if layout.has_checkpoints else None
     spans = shared.take_packed()
-    states = [layout.open(shared.offset, spans, checkpoint) for _ in range(2)]
-    states.append(layout.open())
-    for each, tokens in zip(states, party.own, strict=True):
-        _feed(model, each, tokens)
-    return states
+    caches = [layout.open(shared.offset, spans, checkpoint) for _ in range(2)]
+    caches.append(layout.open())
+    for each, tokens in zip(caches, trial.own, strict=True):
+        _forward(model, each, tokens)
+    return caches
 
 
-def _feed(model: Any, states: SequenceCache, tokens: Sequence[int]) -> mx.array:
-    logits: mx.array = model(mx.array([tokens]), cache=states.layers)
-    states.advanced(len(tokens))
-    mx.eval(logits, states.arrays())
+def _forward(model: Any, cache: SequenceCache, tokens: Sequence[int]) -> mx.array:
+    logits: mx.array = model(mx.array([tokens]), cache=cache.layers)
+    cache.advanced(len(tokens))
+    mx.eval(logits, cache.arrays())
     return logits
 
 

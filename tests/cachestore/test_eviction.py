@@ -175,7 +175,7 @@ def test_a_junction_outlives_older_checkpoints_of_those_that_part_there(
 
 
 def test_a_shared_prompt_survives_the_conversations_that_are_evicted(world: World) -> None:
-    """After the eviction of all but one the common beginning still serves a newcomer."""
+    """After the eviction of all but one the common beginning still serves a new request."""
     histories = [chat(world, seed, 2) for seed in (100, 2000, 4000)]
     keeper = world.begin([*histories[1], 1])
     world.cache.evictor.clear()

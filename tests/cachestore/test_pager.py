@@ -69,18 +69,18 @@ def test_a_node_that_grew_is_written_from_where_its_file_ends(folder: Path) -> N
 def test_forks_splits_and_evictions_rewrite_nothing(folder: Path) -> None:
     """Each token is written once, whatever becomes of the nodes."""
     world = PagedWorld(KV, folder)
-    trunk = conversation(1, 100)
+    common = conversation(1, 100)
     for number in range(2, 6):
-        world.serve([*trunk[: 20 * number], *conversation(number, 50)])
+        world.serve([*common[: 20 * number], *conversation(number, 50)])
         world.write_all()
         world.cache.evictor.evict(150)
         world.write_all()
-        world.fetch([*trunk, 0])
+        world.fetch([*common, 0])
     tokens = stored_tokens(world)
     assert len(tokens) == len(set(tokens)) == 4 * 50 + 100
     jobs = len(world.tier.jobs)
     world.page_out()
-    world.fetch([*trunk, 0])
+    world.fetch([*common, 0])
     world.write_all()
     assert len(world.tier.jobs) == jobs
     world.finish()
@@ -151,10 +151,10 @@ def test_whole_states_are_written_once(stack: Stack, folder: Path) -> None:
         world.fetch(range(91))
     world.write_all()
     assert world.tier.jobs == jobs
-    spans, wholes = written(world), written(world, RecordKind.CHECKPOINT)
+    spans, checkpoints = written(world), written(world, RecordKind.CHECKPOINT)
     assert bool(spans) == stack.layout.spans
-    assert bool(wholes) == stack.layout.checkpoints
-    assert len(set(wholes)) == len(wholes)
+    assert bool(checkpoints) == stack.layout.checkpoints
+    assert len(set(checkpoints)) == len(checkpoints)
     world.finish()
 
 

@@ -164,7 +164,7 @@ class BatchFixture:
         self.agents.remove(agent)
         return self.store(agent)
 
-    def feed(self, agents: list[Agent] | None = None, steps: int = 1) -> None:
+    def decode(self, agents: list[Agent] | None = None, steps: int = 1) -> None:
         """Give agents tokens, all unless some are named, in another order each time."""
         chosen = list(self.agents if agents is None else agents)
         for _ in range(steps):

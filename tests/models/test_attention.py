@@ -59,8 +59,8 @@ def _reference(
     return mx.stack(outputs)[None]
 
 
-def test_trunk_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that decodes over a trunk never has trunk and tail joined."""
+def test_prefix_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that decodes over a prefix never has prefix and suffix joined."""
     model = zoo.make("llama")
     assert bind(model, HERE) == ["mlx_lm.models.llama"]
     assert bind(model, HERE) == ["mlx_lm.models.llama"], "binding twice is binding once"
@@ -72,15 +72,15 @@ def test_trunk_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "over_segments", spy)
-    trunk = random_trunk(model)
-    caches = [TokenLayerCache(KVCache(), [segment]) for segment in trunk]
+    prefix = random_prefix(model)
+    caches = [TokenLayerCache(KVCache(), [segment]) for segment in prefix]
     mx.eval(model(mx.array([[1]]), cache=caches))
     assert len(calls) == len(caches)
     mx.eval(model(mx.array([[2, 3]]), cache=caches))
     assert len(calls) == len(caches), "several tokens attend through mlx-lm's own function"
 
 
-def random_trunk(model: object) -> list[tuple[mx.array, mx.array]]:
+def random_prefix(model: object) -> list[tuple[mx.array, mx.array]]:
     """What a prefill of 20 tokens leaves in each layer."""
     caches = make_prompt_cache(model)
     model(mx.array([list(range(20))]), cache=caches)  # type: ignore[operator]
@@ -91,7 +91,7 @@ def test_writes_stay_in_place() -> None:
     """The hook lets go of what it was given, so that a decode step copies no tail."""
     model = zoo.make("llama")
     bind(model, HERE)
-    caches = [TokenLayerCache(KVCache(), [segment]) for segment in random_trunk(model)]
+    caches = [TokenLayerCache(KVCache(), [segment]) for segment in random_prefix(model)]
     tail = 200
     mx.eval(model(mx.array([[5] * tail]), cache=caches), [c.state for c in caches])
     held = sum(cache.suffix.nbytes for cache in caches)

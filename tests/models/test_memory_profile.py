@@ -217,7 +217,7 @@ def test_stored_tokens_take_their_bytes(name: str, tokens: int) -> None:
 
 @pytest.mark.parametrize(("name", "tokens"), batch_fixture.each([20, 33, 100, 256, 257]))
 def test_a_running_sequence_has_no_more_than_foretold(name: str, tokens: int) -> None:
-    """Tails, rings and recurrent layers hold what is foretold, and less spare room at most."""
+    """Tails, rings and recurrent layers hold what is estimated, and less spare room at most."""
     runner = load(name)
     sizes = runner.profile.sizes
     states = runner.open()
@@ -226,12 +226,12 @@ def test_a_running_sequence_has_no_more_than_foretold(name: str, tokens: int) ->
     prefill(runner, states, tokens)
     active, held = resident_bytes() - before, states.held()
     last = (tokens - 1) % CHUNK + 1
-    foretold = sizes.suffix(tokens) + sizes.non_trimmable(tokens, last)
+    estimated = sizes.suffix(tokens) + sizes.non_trimmable(tokens, last)
     assert held.buffers == sizes.arrays
-    assert held.nbytes <= foretold
+    assert held.nbytes <= estimated
     assert held.nbytes <= active <= held.nbytes + _SHARED_BUFFER * held.buffers
     ring = sum(ring.token for ring in sizes.rings)
-    assert foretold - held.nbytes <= sizes.token * GROWTH + ring * (1 + CHUNK)
+    assert estimated - held.nbytes <= sizes.token * GROWTH + ring * (1 + CHUNK)
 
 
 @pytest.mark.parametrize(("name", "tokens"), batch_fixture.each([2, 31, 33, 64, 90], _TIGHT))
@@ -291,8 +291,8 @@ def test_probes_are_fitted(block: int, within: int, monkeypatch: pytest.MonkeyPa
     if loaded.device.fused:
         block, within = 1 << 30, 0  # nothing is cut there, and longer chunks are not tried
 
-    def peak(stack: object, feed: object, tokens: int, context: int) -> int:
-        del stack, feed
+    def peak(layout: object, prefill: object, tokens: int, context: int) -> int:
+        del layout, prefill
         seen, beyond = context + tokens, max(0, tokens - BLOCK)
         each = 200 + 5 * min(tokens, block)
         return 500_000 + 3000 * tokens + each * seen + within * beyond**2
@@ -309,8 +309,8 @@ def test_a_probe_that_computed_at_once_is_run_again(monkeypatch: pytest.MonkeyPa
     """A chunk takes more the further its launch is ahead; the highest peak seen is fitted."""
     loaded, times = zoo_model("llama"), itertools.count(1)
 
-    def peak(stack: object, feed: object, tokens: int, context: int) -> int:
-        del stack, feed
+    def peak(layout: object, prefill: object, tokens: int, context: int) -> int:
+        del layout, prefill
         full = 500_000 + 3000 * tokens + 200 * (tokens + context)
         return full if next(times) % 3 == 0 else full // 2
 
@@ -500,13 +500,13 @@ def test_the_promise_is_kept_where_keys_are_joined(name: str) -> None:
     promise = runner.profile.worst_case(context).nbytes
     assert taken(start) <= promise
     plain = copy.copy(runner.profile)
-    plain._joins = False
+    plain._contiguous = False
     assert promise - plain.worst_case(context).nbytes == plain.sizes.suffix(context)
 
 
 @pytest.mark.parametrize(("name", "known"), batch_fixture.each([40, LONG]))
 def test_what_is_known_is_not_needed_again(name: str, known: int) -> None:
-    """A start from stored state takes what is foretold, and that is less than all of it.
+    """A start from stored state takes what is estimated, and that is less than all of it.
 
     Where its keys may be put in one piece, the step asks for more.
     """
@@ -526,31 +526,31 @@ def test_what_is_known_is_not_needed_again(name: str, known: int) -> None:
 @every_model
 def test_a_longer_context_is_promised_more(name: str) -> None:
     """Each token more takes something, and never less than its own keys and values."""
-    foretold = profile(name)
-    promises = [foretold.worst_case(context).nbytes for context in range(1, 1200)]
+    known = profile(name)
+    promises = [known.worst_case(context).nbytes for context in range(1, 1200)]
     steps = [more - less for less, more in itertools.pairwise(promises)]
-    assert min(steps) >= max(1, foretold.sizes.token)
+    assert min(steps) >= max(1, known.sizes.token)
 
 
 @settings(deadline=None)  # models are loaded
 @given(st.sampled_from(batch_fixture.NAMES), st.integers(0, 1 << 34))
 def test_the_longest_context_is_the_longest_that_fits(name: str, budget: int) -> None:
     """Its promise is within the budget, and that of one token more is not."""
-    foretold = profile(name)
-    longest = foretold.longest_context(budget)
-    assert longest == 0 or foretold.worst_case(longest).nbytes <= budget
-    assert foretold.worst_case(longest + 1).nbytes > budget
+    known = profile(name)
+    longest = known.longest_context(budget)
+    assert longest == 0 or known.worst_case(longest).nbytes <= budget
+    assert known.worst_case(longest + 1).nbytes > budget
 
 
 @every_model
 def test_a_budget_of_a_promise_holds_its_context(name: str) -> None:
     """Exactly; a byte less holds a token less, and too little holds none."""
-    foretold = profile(name)
+    known = profile(name)
     for context in (1, 2, 33, 4096, 1 << 17):
-        promise = foretold.worst_case(context).nbytes
-        assert foretold.longest_context(promise) == context
-        assert foretold.longest_context(promise - 1) == context - 1
-    assert foretold.longest_context(0) == 0
+        promise = known.worst_case(context).nbytes
+        assert known.longest_context(promise) == context
+        assert known.longest_context(promise - 1) == context - 1
+    assert known.longest_context(0) == 0
 
 
 # -- learning ----------------------------------------------------------------------------
@@ -597,7 +597,7 @@ def test_one_odd_peak_does_not_stop_everything() -> None:
 
 
 def test_a_prefill_is_learned_from() -> None:
-    """Where too little was foretold, the next chunk's forecast holds the one before it."""
+    """Where too little was estimated, the next chunk's forecast holds the one before it."""
     runner = load("llama")
     runner.profile._transients = Transients(1e5, 0.0, 0.0, 0.0)
     states, again = runner.open(), runner.open()

@@ -14,17 +14,17 @@ from .batch_fixture import Agent, BatchFixture, Branch, each
 
 
 class Accountant(BatchFixture):
-    """A party of which every step is held to its price."""
+    """A fixture of which every step is held to its price."""
 
-    def feed(self, agents: list[Agent] | None = None, steps: int = 1) -> None:
-        """Give agents tokens; see `BatchFixture.feed`."""
+    def decode(self, agents: list[Agent] | None = None, steps: int = 1) -> None:
+        """Give agents tokens; see `BatchFixture.decode`."""
         chosen = list(self.agents if agents is None else agents)
         for _ in range(steps):
             plan = self.runner.plan([agent.cache for agent in chosen])
             price = self.runner.cost(plan).nbytes
             before = resident_bytes()
             mx.reset_peak_memory()
-            super().feed(chosen)
+            super().decode(chosen)
             mx.eval([agent.logits[len(agent.tokens) - 1] for agent in chosen])
             mx.synchronize()
             took = mx.get_peak_memory() - before
@@ -50,57 +50,57 @@ class Accountant(BatchFixture):
 @pytest.mark.parametrize(("name", "seed"), each(range(2)))
 def test_no_step_takes_more_than_its_price(name: str, seed: int, *, stacks: bool) -> None:
     """Whoever comes, goes, waits, runs alone, is packed or put in one piece meanwhile."""
-    party = Accountant(name, seed, own=24, limit=48, stacks=stacks)
-    rng = party.rng
-    branches = [Branch(), party.branch(rng.randrange(40, 120))]
+    fixture = Accountant(name, seed, own=24, limit=48, stacks=stacks)
+    rng = fixture.rng
+    branches = [Branch(), fixture.branch(rng.randrange(40, 120))]
 
     def store(agent: Agent) -> None:
         if agent.tokens:
-            branches.append(party.store(agent))
+            branches.append(fixture.store(agent))
 
     for _ in range(14):
-        if len(party.agents) < 7:
-            party.come(rng.choice(branches), rng.choice([0, 1, 5, 33, 70]))
-        agent = rng.choice(party.agents)
-        rng.choice([party.leave, party.leave_batch, party.pack, store])(agent)
-        some = [agent for agent in party.agents if rng.random() < 0.8]
+        if len(fixture.agents) < 7:
+            fixture.come(rng.choice(branches), rng.choice([0, 1, 5, 33, 70]))
+        agent = rng.choice(fixture.agents)
+        rng.choice([fixture.leave, fixture.leave_batch, fixture.pack, store])(agent)
+        some = [agent for agent in fixture.agents if rng.random() < 0.8]
         if some:
-            party.feed(some, rng.randrange(1, 9))
+            fixture.decode(some, rng.randrange(1, 9))
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "gemma3_text"])
 def test_rows_that_move_take_no_copies_of_all_rows(name: str) -> None:
     """A batch that becomes smaller reads the rows that stay before it writes them elsewhere."""
-    party = Accountant(name)
+    fixture = Accountant(name)
     for _ in range(8):
-        party.come(prompt=9)
-    party.feed(steps=2)
+        fixture.come(prompt=9)
+    fixture.decode(steps=2)
     for slot in range(4):
-        party.placement.close(party.placement.sequences[slot])
-    party.agents = [agent for agent in party.agents if agent.cache.slot is not None]
-    party.feed()
-    assert party.placement.rows == len(party.agents) == 4
-    party.check()
+        fixture.placement.close(fixture.placement.sequences[slot])
+    fixture.agents = [agent for agent in fixture.agents if agent.cache.slot is not None]
+    fixture.decode()
+    assert fixture.placement.rows == len(fixture.agents) == 4
+    fixture.check()
 
 
 def test_who_takes_a_free_row_brings_its_windows() -> None:
     """What sliding layers hold is put in order before it is written into a row that is there."""
-    party = Accountant(
+    fixture = Accountant(
         "gemma3_text", sliding_window=512, num_hidden_layers=12, sliding_window_pattern=6
     )
     for _ in range(9):
-        party.come(prompt=250)
-    party.feed()
-    assert party.placement.rows > len(party.agents)
-    party.come(prompt=250)
-    party.feed()
+        fixture.come(prompt=250)
+    fixture.decode()
+    assert fixture.placement.rows > len(fixture.agents)
+    fixture.come(prompt=250)
+    fixture.decode()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma4_text"])
 def test_a_short_prefix_in_one_piece_has_room_made_beside_it(name: str) -> None:
     """The room for later tokens is made before it is joined with the few that are there."""
-    party = Accountant(name)
-    party.runner.use(replace(party.runner.rules, contiguous=Contiguous.ALWAYS))
-    branch = party.branch(1)
-    party.feed([party.come(branch)])
-    assert party.agents[0].cache.is_contiguous
+    fixture = Accountant(name)
+    fixture.runner.use(replace(fixture.runner.rules, contiguous=Contiguous.ALWAYS))
+    branch = fixture.branch(1)
+    fixture.decode([fixture.come(branch)])
+    assert fixture.agents[0].cache.is_contiguous

@@ -41,20 +41,20 @@ class Stack:
         return [make() for make in self._makers]
 
 
-def feed(live: SequenceCache, tokens: list[int], chunk: int = 4) -> None:
+def advance(live: SequenceCache, tokens: list[int], chunk: int = 4) -> None:
     """Advance every leaf as a model would, with keys and values that name their token."""
     for start in range(0, len(tokens), chunk):
         part = tokens[start : start + chunk]
         for cache in live.layers:
-            _feed(cache, part)
+            _advance(cache, part)
         live.advanced(len(part))
         mx.eval(live.arrays())
 
 
-def _feed(cache: Any, part: list[int]) -> None:
+def _advance(cache: Any, part: list[int]) -> None:
     if isinstance(cache, CacheList):
         for inner in cache.caches:
-            _feed(inner, part)
+            _advance(inner, part)
     elif isinstance(cache, ArraysCache):
         for token in part:
             old = cache[0] if cache[0] is not None else mx.zeros((1, SIZE))
@@ -121,13 +121,13 @@ def test_restored_state_is_byte_identical(kind: str, length: int, chunk: int) ->
     """A restored state has the bytes of the one saved, and goes on as it would (L1)."""
     layout = CacheLayout(Stack(*KINDS[kind]))
     live, spans = layout.open(), list[PackedSpan]()
-    feed(live, list(range(length)), chunk)
+    advance(live, list(range(length)), chunk)
     copy = reopened(layout, live, spans)
     assert copy.offset == live.offset == length
     for more in (1, 1, 5, 1, 1, WINDOW + 3, 1):
         tokens = list(range(live.offset, live.offset + more))
-        feed(live, tokens, more)
-        feed(copy, tokens, more)
+        advance(live, tokens, more)
+        advance(copy, tokens, more)
         assert raw(copy) == raw(live)
 
 
@@ -136,7 +136,7 @@ def test_stored_state_does_not_change(kind: str) -> None:
     """What is stored stays as it was, however the live ones made of it go on."""
     layout = CacheLayout(Stack(*KINDS[kind]))
     live, spans = layout.open(), list[PackedSpan]()
-    feed(live, list(range(WINDOW - 2)))
+    advance(live, list(range(WINDOW - 2)))
     span = in_one_piece(live.take_packed())
     spans = [] if span is None else [span]
     checkpoint = live.capture() if layout.has_checkpoints else None
@@ -144,9 +144,9 @@ def test_stored_state_does_not_change(kind: str) -> None:
     before = raw(layout.open(offset, spans, checkpoint))
     for seed in range(3):
         branch = layout.open(offset, spans, checkpoint)
-        feed(branch, [100 + seed] * 13, 1)
-        feed(branch, [200 + seed] * 13)
-    feed(live, [7] * 20, 1)
+        advance(branch, [100 + seed] * 13, 1)
+        advance(branch, [200 + seed] * 13)
+    advance(live, [7] * 20, 1)
     assert raw(layout.open(offset, spans, checkpoint)) == before
 
 
@@ -154,7 +154,7 @@ def test_spans_cut_and_join() -> None:
     """Any cut joins to the same bytes, and each part restores by itself."""
     layout = CacheLayout(Stack(KVCache, lambda: CacheList(KVCache(), KVCache())))
     live = layout.open()
-    feed(live, list(range(40)))
+    advance(live, list(range(40)))
     expected = raw(live)
     span = in_one_piece(live.take_packed())
     assert span is not None
@@ -171,14 +171,14 @@ def test_ring_rewinds_before_it_wraps(target: int) -> None:
     """A ring that has not wrapped restores any earlier offset as if it had stopped there."""
     layout = CacheLayout(Stack(ring(), ring(2)))
     live, short = layout.open(), layout.open()
-    feed(live, list(range(WINDOW)))
-    feed(short, list(range(target)), 3)
+    advance(live, list(range(WINDOW)))
+    advance(short, list(range(target)), 3)
     checkpoint = live.capture()
     assert checkpoint.rewinds_to(target)
     rewound = layout.open(target, (), checkpoint)
     for part in ([50], [51, 52, 53], [54] * 9):
-        feed(rewound, part)
-        feed(short, part)
+        advance(rewound, part)
+        advance(short, part)
         assert raw(rewound) == raw(short)
 
 
@@ -186,7 +186,7 @@ def test_what_does_not_rewind() -> None:
     """A wrapped ring, a recurrent state and a chunk restore their own offset only."""
     for kind, length in (("ring", WINDOW + 1), ("arrays", 3), ("chunked", 3), ("everything", 3)):
         live = CacheLayout(Stack(*KINDS[kind])).open()
-        feed(live, list(range(length)))
+        advance(live, list(range(length)))
         checkpoint = live.capture()
         assert not checkpoint.rewinds_to(length - 1)
         assert not checkpoint.rewinds_to(length + 1)
@@ -207,7 +207,7 @@ def test_bytes_are_their_own() -> None:
     """Stored state holds what it says it holds, and closing it frees that."""
     layout = CacheLayout(Stack(*[KVCache] * 4, *[ring()] * 4, *[lambda: ArraysCache(2)] * 4))
     live = layout.open()
-    feed(live, list(range(3000)), 500)
+    advance(live, list(range(3000)), 500)
     mx.synchronize()
     base = mx.get_active_memory()
     span, checkpoint = in_one_piece(live.take_packed()), live.capture()
@@ -228,7 +228,7 @@ def test_few_buffers() -> None:
     """Layers are packed: the number of arrays does not grow with that of layers."""
     layout = CacheLayout(Stack(*[KVCache] * 20, *[ring()] * 20, *[lambda: ArraysCache(2)] * 20))
     live = layout.open()
-    feed(live, list(range(9)))
+    advance(live, list(range(9)))
     span = in_one_piece(live.take_packed())
     assert span is not None
     assert len(span._arrays) == 1

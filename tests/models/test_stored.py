@@ -69,12 +69,12 @@ class Stored:
         self.model.set_dtype(dtype)
         self.layout = CacheLayout(self.model)
         live = self.layout.open()
-        self.feed(live, PROMPT[:100])
-        self.feed(live, PROMPT[100:])
+        self.advance(live, PROMPT[:100])
+        self.advance(live, PROMPT[100:])
         self.checkpoint = live.capture() if self.layout.has_checkpoints else None
         self.span = in_one_piece(live.take_packed())
 
-    def feed(self, live: SequenceCache, tokens: list[int]) -> list[bytes]:
+    def advance(self, live: SequenceCache, tokens: list[int]) -> list[bytes]:
         """Advance a state; returns the logits' bits."""
         logits = self.model(mx.array([tokens]), cache=live.layers)
         live.advanced(len(tokens))
@@ -87,7 +87,7 @@ class Stored:
         """Prefill and decode from a restored state."""
         live = self.layout.open(len(PROMPT), spans, checkpoint)
         more = [words(9, "more"), *[[token] for token in words(6, "decode")]]
-        return [self.feed(live, tokens) for tokens in more]
+        return [self.advance(live, tokens) for tokens in more]
 
 
 @pytest.mark.parametrize(("name", "dtype"), EVERY)

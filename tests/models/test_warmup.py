@@ -20,13 +20,13 @@ _CONSTANTS = 64
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_of_rows(name: str) -> None:
     """Batches of every size were computed with, and what comes after is right."""
-    party = BatchFixture(name)
-    warm_up(party.runner, 5)
-    assert {shape[0] for shape in party.runner.shapes} == {2, 3, 4, 6}
+    fixture = BatchFixture(name)
+    warm_up(fixture.runner, 5)
+    assert {shape[0] for shape in fixture.runner.shapes} == {2, 3, 4, 6}
     for prompt in (20, 3, 30):
-        party.come(prompt=prompt)
-    party.feed(steps=3)
-    party.check()
+        fixture.come(prompt=prompt)
+    fixture.decode(steps=3)
+    fixture.check()
 
 
 def at_rest(before: int) -> int:
@@ -46,25 +46,25 @@ def at_rest(before: int) -> int:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_left(name: str) -> None:
     """Its sequences are gone with their memory, which was not more than it says."""
-    party = BatchFixture(name)
+    fixture = BatchFixture(name)
     held, peaks = list[int](), list[int]()
     for _ in range(3):
         mx.reset_peak_memory()
-        warm_up(party.runner, 5)
+        warm_up(fixture.runner, 5)
         peaks.append(mx.get_peak_memory())
-        assert not party.placement.sequences
+        assert not fixture.placement.sequences
         held.append(at_rest(held[0] if held else 1 << 62))
     assert max(held) - held[0] <= _CONSTANTS
-    most = party.runner.profile.worst_case(longest(party.runner)).nbytes
+    most = fixture.runner.profile.worst_case(longest(fixture.runner)).nbytes
     assert max(peaks[1:]) - held[0] <= 5 * most
 
 
 def test_one_by_one() -> None:
-    """With a single row, or a model without batches, a lone sequence decodes."""
-    party = BatchFixture("llama")
-    warm_up(party.runner, 1)
-    assert not party.runner.shapes
-    party.runner.batches = False
-    party.runner.use(replace(party.runner.rules, batches=False))
-    warm_up(party.runner, 8)
-    assert not party.runner.shapes
+    """With a single row, or a model without batches, a single sequence decodes."""
+    fixture = BatchFixture("llama")
+    warm_up(fixture.runner, 1)
+    assert not fixture.runner.shapes
+    fixture.runner.batches = False
+    fixture.runner.use(replace(fixture.runner.rules, batches=False))
+    warm_up(fixture.runner, 8)
+    assert not fixture.runner.shapes

@@ -158,11 +158,11 @@ class Bench:
         )
         self._queue = ConversationQueue(16)
         self._events: list[tuple[Sequence, Event]] = []
-        reuse = KVCacheManager(self.runner, self.cache, fingerprint="f", interval=INTERVAL)
+        kv_cache = KVCacheManager(self.runner, self.cache, fingerprint="f", interval=INTERVAL)
         self.governor = Governor(self.cache, Size(memory, 1 << 40))
         self.engine = Engine(
             self.runner,
-            reuse,
+            kv_cache,
             MemoryPlanner(self.governor, self.runner, fixed_chunks=exact),
             self._queue,
             self._events.extend,

@@ -179,7 +179,7 @@ class ServerFixture:
         disk: Path | None = None,
         **more: Any,
     ) -> None:
-        gc.collect()  # what is freed later would be taken for this rig's
+        gc.collect()  # what is freed later would be taken for this server's
         settings = Settings(
             cache_bytes=budget,
             no_disk=disk is None,
@@ -336,7 +336,7 @@ class ServerFixture:
         return ledger.total.nbytes - ledger.held(Kind.TRANSIENT).nbytes
 
     def check_rest(self) -> None:
-        """Nobody is left: no leases, no seats, and the ledger has stored state only."""
+        """Nobody is left: no leases, no slots, and the ledger has stored state only."""
         cache, ledger = self.assembly.cache, self.assembly.governor.ledger
         assert problems(cache) == []
         assert cache.leases() == []

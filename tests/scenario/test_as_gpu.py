@@ -69,24 +69,24 @@ def alone(name: str, ask: Ask) -> list[int]:
     return answer[1:]
 
 
-def check(rig: ServerFixture, asks: Items[Ask], told: Items[Told]) -> None:
+def check(server: ServerFixture, asks: Items[Ask], told: Items[Told]) -> None:
     """All were answered as plain mlx-lm answers, and nothing is left of them."""
     assert [t.error for t in told] == [None] * len(told)
     for ask, each in zip(asks, told, strict=True):
-        assert each.tokens == alone(rig.name, ask)
-    rig.check_rest()
+        assert each.tokens == alone(server.name, ask)
+    server.check_rest()
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
 def test_every_architecture_starts_and_answers(name: str) -> None:
     """It warms up; then agents join and leave, and each gets mlx-lm's own answer."""
-    rig = ServerFixture(model(name), MEMORY, max_batch=6)
-    runner = rig.assembly.runner
+    server = ServerFixture(model(name), MEMORY, max_batch=6)
+    runner = server.assembly.runner
     rows = {shape[0] for shape in runner.shapes}
     assert rows == ({2, 3, 4, 6} if runner.batches else set())
     asks = agents(4, user=(9, 40), answer=(28, 6, 12), every=5)
     asks.append(replace(asks[1], at=60))  # comes when the first is alone, or nobody is there
-    check(rig, asks, rig.serve(asks))
+    check(server, asks, server.serve(asks))
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_a_small_budget_warms_up_less(name: str, rows: int) -> None:
     """It starts, warms up as many rows as fit, and serves one after the other."""
     promise = ServerFixture(model(name), MEMORY, max_batch=1).assembly.runner.profile.worst_case
     budget = promise(_SHORTEST).nbytes * (2 * rows + 1) // 2
-    rig = ServerFixture(model(name), budget, max_batch=6)
-    runner = rig.assembly.runner
+    server = ServerFixture(model(name), budget, max_batch=6)
+    runner = server.assembly.runner
     assert longest(runner) < 2 * _SHORTEST
     assert runner.shapes == {s for s in runner.shapes if s[0] <= rows}
     assert bool(runner.shapes) == (rows > 1 and runner.batches)
     asks = agents(3, system=20, user=(12,), answer=(20,))
-    check(rig, asks, rig.serve(asks))
+    check(server, asks, server.serve(asks))
 
 
 @pytest.mark.parametrize(
@@ -116,70 +116,70 @@ def test_one_ends_while_its_step_is_under_way(
     name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sequence that goes with a token on its way; its neighbours' answers are mlx-lm's."""
-    rig = ServerFixture(model(name), 1 << 26, max_batch=6)
+    server = ServerFixture(model(name), 1 << 26, max_batch=6)
     asks = agents(3, system=70, user=(9, 20, 14), answer=(30,))
-    names = [rig.send(ask) for ask in asks]
-    live = [rig.live[name] for name in names]
-    rig.until(lambda: all(len(s.output) >= 9 for s in live))
+    names = [server.send(ask) for ask in asks]
+    live = [server.live[name] for name in names]
+    server.until(lambda: all(len(s.output) >= 9 for s in live))
     assert live[1].pending is not None
     if how == "cancel":
         live[1].cancelled = True
     elif how == "fail":
-        fail_for(rig, live[1], monkeypatch)
+        fail_for(server, live[1], monkeypatch)
     else:
-        rig.squeeze()
+        server.squeeze()
         assert SequenceStatus.PREEMPTED in [s.status for s in live]
-        rig.allow(rig.budget)
-    rig.until(lambda: rig.idle)
-    told = [rig.told[name] for name in names]
+        server.allow(server.budget)
+    server.until(lambda: server.idle)
+    told = [server.told[name] for name in names]
     if how != "preempt":
         gone, ask = told.pop(1), asks.pop(1)
         assert gone.reason is (FinishReason.CANCELLED if how == "cancel" else FinishReason.ERROR)
         assert isinstance(gone.error, ComputationError) == (how == "fail")
         assert gone.tokens == alone(name, ask)[: len(gone.tokens)]
-    check(rig, asks, told)
+    check(server, asks, told)
 
 
-def fail_for(rig: ServerFixture, victim: Sequence, monkeypatch: pytest.MonkeyPatch) -> None:
+def fail_for(server: ServerFixture, victim: Sequence, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a sequence fail after it was fed its next token, and before one is chosen for it."""
-    reuse, real = rig.engine._kv_cache, rig.engine._kv_cache.advanced
+    kv_cache, real = server.engine._kv_cache, server.engine._kv_cache.advanced
 
     def advanced(sequence: Sequence) -> None:
         if sequence is victim:
             raise RuntimeError("it failed")
         real(sequence)
 
-    monkeypatch.setattr(reuse, "advanced", advanced)
+    monkeypatch.setattr(kv_cache, "advanced", advanced)
 
 
 @pytest.mark.parametrize("name", kinds("llama", "qwen3_next"))
 def test_keys_in_one_piece_are_nobodys_but_the_sequences_own(name: str) -> None:
     """One that was alone copied what it leases: cut, evicted or shared, it is answered right."""
-    rig = ServerFixture(model(name), 1 << 26, max_batch=6)
+    server = ServerFixture(model(name), 1 << 26, max_batch=6)
     first = Ask(words(150, "shared"), 40)
     other = Ask([*first.prompt[:90], *words(30, "other")], 30)
-    (told,) = rig.serve([replace(first, tokens=2)])
+    (told,) = server.serve([replace(first, tokens=2)])
     assert told.error is None
-    name_of = rig.send(first)
-    rig.until(lambda: len(rig.live[name_of].output) >= 12)
-    cache = rig.cache_of(name_of)
+    name_of = server.send(first)
+    server.until(lambda: len(server.live[name_of].output) >= 12)
+    cache = server.cache_of(name_of)
     assert cache.is_contiguous == bool(cache.token_layers)
-    rig.assembly.cache.evictor.evict(0)  # what nobody leases
-    later = rig.send(other)  # cuts the leased span, and makes it leave its copy for a row
-    rig.until(lambda: len(rig.live[later].output) >= 4)
-    rig.squeeze()
-    rig.allow(rig.budget)
-    rig.until(lambda: rig.idle)
-    check(rig, [first, other], [rig.told[name_of], rig.told[later]])
+    server.assembly.cache.evictor.evict(0)  # what nobody leases
+    later = server.send(other)  # cuts the leased span, and makes it leave its copy for a row
+    server.until(lambda: len(server.live[later].output) >= 4)
+    server.squeeze()
+    server.allow(server.budget)
+    server.until(lambda: server.idle)
+    check(server, [first, other], [server.told[name_of], server.told[later]])
 
 
 @pytest.mark.parametrize("name", kinds("qwen3_next"))
 def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -> None:
     """What was paged out is read by the next daemon, after its warm-up."""
     asks = agents(2, user=(40,), answer=(10,))
-    rig = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6)
-    check(rig, asks, rig.serve(asks))
-    rig.close()
+    server = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6)
+    check(server, asks, server.serve(asks))
+    server.close()
     again = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6)
     told = again.serve(asks)
     assert all(t.cached for t in told)
@@ -193,9 +193,9 @@ def test_exact_answers_do_not_depend_on_company(name: str) -> None:
     """A seeded answer has the same tokens alone, in a crowd, and over what is cached."""
     ask = replace(agents(1, user=(30,), answer=(24,), sampling=(SEEDED,))[0], at=40)
     (cold,) = ServerFixture(model(name), MEMORY, exact=True, max_batch=6).serve([ask])
-    rig = ServerFixture(model(name), MEMORY, exact=True, max_batch=6)
-    told = rig.serve([*agents(4, user=(9, 40), answer=(28, 6), every=3), ask])
+    server = ServerFixture(model(name), MEMORY, exact=True, max_batch=6)
+    told = server.serve([*agents(4, user=(9, 40), answer=(28, 6), every=3), ask])
     assert (cold.cached, cold.error) == (0, None)
     assert told[-1].cached
     assert told[-1].tokens == cold.tokens
-    rig.check_rest()
+    server.check_rest()

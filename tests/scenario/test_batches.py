@@ -31,7 +31,7 @@ SYSTEM = 150
 SHARED = ("llama", "qwen3_next", "gemma3_text", "mamba2")
 
 
-def crew(count: int, *, at: int = 0, apart: int = 0) -> list[Ask]:
+def agents(count: int, *, at: int = 0, apart: int = 0) -> list[Ask]:
     """Agents with one system prompt, and questions and answers of unequal lengths."""
     return [
         Ask(
@@ -59,7 +59,7 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
 def test_together_as_alone(name: str, apart: int) -> None:
     """Agents of every architecture, at once or one by one, are rows and answer as alone (L2)."""
     bench = Bench(name)
-    outcomes = bench.run_together(crew(6, apart=apart))
+    outcomes = bench.run_together(agents(6, apart=apart))
     for outcome in outcomes:
         assert bench.difference(outcome) < TOLERANCE
     assert max(bench.runner.rows) > 3
@@ -71,7 +71,7 @@ def test_together_as_alone(name: str, apart: int) -> None:
 def test_a_common_prompt_is_computed_once(name: str) -> None:
     """Agents that start together wait for the first one's prefill, and share it."""
     bench = Bench(name)
-    asks = crew(6)
+    asks = agents(6)
     outcomes = bench.run_together(asks)
     unique = sum(len(ask.prompt) - SYSTEM for ask in asks)
     assert bench.engine.statistics().prefill_tokens == SYSTEM + unique
@@ -90,7 +90,7 @@ def test_a_common_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append([spans for spans, members in batch._step.shared if members is None])
 
     monkeypatch.setattr(BatchCache, "read", spy)
-    asks = crew(5)
+    asks = agents(5)
     for ask in asks:
         ask.tokens = 40
     bench.run_together(asks)
@@ -119,7 +119,7 @@ def test_mixed_sampling(name: str) -> None:
         SamplingParams(seed=3, temperature=1.3, min_p=0.02, repetition_penalty=1.3),
         SamplingParams(seed=4, temperature=0.9, presence_penalty=1, logit_bias={5: 3.0}),
     ]
-    asks = crew(5)
+    asks = agents(5)
     for ask, params in zip(asks, samplings, strict=True):
         ask.sampling = params
     together = Bench(name).run_together(asks)
@@ -138,7 +138,7 @@ def test_one_rows_fault_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("the third token")
         return real(logits, rows, vocab_size)
 
-    asks = crew(4)
+    asks = agents(4)
     healthy = Bench("llama").run_together(asks)
     monkeypatch.setattr(sampling, "sample_tokens", sample)
     asks[1].sampling = SamplingParams(seed=cursed, temperature=0.0)
@@ -158,7 +158,7 @@ def test_one_rows_fault_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cancelling_in_a_batch(name: str) -> None:
     """Clients that leave at any stage free their rows; the others' answers stay right."""
     bench = Bench(name)
-    asks = crew(8)
+    asks = agents(8)
     for number, after in ((0, 2), (2, 9), (3, 0), (5, 14)):
         asks[number].cancel_after = after
     outcomes = bench.run_together(asks)
@@ -172,7 +172,7 @@ def test_cancelling_in_a_batch(name: str) -> None:
 def test_batch_limit() -> None:
     """No more rows run at once than may."""
     bench = Bench("llama", max_batch=3)
-    for outcome in bench.run_together(crew(7)):
+    for outcome in bench.run_together(agents(7)):
         assert bench.difference(outcome) < TOLERANCE
     assert max(bench.runner.rows) == 3
 
@@ -181,7 +181,7 @@ def test_batch_limit() -> None:
 def test_second_turns_together(name: str) -> None:
     """Every agent's next turn resumes at its own end, also when all come at once."""
     bench = Bench(name)
-    first = bench.run_together(crew(5))
+    first = bench.run_together(agents(5))
     asks = [
         Ask([*o.history, *words(30, f"next {i}")], 12, boundaries=[(SYSTEM, Reason.SYSTEM)])
         for i, o in enumerate(first)
@@ -195,7 +195,7 @@ def test_a_lone_rows_failure_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     """Where sequences decode one by one, the model's own failure ends one of them only."""
     bench = Bench("llama")
     bench.runner.use(replace(bench.runner.rules, batches=False))
-    real, asks = bench.runner._call, crew(4)
+    real, asks = bench.runner._call, agents(4)
 
     def call(planned: Call, caches: list[SequenceCache], tokens: mx.array) -> mx.array:
         if caches[0] is bench.runner._opened[1]:

@@ -91,7 +91,11 @@ def is_valid(constraint: Constraint | None, answer: str) -> bool:
 
 
 def check(
-    rig: ServerFixture, codec: "TextCodec", asks: Items[Ask], told: Items[Told], which: Items[Any]
+    server: ServerFixture,
+    codec: "TextCodec",
+    asks: Items[Ask],
+    told: Items[Told],
+    which: Items[Any],
 ) -> int:
     """Every answer that ended by itself is valid; says how many did."""
     assert [t.error for t in told] == [None] * len(told)
@@ -101,7 +105,7 @@ def check(
         else:
             assert each.reason is FinishReason.LENGTH
             assert len(each.tokens) == a.tokens
-    rig.check_rest()
+    server.check_rest()
     return sum(t.reason is FinishReason.STOP for t in told)
 
 
@@ -115,9 +119,9 @@ def test_a_mixed_batch_equals_solo_runs(
     codec = tiny.text
     loaded = model(name, codec, device=AS_GPU) if overlaps else model(name, codec)
     asks = [ask(codec, c, i, at=i) for i, c in enumerate(CONSTRAINTS)]
-    rig = ServerFixture(loaded, 1 << 28, exact=exact)
-    told = rig.serve(asks)
-    assert check(rig, codec, asks, told, CONSTRAINTS) >= 2
+    server = ServerFixture(loaded, 1 << 28, exact=exact)
+    told = server.serve(asks)
+    assert check(server, codec, asks, told, CONSTRAINTS) >= 2
     alone = ServerFixture(loaded, 1 << 28, exact=exact)
     for a, together in zip(asks, told, strict=True):
         (solo,) = alone.serve([Ask(a.prompt, a.tokens, a.sampling, grammar=a.grammar)])
@@ -140,9 +144,9 @@ def test_seeds_and_samplers_stay_inside(tiny: "LoadedModel") -> None:
     params = [SamplingParams(seed=i, temperature=1.5, **s) for i, s in enumerate(samplers)]
     which: list[Any] = [c for c in CONSTRAINTS if c is not None for _ in params]
     asks = [ask(codec, c, i, sampling=params[i % len(params)]) for i, c in enumerate(which)]
-    rig = ServerFixture(model("llama", codec), 1 << 28)
-    first, second = rig.serve(asks), rig.serve(asks)
-    assert check(rig, codec, asks * 2, first + second, which * 2) >= len(asks)
+    server = ServerFixture(model("llama", codec), 1 << 28)
+    first, second = server.serve(asks), server.serve(asks)
+    assert check(server, codec, asks * 2, first + second, which * 2) >= len(asks)
     assert [t.tokens for t in first] == [t.tokens for t in second]
 
 
@@ -158,31 +162,31 @@ def test_preempted_answers_go_on_in_their_grammars(
     which: list[Any] = [JSONSchema(long), Regex("[a-z]{40,50}"), Regex("(yes|no){30,99}")]
     asks = [ask(codec, c, i, sampling=SEEDED) for i, c in enumerate(which)]
     expected = [t.tokens for t in ServerFixture(loaded, 1 << 28, exact=exact).serve(asks)]
-    rig = ServerFixture(loaded, 1 << 26, exact=exact)
-    rig.assembly.runner.overlaps = overlaps
-    names = [rig.send(a) for a in asks]
+    server = ServerFixture(loaded, 1 << 26, exact=exact)
+    server.assembly.runner.overlaps = overlaps
+    names = [server.send(a) for a in asks]
     for count in (1, 4, 10):
-        rig.until(lambda n=count: all(len(rig.live[name].output) >= n for name in names))  # type: ignore[misc]
-        rig.squeeze()
-        rig.allow(rig.budget)
-    rig.until(lambda: rig.idle)
-    told = [rig.told[name] for name in names]
-    check(rig, codec, asks, told, which)
+        server.until(lambda n=count: all(len(server.live[name].output) >= n for name in names))  # type: ignore[misc]
+        server.squeeze()
+        server.allow(server.budget)
+    server.until(lambda: server.idle)
+    told = [server.told[name] for name in names]
+    check(server, codec, asks, told, which)
     assert [t.tokens for t in told] == expected
-    assert rig.preemptions >= 3
+    assert server.preemptions >= 3
 
 
 def test_max_tokens_in_the_middle(tiny: "LoadedModel") -> None:
     """An answer that is cut ends with `length`; one that is complete with its last, `stop`."""
     codec = tiny.text
-    rig = ServerFixture(model("llama", codec), 1 << 28)
+    server = ServerFixture(model("llama", codec), 1 << 28)
     whole = ask(codec, Choice(["abcdefgh"]), 1)
-    (told,) = rig.serve([whole])
+    (told,) = server.serve([whole])
     assert told.reason is FinishReason.STOP
     count = len(told.tokens)
     assert count > 1
     for tokens, reason in ((count, FinishReason.STOP), (count - 1, FinishReason.LENGTH)):
-        (cut,) = rig.serve([Ask(whole.prompt, tokens, grammar=whole.grammar)])
+        (cut,) = server.serve([Ask(whole.prompt, tokens, grammar=whole.grammar)])
         assert cut.reason is reason
         assert cut.tokens == told.tokens[:tokens]
 
@@ -190,15 +194,15 @@ def test_max_tokens_in_the_middle(tiny: "LoadedModel") -> None:
 def test_a_conversation_restarts(tiny: "LoadedModel") -> None:
     """The next turn begins its grammar anew, over what the last one left in the cache."""
     codec = tiny.text
-    rig = ServerFixture(model("llama", codec), 1 << 28)
+    server = ServerFixture(model("llama", codec), 1 << 28)
     first = ask(codec, JSONSchema(PERSON), 2 * CHUNK // 9, tag="c", sampling=SEEDED)
-    (told,) = rig.serve([first])
+    (told,) = server.serve([first])
     again = [*first.prompt, *told.tokens, *words(9, "next", 384)]
     grammar = compiler(codec).compile(JSONSchema(PERSON))
-    (next_turn,) = rig.serve([Ask(again, 80, SEEDED, tag="c", grammar=grammar)])
+    (next_turn,) = server.serve([Ask(again, 80, SEEDED, tag="c", grammar=grammar)])
     assert next_turn.cached
     assert next_turn.cached >= len(first.prompt)
-    check(rig, codec, [first, first], [told, next_turn], [JSONSchema(PERSON)] * 2)
+    check(server, codec, [first, first], [told, next_turn], [JSONSchema(PERSON)] * 2)
 
 
 class _Broken:
@@ -241,15 +245,15 @@ class _BrokenGrammar:
 def test_a_fault_hits_one_request(tiny: "LoadedModel", how: str, *, overlaps: bool) -> None:
     """A matcher that breaks ends its own request, in words; its neighbours do not notice."""
     codec = tiny.text
-    rig = ServerFixture(model("llama", codec), 1 << 28)
-    rig.assembly.runner.overlaps = overlaps
+    server = ServerFixture(model("llama", codec), 1 << 28)
+    server.assembly.runner.overlaps = overlaps
     asks = [ask(codec, c, i) for i, c in enumerate(CONSTRAINTS)]
-    expected = [t.tokens for t in rig.serve(asks)]
+    expected = [t.tokens for t in server.serve(asks)]
     broken = ask(codec, JSONSchema(PERSON), 0)
     broken.grammar = _BrokenGrammar(broken.grammar, how)
-    *told, cursed = rig.serve([*asks, broken])
+    *told, cursed = server.serve([*asks, broken])
     assert [t.tokens for t in told] == expected
-    check(rig, codec, asks, told, CONSTRAINTS)
+    check(server, codec, asks, told, CONSTRAINTS)
     assert cursed.reason is FinishReason.ERROR
     assert isinstance(cursed.error, ComputationError)
     assert "planted" in str(cursed.error)

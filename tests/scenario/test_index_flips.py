@@ -81,13 +81,13 @@ def test_a_flipped_token_of_a_row(name: str, tmp_path: Path) -> None:
         folder = copied(filled, number)
         flipped = flip(folder, prompts, chosen)
         (expected,) = plain.serve([Ask(flipped.prompt, 6)])
-        rig = ServerFixture(zoo_model(name), BUDGET, disk=folder)
-        (told,) = rig.serve([Ask(flipped.prompt, 6)])
+        server = ServerFixture(zoo_model(name), BUDGET, disk=folder)
+        (told,) = server.serve([Ask(flipped.prompt, 6)])
         assert told.cached is not None
         assert told.cached <= flipped.offset
         assert told.tokens == expected.tokens
-        again = rig.serve([Ask(prompt, 6) for prompt in prompts])
+        again = server.serve([Ask(prompt, 6) for prompt in prompts])
         assert [each.tokens for each in again] == right
         restored += sum(each.cached or 0 for each in again)
-        rig.close()
+        server.close()
     assert restored

@@ -40,39 +40,41 @@ def promised(name: str, tokens: int, *, exact: bool = False) -> int:
     return probe.assembly.runner.profile.worst_case(tokens).nbytes * 20 // 16
 
 
-def check_budget(rig: ServerFixture, asks: list[Ask]) -> None:
+def check_budget(server: ServerFixture, asks: list[Ask]) -> None:
     """Serve requests; nothing that was ever active is beyond the budget, and all are served."""
-    watch = Watch(rig.assembly.runner.resident)
+    watch = Watch(server.assembly.runner.resident)
     with watch.on():
-        told = rig.serve(asks, lambda: check_ledger(rig))
+        told = server.serve(asks, lambda: check_ledger(server))
     assert watch.samples > 0
     assert watch.peak >= watch.seen
-    assert watch.peak <= TOLERANCE * rig.budget
+    assert watch.peak <= TOLERANCE * server.budget
     assert [t.error for t in told] == [None] * len(told)
     assert [len(t.tokens) for t in told] == [ask.tokens for ask in asks]
-    rig.check_rest()
+    server.check_rest()
 
 
-def check_ledger(rig: ServerFixture) -> None:
+def check_ledger(server: ServerFixture) -> None:
     """What is active between two steps is what the ledger says."""
     mx.synchronize()
-    ledger = rig.assembly.governor.ledger
-    slack = 0.03 * rig.booked + _SHARED_BUFFER * ledger.total.buffers
-    assert rig.active <= rig.booked + slack
+    ledger = server.assembly.governor.ledger
+    slack = 0.03 * server.booked + _SHARED_BUFFER * ledger.total.buffers
+    assert server.active <= server.booked + slack
     written = ledger.held(Kind.PAGING).nbytes  # perhaps, and nobody has heard of it yet
-    assert rig.active >= rig.booked - written - slack
+    assert server.active >= server.booked - written - slack
 
 
 @pytest.mark.parametrize(("name", "disk"), EVERY)
 def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
     """Long prompts, forks and a crowd stay within budget, and the ledger is right throughout."""
-    rig = ServerFixture(zoo_model(name), promised(name, 420), disk=tmp_path / "d" if disk else None)
-    long = min(rig.limit, 420)
+    server = ServerFixture(
+        zoo_model(name), promised(name, 420), disk=tmp_path / "d" if disk else None
+    )
+    long = min(server.limit, 420)
     base = words(long - 20, "base")
     forks = [Ask([*base[:at], *words(long - at - 16, at)], 12) for at in (10, long // 2, long - 30)]
-    check_budget(rig, [Ask(base, 16), *forks, Ask(base, 16)])
-    check_budget(rig, agents(6, user=(40, 130), answer=(20, 50), every=3))
-    rig.close()
+    check_budget(server, [Ask(base, 16), *forks, Ask(base, 16)])
+    check_budget(server, agents(6, user=(40, 130), answer=(20, 50), every=3))
+    server.close()
 
 
 @pytest.mark.slow
@@ -80,77 +82,77 @@ def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
 def test_the_budget_holds_for_longer(name: str, times: int) -> None:
     """The same with several budgets, prompts of a thousand tokens and many at once."""
-    rig = ServerFixture(zoo_model(name), times * promised(name, 1200))
-    check_budget(rig, loners(3 * times, (1000, 300, 700), (100, 200, 50), every=5))
-    check_budget(rig, agents(4 * times, system=500, user=(100, 400), answer=(100,)))
+    server = ServerFixture(zoo_model(name), times * promised(name, 1200))
+    check_budget(server, loners(3 * times, (1000, 300, 700), (100, 200, 50), every=5))
+    check_budget(server, agents(4 * times, system=500, user=(100, 400), answer=(100,)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text"])
 def test_long_answers_end_within_the_budget(name: str) -> None:
     """What a long answer has computed becomes stored state without a second copy of it all."""
-    rig = ServerFixture(zoo_model(name), promised(name, 1700))
-    check_budget(rig, loners(2, (9,), (min(rig.limit, 1700) - 9,)))
+    server = ServerFixture(zoo_model(name), promised(name, 1700))
+    check_budget(server, loners(2, (9,), (min(server.limit, 1700) - 9,)))
 
 
 @pytest.mark.slow
 def test_the_budget_holds_for_a_real_model(smollm2: "LoadedModel") -> None:
     """SmolLM2, with agents that have more to remember than there is room for."""
-    rig = ServerFixture(smollm2, "80 MiB", prefill_chunk=256)
+    server = ServerFixture(smollm2, "80 MiB", prefill_chunk=256)
     asks = [
         Ask([*words(150, "s"), *words(100 + 75 * i, i)], 12 + 4 * i, at=2 * i) for i in range(4)
     ]
-    check_budget(rig, asks)
+    check_budget(server, asks)
 
 
 def test_rows_that_are_not_needed_any_more_are_given_up() -> None:
     """After a crowd, a few go on; the memory of the others' rows is free."""
-    rig = ServerFixture(zoo_model("llama"), 1 << 28)
+    server = ServerFixture(zoo_model("llama"), 1 << 28)
     asks = [Ask(words(5, i), 12 if i > 1 else 60) for i in range(16)]
-    check_budget(rig, asks)
+    check_budget(server, asks)
 
 
 def test_nobody_is_preempted_so_that_a_batch_can_shrink() -> None:
     """Fewer rows are a copy. Where that does not fit, all go on, and rows are given up later."""
-    rig = ServerFixture(zoo_model("llama"), 1 << 28)
-    names = [rig.send(Ask(words(5, i), 40 if i < 8 else 12)) for i in range(9)]
-    rig.until(lambda: rig.told[names[8]].reason is not None)
-    placement, runner = rig.assembly.runner.placement, rig.assembly.runner
+    server = ServerFixture(zoo_model("llama"), 1 << 28)
+    names = [server.send(Ask(words(5, i), 40 if i < 8 else 12)) for i in range(9)]
+    server.until(lambda: server.told[names[8]].reason is not None)
+    placement, runner = server.assembly.runner.placement, server.assembly.runner
     rows = placement.rows
-    decode = [rig.cache_of(name) for name in names[:8]]
+    decode = [server.cache_of(name) for name in names[:8]]
     steady = runner.cost(runner.plan(decode, may_copy=False)).nbytes
     assert steady < runner.cost(runner.plan(decode)).nbytes
-    rig.assembly.cache.evictor.clear()
-    rig.allow((rig.booked + steady) * 16 // 15 + 64)
-    rig.step()
-    assert (rig.preemptions, placement.rows) == (0, rows)
-    rig.allow(rig.budget)
-    rig.step()
+    server.assembly.cache.evictor.clear()
+    server.allow((server.booked + steady) * 16 // 15 + 64)
+    server.step()
+    assert (server.preemptions, placement.rows) == (0, rows)
+    server.allow(server.budget)
+    server.step()
     assert placement.rows < rows
-    rig.until(lambda: rig.idle)
-    assert [rig.told[name].error for name in names] == [None] * 9
+    server.until(lambda: server.idle)
+    assert [server.told[name].error for name in names] == [None] * 9
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next"])
 def test_exact_rows_keep_nothing_of_each_other(name: str) -> None:
     """A recurrent state that is a row of a step's does not keep the other rows in memory."""
-    rig = ServerFixture(zoo_model(name), 1 << 28, exact=True)
-    check_budget(rig, loners(2, (100, 30), (12, 6)))
+    server = ServerFixture(zoo_model(name), 1 << 28, exact=True)
+    check_budget(server, loners(2, (100, 30), (12, 6)))
 
 
 def test_what_is_restored_is_freed_without_a_collector() -> None:
     """No cycle holds what a request was given: evicted state is gone at once."""
-    rig = ServerFixture(zoo_model("gemma3_text"), 1 << 28)
+    server = ServerFixture(zoo_model("gemma3_text"), 1 << 28)
     asks = agents(3, user=(60,), answer=(5,))
     gc.collect()
     gc.disable()
     try:
         for ask in [*asks, *asks]:
-            rig.serve([ask])
-        rig.assembly.cache.evictor.clear()
+            server.serve([ask])
+        server.assembly.cache.evictor.clear()
         mx.synchronize()
-        assert rig.assembly.cache.tries.size.nbytes == 0
-        assert rig.active <= _SHARED_BUFFER
+        assert server.assembly.cache.tries.size.nbytes == 0
+        assert server.active <= _SHARED_BUFFER
     finally:
         gc.enable()
 
@@ -163,7 +165,7 @@ def counted() -> Counter[str]:
 
 def test_a_thousand_requests_leave_no_object() -> None:
     """Neither request, nor state, nor batch is in a cycle: with the collector off none stays."""
-    rig = ServerFixture(zoo_model("gemma3_text"), 1 << 28, max_batch=8)
+    server = ServerFixture(zoo_model("gemma3_text"), 1 << 28, max_batch=8)
 
     def serve(count: int, seed: int) -> None:
         # Twenty conversations: what is remembered of each is one thing, and stays.
@@ -172,9 +174,9 @@ def test_a_thousand_requests_leave_no_object() -> None:
             for number in range(count)
         ]
         for start in range(0, count, 20):
-            rig.serve(asks[start : start + 20])
-            rig.assembly.cache.evictor.clear()
-        for kept in (rig.live, rig.told, rig.paces):
+            server.serve(asks[start : start + 20])
+            server.assembly.cache.evictor.clear()
+        for kept in (server.live, server.told, server.paces):
             kept.clear()
 
     serve(100, 0)
@@ -206,14 +208,14 @@ def test_a_thousand_requests_leave_no_object() -> None:
 )
 def test_what_the_context_allows_is_served_whatever_is_cached(name: str, *, exact: bool) -> None:
     """However much of it is known, and however full the cache is, it is not refused."""
-    rig = ServerFixture(zoo_model(name), promised(name, 300, exact=exact), exact=exact)
-    long = min(rig.limit, 300)
+    server = ServerFixture(zoo_model(name), promised(name, 300, exact=exact), exact=exact)
+    long = min(server.limit, 300)
     base = words(long - 8, "base")
     for at in (long - 8, 0, long - 8, 10, long // 2, long - 8, long - 12, long - 8):
-        (told,) = rig.serve([Ask([*base[:at], *words(long - 8 - at, at)], 8)])
+        (told,) = server.serve([Ask([*base[:at], *words(long - 8 - at, at)], 8)])
         assert told.error is None, at
         assert len(told.tokens) == 8
-    rig.check_rest()
+    server.check_rest()
 
 
 @pytest.mark.parametrize("window", [512, 1024])
@@ -225,19 +227,19 @@ def test_long_windows_are_part_of_the_promise(window: int, prompt: int, answer: 
     )
     loaded = replaced(zoo_model("gemma3_text"), model=model, layout=CacheLayout(model))
     probe = ServerFixture(loaded, 1 << 30).assembly.runner.profile
-    rig = ServerFixture(loaded, probe.worst_case(prompt + answer).nbytes * 20 // 16)
+    server = ServerFixture(loaded, probe.worst_case(prompt + answer).nbytes * 20 // 16)
     asks = [Ask(words(prompt, number), answer) for number in range(3)]
-    check_budget(rig, [asks[0], *asks])
+    check_budget(server, [asks[0], *asks])
 
 
 def test_who_does_not_fit_waits() -> None:
     """Of two that do not fit together the second starts when the first has ended."""
-    rig = ServerFixture(zoo_model("llama"), promised("llama", 300))
-    names = [rig.send(ask) for ask in loners(2, (250,), (40,))]
-    rig.until(lambda: rig.told[names[0]].reason is not None)
-    assert rig.told[names[1]].cached is None
-    rig.until(lambda: rig.idle)
-    assert [rig.told[name].reason for name in names] == [FinishReason.LENGTH] * 2
+    server = ServerFixture(zoo_model("llama"), promised("llama", 300))
+    names = [server.send(ask) for ask in loners(2, (250,), (40,))]
+    server.until(lambda: server.told[names[0]].reason is not None)
+    assert server.told[names[1]].cached is None
+    server.until(lambda: server.idle)
+    assert [server.told[name].reason for name in names] == [FinishReason.LENGTH] * 2
 
 
 def test_a_budget_too_small_is_refused_with_both_figures() -> None:
@@ -257,14 +259,14 @@ def test_the_context_is_what_the_budget_holds() -> None:
 
 def test_short_of_memory_nobody_hangs() -> None:
     """While the system is short, requests end well or hear when to come back; then all is well."""
-    rig = ServerFixture(zoo_model("llama"), "24 MiB")
+    server = ServerFixture(zoo_model("llama"), "24 MiB")
     asks = loners(6, (60, 300), (30, 80))
-    names = [rig.send(ask) for ask in asks]
-    rig.until(lambda: all(len(rig.live[name].output) > 2 for name in names[:3]))
-    rig.assembly.governor.shrink(0.25)
-    rig.until(lambda: rig.idle)
+    names = [server.send(ask) for ask in asks]
+    server.until(lambda: all(len(server.live[name].output) > 2 for name in names[:3]))
+    server.assembly.governor.shrink(0.25)
+    server.until(lambda: server.idle)
     for name, ask in zip(names, asks, strict=True):
-        told = rig.told[name]
+        told = server.told[name]
         if told.error is None:
             assert len(told.tokens) == ask.tokens
         else:
@@ -272,56 +274,56 @@ def test_short_of_memory_nobody_hangs() -> None:
             assert told.error.retry_after > 0
             need, usable = [int(word) for word in str(told.error).split() if word.isdigit()]
             assert need > usable
-    rig.check_rest()
-    rig.assembly.governor.shrink(1.0)
-    assert all(told.error is None for told in rig.serve(asks))
+    server.check_rest()
+    server.assembly.governor.shrink(1.0)
+    assert all(told.error is None for told in server.serve(asks))
 
 
 def test_what_pins_hold_is_said() -> None:
     """A request that fits without pins only hears of them, and is served when they are gone."""
-    rig = ServerFixture(zoo_model("llama"), promised("llama", 300))
-    kept, long = words(140, "kept"), words(rig.limit - 8, "long")
-    rig.serve([Ask([*kept, 1], 1)])
-    assert rig.assembly.pins.pin("t", "kept", as_tokens(kept)).held == 140
-    (refused,) = rig.serve([Ask(long, 8)])
+    server = ServerFixture(zoo_model("llama"), promised("llama", 300))
+    kept, long = words(140, "kept"), words(server.limit - 8, "long")
+    server.serve([Ask([*kept, 1], 1)])
+    assert server.assembly.pins.pin("t", "kept", as_tokens(kept)).held == 140
+    (refused,) = server.serve([Ask(long, 8)])
     assert isinstance(refused.error, UnavailableError)
     need, usable, pinned = [int(word) for word in findall(r"\d+", str(refused.error))]
-    assert pinned == rig.assembly.pins.nbytes > 0
+    assert pinned == server.assembly.pins.nbytes > 0
     assert need <= usable < need + pinned
-    assert rig.assembly.pins.unpin("t", "kept")
-    (told,) = rig.serve([Ask(long, 8)])
+    assert server.assembly.pins.unpin("t", "kept")
+    (told,) = server.serve([Ask(long, 8)])
     assert (told.error, len(told.tokens)) == (None, 8)
 
 
 def test_what_can_never_fit_is_told_in_bytes() -> None:
     """The refusal says what the prompt would take, and what there is for it."""
-    rig = ServerFixture(zoo_model("llama"), promised("llama", 300))
-    admission = Admission(rig.limit, rig.assembly.bound)
-    assert admission.answer_length(rig.limit - 1, None) == 1
+    server = ServerFixture(zoo_model("llama"), promised("llama", 300))
+    admission = Admission(server.limit, server.assembly.bound)
+    assert admission.answer_length(server.limit - 1, None) == 1
     with pytest.raises(ContextLengthExceededError) as refused:
-        admission.answer_length(rig.limit, None)
+        admission.answer_length(server.limit, None)
     need, usable = [int(n) for n in findall(r"(\d+)(?: bytes| of cache_bytes)", str(refused.value))]
-    assert usable == rig.assembly.governor.limit.nbytes < need
-    assert need == rig.assembly.runner.profile.worst_case(rig.limit + 1).nbytes
+    assert usable == server.assembly.governor.limit.nbytes < need
+    assert need == server.assembly.runner.profile.worst_case(server.limit + 1).nbytes
 
 
 def test_memory_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
     """State that the disk tier is about to let go of is no reason to refuse."""
-    rig = ServerFixture(zoo_model("llama"), promised("llama", 300), disk=tmp_path / "disk")
-    rig.serve([Ask(words(280, "first"), 4)])
-    for trie in rig.assembly.cache.tries:
+    server = ServerFixture(zoo_model("llama"), promised("llama", 300), disk=tmp_path / "disk")
+    server.serve([Ask(words(280, "first"), 4)])
+    for trie in server.assembly.cache.tries:
         for node in trie.nodes():
             node.writers["held"] = node.end  # type: ignore[index]
-    name = rig.send(Ask(words(280, "second"), 4))
+    name = server.send(Ask(words(280, "second"), 4))
     for _ in range(5):
-        rig.step()
-    assert rig.told[name].reason is None
-    for trie in rig.assembly.cache.tries:
+        server.step()
+    assert server.told[name].reason is None
+    for trie in server.assembly.cache.tries:
         for node in trie.nodes():
             node.writers.clear()
-    rig.until(lambda: rig.idle)
-    assert rig.told[name].error is None
-    rig.close()
+    server.until(lambda: server.idle)
+    assert server.told[name].error is None
+    server.close()
 
 
 # -- fairness ----------------------------------------------------------------------------
@@ -333,9 +335,9 @@ def test_two_hundred_conversations_through_a_budget_of_two(name: str) -> None:
     """Every answer is right, and they start in the order in which they came."""
     asks = loners(200, (40, 90, 25), (6, 10))
     expected = ServerFixture(zoo_model(name), 1 << 30).serve(asks)
-    rig = ServerFixture(zoo_model(name), 2 * promised(name, 130))
-    told = rig.serve(asks)
+    server = ServerFixture(zoo_model(name), 2 * promised(name, 130))
+    told = server.serve(asks)
     assert [t.error for t in told] == [None] * 200
     assert [t.tokens for t in told] == [t.tokens for t in expected]
     assert [t.order for t in told] == sorted(t.order for t in told)
-    rig.check_rest()
+    server.check_rest()

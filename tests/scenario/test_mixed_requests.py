@@ -205,8 +205,10 @@ async def test_each_answer_is_its_own(crowd_daemon: RunningDaemon) -> None:
                 answer = await ask(session, kind, number)
             wrong = fault(name, kind.body(number), answer)
             if wrong is None and not name.startswith("drawn"):
-                lone = alone[name, number]
-                return None if told(answer) == lone else f"{name}: {told(answer)}, alone: {lone}"
+                single = alone[name, number]
+                return (
+                    None if told(answer) == single else f"{name}: {told(answer)}, alone: {single}"
+                )
             return wrong
 
         faults = await asyncio.gather(*(one(*each) for each in wanted))

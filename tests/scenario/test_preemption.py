@@ -38,53 +38,53 @@ class Preempted:
     """Three requests, of which the younger ones are preempted when a test says so."""
 
     def __init__(self, name: str, *, exact: bool = False, disk: Path | None = None) -> None:
-        self.rig = ServerFixture(zoo_model(name), 1 << 26, exact=exact, disk=disk)
-        self.names = [self.rig.send(ask) for ask in ASKS]
+        self.server = ServerFixture(zoo_model(name), 1 << 26, exact=exact, disk=disk)
+        self.names = [self.server.send(ask) for ask in ASKS]
         self.exact = exact
 
     @property
     def live(self) -> list[Sequence]:
         """The sequences, in order."""
-        return [self.rig.live[name] for name in self.names]
+        return [self.server.live[name] for name in self.names]
 
     def preempt(self) -> None:
         """Take away memory until one runs alone, and give it back."""
-        self.rig.squeeze()
+        self.server.squeeze()
         assert any(sequence.status is SequenceStatus.PREEMPTED for sequence in self.live)
-        self.rig.allow(self.rig.budget)
+        self.server.allow(self.server.budget)
 
     def decoding(self, tokens: int) -> None:
         """Go on until all have answered so much."""
-        self.rig.until(lambda: all(len(s.output) >= tokens for s in self.live))
+        self.server.until(lambda: all(len(s.output) >= tokens for s in self.live))
 
     def check(self) -> None:
         """All are answered as where memory abounds, and nothing is left of them."""
-        self.rig.until(lambda: self.rig.idle)
-        told = [self.rig.told[name] for name in self.names]
+        self.server.until(lambda: self.server.idle)
+        told = [self.server.told[name] for name in self.names]
         assert [t.error for t in told] == [None] * len(told)
-        assert [t.tokens for t in told] == expected(self.rig.name, exact=self.exact)
-        self.rig.check_rest()
+        assert [t.tokens for t in told] == expected(self.server.name, exact=self.exact)
+        self.server.check_rest()
 
 
 @pytest.mark.parametrize(("name", "exact"), EVERY)
 def test_preempted_in_the_prompt_and_twice_in_the_answer(name: str, *, exact: bool) -> None:
     """Greedy and seeded answers are those of a run that was never preempted."""
     preempted = Preempted(name, exact=exact)
-    preempted.rig.until(lambda: 0 < preempted.live[2].num_computed_tokens < 2 * CHUNK)
+    preempted.server.until(lambda: 0 < preempted.live[2].num_computed_tokens < 2 * CHUNK)
     preempted.preempt()
     preempted.decoding(3)
     preempted.preempt()
     preempted.decoding(12)
     preempted.preempt()
     preempted.check()
-    assert preempted.rig.preemptions >= 4
+    assert preempted.server.preemptions >= 4
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_preempted_with_a_token_on_its_way(name: str) -> None:
     """As on a GPU, where a step is launched before the last one is read."""
     preempted = Preempted(name)
-    runner = preempted.rig.assembly.runner
+    runner = preempted.server.assembly.runner
     runner.overlaps = True
     runner.rules = replace(runner.rules, overlaps=True)
     preempted.decoding(4)
@@ -100,56 +100,60 @@ def test_what_was_preempted_comes_back_from_disk(name: str, tmp_path: Path) -> N
     """Where its state was left to the disk meanwhile, it is read from there."""
     preempted = Preempted(name, disk=tmp_path / "disk")
     preempted.decoding(4)
-    preempted.rig.save()  # squeezed as it is now, nobody waits for the disk
-    preempted.rig.squeeze()
-    preempted.rig.save()
-    preempted.rig.assembly.cache.evictor.evict(0)
-    preempted.rig.allow(preempted.rig.budget)
+    preempted.server.save()  # squeezed as it is now, nobody waits for the disk
+    preempted.server.squeeze()
+    preempted.server.save()
+    preempted.server.assembly.cache.evictor.evict(0)
+    preempted.server.allow(preempted.server.budget)
     preempted.check()
-    assert preempted.rig.engine.statistics().page_ins > 0
-    preempted.rig.close()
+    assert preempted.server.engine.statistics().page_ins > 0
+    preempted.server.close()
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 @pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
 def test_ended_while_preempted(how: str, *, exact: bool) -> None:
     """It ends at once, the others go on, and its conversation's next request runs."""
-    rig = ServerFixture(zoo_model("llama"), 1 << 26, exact=exact)
-    rig.engine._clock = lambda: clock[0]
+    server = ServerFixture(zoo_model("llama"), 1 << 26, exact=exact)
+    server.engine._clock = lambda: clock[0]
     clock = [0.0]
-    names = [rig.send(ASKS[0]), rig.send(Ask(*_of(ASKS[1]), tag="c", deadline=9.0))]
-    after = rig.send(Ask(*_of(ASKS[1]), tag="c"))
-    rig.until(lambda: all(len(rig.live[n].output) >= 3 for n in names))
-    rig.squeeze()
-    assert rig.live[names[1]].status is SequenceStatus.PREEMPTED
-    assert rig.told[after].cached is None
+    names = [server.send(ASKS[0]), server.send(Ask(*_of(ASKS[1]), tag="c", deadline=9.0))]
+    after = server.send(Ask(*_of(ASKS[1]), tag="c"))
+    server.until(lambda: all(len(server.live[n].output) >= 3 for n in names))
+    server.squeeze()
+    assert server.live[names[1]].status is SequenceStatus.PREEMPTED
+    assert server.told[after].cached is None
     if how == "cancel":
-        rig.live[names[1]].cancelled = True
+        server.live[names[1]].cancelled = True
     else:
         clock[0] = 10.0
-    rig.allow(rig.budget)
-    rig.step()
+    server.allow(server.budget)
+    server.step()
     reasons = {"cancel": FinishReason.CANCELLED, "deadline": FinishReason.ERROR}
-    assert rig.told[names[1]].reason is reasons[how]
-    rig.until(lambda: rig.idle)
-    assert rig.told[names[0]].tokens == expected("llama", exact=exact)[0]
-    assert rig.told[after].tokens == expected("llama", exact=exact)[1]
-    rig.check_rest()
+    assert server.told[names[1]].reason is reasons[how]
+    server.until(lambda: server.idle)
+    assert server.told[names[0]].tokens == expected("llama", exact=exact)[0]
+    assert server.told[after].tokens == expected("llama", exact=exact)[1]
+    server.check_rest()
 
 
 def test_turns_of_a_conversation_keep_their_order() -> None:
     """The next turn of a preempted one does not start before him, nor do later requests."""
-    rig = ServerFixture(zoo_model("llama"), 1 << 26)
-    first, second = rig.send(ASKS[0]), rig.send(Ask(*_of(ASKS[1]), tag="c"))
-    rig.until(lambda: all(len(rig.live[n].output) >= 3 for n in (first, second)))
-    later = [rig.send(Ask(*_of(ASKS[1]), tag="c")), rig.send(ASKS[2])]
-    rig.squeeze()
-    rig.allow(rig.budget)
-    rig.until(lambda: rig.told[second].reason is not None)
-    assert not rig.told[later[0]].tokens
-    rig.until(lambda: rig.idle)
-    assert [rig.told[n].error for n in later] == [None, None]
-    assert rig.told[second].tokens == rig.told[later[0]].tokens == expected("llama", exact=False)[1]
+    server = ServerFixture(zoo_model("llama"), 1 << 26)
+    first, second = server.send(ASKS[0]), server.send(Ask(*_of(ASKS[1]), tag="c"))
+    server.until(lambda: all(len(server.live[n].output) >= 3 for n in (first, second)))
+    later = [server.send(Ask(*_of(ASKS[1]), tag="c")), server.send(ASKS[2])]
+    server.squeeze()
+    server.allow(server.budget)
+    server.until(lambda: server.told[second].reason is not None)
+    assert not server.told[later[0]].tokens
+    server.until(lambda: server.idle)
+    assert [server.told[n].error for n in later] == [None, None]
+    assert (
+        server.told[second].tokens
+        == server.told[later[0]].tokens
+        == expected("llama", exact=False)[1]
+    )
 
 
 @pytest.mark.slow
@@ -159,11 +163,13 @@ def test_growth_alone_preempts() -> None:
     probe = ServerFixture(zoo_model("llama"), 1 << 30)
     answers = [told.tokens for told in probe.serve(asks)]
     need = probe.assembly.runner.profile
-    rig = ServerFixture(zoo_model("llama"), need.worst_case(612).nbytes + need.sizes.token * 1000)
-    told = rig.serve(asks)
-    assert rig.preemptions > 0
+    server = ServerFixture(
+        zoo_model("llama"), need.worst_case(612).nbytes + need.sizes.token * 1000
+    )
+    told = server.serve(asks)
+    assert server.preemptions > 0
     assert [t.tokens for t in told] == answers
-    rig.check_rest()
+    server.check_rest()
 
 
 def _of(ask: Ask) -> tuple[list[int], int, SamplingParams]:

@@ -108,7 +108,7 @@ def serve(
     tokens: int,
 ) -> None:
     """Answer to each schema, several at once: what ended by itself is valid."""
-    rig = ServerFixture(loaded, 1 << 28, max_batch=16)
+    server = ServerFixture(loaded, 1 << 28, max_batch=16)
     asks = [
         Ask(
             words(20, name, 300),
@@ -118,7 +118,7 @@ def serve(
         )
         for i, (name, (_, grammar)) in enumerate(grammars.items())
     ]
-    for (real, _), told in zip(grammars.values(), rig.serve(asks), strict=True):
+    for (real, _), told in zip(grammars.values(), server.serve(asks), strict=True):
         counts[str(told.reason)] += 1
         if told.reason is FinishReason.STOP:
             detokenizer = codec.detokenizer()
@@ -127,7 +127,7 @@ def serve(
         elif told.reason is FinishReason.ERROR:
             assert isinstance(told.error, ComputationError)
             assert "too complex" in str(told.error), (real.name, told.error)
-    rig.check_rest()
+    server.check_rest()
 
 
 def is_valid(real: Real, answer: str) -> bool:

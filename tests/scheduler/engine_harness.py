@@ -91,22 +91,22 @@ class EngineHarness(Bench):
     def of(
         cls, name: str, budget: int = 1 << 30, *, row: int = Rules().row_limit, exact: bool = False
     ) -> Iterator[Self]:
-        """Lend a drill, the same one as before unless something went wrong with that.
+        """Lend a harness, the same one as before unless something went wrong with that.
 
         Args:
             name: of the model.
             budget: bytes of cache.
-            row: tokens of its own after which a row of the batch is sealed.
+            row: tokens of its own after which a row of the batch is packed.
             exact: see `Engine`.
         """
         key = name, budget, row, exact
-        drill = cls._made.pop(key, None) or cls(name, budget, exact=exact)
-        if drill.runner.rules.row_limit != row:
-            drill.runner.use(replace(drill.runner.rules, own=row // 2, row_limit=row))
-        drill._before = mx.get_active_memory()  # of other drills too
-        yield drill
-        drill.close()
-        cls._made[key] = drill
+        harness = cls._made.pop(key, None) or cls(name, budget, exact=exact)
+        if harness.runner.rules.row_limit != row:
+            harness.runner.use(replace(harness.runner.rules, own=row // 2, row_limit=row))
+        harness._before = mx.get_active_memory()  # of other harnesses too
+        yield harness
+        harness.close()
+        cls._made[key] = harness
 
     # -- requests ----------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class EngineHarness(Bench):
         self._history[sequence.request.id] = []
         return sequence.request.id
 
-    def crew(self, *tokens: int) -> list[str]:
+    def agents(self, *tokens: int) -> list[str]:
         """Queue agents of one system prompt, with answers of these lengths."""
         users = [words(5 + 9 * i, f"user {i}") for i in range(len(tokens))]
         return [self.send([*SYSTEM, *u], t) for u, t in zip(users, tokens, strict=True)]
@@ -155,8 +155,8 @@ class EngineHarness(Bench):
         """How many prompt tokens were computed since the last `close`."""
         return self.engine.statistics().prefill_tokens - self._prefilled_before
 
-    def seats(self) -> dict[str, int]:
-        """Who sits in which row of the batch."""
+    def slots(self) -> dict[str, int]:
+        """Which sequence has which row of the batch."""
         names = {id(cache): name for name, cache in self._states.items()}
         placed = self.runner.placement.sequences
         return {names[id(cache)]: slot for slot, cache in placed.items()}
@@ -174,7 +174,7 @@ class EngineHarness(Bench):
                     self._states[sequence.request.id] = opened
             self._events.clear()
             assert problems(self.cache) == []
-            assert set(self.seats()) <= set(self.running())
+            assert set(self.slots()) <= set(self.running())
             leases = {id(sequence.lease) for sequence in self.engine._running}
             assert {id(lease) for lease in self.cache.leases()} == leases
 

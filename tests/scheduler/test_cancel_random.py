@@ -13,7 +13,7 @@ BUDGETS = (0, 400_000, 1 << 30)
 """Bytes of cache: none, room for about one prompt, and more than is needed."""
 
 ROWS = (8, 512)
-"""Tokens after which a row is sealed: more than once in an answer, and never."""
+"""Tokens after which a row is packed: more than once in an answer, and never."""
 
 PROMPTS = [
     [*SYSTEM[:shared], *words(own, f"{shared} {own}")]
@@ -46,21 +46,21 @@ CLIENTS = st.builds(
 )
 
 
-def play(drill: EngineHarness, clients: list[Client]) -> None:
+def play(harness: EngineHarness, clients: list[Client]) -> None:
     """Let clients come and go, and see to it that the others get their answers."""
     names: dict[int, str] = {}
     for step in range(33):
         for number, client in enumerate(clients):
             if client.at == step:
-                names[number] = drill.send(PROMPTS[client.prompt], client.tokens)
+                names[number] = harness.send(PROMPTS[client.prompt], client.tokens)
         leaving = [
             names[number]
             for number, client in enumerate(clients)
             if client.stays is not None and client.at + client.stays == step
         ]
-        live = [*drill.running(), *drill._queue._waiting]
-        drill.cancel(*[name for name in leaving if name in live])
-    drill.finish()
+        live = [*harness.running(), *harness._queue._waiting]
+        harness.cancel(*[name for name in leaving if name in live])
+    harness.finish()
 
 
 # Shrinking takes minutes, for each try is a model's work: take the phases out to have it.
@@ -77,5 +77,5 @@ def test_any_schedule_of_joins_and_cancels(
     name: str, budget: int, row: int, clients: list[Client], *, exact: bool
 ) -> None:
     """Whoever stays gets a cold run's answer; of those who leave nothing stays but the cache."""
-    with EngineHarness.of(name, budget, row=row, exact=exact) as drill:
-        play(drill, clients)
+    with EngineHarness.of(name, budget, row=row, exact=exact) as harness:
+        play(harness, clients)

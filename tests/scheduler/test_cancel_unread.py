@@ -18,23 +18,23 @@ LIMIT = 12
 
 
 class Crossing:
-    """A hand-off over a drill's engine, which is stepped by hand on the event loop's thread."""
+    """A hand-off over a harness's engine, which is stepped by hand on the event loop's thread."""
 
-    def __init__(self, drill: EngineHarness) -> None:
-        self.drill = drill
-        self.handoff = Handoff(drill._queue, lambda: None, channel_limit=LIMIT)
-        drill.engine._publish = self.handoff.publish
+    def __init__(self, harness: EngineHarness) -> None:
+        self.harness = harness
+        self.handoff = Handoff(harness._queue, lambda: None, channel_limit=LIMIT)
+        harness.engine._publish = self.handoff.publish
 
     def submit(self, user: int, tokens: int) -> tuple[str, EventChannel]:
         """Send a request; returns its id and where its events come."""
         prompt = [*SYSTEM, *words(20 + 9 * user, user)]
-        request = self.drill._request(Ask(prompt, tokens))
+        request = self.harness._request(Ask(prompt, tokens))
         return request.id, self.handoff.submit(request)
 
     async def drain(self, *channels: EventChannel) -> list[list[Event]]:
         """Step to the end; some read all the while."""
         readers = [asyncio.create_task(read(channel)) for channel in channels]
-        while self.drill.engine.step():
+        while self.harness.engine.step():
             for _ in range(3):  # the events arrive, and are read
                 await asyncio.sleep(0)
         return [await reader for reader in readers]
@@ -43,19 +43,19 @@ class Crossing:
         """See that tokens are those of a cold run."""
         prompt = [*SYSTEM, *words(20 + 9 * user, user)]
         tokens = [event.token for event in events if isinstance(event, TokenEvent)]
-        assert self.drill.cold(prompt, tokens).tokens == tokens
+        assert self.harness.cold(prompt, tokens).tokens == tokens
 
 
 @pytest.fixture(params=NAMES)
 async def crossing(request: pytest.FixtureRequest) -> AsyncIterator[Crossing]:
     """A hand-off; when the test is over it knows nobody, and nothing is held for anyone."""
-    with EngineHarness.of(request.param) as drill:
-        publish = drill.engine._publish
-        made = Crossing(drill)
+    with EngineHarness.of(request.param) as harness:
+        publish = harness.engine._publish
+        made = Crossing(harness)
         yield made
         await asyncio.wait_for(made.handoff.wait_idle(), PATIENCE)
         assert made.handoff._live == {}
-        drill.engine._publish = publish
+        harness.engine._publish = publish
 
 
 async def test_finished_and_unread(crossing: Crossing) -> None:
@@ -76,7 +76,7 @@ async def test_finished_and_unread(crossing: Crossing) -> None:
 async def test_finished_and_not_delivered(crossing: Crossing) -> None:
     """It ends while its client leaves: the client's word is first, the rest is dropped."""
     name, channel = crossing.submit(0, 6)
-    while crossing.drill.engine.step():
+    while crossing.harness.engine.step():
         pass  # the event loop hears of nothing
     crossing.handoff.cancel(name)
     assert await read(channel) == [Finished(FinishReason.CANCELLED)]

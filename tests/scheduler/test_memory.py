@@ -26,7 +26,7 @@ NOTHING_KNOWN = Known(0, 0, Size())
 
 
 class Figures(FakeRunner):
-    """Foretells figures that can be told apart.
+    """Estimates that can be told apart.
 
     Attributes:
         copies: bytes that it holds twice.
@@ -67,7 +67,7 @@ class Figures(FakeRunner):
         return Held(100 * len(states), 1)
 
 
-class Desk:
+class PlannerFixture:
     """A planner over a budget of 1,600 bytes, unless told otherwise; 1,500 may be held.
 
     Attributes:
@@ -134,59 +134,59 @@ class TestChunks:
 
     def test_what_fits_is_not_cut(self) -> None:
         """With room for a whole chunk and all decodes, all of it is computed."""
-        desk, running = Desk(), [decoding(1), sequence(500), decoding(2)]
-        desk.leave(1280 + 200)
-        assert desk.afford(running, 128) == plan(running, 128)
-        assert desk.aside == 1280 + 200
+        fixture, running = PlannerFixture(), [decoding(1), sequence(500), decoding(2)]
+        fixture.leave(1280 + 200)
+        assert fixture.afford(running, 128) == plan(running, 128)
+        assert fixture.aside == 1280 + 200
 
     def test_what_is_held_twice_goes_first(self) -> None:
         """Before a chunk is cut, and not before it must."""
-        desk, running = Desk(), [decoding(1), sequence(100)]
-        desk.runner.copies = 300
-        desk.planner.record(map(state_of, running))
-        desk.leave(1000)
-        assert desk.afford(running, 64) == plan(running, 64)
-        assert desk.runner.copies == 300
-        desk.planner.record(map(state_of, running))
-        desk.leave(1000)
-        assert desk.afford(running, 100) == plan(running, 100)
-        assert desk.runner.copies == 0
+        fixture, running = PlannerFixture(), [decoding(1), sequence(100)]
+        fixture.runner.copies = 300
+        fixture.planner.record(map(state_of, running))
+        fixture.leave(1000)
+        assert fixture.afford(running, 64) == plan(running, 64)
+        assert fixture.runner.copies == 300
+        fixture.planner.record(map(state_of, running))
+        fixture.leave(1000)
+        assert fixture.afford(running, 100) == plan(running, 100)
+        assert fixture.runner.copies == 0
 
     @pytest.mark.parametrize(
         ("room", "end"), [(1279, 64), (640, 64), (639, 32), (320, 32), (319, 16), (160, 16)]
     )
     def test_a_chunk_is_cut_to_what_fits(self, room: int, end: int) -> None:
         """By halves, as far as need be, and no further."""
-        desk, alone = Desk(), sequence(500)
-        desk.leave(room)
-        batch = desk.afford([alone], 128)
+        fixture, alone = PlannerFixture(), sequence(500)
+        fixture.leave(room)
+        batch = fixture.afford([alone], 128)
         assert batch is not None
         assert (batch.prefill, batch.end) == (alone, end)
-        assert desk.aside == 10 * end
+        assert fixture.aside == 10 * end
 
     def test_below_the_least_chunk_nothing_is_prefilled(self) -> None:
         """What a chunk takes of its own would not get less."""
-        desk = Desk()
-        desk.leave(159)
-        assert desk.afford([sequence(500)], 128) is None
-        assert desk.aside == 0
-        assert desk.afford([sequence(16)], 128) is not None, "15 tokens are all it needs"
+        fixture = PlannerFixture()
+        fixture.leave(159)
+        assert fixture.afford([sequence(500)], 128) is None
+        assert fixture.aside == 0
+        assert fixture.afford([sequence(16)], 128) is not None, "15 tokens are all it needs"
 
     def test_a_restored_prompt_is_cut_on_the_grid(self) -> None:
         """Smaller chunks end where larger ones would, or at halves between."""
-        desk, alone = Desk(), sequence(500, 70)
+        fixture, alone = PlannerFixture(), sequence(500, 70)
         for room, end in ((650, 128), (649, 96), (330, 96), (329, 80)):
-            desk.leave(room)
-            batch = desk.afford([alone], 128)
+            fixture.leave(room)
+            batch = fixture.afford([alone], 128)
             assert batch is not None
             assert batch.end == end
 
     def test_a_chunk_is_cut_for_those_that_decode(self) -> None:
         """They all go on; the prompt gets what they leave."""
-        desk, long = Desk(), sequence(500)
+        fixture, long = PlannerFixture(), sequence(500)
         running = [long, *[decoding(seed) for seed in (1, 2, 3)]]
-        desk.leave(300 + 320)
-        batch = desk.afford(running, 128)
+        fixture.leave(300 + 320)
+        batch = fixture.afford(running, 128)
         assert batch is not None
         assert (batch.prefill, batch.end, list(batch.decode)) == (long, 32, running[1:])
 
@@ -202,10 +202,13 @@ class TestChunks:
         self, prompt: int, computed: int, chunk: int, room: int, decodes: int, *, fixed: bool
     ) -> None:
         """Nothing over the room is set aside, and there was none for the next larger chunk."""
-        desk, long = Desk(fixed_chunks=fixed), sequence(prompt, min(computed, prompt - 2))
+        fixture, long = (
+            PlannerFixture(fixed_chunks=fixed),
+            sequence(prompt, min(computed, prompt - 2)),
+        )
         running = [long, *[decoding(seed) for seed in range(1, decodes + 1)]]
-        desk.leave(room)
-        batch = desk.afford(running, chunk)
+        fixture.leave(room)
+        batch = fixture.afford(running, chunk)
         seen = long.num_computed_tokens
 
         def cost(end: int) -> int:
@@ -218,26 +221,26 @@ class TestChunks:
         fitting = [end for end in ends if cost(end) <= room]
         if batch is None:
             assert not fitting
-            assert desk.aside == 0
+            assert fixture.aside == 0
             assert decodes == 0 or room < 100 * decodes
         else:
             assert list(batch.decode) == running[1:]
             assert (batch.prefill is long) == bool(fitting)
             assert batch.end == (fitting[0] if fitting else 0)
-            assert desk.aside == (cost(fitting[0]) if fitting else 100 * decodes) <= room
+            assert fixture.aside == (cost(fitting[0]) if fitting else 100 * decodes) <= room
 
     def test_fixed_chunks_are_held_instead(self) -> None:
         """Where a chunk must be whole it waits, however little is missing."""
-        desk, long, live = Desk(fixed_chunks=True), sequence(500), decoding()
-        desk.leave(1279 + 100)
-        batch = desk.afford([long, live], 128)
+        fixture, long, live = PlannerFixture(fixed_chunks=True), sequence(500), decoding()
+        fixture.leave(1279 + 100)
+        batch = fixture.afford([long, live], 128)
         assert batch is not None
         assert (batch.prefill, batch.decode) == (None, (live,))
-        assert desk.aside == 100
-        assert desk.afford([long], 128) is not None, "alone it fits"
-        desk.leave(1279)
-        assert desk.afford([long], 128) is None
-        assert desk.aside == 0
+        assert fixture.aside == 100
+        assert fixture.afford([long], 128) is not None, "alone it fits"
+        fixture.leave(1279)
+        assert fixture.afford([long], 128) is None
+        assert fixture.aside == 0
 
 
 class TestHolding:
@@ -245,56 +248,56 @@ class TestHolding:
 
     def test_decodes_go_on_without_the_prefill(self) -> None:
         """Where only they fit, the prompt waits for its turn."""
-        desk, live = Desk(), [decoding(1), decoding(2)]
-        desk.leave(200 + 159)
-        batch = desk.afford([live[0], sequence(500), live[1]], 128)
+        fixture, live = PlannerFixture(), [decoding(1), decoding(2)]
+        fixture.leave(200 + 159)
+        batch = fixture.afford([live[0], sequence(500), live[1]], 128)
         assert batch is not None
         assert (batch.prefill, batch.end, batch.decode) == (None, 0, tuple(live))
-        assert desk.aside == 200
+        assert fixture.aside == 200
 
     @pytest.mark.parametrize("prompts", [[], [500]])
     def test_a_sequence_must_be_preempted(self, prompts: list[int]) -> None:
         """One decode too many: none of them is computed, and nothing is set aside."""
-        desk = Desk()
+        fixture = PlannerFixture()
         running = [*map(sequence, prompts), *[decoding(seed) for seed in (1, 2, 3)]]
-        desk.leave(299)
-        assert desk.afford(running, 128) is None
-        assert desk.aside == 0
-        assert desk.afford(running[:-1], 128) is not None
+        fixture.leave(299)
+        assert fixture.afford(running, 128) is None
+        assert fixture.aside == 0
+        assert fixture.afford(running[:-1], 128) is not None
 
     def test_allocations_are_short_too(self) -> None:
         """Bytes for a chunk are of no use where it has too many arrays."""
-        desk, live = Desk(buffers=4), decoding()
-        batch = desk.afford([sequence(500), live], 128)
+        fixture, live = PlannerFixture(buffers=4), decoding()
+        batch = fixture.afford([sequence(500), live], 128)
         assert batch is not None
         assert (batch.prefill, batch.decode) == (None, (live,))
-        assert Desk(buffers=0).afford([live], 128) is None
+        assert PlannerFixture(buffers=0).afford([live], 128) is None
 
     def test_the_cache_goes_before_a_chunk_is_cut(self) -> None:
         """What nobody leases is evicted for a whole chunk."""
-        desk = Desk()
-        desk.world.serve(conversation(5, 300))
-        batch = desk.afford([sequence(500)], 128)
+        fixture = PlannerFixture()
+        fixture.world.serve(conversation(5, 300))
+        batch = fixture.afford([sequence(500)], 128)
         assert batch is not None
         assert batch.end == 128
-        assert desk.world.cache.tries.size.nbytes <= 1500 - 1280
-        desk.world.check()
+        assert fixture.world.cache.tries.size.nbytes <= 1500 - 1280
+        fixture.world.check()
 
     def test_what_is_leased_stays_and_the_chunk_is_cut(self) -> None:
         """And where even that is of no use, nothing is evicted in vain."""
-        desk = Desk()
-        desk.world.serve(conversation(5, 200))
-        desk.world.serve(conversation(6, 50))
-        lease = desk.world.begin(conversation(5, 201))
-        batch = desk.afford([sequence(500)], 128)
+        fixture = PlannerFixture()
+        fixture.world.serve(conversation(5, 200))
+        fixture.world.serve(conversation(6, 50))
+        lease = fixture.world.begin(conversation(5, 201))
+        batch = fixture.afford([sequence(500)], 128)
         assert batch is not None
         assert batch.end == 64
-        assert desk.world.cache.tries.size.nbytes >= 4 * 200
-        desk.planner.release()
-        held = desk.world.cache.tries.size.nbytes
+        assert fixture.world.cache.tries.size.nbytes >= 4 * 200
+        fixture.planner.release()
+        held = fixture.world.cache.tries.size.nbytes
         assert held > 4 * 200, "no more was evicted than is needed"
-        assert desk.afford([decoding(seed) for seed in range(1, 9)], 128) is None
-        assert desk.world.cache.tries.size.nbytes == held
+        assert fixture.afford([decoding(seed) for seed in range(1, 9)], 128) is None
+        assert fixture.world.cache.tries.size.nbytes == held
         lease.fail()
 
 
@@ -303,45 +306,45 @@ class TestLedger:
 
     def test_a_step_is_entered_until_the_next(self) -> None:
         """Each step's need takes the place of the last one's; settling gives it back."""
-        desk, running = Desk(), [sequence(500), decoding()]
-        assert desk.afford(running, 64) is not None
-        assert desk.ledger.held(Kind.TRANSIENT) == Size(740, 5)
-        assert desk.afford(running[1:], 64) is not None
-        assert desk.ledger.held(Kind.TRANSIENT) == Size(100, 1)
-        assert desk.ledger.total == Size(100, 1)
-        desk.planner.release()
-        desk.planner.release()
-        assert desk.ledger.total == Size()
+        fixture, running = PlannerFixture(), [sequence(500), decoding()]
+        assert fixture.afford(running, 64) is not None
+        assert fixture.ledger.held(Kind.TRANSIENT) == Size(740, 5)
+        assert fixture.afford(running[1:], 64) is not None
+        assert fixture.ledger.held(Kind.TRANSIENT) == Size(100, 1)
+        assert fixture.ledger.total == Size(100, 1)
+        fixture.planner.release()
+        fixture.planner.release()
+        assert fixture.ledger.total == Size()
 
     def test_what_one_step_took_is_room_for_the_next(self) -> None:
         """A step of the whole budget can be followed by another, however often."""
-        desk = Desk()
+        fixture = PlannerFixture()
         running = [decoding(seed) for seed in range(1, 16)]
         for _ in range(3):
-            assert desk.afford(running, 64) is not None
-            assert desk.aside == 1500
-        assert desk.afford([*running, decoding(16)], 64) is None
-        assert desk.aside == 0, "the last step's is not kept either"
+            assert fixture.afford(running, 64) is not None
+            assert fixture.aside == 1500
+        assert fixture.afford([*running, decoding(16)], 64) is None
+        assert fixture.aside == 0, "the last step's is not kept either"
 
     def test_tails_are_entered_anew(self) -> None:
         """Those that run, with what they have by now."""
-        desk, first, second = Desk(), FakeState([7] * 40), FakeState([7] * 25)
-        desk.planner.record([first, second])
-        assert desk.ledger.held(Kind.TAIL) == Size(EACH * 65, 4)
+        fixture, first, second = PlannerFixture(), FakeState([7] * 40), FakeState([7] * 25)
+        fixture.planner.record([first, second])
+        assert fixture.ledger.held(Kind.TAIL) == Size(EACH * 65, 4)
         first.tokens.append(1)
-        desk.planner.record([first])
-        assert desk.ledger.held(Kind.TAIL) == Size(EACH * 41, 2)
-        desk.planner.record([])
-        assert desk.ledger.total == Size()
+        fixture.planner.record([first])
+        assert fixture.ledger.held(Kind.TAIL) == Size(EACH * 41, 2)
+        fixture.planner.record([])
+        assert fixture.ledger.total == Size()
 
     def test_tails_leave_less_for_a_step(self) -> None:
         """What they hold is not room."""
-        desk, alone = Desk(), sequence(500, 200)
-        batch = desk.afford([alone], 128)
+        fixture, alone = PlannerFixture(), sequence(500, 200)
+        batch = fixture.afford([alone], 128)
         assert batch is not None
         assert batch.end == 256
-        desk.planner.record([state_of(alone)])
-        batch = desk.afford([alone], 128)
+        fixture.planner.record([state_of(alone)])
+        batch = fixture.afford([alone], 128)
         assert batch is not None
         assert batch.end == 224
 
@@ -351,76 +354,76 @@ class TestStart:
 
     def test_alone_it_needs_what_was_promised(self) -> None:
         """To the byte, though more was learned since; nothing is entered for the question."""
-        desk, newcomer = Desk(), sequence(100)
-        assert desk.planner.needed(newcomer) == 510
+        fixture, new_request = PlannerFixture(), sequence(100)
+        assert fixture.planner.needed(new_request) == 510
         for room, admitted in ((510, True), (509, False)):
-            desk.leave(room)
-            assert desk.planner.admits(newcomer, NOTHING_KNOWN, []) == admitted
-            assert desk.governor.room.nbytes == room
+            fixture.leave(room)
+            assert fixture.planner.admits(new_request, NOTHING_KNOWN, []) == admitted
+            assert fixture.governor.room.nbytes == room
 
     def test_room_for_those_that_run_is_left(self) -> None:
         """Each has the rest of its prompt to compute, and 256 tokens of an answer."""
-        desk, newcomer = Desk(), sequence(20)
+        fixture, new_request = PlannerFixture(), sequence(20)
         running = [sequence(31, 10, seed=1)]
         need = (20 * EACH + 20 + 50) + EACH * (20 + 256)
         for room, admitted in ((need, True), (need - 1, False)):
-            desk.leave(room)
-            assert desk.planner.admits(newcomer, NOTHING_KNOWN, running) == admitted
-        desk.leave(1400)
-        assert desk.planner.admits(newcomer, NOTHING_KNOWN, [decoding(1)])
-        assert not desk.planner.admits(newcomer, NOTHING_KNOWN, [decoding(1), decoding(2)])
+            fixture.leave(room)
+            assert fixture.planner.admits(new_request, NOTHING_KNOWN, running) == admitted
+        fixture.leave(1400)
+        assert fixture.planner.admits(new_request, NOTHING_KNOWN, [decoding(1)])
+        assert not fixture.planner.admits(new_request, NOTHING_KNOWN, [decoding(1), decoding(2)])
 
     def test_what_is_known_need_not_be_computed(self) -> None:
         """Leased by another it is free; else it must stay, and is no room any more."""
-        desk, prompt = Desk(nbytes=3200), conversation(0, 201)
-        desk.world.serve(prompt[:200])
-        newcomer, others = sequence(201), [decoding()]
-        desk.leave(EACH + 201 + 50 + EACH * 256)
-        assert desk.known(newcomer) == Known(200, 200, Size(800, 2))
-        assert desk.planner.admits(newcomer, desk.known(newcomer), others)
-        desk.others.add(Size(1))
-        assert not desk.planner.admits(newcomer, desk.known(newcomer), others)
-        desk.others.add(Size(-1))
-        lease = desk.world.begin(prompt)
-        assert desk.known(newcomer) == Known(200, 200, Size())
-        assert desk.planner.admits(newcomer, desk.known(newcomer), others)
+        fixture, prompt = PlannerFixture(nbytes=3200), conversation(0, 201)
+        fixture.world.serve(prompt[:200])
+        new_request, others = sequence(201), [decoding()]
+        fixture.leave(EACH + 201 + 50 + EACH * 256)
+        assert fixture.known(new_request) == Known(200, 200, Size(800, 2))
+        assert fixture.planner.admits(new_request, fixture.known(new_request), others)
+        fixture.others.add(Size(1))
+        assert not fixture.planner.admits(new_request, fixture.known(new_request), others)
+        fixture.others.add(Size(-1))
+        lease = fixture.world.begin(prompt)
+        assert fixture.known(new_request) == Known(200, 200, Size())
+        assert fixture.planner.admits(new_request, fixture.known(new_request), others)
         lease.fail()
 
     def test_what_is_recognised_but_not_restored_is_computed(self) -> None:
         """Tokens after the last checkpoint spare nothing."""
-        desk, newcomer = Desk(nbytes=3200), sequence(201)
+        fixture, new_request = PlannerFixture(nbytes=3200), sequence(201)
         known = Known(200, 120, Size(60))
         need = EACH * 81 + 201 + 50 + 60 + EACH * 256
         for room, admitted in ((need, True), (need - 1, False)):
-            desk.leave(room)
-            assert desk.planner.admits(newcomer, known, [decoding()]) == admitted
+            fixture.leave(room)
+            assert fixture.planner.admits(new_request, known, [decoding()]) == admitted
 
     def test_what_could_be_evicted_is_room(self) -> None:
         """It is not evicted yet: that is for who really needs it."""
-        desk = Desk()
-        desk.world.serve(conversation(5, 300))
-        assert desk.planner.admits(sequence(200), NOTHING_KNOWN, [])
-        assert desk.world.cache.tries.size.nbytes == 1200
+        fixture = PlannerFixture()
+        fixture.world.serve(conversation(5, 300))
+        assert fixture.planner.admits(sequence(200), NOTHING_KNOWN, [])
+        assert fixture.world.cache.tries.size.nbytes == 1200
 
     def test_what_is_known_goes_for_who_would_be_alone(self) -> None:
         """Where nobody runs, holding it can take more than it spares; beside others it waits."""
-        desk, prompt = Desk(), conversation(0, 240)
-        desk.world.serve(prompt[:220])
-        newcomer = sequence(240)
-        known = desk.known(newcomer)
+        fixture, prompt = PlannerFixture(), conversation(0, 240)
+        fixture.world.serve(prompt[:220])
+        new_request = sequence(240)
+        known = fixture.known(new_request)
         assert known.cached == 220
-        desk.others.set(Size(1500 - 1210))
-        assert not desk.planner.admits(newcomer, known, [decoding()])
-        assert desk.world.cache.tries.size.nbytes == 880
-        assert desk.planner.admits(newcomer, known, [])
-        assert desk.world.cache.tries.size.nbytes == 0
-        assert desk.governor.room.nbytes >= desk.planner.needed(newcomer)
+        fixture.others.set(Size(1500 - 1210))
+        assert not fixture.planner.admits(new_request, known, [decoding()])
+        assert fixture.world.cache.tries.size.nbytes == 880
+        assert fixture.planner.admits(new_request, known, [])
+        assert fixture.world.cache.tries.size.nbytes == 0
+        assert fixture.governor.room.nbytes >= fixture.planner.needed(new_request)
 
     def test_allocations_count(self) -> None:
         """A start needs four arrays."""
         for buffers, admitted in ((4, True), (3, False)):
-            desk = Desk(buffers=buffers)
-            assert desk.planner.admits(sequence(10), NOTHING_KNOWN, []) == admitted
+            fixture = PlannerFixture(buffers=buffers)
+            assert fixture.planner.admits(sequence(10), NOTHING_KNOWN, []) == admitted
 
 
 class TestFigures:
@@ -428,45 +431,45 @@ class TestFigures:
 
     def test_needed_is_the_promise(self) -> None:
         """For the prompt, and after a preemption for the answer too; nothing is known of it."""
-        desk, preempted = Desk(), sequence(100)
-        desk.world.serve(conversation(0, 100))
-        assert desk.planner.needed(preempted) == (EACH + 1) * 100 + 10
+        fixture, preempted = PlannerFixture(), sequence(100)
+        fixture.world.serve(conversation(0, 100))
+        assert fixture.planner.needed(preempted) == (EACH + 1) * 100 + 10
         preempted.output = [1] * 30
         preempted.preempt(replay=False)
-        assert desk.planner.needed(preempted) == (EACH + 1) * 130 + 10
+        assert fixture.planner.needed(preempted) == (EACH + 1) * 130 + 10
 
     def test_who_needs_more_than_is_usable_cannot_start(self) -> None:
         """And who needs no more can, whatever is cached."""
-        desk = Desk()
+        fixture = PlannerFixture()
         for length in range(290, 310):
-            desk.world.serve(conversation(5, 300))
-            newcomer = sequence(length, seed=length)
-            served = desk.planner.needed(newcomer) <= desk.planner.usable
+            fixture.world.serve(conversation(5, 300))
+            new_request = sequence(length, seed=length)
+            served = fixture.planner.needed(new_request) <= fixture.planner.usable
             assert served == (length <= 298)
-            assert desk.planner.admits(newcomer, desk.known(newcomer), []) == served
+            assert fixture.planner.admits(new_request, fixture.known(new_request), []) == served
 
     def test_what_is_usable_follows_the_budget(self) -> None:
         """Under pressure it is less; what is kept for a copy never shrinks."""
-        desk = Desk()
-        assert (desk.planner.budget, desk.planner.usable) == (1600, 1500)
-        desk.others.set(Size(1200))
-        desk.governor.shrink(0.5)
-        assert (desk.planner.budget, desk.planner.usable) == (600, 500)
-        assert desk.planner.use().budget == 600
-        desk.governor.shrink(1.0)
-        assert (desk.planner.budget, desk.planner.usable) == (1600, 1500)
+        fixture = PlannerFixture()
+        assert (fixture.planner.budget, fixture.planner.usable) == (1600, 1500)
+        fixture.others.set(Size(1200))
+        fixture.governor.shrink(0.5)
+        assert (fixture.planner.budget, fixture.planner.usable) == (600, 500)
+        assert fixture.planner.use().budget == 600
+        fixture.governor.shrink(1.0)
+        assert (fixture.planner.budget, fixture.planner.usable) == (1600, 1500)
 
     def test_the_report_names_every_kind(self) -> None:
         """Its figures are the ledger's, each under its own name, and there are no others."""
-        desk = Desk(World(HYBRID))
-        assert desk.planner.use() == MemoryUse(budget=1600)
-        desk.world.serve(conversation(5, 90))
-        lease = desk.world.begin(conversation(6, 60))
+        fixture = PlannerFixture(World(HYBRID))
+        assert fixture.planner.use() == MemoryUse(budget=1600)
+        fixture.world.serve(conversation(5, 90))
+        lease = fixture.world.begin(conversation(6, 60))
         lease.prefill().capture(next(iter(Reason)))
-        desk.others.set(Size(3, 1))
-        desk.planner.record([FakeState([7] * 20)])
-        assert desk.afford([decoding()], 64) is not None
-        report = desk.planner.use()
+        fixture.others.set(Size(3, 1))
+        fixture.planner.record([FakeState([7] * 20)])
+        assert fixture.afford([decoding()], 64) is not None
+        report = fixture.planner.use()
         assert report == MemoryUse(
             budget=1600,
             kv=EACH * 90,
@@ -474,9 +477,9 @@ class TestFigures:
             tail=EACH * 20,
             paging=3,
             transient=100,
-            buffers=desk.ledger.total.buffers,
+            buffers=fixture.ledger.total.buffers,
         )
         assert report.buffers >= 2 + 2 + 2 + 1 + 1
         told = {kind.value: getattr(report, kind.value) for kind in Kind}
-        assert sum(told.values()) == desk.ledger.total.nbytes
+        assert sum(told.values()) == fixture.ledger.total.nbytes
         lease.fail()
