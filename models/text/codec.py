@@ -143,17 +143,12 @@ class TextCodec:
                 error
             )
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Render messages with the generation prompt, and encode the result.
-
-        The template writes its own special tokens, so none are added.
-        """
-        return self.encode(self.render_chat(messages), special_tokens=False)
-
     def encode_conversation(
         self, conversation: Conversation, *, generation_prompt: bool = True
     ) -> list[int]:
         """Render a conversation, its tools included, and encode the result.
+
+        The template writes its own special tokens, so none are added.
 
         Raises:
             TemplateError: as `ChatTemplate.render`.

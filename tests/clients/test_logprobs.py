@@ -13,6 +13,7 @@ from openai.types.completion_choice import Logprobs
 
 from umbel.models.load.loader import LoadedModel, load
 from umbel.models.text.codec import TextCodec
+from umbel.models.text.conversation import Conversation, Message
 
 import mlx.core as mx  # isort: skip  (after umbel.models)
 
@@ -30,6 +31,7 @@ FANCY: dict[str, Any] = {
     "max_tokens": 24,
     "extra_body": {"repetition_penalty": 1.5, "top_k": 200},
 }
+ASKED = Conversation(messages=[Message(role="user", content=str(QUESTION[0]["content"]))])
 CONTINUED = "The capital of France is"
 
 Reference = NDArray[np.float32]
@@ -106,7 +108,7 @@ def test_chat_tells_the_models_own(smollm2_daemon: RunningDaemon, smollm2: Loade
     assert raw(content).decode() == answer.choices[0].message.content
     assert all(len(entry.top_logprobs) == 5 for entry in content)
     assert all(entry.token == entry.top_logprobs[0].token for entry in content)
-    prompt = smollm2.text.encode_chat([{"role": "user", "content": QUESTION[0]["content"]}])
+    prompt = smollm2.text.encode_conversation(ASKED)
     check_values(smollm2, prompt, content)
 
 
@@ -124,7 +126,7 @@ def test_sampling_does_not_change_them(tiny_daemon: RunningDaemon, long_tiny: Lo
     content = content_of(answer)
     assert len(content) == 24
     assert all(len(entry.top_logprobs) == 20 for entry in content)
-    prompt = long_tiny.text.encode_chat([{"role": "user", "content": QUESTION[0]["content"]}])
+    prompt = long_tiny.text.encode_conversation(ASKED)
     check_values(long_tiny, prompt, content)
 
 
@@ -193,7 +195,7 @@ def test_halves_of_characters_have_exact_bytes(
     assert answer.choices[0].message.content == "\ufffd\ufffd"
     content = content_of(answer)
     assert [(entry.token, entry.bytes) for entry in content] == [("\ufffd", [0xF0])] * 3
-    prompt = long_tiny.text.encode_chat([{"role": "user", "content": QUESTION[0]["content"]}])
+    prompt = long_tiny.text.encode_conversation(ASKED)
     check_values(long_tiny, prompt, content)
 
 

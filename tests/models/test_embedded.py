@@ -14,11 +14,12 @@ from umbel.models.load.loader import LoadedModel
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import backend
+from umbel.models.text.conversation import Conversation, Message
 
 from ..shared import measured_once
 from .steps import run
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = Conversation(messages=[Message(role="user", content="What is the capital of France?")])
 GREEDY = SamplingParams(seed=0, temperature=0)
 
 
@@ -73,7 +74,7 @@ def test_weights_are_fp32_on_the_cpu(smollm2: LoadedModel) -> None:
 
 def test_it_knows_the_capital_of_france(smollm2: LoadedModel) -> None:
     """Weights, rotation, tokenizer and template fit together: it answers sensibly."""
-    tokens = smollm2.text.encode_chat(QUESTION)
+    tokens = smollm2.text.encode_conversation(QUESTION)
     output = answer(smollm2, [tokens])
     detokenizer = smollm2.text.detokenizer()
     text = "".join(map(detokenizer.push, output))
@@ -86,7 +87,7 @@ def test_it_knows_the_capital_of_france(smollm2: LoadedModel) -> None:
 @pytest.mark.parametrize("sizes", [[16], [7, 1]])
 def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) -> None:
     """A prompt computed in pieces gives the same logits and the same answer."""
-    tokens = smollm2.text.encode_chat(QUESTION)
+    tokens = smollm2.text.encode_conversation(QUESTION)
     chunks, at, i = [], 0, 0
     while at < len(tokens):
         size = sizes[i % len(sizes)]

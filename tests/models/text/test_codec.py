@@ -19,6 +19,7 @@ from tokenizers.models import BPE
 from umbel.models.errors import ModelLoadError, TemplateError
 from umbel.models.load.loader import LoadedModel, load
 from umbel.models.text.codec import TextCodec
+from umbel.models.text.conversation import Conversation, Message
 from umbel.models.text.formats import ToolParser
 
 from ...tiny import CHAT_TEMPLATE, tiny_model_dir
@@ -44,6 +45,11 @@ TEXTS = st.lists(
 relaxed = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150
 )
+
+
+def asked(text: str) -> Conversation:
+    """A conversation of one message."""
+    return Conversation(messages=[Message(role="user", content=text)])
 
 
 @pytest.fixture(scope="module")
@@ -315,8 +321,7 @@ def test_a_models_own_prefix_is_added_only_where_asked(tiny_dir: Path, tmp_path:
     (directory / "tokenizer.json").write_text(json.dumps(state))
     codec = load(str(directory)).text
     assert codec.encode("the") == [0, *codec.encode("the", special_tokens=False)]
-    messages = [{"role": "user", "content": "the"}]
-    assert codec.encode_chat(messages).count(0) == 0
+    assert codec.encode_conversation(asked("the")).count(0) == 0
 
 
 def test_a_training_scripts_limits_do_not_shorten_prompts(tmp_path: Path) -> None:
@@ -347,7 +352,7 @@ def test_smollm2_chat_is_the_known_rendering(smollm2: LoadedModel) -> None:
         "Hugging Face<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert smollm2.text.render_chat(messages) == rendered
-    tokens = smollm2.text.encode_chat(messages)
+    tokens = smollm2.text.encode_conversation(asked("hi"))
     assert tokens == smollm2.text.encode(rendered, special_tokens=False)
     # Spelled out once, so that a change of the tokenizer cannot hide.
     assert tokens[:9] == [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173]
@@ -426,9 +431,9 @@ def test_encoding_from_eight_threads_is_right(smollm2: LoadedModel) -> None:
     expected = [smollm2.text.encode(text) for text in texts]
     with ThreadPoolExecutor(max_workers=8) as pool:
         assert list(pool.map(smollm2.text.encode, texts)) == expected
-        messages = [[{"role": "user", "content": text}] for text in texts]
-        chats = list(pool.map(smollm2.text.encode_chat, messages))
-    assert chats == [smollm2.text.encode_chat(m) for m in messages]
+        conversations = [asked(text) for text in texts]
+        chats = list(pool.map(smollm2.text.encode_conversation, conversations))
+    assert chats == [smollm2.text.encode_conversation(c) for c in conversations]
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(tiny: LoadedModel) -> None:
