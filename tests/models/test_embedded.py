@@ -32,14 +32,14 @@ def runner_of(loaded: LoadedModel) -> ModelRunner:
 def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> list[int]:
     """Prefill the chunks, the last token excepted, and decode greedily."""
     runner = runner_of(loaded)
-    states = runner.open()
+    cache = runner.open()
     token = chunks[-1][-1]
     for chunk in [*chunks[:-1], chunks[-1][:-1]]:
         if chunk:
-            runner.prefill(chunk, states)
+            runner.prefill(chunk, cache)
     output: list[int] = []
     while len(output) < length and token not in loaded.text.eos_ids:
-        ran = run(runner, [states], [token])
+        ran = run(runner, [cache], [token])
         ((token, _),) = runner.sample(ran, {0: Row(GREEDY, [], output)}).read()
         output.append(token)
     return output
@@ -47,9 +47,9 @@ def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> li
 
 def last_logits(loaded: LoadedModel, chunks: list[list[int]]) -> Any:
     """Give the logits behind the last token, computed chunk by chunk."""
-    states = runner_of(loaded).open()
+    cache = runner_of(loaded).open()
     for chunk in chunks:
-        logits = loaded.model(mx.array([chunk]), cache=states.layers)[0, -1]
+        logits = loaded.model(mx.array([chunk]), cache=cache.layers)[0, -1]
         mx.eval(logits)
     return np.array(logits.astype(mx.float32))
 
@@ -101,11 +101,11 @@ def test_chunked_prefill_is_one_prefill(smollm2: LoadedModel, sizes: list[int]) 
 def test_prefill_advances_the_state_by_its_tokens(smollm2: LoadedModel) -> None:
     """Every layer's state ends where the tokens end, and starts from nothing."""
     runner = runner_of(smollm2)
-    states = runner.open()
-    assert {state.offset for state in states.layers} == {0}
-    runner.prefill([1, 2, 3], states)
-    run(runner, [states], [4])
-    assert {state.offset for state in states.layers} == {4}
+    cache = runner.open()
+    assert {state.offset for state in cache.layers} == {0}
+    runner.prefill([1, 2, 3], cache)
+    run(runner, [cache], [4])
+    assert {state.offset for state in cache.layers} == {4}
     assert {state.offset for state in runner.open().layers} == {0}
 
 

@@ -101,14 +101,14 @@ class RecordingRunner(ModelRunner):
 
     def open(self, *args: Any, **kwargs: Any) -> SequenceCache:
         """Open a state, and a list for what it will lead to."""
-        states = super().open(*args, **kwargs)
-        self._opened.append(states)  # so that no id is used twice
-        self._by_state[id(states)] = []
-        return states
+        cache = super().open(*args, **kwargs)
+        self._opened.append(cache)  # so that no id is used twice
+        self._by_state[id(cache)] = []
+        return cache
 
-    def written_of(self, states: SequenceCache) -> list[LogProbs]:
+    def written_of(self, cache: SequenceCache) -> list[LogProbs]:
         """What one state has led to so far; goes on growing."""
-        return self._by_state[id(states)]
+        return self._by_state[id(cache)]
 
     def _call(self, call: Call, caches: Items[SequenceCache], tokens: mx.array) -> mx.array:
         """Give a token to each and note what came of it."""
