@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..kv.packed import PackedSpan
+from ..kv.packed import SpanRun
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_stack import SpanStack
 from ..load.device import DevicePolicy
@@ -45,8 +45,8 @@ class Step:
 
     device: DevicePolicy
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
-    shared: list[tuple[list[PackedSpan], mx.array | None]] = field(default_factory=list)
-    private: dict[int, list[PackedSpan]] = field(default_factory=dict)
+    shared: list[tuple[list[SpanRun], mx.array | None]] = field(default_factory=list)
+    private: dict[int, list[SpanRun]] = field(default_factory=dict)
     stacks: list[tuple[SpanStack, mx.array | None]] = field(default_factory=list)
     of_stacks: mx.array | None = None
     of_private: mx.array | None = None
@@ -253,7 +253,7 @@ class BatchedTokenLayer(AttendingLayer):
         output = merge([*together, own], sinks, self._step.device)
         return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
 
-    def _segments(self, spans: Sequence[PackedSpan]) -> list[Segment]:
+    def _segments(self, spans: Sequence[SpanRun]) -> list[Segment]:
         return [span.layer(self._index) for span in spans]
 
     def _products(self, rotated: RotatedQueries | None) -> Products:

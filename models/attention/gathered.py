@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..kv.buckets import padded_to
-from ..kv.packed import PackedSpan
+from ..kv.packed import SpanRun
 from ..kv.ring_buffer import RingBuffer
 from .batched import BufferedLayer, NotBatchableError, Step
 
@@ -57,7 +57,7 @@ class Gathering:
         """
         rows, heads, _, size = own.shape
 
-        def read(spans: Sequence[PackedSpan]) -> list[mx.array]:
+        def read(spans: Sequence[SpanRun]) -> list[mx.array]:
             # After the step's own: or all layers could be put together before the first is read.
             return [mx.depends(span.layer(layer)[number], own) for span in spans]
 
@@ -149,5 +149,5 @@ class GatheredTokenLayer(BufferedLayer):
         )
 
 
-def _length(spans: Sequence[PackedSpan]) -> int:
+def _length(spans: Sequence[SpanRun]) -> int:
     return sum(span.length for span in spans)

@@ -18,11 +18,10 @@ from ..memory_profile import Held
 from ..runtime import launch
 from .batch_layers import BatchLayers
 from .non_trimmable import chunk_in_order, make_chunk, make_ring, ring_in_order
-from .packed import PackedSpan
+from .packed import SpanRun
 from .recurrent import BatchedRecurrentLayer
 from .sequence_cache import layer_caches_of
-from .span_stack import SpanStack
-from .stacking import Stack
+from .span_stack import SpanStacks, order_of
 from .token_layer import Tensors
 
 
@@ -52,14 +51,12 @@ class BatchCache:
         self, like: Sequence[Any], device: DevicePolicy, *, row_limit: int, mask_axes: int = 0
     ) -> None:
         self.rows = 0
-        self.stacks: tuple[Stack, ...] = ()
-        self._stacks: list[SpanStack] = []
         self._step = Step(device)
         made = BatchLayers(like, self._step, row_limit=row_limit, mask_axes=mask_axes)
         self.layers, self.windows, self.chunked = made.layers, made.windows, made.chunked
         self._suffixes, self._non_trimmable = made.suffixes, made.non_trimmable
         self.suffixes = made.suffixes if made.token_layers else None
-        self._token_layers = len(made.token_layers)
+        self.stacks = SpanStacks(len(made.token_layers))
         leaves = list(layer_caches_of(self.layers))
         self._attending = [layer for layer in leaves if isinstance(layer, BufferedLayer)]
         self._recurrent = [layer for layer in leaves if isinstance(layer, BatchedRecurrentLayer)]
@@ -76,7 +73,7 @@ class BatchCache:
     def arrays(self) -> list[mx.array]:
         """Every array of the rows, to evaluate."""
         held = [t for buffer in self._buffers for t in buffer.tensors if t is not None]
-        held += [array for stack in self._stacks for array in stack.arrays()]
+        held += self.stacks.arrays()
         return held + [array for layer in self._recurrent for array in layer.arrays()]
 
     def held(self) -> Held:
@@ -180,7 +177,7 @@ class BatchCache:
         """Forget all rows, and free their memory."""
         self.rows = 0
         self.forget_prefixes()
-        self.forget_stacks()
+        self.stacks.clear()
         for buffer in self._buffers:
             buffer.clear()
         for layer in self._recurrent:
@@ -190,70 +187,30 @@ class BatchCache:
 
     def read(
         self,
-        shared: list[tuple[list[PackedSpan], tuple[int, ...]]],
-        private: dict[int, list[PackedSpan]],
-        stacks: tuple[Stack, ...],
+        shared: list[tuple[list[SpanRun], tuple[int, ...]]],
+        private: dict[int, list[SpanRun]],
         everyone: int,
     ) -> None:
         """Say which spans rows read besides their own tokens.
 
         Args:
             shared: spans that several rows read, with the slots of these.
-            private: spans that a row reads alone, by its slot.
-            stacks: which of the latter are read side by side, as `stacks_of` says after what
-                was read before.
+            private: spans that a row reads alone and that are in no stack, by its slot.
             everyone: rows that are in use.
         """
-        self._stack(stacks, private)
         # Free rows may look too, where all others do: nobody reads what they find.
         self._step.shared = [
             (spans, None if len(slots) == everyone else mx.array(slots)) for spans, slots in shared
         ]
-        stacked = {row.slot: len(row.spans) for stack in stacks for row in stack.rows if row}
-        loose = {slot: spans[stacked.get(slot, 0) :] for slot, spans in private.items()}
-        self._step.private = {slot: spans for slot, spans in loose.items() if spans}
-        self._step.stacks = [
-            (held, self._members([0 if row is None else row.slot for row in stack.rows]))
-            for stack, held in zip(stacks, self._stacks, strict=True)
-        ]
-        readers = [None if row is None else row.slot for stack in stacks for row in stack.rows]
-        self._step.of_stacks = self._order(readers)
-        self._step.of_private = self._order(list(self._step.private))
+        self._step.private = private
+        self._step.stacks = self.stacks.read_by(self.rows)
+        self._step.of_stacks = order_of(self.stacks.readers, self.rows)
+        self._step.of_private = order_of(list(private), self.rows)
         self._step.plan += 1
-
-    def _members(self, slots: Sequence[int]) -> mx.array | None:
-        return None if list(slots) == list(range(self.rows)) else mx.array(list(slots))
-
-    def _order(self, readers: Sequence[int | None]) -> mx.array | None:
-        """See `Step.of_stacks`."""
-        places = {slot: place for place, slot in enumerate(readers) if slot is not None}
-        order = [places.get(slot, len(readers)) for slot in range(self.rows)]
-        return None if order == list(range(len(readers))) else mx.array(order)
 
     def forget_prefixes(self) -> None:
         """Let go of what rows read: it may be freed before they are told anew."""
         self._step.shared, self._step.private, self._step.stacks = [], {}, []
-
-    def forget_stacks(self) -> None:
-        """Free the memory of what is read side by side. It is read one by one from now on."""
-        self.stacks, self._stacks = (), []
-
-    def _stack(
-        self, stacks: tuple[Stack, ...], private: Mapping[int, Sequence[PackedSpan]]
-    ) -> None:
-        before, self.stacks = self.stacks, stacks
-        kept = [self._stacks[stack.kept] if stack.kept >= 0 else None for stack in stacks]
-        self._stacks = []  # what is not kept is freed before the next one is made
-        self._step.stacks = []
-        for stack, there in zip(stacks, kept, strict=True):
-            held = there or SpanStack(len(stack.rows), stack.positions)
-            for place in stack.written(before):
-                row = stack.rows[place]
-                if row is not None:
-                    spans = private[row.slot][: len(row.spans)]
-                    held.put(place, spans, self._token_layers)
-            held.look([0 if row is None else row.tokens for row in stack.rows])
-            self._stacks.append(held)
 
     def step(
         self,

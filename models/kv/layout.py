@@ -21,7 +21,7 @@ from mlx_lm.models.cache import (
 )
 
 from ..errors import UnsupportedCacheError
-from .packed import PackedCheckpoint, PackedSpan
+from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, SpanRun, runs_of
 from .sequence_cache import SequenceCache, layer_caches_of
 from .token_layer import token_layer_cache
 
@@ -84,16 +84,16 @@ class CacheLayout:
         """
         # No closure that calls itself: that is a cycle, and would keep what is restored.
         spans, rest = count(), None if non_trimmable is None else iter(non_trimmable)
-        return [_revived(cache, prefix, spans, rest) for cache in make_prompt_cache(self._model)]
+        runs = runs_of(prefix)
+        return [_revived(cache, runs, spans, rest) for cache in make_prompt_cache(self._model)]
 
 
 def _revived(
-    cache: Any, prefix: Sequence[PackedSpan], numbers: Iterator[int], restored: Iterator[Any] | None
+    cache: Any, prefix: Sequence[SpanRun], numbers: Iterator[int], restored: Iterator[Any] | None
 ) -> Any:
     """Put what is restored in the place of one of mlx-lm's caches."""
     if type(cache) is CacheList:
         return CacheList(*[_revived(part, prefix, numbers, restored) for part in cache.caches])
     if type(cache) in _ADDRESSABLE:
-        number = next(numbers)
-        return token_layer_cache(cache, [span.layer(number) for span in prefix])
+        return token_layer_cache(cache, LayerPrefix(prefix, next(numbers)))
     return cache if restored is None else next(restored)

@@ -1,7 +1,7 @@
 """Stored state: packed, immutable, detached from what made it.
 
 Arrays of one shape become one array, layers first, because Metal allows 499,000 buffers in a
-process. Each packed array has a buffer of its own, so its bytes are freed when it is.
+process. Spans are views of such arrays (see `storage`); a checkpoint has arrays of its own.
 """
 
 from collections.abc import Sequence
@@ -11,26 +11,214 @@ from typing import Any, Self
 import mlx.core as mx
 
 from .non_trimmable import Record
+from .storage import Places, Storage, copied
 from .token_layer import Tensors
-
-Places = tuple[tuple[tuple[int, int], ...], ...]
-"""For each layer, for each of its tensors: the packed array, and the row in it."""
-
 
 _numbers = count()
 
 
-class Packed:
-    """State in a few large arrays.
+class PackedSpan:
+    """Token-addressable state of consecutive tokens, all layers: a view of a storage.
+
+    What it holds does not change; where it lies does, as others close their views of the storage.
+
+    Attributes:
+        number: its name, never given twice in a process.
+        length: how many tokens.
 
     Args:
-        arrays: evaluated, each with a buffer of its own.
-        places: where each layer's tensors are.
+        storage: where they are.
+        start: the first of them there.
+        length: as above; all that follow, if it is None.
     """
 
-    def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
+    def __init__(self, storage: Storage, start: int = 0, length: int | None = None) -> None:
+        self.number = next(_numbers)
+        self._storage: Storage | None = storage
+        self._start = start
+        self.length = storage.length - start if length is None else length
+        storage.add(self)
+
+    @property
+    def storage(self) -> Storage:
+        """Where it lies.
+
+        Raises:
+            ValueError: it was closed, cut or merged.
+        """
+        if self._storage is None:
+            raise ValueError("a span was used after it was given away")
+        return self._storage
+
+    @property
+    def start(self) -> int:
+        """Where it begins in its storage."""
+        return self._start
+
+    @property
+    def stop(self) -> int:
+        """Where it ends in its storage."""
+        return self._start + self.length
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The packed arrays; slices, where it is a part of its storage."""
+        return self.storage.arrays(self.start, self.stop)
+
+    @property
+    def places(self) -> Places:
+        """Where each layer's tensors are."""
+        return self.storage.places
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory: its share of the storage."""
+        return 0 if self._storage is None else self._storage.token_bytes * self.length
+
+    @property
+    def buffers(self) -> int:
+        """In how many allocations: the storage's, counted by its first view."""
+        storage = self._storage
+        return storage.buffers if storage is not None and storage.first == self._start else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its storage."""
+        return self.length == self.storage.length
+
+    def layer(self, index: int) -> Tensors:
+        """One layer's tensors, `[1, heads, tokens, size]` each, as views."""
+        return self.storage.layer(index, self.start, self.stop)
+
+    def adjoins(self, other: Self) -> bool:
+        """Whether another span is what follows in the same storage."""
+        return self.storage is other.storage and self.stop == other.start
+
+    def first(self, count: int) -> Self:
+        """Keep the first tokens only. What others view of the storage is copied with them."""
+        kept = type(self)(self.storage, self.start, count)
+        self.close()
+        return kept
+
+    def copy(self, start: int, stop: int) -> Self:
+        """Copy some of its tokens."""
+        return type(self)(copied(self.storage, self.start + start, self.start + stop))
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """Cut into `[0, at)` and `[at, length)`: views of the same storage."""
+        storage = self._leave()
+        left = type(self)(storage, self.start, at)
+        return left, type(self)(storage, self.start + at, self.length - at)
+
+    def merge(self, other: Self) -> Self:
+        """Merge with the span that follows; a copy, unless both are neighbours in one storage."""
+        if self.adjoins(other):
+            storage = self._leave()
+            other._leave()
+            return type(self)(storage, self.start, self.length + other.length)
+        pairs = zip(self.arrays, other.arrays, strict=True)
+        joined = [mx.concatenate([a, b], axis=-2) for a, b in pairs]
+        mx.eval(joined)
+        merged = type(self)(Storage(joined, self.places))
+        self.close()
+        other.close()
+        return merged
+
+    def move(self, storage: Storage, start: int) -> None:
+        """Have the same tokens in another storage from now on."""
+        self._leave()
+        self._storage, self._start = storage, start
+        storage.add(self)
+
+    def close(self) -> None:
+        """Free its bytes: what others view of the storage is copied. Idempotent."""
+        if self._storage is not None:
+            self._leave().trim()
+
+    def _leave(self) -> Storage:
+        storage = self.storage
+        storage.remove(self)
+        self._storage = None
+        return storage
+
+
+class SpanRun:
+    """Spans that are neighbours in one storage, in order: they are read as one.
+
+    Attributes:
+        length: how many tokens.
+
+    Args:
+        spans: at least one. While the run is read, they stay neighbours, wherever they move.
+    """
+
+    def __init__(self, spans: Sequence[PackedSpan]) -> None:
+        self._first, self._last = spans[0], spans[-1]
+        self.length = sum(span.length for span in spans)
+
+    def layer(self, index: int) -> Tensors:
+        """One layer's tensors, `[1, heads, tokens, size]` each, as views.
+
+        Raises:
+            ValueError: the spans are neighbours no more.
+        """
+        storage, start, stop = self._first.storage, self._first.start, self._last.stop
+        if storage is not self._last.storage or stop - start != self.length:
+            raise ValueError("spans that are read as one have been parted")
+        return storage.layer(index, start, stop)
+
+
+def runs_of(spans: Sequence[PackedSpan]) -> list[SpanRun]:
+    """Find which of some consecutive spans are read as one."""
+    runs: list[list[PackedSpan]] = []
+    for span in spans:
+        if runs and runs[-1][-1].adjoins(span):
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    return [SpanRun(run) for run in runs]
+
+
+class LayerPrefix(Sequence[Tensors]):
+    """One layer of some runs. Holds no array itself: it is looked up where the spans lie now.
+
+    Args:
+        runs: in order.
+        index: the layer's number among those that spans hold.
+    """
+
+    def __init__(self, runs: Sequence[SpanRun], index: int) -> None:
+        self._runs = runs
+        self._index = index
+
+    def __len__(self) -> int:
+        """How many segments there are."""
+        return len(self._runs)
+
+    def __getitem__(self, number: Any) -> Any:
+        """One segment, or those of a slice."""
+        if isinstance(number, slice):
+            return [run.layer(self._index) for run in self._runs[number]]
+        return self._runs[number].layer(self._index)
+
+
+class PackedCheckpoint:
+    """Sliding-window and recurrent state of all layers at one offset. Immutable.
+
+    Args:
+        offset: how many tokens it has seen.
+        records: what each layer is besides its arrays.
+        arrays: `[rows, ...]` each, evaluated, each with a buffer of its own.
+        places: where each layer's arrays are.
+    """
+
+    def __init__(
+        self, offset: int, records: Sequence[Record], arrays: Sequence[mx.array], places: Places
+    ) -> None:
         self._arrays = list(arrays)
         self._places = places
+        self._offset = offset
+        self._records = list(records)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -39,7 +227,7 @@ class Packed:
 
     @property
     def places(self) -> Places:
-        """Where each layer's tensors are."""
+        """Where each layer's arrays are."""
         return self._places
 
     @property
@@ -55,87 +243,6 @@ class Packed:
     def close(self) -> None:
         """Free the buffers."""
         self._arrays = []
-
-
-class PackedSpan(Packed):
-    """Token-addressable state of consecutive tokens, all layers. Immutable.
-
-    Attributes:
-        number: its name, never given twice in a process.
-        length: how many tokens.
-
-    Args:
-        arrays: `[rows, heads, tokens, size]` each, evaluated.
-        places: where each layer's tensors are.
-    """
-
-    def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
-        super().__init__(arrays, places)
-        self._layers: dict[int, Tensors] = {}
-        self.number = next(_numbers)
-        self.length = int(arrays[0].shape[-2])
-
-    def layer(self, index: int) -> Tensors:
-        """One layer's tensors, `[1, heads, tokens, size]` each, as views.
-
-        The same object at every call: sequences that lease a span know by it that they share.
-        """
-        if index not in self._layers:
-            self._layers[index] = _views(self._arrays, self._places[index])
-        return self._layers[index]
-
-    def first(self, count: int) -> Self:
-        """Keep the first tokens only, in buffers of their own."""
-        kept = [mx.contiguous(array[..., :count, :]) for array in self._arrays]
-        mx.eval(kept)
-        self.close()
-        return type(self)(kept, self._places)
-
-    def copy(self, start: int, stop: int) -> Self:
-        """Copy some of its tokens."""
-        copied = [mx.contiguous(array[..., start:stop, :]) for array in self._arrays]
-        mx.eval(copied)
-        return type(self)(copied, self._places)
-
-    def split(self, at: int) -> tuple[Self, Self]:
-        """Cut into `[0, at)` and `[at, length)`, each with buffers of its own."""
-        left = [mx.contiguous(array[..., :at, :]) for array in self._arrays]
-        right = [mx.contiguous(array[..., at:, :]) for array in self._arrays]
-        mx.eval(left, right)
-        self.close()
-        return type(self)(left, self._places), type(self)(right, self._places)
-
-    def merge(self, other: Self) -> Self:
-        """Merge with the span that follows."""
-        pairs = zip(self._arrays, other._arrays, strict=True)
-        joined = [mx.concatenate([a, b], axis=-2) for a, b in pairs]
-        mx.eval(joined)
-        self.close()
-        other.close()
-        return type(self)(joined, self._places)
-
-    def close(self) -> None:
-        """Free the buffers."""
-        super().close()
-        self._layers = {}
-
-
-class PackedCheckpoint(Packed):
-    """Sliding-window and recurrent state of all layers at one offset. Immutable.
-
-    Args:
-        offset: how many tokens it has seen.
-        records: what each layer is besides its arrays.
-        arrays: `[rows, ...]` each, evaluated.
-        places: where each layer's arrays are.
-    """
-
-    def __init__(
-        self, offset: int, records: Sequence[Record], arrays: Sequence[mx.array], places: Places
-    ) -> None:
-        super().__init__(arrays, places)
-        self._offset = offset
-        self._records = list(records)
 
     @property
     def offset(self) -> int:
@@ -161,7 +268,7 @@ class PackedCheckpoint(Packed):
 
 def pack_suffix(layers: Sequence[Tensors]) -> PackedSpan:
     """Pack the suffixes of all token-addressable layers."""
-    return PackedSpan(*pack([list(tensors) for tensors in layers]))
+    return PackedSpan(Storage(*pack([list(tensors) for tensors in layers])))
 
 
 def pack(layers: list[list[mx.array]]) -> tuple[list[mx.array], Places]:

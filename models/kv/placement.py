@@ -15,7 +15,7 @@ from ..moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from ..step_plan import Call
 from .batch_cache import BatchCache
 from .layout import CacheLayout
-from .packed import PackedCheckpoint, PackedSpan, pack_suffix
+from .packed import PackedCheckpoint, PackedSpan, pack_suffix, runs_of
 from .prefix_groups import PrefixGroup
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
@@ -50,7 +50,7 @@ class Placement:
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """What rows alone read side by side."""
-        return () if self.batch is None else self.batch.stacks
+        return () if self.batch is None else self.batch.stacks.plan
 
     @property
     def may_stack(self) -> bool:
@@ -167,11 +167,11 @@ class Placement:
     def _enter(self, move: Enter, cache: SequenceCache) -> None:
         if move.reused:
             self._batch.wipe(move.slot)
-        copied = cache.prefix[len(cache.prefix) - move.spans :]
+        copied = runs_of(cache.prefix[len(cache.prefix) - move.spans :])
         suffix = cache.suffix()
         tensors = []
         for index in range(len(cache.token_layers) if move.tokens else 0):
-            parts = [span.layer(index) for span in copied] + suffix[index : index + 1]
+            parts = [run.layer(index) for run in copied] + suffix[index : index + 1]
             tensors += [mx.concatenate([p[i] for p in parts], axis=2) for i in (0, 1)]
         self._batch.put(move.slot, tensors, cache.non_trimmable)
         cache.slot, cache.single_steps = move.slot, 0
@@ -219,22 +219,27 @@ class Placement:
 
         It is not made again for some steps: what takes the memory would be refused in turn.
         """
-        if self.batch is None or not self.batch.stacks:
+        if self.batch is None or not self.stacks:
             return False
-        self.batch.forget_stacks()
+        self.batch.stacks.clear()
         self._regroup()
         self._steps_before_stacks = _STEPS_WITHOUT_STACKS
         return True
 
     def _read(self, groups: Iterable[PrefixGroup], stacks: tuple[Stack, ...]) -> None:
-        shared, private = [], {}
+        shared, alone = [], {}
         for slots, start, stop in groups:
-            spans = self.sequences[slots[0]].prefix[start:stop]
+            prefix = self.sequences[slots[0]].prefix
             if len(slots) > 1:
-                shared.append((spans, slots))
+                shared.append((runs_of(prefix[start:stop]), slots))
             else:
-                private[slots[0]] = spans
-        self._batch.read(shared, private, stacks, len(self.sequences))
+                alone[slots[0]] = prefix[start:stop]
+        self._batch.stacks.make(stacks, alone)
+        stacked = {row.slot: len(row.spans) for stack in stacks for row in stack.rows if row}
+        private = {slot: runs_of(spans[stacked.get(slot, 0) :]) for slot, spans in alone.items()}
+        self._batch.read(
+            shared, {slot: runs for slot, runs in private.items() if runs}, len(self.sequences)
+        )
 
     @property
     def _batch(self) -> BatchCache:

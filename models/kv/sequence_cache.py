@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
 from ..memory_profile import Held
 from .non_trimmable import capture
-from .packed import PackedCheckpoint, PackedSpan, pack, pack_suffix
+from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, pack, pack_suffix, runs_of
 from .token_layer import Tensors, TokenLayerCache
 
 
@@ -182,9 +182,9 @@ class SequenceCache:
         self.layers = [_in_one_piece(layer) for layer in self._segmented]
 
     def _read_prefix(self) -> None:
-        prefix = self.prefix
+        runs = runs_of(self.prefix)
         for index, layer in enumerate(self.token_layers):
-            layer.set_prefix([span.layer(index) for span in prefix])
+            layer.set_prefix(LayerPrefix(runs, index))
 
 
 def checkpoint_of(offset: int, layers: Sequence[Any]) -> PackedCheckpoint:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ..errors import StoredStateError, UnreadableStateError
 from .non_trimmable import Chunk, Record, Recurrent, Ring
-from .packed import PackedCheckpoint, PackedSpan, Places
+from .packed import PackedCheckpoint, PackedSpan
+from .storage import Places, Storage
 
 _NAMES = {
     mx.float32: "F32",
@@ -58,9 +59,9 @@ class Exported(NamedTuple):
 def export_span(span: PackedSpan, start: int, stop: int) -> Exported:
     """Make the tokens `[start, stop)` of a span readable for the thread that writes files.
 
-    A copy, unless it is the whole span.
+    A copy, unless it is a whole storage.
     """
-    whole = start == 0 and stop == span.length
+    whole = start == 0 and stop == span.length and span.is_whole
     part = span if whole else span.copy(start, stop)
     return Exported(_hosted(part.arrays), {"places": json.dumps(span.places)})
 
@@ -99,7 +100,7 @@ def load_span(parts: Sequence[tuple[Path, int, int]]) -> PackedSpan:
         for same in zip(*pieces, strict=True)
     ]
     _evaluate(joined)
-    return PackedSpan(joined, places)
+    return PackedSpan(Storage(joined, places))
 
 
 def load_checkpoint(path: Path) -> PackedCheckpoint:

@@ -42,7 +42,7 @@ class TokenLayerCache:
         """Read the prefix from other segments: the same tokens, cut or merged elsewhere."""
         if self._copied:
             return  # it is read from the copy
-        self.prefix = list(prefix)
+        self.prefix = prefix  # and no array of it: spans may move
         self._prefix_length = sum(segment[0].shape[-2] for segment in prefix)
 
     def make_contiguous(self) -> None:
@@ -58,7 +58,7 @@ class TokenLayerCache:
         self.suffix = _like(self.suffix)
         self.suffix.keys, self.suffix.values = _pair(joined)
         self.suffix.offset = held
-        self._copied, self._prefix_length, self.prefix = self._prefix_length, 0, []
+        self._copied, self._prefix_length, self.prefix = self._prefix_length, 0, ()
         self._fetched = None
 
     def restart_suffix(self) -> None:

@@ -14,6 +14,7 @@ from ..attention.blocks import BLOCK
 from ..kv.layout import CacheLayout
 from ..kv.packed import PackedSpan
 from ..kv.sequence_cache import SequenceCache, flat_arrays
+from ..kv.storage import Storage
 from ..memory_profile import (
     FITTED,
     GROWTH,
@@ -157,7 +158,7 @@ def _after(layout: CacheLayout, prefill: Any, context: int) -> SequenceCache:
     (span,) = spans
     arrays = [mx.zeros((*a.shape[:2], context, a.shape[3]), a.dtype) for a in span.arrays]
     mx.eval(arrays)
-    return layout.open(context, [PackedSpan(arrays, span.places)])
+    return layout.open(context, [PackedSpan(Storage(arrays, span.places))])
 
 
 def _per_token(pair: Iterable[Any]) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from umbel.models import planner
-from umbel.models.kv import batch_cache
+from umbel.models.kv import span_stack
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.kv.span_stack import SpanStack
 from umbel.models.planned_for import Rules
@@ -75,7 +75,7 @@ def test_any_schedule_of_stacks(name: str, seed: int, monkeypatch: pytest.Monkey
             made.append(row)
             super().put(row, spans, layers)
 
-    monkeypatch.setattr(batch_cache, "SpanStack", Counted)
+    monkeypatch.setattr(span_stack, "SpanStack", Counted)
     schedule(fixture, 25)
     assert made
 

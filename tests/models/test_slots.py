@@ -13,6 +13,7 @@ from umbel.models.errors import StateLostError
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
+from umbel.models.kv.storage import Storage
 from umbel.models.planned_for import Rules
 
 from .batch_fixture import NAMES, Agent, BatchFixture, Branch
@@ -182,7 +183,7 @@ def long_prefix(fixture: BatchFixture) -> tuple[Branch, int]:
     keys = mx.random.normal(shape)
     mx.eval(keys)
     places = tuple(((0, 2 * i), (0, 2 * i + 1)) for i in range(len(fixture.batch._attending)))
-    span = PackedSpan([keys], places)
+    span = PackedSpan(Storage([keys], places))
     return Branch([0] * 4000, [span]), span.nbytes
 
 

@@ -25,7 +25,7 @@ from .bench import Ask, Bench, words
 from .test_exactness import TOLERANCE
 
 if TYPE_CHECKING:
-    from umbel.models.kv.packed import PackedSpan
+    from umbel.models.kv.packed import SpanRun
 
 SYSTEM = 150
 SHARED = ("llama", "qwen3_next", "gemma3_text", "mamba2")
@@ -82,7 +82,7 @@ def test_a_common_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefix that rows share is multiplied once a layer, whatever the number of rows."""
     bench = Bench("llama")
     bench.run(words(SYSTEM, "system"), 1)
-    seen: list[list[list[PackedSpan]]] = []
+    seen: list[list[list[SpanRun]]] = []
     real = BatchCache.read
 
     def spy(batch: BatchCache, *told: Any) -> None:
