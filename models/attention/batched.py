@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..kv.packed import SpanRun
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_stack import SpanStack
+from ..kv.storage import SpanRun
 from ..load.device import DevicePolicy
 from .blocks import attend
 from .cascade import Part, merge, part_of, scores_of

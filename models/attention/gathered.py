@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..kv.buckets import padded_to
-from ..kv.packed import SpanRun
 from ..kv.ring_buffer import RingBuffer
+from ..kv.storage import SpanRun
 from .batched import BufferedLayer, NotBatchableError, Step
 
 

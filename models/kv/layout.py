@@ -21,8 +21,9 @@ from mlx_lm.models.cache import (
 )
 
 from ..errors import UnsupportedCacheError
-from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, SpanRun, runs_of
+from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, runs_of
 from .sequence_cache import SequenceCache, layer_caches_of
+from .storage import SpanRun
 from .token_layer import token_layer_cache
 
 _ADDRESSABLE = (KVCache, QuantizedKVCache)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import mlx.core as mx
 
 from .non_trimmable import Record
-from .storage import Places, Storage, copied
+from .storage import Places, SpanRun, Storage, copied
 from .token_layer import Tensors
 
 _numbers = count()
@@ -87,8 +87,8 @@ class PackedSpan:
         return self.length == self.storage.length
 
     def layer(self, index: int) -> Tensors:
-        """One layer's tensors, `[1, heads, tokens, size]` each, as views."""
-        return self.storage.layer(index, self.start, self.stop)
+        """One layer's tensors, `[1, heads, tokens, size]` each, without a copy."""
+        return self.storage.tensors(index, self.start, self.stop)
 
     def adjoins(self, other: Self) -> bool:
         """Whether another span is what follows in the same storage."""
@@ -142,41 +142,15 @@ class PackedSpan:
         return storage
 
 
-class SpanRun:
-    """Spans that are neighbours in one storage, in order: they are read as one.
-
-    Attributes:
-        length: how many tokens.
-
-    Args:
-        spans: at least one. While the run is read, they stay neighbours, wherever they move.
-    """
-
-    def __init__(self, spans: Sequence[PackedSpan]) -> None:
-        self._first, self._last = spans[0], spans[-1]
-        self.length = sum(span.length for span in spans)
-
-    def layer(self, index: int) -> Tensors:
-        """One layer's tensors, `[1, heads, tokens, size]` each, as views.
-
-        Raises:
-            ValueError: the spans are neighbours no more.
-        """
-        storage, start, stop = self._first.storage, self._first.start, self._last.stop
-        if storage is not self._last.storage or stop - start != self.length:
-            raise ValueError("spans that are read as one have been parted")
-        return storage.layer(index, start, stop)
-
-
 def runs_of(spans: Sequence[PackedSpan]) -> list[SpanRun]:
-    """Find which of some consecutive spans are read as one."""
+    """Find which of some consecutive spans are neighbours in one storage: they are read as one."""
     runs: list[list[PackedSpan]] = []
     for span in spans:
         if runs and runs[-1][-1].adjoins(span):
             runs[-1].append(span)
         else:
             runs.append([span])
-    return [SpanRun(run) for run in runs]
+    return [spans[0].storage.run(spans[0].start, spans[-1].stop) for spans in runs]
 
 
 class LayerPrefix(Sequence[Tensors]):

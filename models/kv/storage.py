@@ -7,7 +7,7 @@ what stays of its storage is copied, so that the bytes of what went are free.
 
 from collections.abc import Sequence
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
@@ -18,7 +18,7 @@ Places = tuple[tuple[tuple[int, int], ...], ...]
 
 
 class View(Protocol):
-    """Some consecutive tokens of a storage.
+    """Some consecutive tokens of a storage, which stay as long as it is open.
 
     Attributes:
         start: the first of them, counted from the storage's first.
@@ -38,7 +38,8 @@ class View(Protocol):
 class Storage:
     """The state of consecutive tokens, all layers, in a few arrays. Not written to.
 
-    `layer`, `arrays` and `free` alone touch the arrays. It knows its views weakly: they hold it.
+    `tensors`, `arrays` and `free` alone touch the arrays. It knows its views and runs weakly:
+    they hold it.
 
     Attributes:
         length: how many tokens.
@@ -51,27 +52,22 @@ class Storage:
 
     def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
         self._arrays = list(arrays)
-        self._layers: dict[tuple[int, int, int], Tensors] = {}
         self._views: WeakSet[View] = WeakSet()
+        self._runs: WeakValueDictionary[tuple[int, int], SpanRun] = WeakValueDictionary()
         self._first: int | None = None  # where the first view starts, where that is known
         self.length = int(arrays[0].shape[-2])
         self.places = places
 
     # -- the arrays --------------------------------------------------------------------
 
-    def layer(self, index: int, start: int, stop: int) -> Tensors:
-        """One layer's tensors of some tokens, `[1, heads, tokens, size]` each, without a copy.
-
-        The same object at every call, until the storage is viewed otherwise: who reads together
-        knows by it what is shared.
-        """
-        key = index, start, stop
-        if key not in self._layers:
-            self._layers[key] = tuple(
-                self._arrays[number][row : row + 1, ..., start:stop, :]
-                for number, row in self.places[index]
-            )
-        return self._layers[key]
+    def tensors(self, index: int, start: int, stop: int) -> Tensors:
+        """One layer's tensors of some tokens, `[1, heads, tokens, size]` each, without a copy."""
+        if not self._arrays:
+            raise ValueError("state is read that nobody holds any more")
+        return tuple(
+            self._arrays[number][row : row + 1, ..., start:stop, :]
+            for number, row in self.places[index]
+        )
 
     def arrays(self, start: int, stop: int) -> list[mx.array]:
         """The packed arrays of some tokens: of all of them the very arrays, else slices."""
@@ -81,7 +77,9 @@ class Storage:
 
     def free(self) -> None:
         """Let go of the arrays: nobody views them any more."""
-        self._arrays, self._layers = [], {}
+        self._arrays = []
+        for run in self._runs.values():
+            run.let_go()
 
     @property
     def token_bytes(self) -> int:
@@ -98,15 +96,12 @@ class Storage:
     def add(self, view: View) -> None:
         """Have a view more."""
         self._views.add(view)
-        self._viewed_otherwise()
+        self._first = None
 
     def remove(self, view: View) -> None:
         """Have a view less. What nobody views then is in memory until `trim`."""
         self._views.discard(view)
-        self._viewed_otherwise()
-
-    def _viewed_otherwise(self) -> None:
-        self._first, self._layers = None, {}
+        self._first = None
 
     @property
     def first(self) -> int:
@@ -115,22 +110,76 @@ class Storage:
             self._first = min((view.start for view in self._views), default=0)
         return self._first
 
+    def run(self, start: int, stop: int) -> "SpanRun":
+        """Some tokens, to be read: the same object as long as somebody reads them."""
+        run = self._runs.get((start, stop))
+        return SpanRun(self, start, stop) if run is None else run
+
+    def watch(self, run: "SpanRun") -> None:
+        """Have a run follow its tokens when they move."""
+        self._runs[run.start, run.stop] = run
+
     def trim(self) -> None:
         """Free what nobody views: what stays is copied, neighbours together."""
-        runs: list[list[View]] = []
+        kept: list[list[View]] = []
         for view in sorted(self._views, key=lambda view: view.start):
-            if runs and runs[-1][-1].stop == view.start:
-                runs[-1].append(view)
+            if kept and kept[-1][-1].stop == view.start:
+                kept[-1].append(view)
             else:
-                runs.append([view])
-        if [(run[0].start, run[-1].stop) for run in runs] == [(0, self.length)]:
+                kept.append([view])
+        if [(views[0].start, views[-1].stop) for views in kept] == [(0, self.length)]:
             return
-        copies = [copied(self, run[0].start, run[-1].stop) for run in runs]
-        for run, storage in zip(runs, copies, strict=True):
-            begin = run[0].start
-            for view in run:
-                view.move(storage, view.start - begin)
+        copies = [copied(self, views[0].start, views[-1].stop) for views in kept]
+        for views, storage in zip(kept, copies, strict=True):
+            start, stop = views[0].start, views[-1].stop
+            read = [run for run in self._runs.values() if start <= run.start <= run.stop <= stop]
+            for moved in (*views, *read):
+                moved.move(storage, moved.start - start)
         self.free()
+
+
+class SpanRun:
+    """Consecutive tokens of one storage, read as one. It follows them where they move.
+
+    Whoever reads does not hold: that is a view's part.
+
+    Attributes:
+        storage: where they are.
+        start: the first of them there.
+        length: how many tokens.
+    """
+
+    def __init__(self, storage: Storage, start: int, stop: int) -> None:
+        self.length = stop - start
+        self._layers: dict[int, Tensors] = {}
+        self.move(storage, start)
+
+    @property
+    def stop(self) -> int:
+        """One after the last of them."""
+        return self.start + self.length
+
+    def layer(self, index: int) -> Tensors:
+        """One layer's tensors, `[1, heads, tokens, size]` each, without a copy.
+
+        The same object at every call, until the tokens move.
+
+        Raises:
+            ValueError: the state is not there any more.
+        """
+        if index not in self._layers:
+            self._layers[index] = self.storage.tensors(index, self.start, self.stop)
+        return self._layers[index]
+
+    def move(self, storage: Storage, start: int) -> None:
+        """Read the same tokens in another storage from now on."""
+        self.let_go()
+        self.storage, self.start = storage, start
+        storage.watch(self)
+
+    def let_go(self) -> None:
+        """Hold no array until it is read again."""
+        self._layers = {}
 
 
 def copied(storage: Storage, start: int, stop: int) -> Storage:

@@ -80,13 +80,16 @@ def test_what_stays_is_read_where_it_lies_now() -> None:
     assert np.array(prefix[0][0])[0, 0, :, 0].tolist() == list(range(8))
 
 
-def test_a_parted_run_is_not_read() -> None:
-    """A run whose spans were parted says so, and gives out nobody else's state."""
-    parts = [*stored(0, 9).split(6)]
-    parts[:1] = parts[0].split(3)
-    (run,) = runs_of(parts)
+def test_a_run_outlives_cuts_and_no_state() -> None:
+    """A span that is cut is read on; a run of which some is gone says so, and holds nothing."""
+    front, back = stored(0, 9).split(6)
+    (run,) = runs_of([front, back])
+    parts = front.split(3)
+    assert np.array(run.layer(0)[0])[0, 0, :, 0].tolist() == list(range(9))
+    storage = weakref.ref(run.layer(0)[0])
     parts[1].close()
-    with pytest.raises(ValueError, match="parted"):
+    assert storage() is None
+    with pytest.raises(ValueError, match="nobody holds"):
         run.layer(0)
 
 
