@@ -1,0 +1,266 @@
+"""Agents in long conversations: umbel over its Unix socket beside mlx_lm.server, in one run.
+
+    uv run python benchmarks/conversations.py --preset small
+    uv run python benchmarks/conversations.py --model DIR --preset crowd --processes 2
+    uv run python benchmarks/conversations.py --agents 4 --shared 2000 [-- FLAGS OF SERVE]
+
+All agents start at once; each asks its next question when its answer has ended, or, with
+--lockstep, when the answers of all have ended. Prompts have the number of tokens that is asked
+for. Every process starts with an empty cache; what a server keeps for later starts (compiled
+kernels, measurements) begins empty with its first process, and is there for its second one.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from conversations_report import by_turn, over_all, report
+from side_by_side import ask, connected, export_embedded, peak_mib, server
+from workload import Agent, Answer, Texts, Workload, crowd, drive
+
+HERE = Path(__file__).resolve().parent
+PRESETS = {
+    "crowd": Workload(32, 4, 7900, 0, 60, 128),
+    "private": Workload(8, 3, 4000, 12_000, 60, 128),
+    "hybrid": Workload(16, 2, 7900, 0, 60, 128),
+    "mla": Workload(16, 2, 7900, 0, 60, 128),
+    "stream": Workload(1, 20, 8000, 0, 60, 128),
+    "small": Workload(6, 8, 0, 0, 40, 16),
+    "tiny": Workload(2, 2, 40, 20, 12, 4),
+}
+_START = 900.0
+_WRITE = 60.0
+_SETTLE = 0.5  # seconds after the last token until a server has put away what it keeps
+
+
+@dataclass
+class Result:
+    """One process of one server.
+
+    Attributes:
+        name: of the server.
+        process: 1 for its first process.
+        start_s: from its start to the end of its first answer, to another prompt.
+        wall_s: of all turns.
+        peak_mib: of the process's memory; 0 where that cannot be seen.
+        load: the machine's load average of the last minute, at the end.
+        record: what `recorder.py` wrote after the last turn.
+        operations: of the steps of one more turn, which is not timed; None if not asked for.
+        answers: `[agents][turns]`.
+    """
+
+    name: str
+    process: int
+    start_s: float
+    wall_s: float
+    peak_mib: float
+    load: float
+    record: dict[str, Any]
+    operations: list[int] | None
+    answers: list[list[Answer]]
+
+
+class Server:
+    """A server that runs under `recorder.py`.
+
+    Args:
+        process: of it.
+        folder: for the records.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process = process
+        self._folder = folder
+        self._written = 0
+
+    def begin(self, *commands: str) -> None:
+        """Send commands, and have the steps so far forgotten; returns when that is done."""
+        for command in (*commands, "clear"):
+            self._tell(command)
+        self.record()
+
+    def _tell(self, command: str) -> None:
+        assert self.process.stdin is not None  # noqa: S101  (it was started with a pipe)
+        self.process.stdin.write(f"{command}\n".encode())
+        self.process.stdin.flush()
+
+    def record(self) -> dict[str, Any]:
+        """Have a record written and read it."""
+        self._written += 1
+        path = self._folder / f"record{self._written}.json"
+        self._tell(f"write {path}")
+        end = time.monotonic() + _WRITE
+        while not path.exists():
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise RuntimeError("the server wrote no record")
+            time.sleep(0.01)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+
+async def measure(
+    name: str, number: int, running: Server, address: str, model: Path, options: argparse.Namespace
+) -> Result:
+    """Wait for a server that was just started, and let the agents talk with it."""
+    start = time.perf_counter()
+    unix = address.startswith("/")
+    connector = aiohttp.UnixConnector(address, limit=0) if unix else aiohttp.TCPConnector(limit=0)
+    url = "http://localhost" if unix else address
+    workload: Workload = options.workload
+    async with connected(connector, url, running.process, _START) as session:
+        await ask(session, [{"role": "user", "content": "warm up"}], 4)
+        start = time.perf_counter() - start
+        agents = crowd(session, workload, Texts(model))
+        running.begin()
+        wall = await drive(agents, workload, lockstep=options.lockstep)
+        await asyncio.sleep(_SETTLE)
+        record = running.record()
+        answers = [agent.answers[: workload.turns] for agent in agents]
+        peak, load = peak_mib(running.process.pid), os.getloadavg()[0]
+        counted = await count(running, agents, workload) if options.operations else None
+    return Result(name, number, start, wall, peak, load, record, counted, answers)
+
+
+async def count(running: Server, agents: list[Agent], workload: Workload) -> list[int]:
+    """Count the operations of each step in one more turn of all agents."""
+    running.begin("count")
+    await asyncio.gather(*(a.talk(a.questions[workload.turns], workload.answer) for a in agents))
+    found: list[int] = running.record()["operations"]
+    return found
+
+
+def run(name: str, number: int, model: Path, folder: Path, options: argparse.Namespace) -> Result:
+    """Measure one process of a server. Its last log lines are shown if it does not answer."""
+    own = Path(tempfile.mkdtemp(prefix=f"{name}{number}", dir=folder))
+    command = [sys.executable, str(HERE / "recorder.py"), name]
+    if name == "umbel":
+        address = str(own / "u.sock")
+        command += ["serve", "--model", str(model), "--socket", address]
+        command += ["--disk-dir", str(own / "disk"), *options.flags]
+    else:
+        port = free_port()
+        address = f"http://127.0.0.1:{port}"
+        command += ["--model", str(model), "--port", str(port), "--log-level", "ERROR"]
+    log = own / "log"
+    try:
+        with server(command, log, environment(name, folder)) as process:
+            running = Server(process, own)
+            return asyncio.run(measure(name, number, running, address, model, options))
+    except Exception:
+        print("\n".join(log.read_text(errors="replace").splitlines()[-20:]), file=sys.stderr)
+        raise
+
+
+def environment(name: str, folder: Path) -> dict[str, str]:
+    """Say where a server keeps what its later processes find, and have it read no settings."""
+    state = folder / f"state-{name}"
+    state.mkdir(exist_ok=True)
+    kept = {
+        "XDG_CACHE_HOME": "cache",  # umbel's measurements
+        "XDG_CONFIG_HOME": "config",
+        "MLX_PTX_CACHE_DIR": "kernels",
+        "CUDA_CACHE_PATH": "driver",
+    }
+    paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "HF_HUB_OFFLINE": "1",
+        **{variable: str(state / part) for variable, part in kept.items()},
+    }
+
+
+def free_port() -> int:
+    """Find a port of the loopback address that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def compare(options: argparse.Namespace) -> list[Result]:
+    """Measure all processes of all servers, in turn, and print what was found.
+
+    A server that fails is named, and the others are measured all the same.
+    """
+    results = []
+    with tempfile.TemporaryDirectory(prefix="talk") as name, model_folder(options) as model:
+        for number in range(1, options.processes + 1):
+            for one in ("umbel", "mlx_lm") if options.only is None else (options.only,):
+                try:
+                    results.append(run(one, number, model, Path(name), options))
+                except (aiohttp.ClientError, OSError, RuntimeError) as error:
+                    print(f"{one}, process {number}, failed: {error!r}", file=sys.stderr)
+    return results
+
+
+@contextmanager
+def model_folder(options: argparse.Namespace) -> Iterator[Path]:
+    """Give the folder of the model that both serve, for as long as the block lasts."""
+    if options.model is not None:
+        yield options.model
+        return
+    with tempfile.TemporaryDirectory(prefix="model") as name:
+        yield export_embedded(Path(name))
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--preset", choices=PRESETS, default="small")
+    for field in fields(Workload):
+        parser.add_argument(f"--{field.name}", type=int, help="instead of the preset's")
+    parser.add_argument("--model", type=Path, help="a model's folder; else the embedded model")
+    parser.add_argument("--only", choices=("umbel", "mlx_lm"))
+    parser.add_argument("--processes", type=int, choices=(1, 2, 3), default=1)
+    parser.add_argument("--lockstep", action="store_true", help="turns begin for all together")
+    parser.add_argument("--operations", action="store_true", help="count them, in one more turn")
+    parser.add_argument("--json", type=Path, help="a file for all that was found")
+    parser.add_argument("flags", nargs="*", help="of umbel serve, after --")
+    options = parser.parse_args(arguments)
+    given = {f.name: getattr(options, f.name) for f in fields(Workload)}
+    changed = {name: value for name, value in given.items() if value is not None}
+    options.workload = Workload(**asdict(PRESETS[options.preset]) | changed)
+    return options
+
+
+def in_full(result: Result) -> dict[str, Any]:
+    """Give a result with the figures that are printed of it."""
+    turns = [by_turn(answers) for answers in zip(*result.answers, strict=True)]
+    return {"whole": over_all(result), "turns": turns, **asdict(result)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print and write down; returns 1 if a server failed."""
+    options = parse(arguments)
+    results = compare(options)
+    print(f"{platform.platform()}, {options.workload}, lockstep: {options.lockstep}\n")
+    report(results)
+    if options.json:
+        found = {
+            "workload": asdict(options.workload),
+            "lockstep": options.lockstep,
+            "results": [in_full(result) for result in results],
+        }
+        options.json.write_text(json.dumps(found, indent=1))
+    expected = options.processes * (1 if options.only else 2)
+    return 0 if len(results) == expected else 1
+
+
+if __name__ == "__main__":
+    # Whoever stops the program stops the servers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main())

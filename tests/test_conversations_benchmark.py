@@ -1,0 +1,107 @@
+"""A short form of `benchmarks/conversations.py`: its prompts, its figures, and how it ends."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
+
+from conversations import PRESETS, main
+from recorder import operations
+from workload import Texts, Workload
+
+RECORDER = Path(__file__).parent.parent / "benchmarks" / "recorder.py"
+TEMPLATE = 12  # tokens that the tiny model's template adds to a message, at most
+END = 60.0
+
+
+def test_texts_have_as_many_tokens_as_asked_for(tiny_dir: Path) -> None:
+    """The seed decides which."""
+    texts = Texts(tiny_dir)
+    for count in (12, 61, 400):
+        made = [texts.of(count, "1 2:", seed) for seed in range(3)]
+        assert [texts.count(text) for text in made] == [count] * 3
+        assert len(set(made)) == 3
+
+
+def test_operations_count_until_they_are_evaluated() -> None:
+    """Each counts once, whatever the nesting of the arrays that need it."""
+    given = mx.zeros((2, 2))
+    mx.eval(given)
+    first = mx.exp(given)
+    second = mx.sin(first)
+    assert operations([first, {"second": second}], given) == 2
+    mx.eval(first)
+    assert operations(second) == 1
+
+
+def check_lengths(answers: list[dict[str, Any]], workload: Workload) -> None:
+    """See that one agent's prompts had what was asked for, and the template's tokens."""
+    assert len(answers) == workload.turns
+    least = workload.shared + workload.private
+    most = least + TEMPLATE  # of the system prompt
+    for answer in answers:
+        least += workload.message
+        most += workload.message + 2 * TEMPLATE  # and of the answer that begins
+        assert least <= answer["turn"]["prompt"] <= most
+        assert answer["turn"]["tokens"] == workload.answer
+        least += min(workload.answer, answer["again"])
+        most += max(workload.answer, answer["again"])
+
+
+def test_both_servers_are_measured(
+    tiny_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same questions have whole answers, and every figure is there."""
+    path, workload = tmp_path / "found.json", PRESETS["tiny"]
+    given = ["--preset", "tiny", "--model", str(tiny_dir), "--json", str(path)]
+    assert main([*given, "--operations", "--lockstep"]) == 0
+    results = json.loads(path.read_text())["results"]
+    assert [result["name"] for result in results] == ["umbel", "mlx_lm"]
+    for result in results:
+        unseen = set() if sys.platform == "linux" else {"peak memory of the process, MiB"}
+        assert {name for name, value in result["whole"].items() if not value} <= unseen
+        assert len(result["answers"]) == workload.agents
+        for answers in result["answers"]:
+            check_lengths(answers, workload)
+        turns = list(zip(*result["answers"], strict=True))
+        ends = [max(answer["end"] for answer in turn) for turn in turns]
+        starts = [min(answer["start"] for answer in turn) for turn in turns]
+        assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    shown = capsys.readouterr().out
+    assert "| wall, s |" in shown
+    assert "umbel · mlx_lm.server · ratio" in shown
+
+
+def test_a_server_that_does_not_start_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program says so and fails."""
+    assert main(["--preset", "tiny", "--model", str(tmp_path), "--only", "umbel"]) == 1
+    assert "umbel, process 1, failed" in capsys.readouterr().err
+
+
+def test_a_server_ends_when_its_starter_is_gone(tiny_dir: Path, short_path: Path) -> None:
+    """However that ended: its end of the pipe is closed."""
+    command = [sys.executable, str(RECORDER), "umbel", "serve"]
+    command += ["--model", str(tiny_dir), "--socket", str(short_path / "u.sock"), "--no-disk"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + END
+            while not (short_path / "u.sock").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert process.poll() is None
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(END) == 0
+        finally:
+            process.kill()
