@@ -29,6 +29,7 @@ from typing import Any
 
 import aiohttp
 from conversations_report import by_turn, over_all, report
+from model_folders import FOLDERS
 from side_by_side import ask, connected, export_embedded, peak_mib, server
 from workload import Agent, Answer, Texts, Workload, crowd, drive
 
@@ -60,6 +61,7 @@ class Result:
         load: the machine's load average of the last minute, at the end.
         record: what `recorder.py` wrote after the last turn.
         operations: of the steps of one more turn, which is not timed; None if not asked for.
+        one_by_one: why umbel decodes one by one; None if it does not.
         answers: `[agents][turns]`.
     """
 
@@ -71,6 +73,7 @@ class Result:
     load: float
     record: dict[str, Any]
     operations: list[int] | None
+    one_by_one: str | None
     answers: list[list[Answer]]
 
 
@@ -123,6 +126,7 @@ async def measure(
     workload: Workload = options.workload
     async with connected(connector, url, running.process, _START) as session:
         await ask(session, [{"role": "user", "content": "warm up"}], 4)
+        why = await one_by_one(session) if name == "umbel" else None
         start = time.perf_counter() - start
         agents = crowd(session, workload, Texts(model))
         running.begin()
@@ -132,7 +136,14 @@ async def measure(
         answers = [agent.answers[: workload.turns] for agent in agents]
         peak, load = peak_mib(running.process.pid), os.getloadavg()[0]
         counted = await count(running, agents, workload) if options.operations else None
-    return Result(name, number, start, wall, peak, load, record, counted, answers)
+    return Result(name, number, start, wall, peak, load, record, counted, why, answers)
+
+
+async def one_by_one(session: aiohttp.ClientSession) -> str | None:
+    """Ask umbel why it decodes one by one, if it does."""
+    async with session.get("/status") as response:
+        why: str | None = (await response.json())["model"]["one_by_one"]
+        return why
 
 
 async def count(running: Server, agents: list[Agent], workload: Workload) -> list[int]:
@@ -165,9 +176,9 @@ def run(name: str, number: int, model: Path, folder: Path, options: argparse.Nam
         raise
 
 
-def environment(name: str, folder: Path) -> dict[str, str]:
+def environment(server_name: str, folder: Path) -> dict[str, str]:
     """Say where a server keeps what its later processes find, and have it read no settings."""
-    state = folder / f"state-{name}"
+    state = folder / f"state-{server_name}"
     state.mkdir(exist_ok=True)
     kept = {
         "XDG_CACHE_HOME": "cache",  # umbel's measurements
@@ -175,12 +186,13 @@ def environment(name: str, folder: Path) -> dict[str, str]:
         "MLX_PTX_CACHE_DIR": "kernels",
         "CUDA_CACHE_PATH": "driver",
     }
+    return environment_of_source() | {name: str(state / part) for name, part in kept.items()}
+
+
+def environment_of_source() -> dict[str, str]:
+    """Have a process import this checkout's umbel, and use no network."""
     paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "HF_HUB_OFFLINE": "1",
-        **{variable: str(state / part) for variable, part in kept.items()},
-    }
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
 
 
 def free_port() -> int:
@@ -214,7 +226,13 @@ def model_folder(options: argparse.Namespace) -> Iterator[Path]:
         yield options.model
         return
     with tempfile.TemporaryDirectory(prefix="model") as name:
-        yield export_embedded(Path(name))
+        if options.shape is None:
+            yield export_embedded(Path(name))
+            return
+        # A process of its own: this one shall hold no memory of the device.
+        program = [sys.executable, str(HERE / "model_folders.py"), options.shape, name]
+        subprocess.run(program, check=True, env=os.environ | environment_of_source())
+        yield Path(name)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -224,6 +242,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for field in fields(Workload):
         parser.add_argument(f"--{field.name}", type=int, help="instead of the preset's")
     parser.add_argument("--model", type=Path, help="a model's folder; else the embedded model")
+    parser.add_argument("--shape", choices=sorted(FOLDERS), help="instead, with random weights")
     parser.add_argument("--only", choices=("umbel", "mlx_lm"))
     parser.add_argument("--processes", type=int, choices=(1, 2, 3), default=1)
     parser.add_argument("--lockstep", action="store_true", help="turns begin for all together")

@@ -83,6 +83,8 @@ def report(results: Sequence["Result"]) -> None:
     _print_whole(results, numbers)
     for result in results:
         _print_lengths(result)
+        if result.one_by_one:
+            print(f"It decodes one by one: {result.one_by_one}")
 
 
 def _print_turns(pair: Sequence["Result"]) -> None:

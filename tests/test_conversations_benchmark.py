@@ -10,17 +10,25 @@ from typing import Any
 import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
+from umbel.models.load.loader import load
 
 import mlx.core as mx  # isort: skip
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
 
 from conversations import PRESETS, main
+from model_folders import FOLDERS, write
 from recorder import operations
 from workload import Texts, Workload
 
 RECORDER = Path(__file__).parent.parent / "benchmarks" / "recorder.py"
 TEMPLATE = 12  # tokens that the tiny model's template adds to a message, at most
+SMALL = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), 64),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "head_dim"), 32),
+    **dict.fromkeys(("num_attention_heads", "linear_num_value_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads"), 2),
+}
 END = 60.0
 
 
@@ -31,6 +39,13 @@ def test_texts_have_as_many_tokens_as_asked_for(tiny_dir: Path) -> None:
         made = [texts.of(count, "1 2:", seed) for seed in range(3)]
         assert [texts.count(text) for text in made] == [count] * 3
         assert len(set(made)) == 3
+
+
+@pytest.mark.parametrize("shape", FOLDERS)
+def test_a_folder_of_each_shape_can_be_served(shape: str, tmp_path: Path) -> None:
+    """It loads, and has a tokenizer with a template."""
+    model = load(str(write(shape, tmp_path, **SMALL)))
+    assert model.text.encode_chat([{"role": "user", "content": "hello"}])
 
 
 def test_operations_count_until_they_are_evaluated() -> None:
