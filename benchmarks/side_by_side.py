@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ from mlx_lm.utils import save_config, save_model
 from umbel.models.load import embedded
 
 _START = 120.0
-_VOCABULARY = (
+VOCABULARY = (
     *("plan", "report", "test", "file", "agent", "result", "error", "path", "branch", "change"),
     *("review", "commit", "value", "field", "number", "token", "prompt", "answer", "system"),
     *("cache", "batch", "engine", "queue", "memory", "thread", "stream", "socket"),
@@ -74,11 +74,21 @@ def export_embedded(folder: Path) -> Path:
 
 
 @contextmanager
-def server(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the block ends."""
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "2"}
+def server(
+    command: list[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server until the block ends.
+
+    Args:
+        command: of the server.
+        log: where it logs to.
+        environment: what its environment has besides this one's.
+    """
+    whole = os.environ | {"OPENBLAS_NUM_THREADS": "2"} | dict(environment or {})
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=whole
+        )
     try:
         yield process
     finally:
@@ -88,15 +98,22 @@ def server(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 @asynccontextmanager
-async def connected(connector: aiohttp.BaseConnector, url: str) -> AsyncIterator[Any]:
-    """Wait until a server answers, and keep a session with it."""
+async def connected(
+    connector: aiohttp.BaseConnector,
+    url: str,
+    process: subprocess.Popen[bytes],
+    patience: float = _START,
+) -> AsyncIterator[Any]:
+    """Wait until a server answers, at most for some seconds, and keep a session with it."""
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as session:
-        end = time.monotonic() + _START
-        while time.monotonic() < end:
+        end = time.monotonic() + patience
+        while time.monotonic() < end and process.poll() is None:
             with contextlib.suppress(aiohttp.ClientError, OSError):
                 async with session.get("/v1/models") as response:
                     if response.status == 200:  # noqa: PLR2004
@@ -144,13 +161,13 @@ def _read_usage(usage: Any, turn: Turn) -> None:
 async def drive(session: Any, options: argparse.Namespace) -> list[list[Turn]]:
     """Let all agents talk at once; returns each agent's turns."""
     rng = random.Random(0)  # noqa: S311  (not a secret)
-    system = " ".join(rng.choice(_VOCABULARY) for _ in range(options.words))
+    system = " ".join(rng.choice(VOCABULARY) for _ in range(options.words))
 
     async def agent(number: int) -> list[Turn]:
         own = random.Random(number)  # noqa: S311  (as above)
         messages, turns = [{"role": "system", "content": system}], []
         for _ in range(options.turns):
-            question = " ".join(own.choice(_VOCABULARY) for _ in range(12))
+            question = " ".join(own.choice(VOCABULARY) for _ in range(12))
             messages.append({"role": "user", "content": f"Agent {number}: {question}?"})
             text, turn = await ask(session, messages, options.tokens)
             messages.append({"role": "assistant", "content": text})
@@ -161,19 +178,22 @@ async def drive(session: Any, options: argparse.Namespace) -> list[list[Turn]]:
 
 
 async def measure(
-    connector: aiohttp.BaseConnector, url: str, pid: int, options: argparse.Namespace
+    connector: aiohttp.BaseConnector,
+    url: str,
+    process: subprocess.Popen[bytes],
+    options: argparse.Namespace,
 ) -> Result:
     """Warm a server up with another prompt, then time the agents."""
-    async with connected(connector, url) as session:
+    async with connected(connector, url, process) as session:
         await ask(session, [{"role": "user", "content": "warm up"}], 4)
         start = time.perf_counter()
         turns = await drive(session, options)
         wall = time.perf_counter() - start
     computed = sum(turn.prompt - turn.cached for agent in turns for turn in agent)
-    return Result(wall, turns, _peak_mib(pid), computed)
+    return Result(wall, turns, peak_mib(process.pid), computed)
 
 
-def _peak_mib(pid: int) -> float:
+def peak_mib(pid: int) -> float:
     """The most memory a process has had, on Linux; 0 elsewhere."""
     status = Path(f"/proc/{pid}/status")
     if not status.exists():
@@ -195,7 +215,7 @@ def run_umbel(
 
         async def work() -> Result:
             connector = aiohttp.UnixConnector(str(path), limit=0)
-            return await measure(connector, "http://localhost", process.pid, options)
+            return await measure(connector, "http://localhost", process, options)
 
         return asyncio.run(work())
 
@@ -209,7 +229,7 @@ def run_mlx_lm(model: Path, folder: Path, options: argparse.Namespace) -> Result
         async def work() -> Result:
             connector = aiohttp.TCPConnector(limit=0)
             url = f"http://127.0.0.1:{options.port}"
-            return await measure(connector, url, process.pid, options)
+            return await measure(connector, url, process, options)
 
         return asyncio.run(work())
 
@@ -221,13 +241,13 @@ def report(ours: Result, theirs: Result, names: tuple[str, str]) -> None:
     for number in range(len(ours.turns[0])):
         a, b = ([agent[number].ttft for agent in result.turns] for result in (ours, theirs))
         _line(f"TTFT p50, turn {number + 1}, s", statistics.median(a), statistics.median(b))
-        _line(f"TTFT p99, turn {number + 1}, s", _percentile(a, 0.99), _percentile(b, 0.99))
+        _line(f"TTFT p99, turn {number + 1}, s", percentile(a, 0.99), percentile(b, 0.99))
     gaps = [
         [gap for agent in result.turns for turn in agent for gap in turn.gaps]
         for result in (ours, theirs)
     ]
     for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
-        _line(f"ITL {name}, ms", *(1e3 * _percentile(g, share) for g in gaps))
+        _line(f"ITL {name}, ms", *(1e3 * percentile(g, share) for g in gaps))
     rates = [
         sum(turn.tokens for agent in result.turns for turn in agent) / result.wall
         for result in (ours, theirs)
@@ -237,7 +257,8 @@ def report(ours: Result, theirs: Result, names: tuple[str, str]) -> None:
     _line("peak memory, MiB", ours.peak_mib, theirs.peak_mib)
 
 
-def _percentile(values: list[float], share: float) -> float:
+def percentile(values: list[float], share: float) -> float:
+    """The value below which a share of them lies."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
