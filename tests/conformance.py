@@ -15,7 +15,7 @@ from umbel.daemon.handlers.entry import Entry
 
 from .answers import Answer
 from .daemon.fixtures import TINY_CONTEXT
-from .daemon.running import RunningDaemon, running
+from .daemon.running import Reply, RunningDaemon, running
 from .probes import DIALECTS, PLAIN, PROBES, ROUTES, Probe
 
 PAGE = Path(__file__).parents[1] / "docs" / "conformance.md"
@@ -43,11 +43,15 @@ def enabled() -> list[str]:
     return [name for name in DIALECTS if ROUTES[name] in served]
 
 
-def cell(daemon: RunningDaemon, dialect: str, probe: Probe) -> str:
-    """Send a probe in a protocol's shape, and say what came."""
+def plain_answer(daemon: RunningDaemon, dialect: str) -> Reply:
+    """Send what every probe of a protocol adds its field to."""
+    return daemon.post(PLAIN[dialect], ROUTES[dialect])
+
+
+def cell(daemon: RunningDaemon, dialect: str, probe: Probe, plain: Reply) -> str:
+    """Send a probe in a protocol's shape, and say what came, beside the plain answer."""
     if dialect not in probe.asked:
         return "-"
-    plain = daemon.post(PLAIN[dialect], ROUTES[dialect])
     reply = daemon.post(PLAIN[dialect] | probe.asked[dialect], ROUTES[dialect])
     if reply.status != 200:
         message = reply.json()["error"]["message"].replace("|", "\\|")
@@ -59,8 +63,9 @@ def cell(daemon: RunningDaemon, dialect: str, probe: Probe) -> str:
 def render(daemon: RunningDaemon) -> str:
     """Write the whole page."""
     dialects = enabled()
+    plain = {name: plain_answer(daemon, name) for name in dialects}
     rows = [
-        [probe.feature, *(cell(daemon, name, probe) for name in dialects)]
+        [probe.feature, *(cell(daemon, name, probe, plain[name]) for name in dialects)]
         for probe in PROBES
         if probe.asked.keys() & set(dialects)
     ]

@@ -17,5 +17,6 @@ def test_probes_tell_honoured_from_ignored(tiny_daemon: RunningDaemon) -> None:
     asked = {CHAT: {"more_answers": 2}}
     shows = next(p.shows for p in PROBES if p.feature == "several answers (n)")
     probe = Probe("more answers", asked, shows)
-    assert conformance.cell(tiny_daemon, CHAT, probe) == "ignored"
-    assert conformance.cell(tiny_daemon, TEXT, probe) == "-"
+    plain = conformance.plain_answer(tiny_daemon, CHAT)
+    assert conformance.cell(tiny_daemon, CHAT, probe, plain) == "ignored"
+    assert conformance.cell(tiny_daemon, TEXT, probe, plain) == "-"
