@@ -63,8 +63,8 @@ def pytest_collectstart() -> None:
 
 
 def _uses_smollm2(item: pytest.Item) -> bool:
-    fixtures = {"smollm2", "smollm2_daemon"} & set(getattr(item, "fixturenames", ()))
-    return bool(fixtures) or "[smollm2]" in item.name
+    fixtures = {"smollm2", "smollm2_daemon", "embedded_daemon"}
+    return bool(fixtures & set(getattr(item, "fixturenames", ()))) or "[smollm2]" in item.name
 
 
 @pytest.hookimpl(tryfirst=True)  # before the markers are read
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what is tested with a twin of another architecture; put SmolLM2 first.
 
     Half of the list goes to each worker and is taken from the end of it by others, so that one
-    worker only, and not each, loads that model and starts a daemon with it.
+    worker only, and not each, measures and loads that model and starts a daemon with it.
     """
     from .zoo import TWINS  # noqa: PLC0415
 

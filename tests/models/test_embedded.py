@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from umbel.daemon.config import Settings
 from umbel.models.errors import ModelNotFoundError
 from umbel.models.load import embedded
 from umbel.models.load.loader import LoadedModel
@@ -16,7 +17,6 @@ from umbel.models.runner import ModelRunner
 from umbel.models.runtime import backend
 from umbel.models.text.conversation import Conversation, Message
 
-from ..shared import measured_once
 from .steps import run
 
 QUESTION = Conversation(messages=[Message(role="user", content="What is the capital of France?")])
@@ -24,9 +24,8 @@ GREEDY = SamplingParams(seed=0, temperature=0)
 
 
 def runner_of(loaded: LoadedModel) -> ModelRunner:
-    """Make a runner; the first one measures the model."""
-    with measured_once(loaded.model):
-        return ModelRunner(loaded)
+    """Make a runner by the figures that daemons keep; the first start of all measures."""
+    return ModelRunner(loaded, measured=Settings().measured_folder)
 
 
 def answer(loaded: LoadedModel, chunks: list[list[int]], length: int = 12) -> list[int]:

@@ -177,6 +177,7 @@ class ServerFixture:
         budget: int | str | None,
         *,
         disk: Path | None = None,
+        measured: Path | None = None,
         **more: Any,
     ) -> None:
         gc.collect()  # what is freed later would be taken for this server's
@@ -191,7 +192,7 @@ class ServerFixture:
         self.woken = threading.Event()
         with measured_once(loaded.model):
             self.assembly: Assembly = assemble(
-                loaded, settings, self.queue, self.events.extend, self.woken.set
+                loaded, settings, self.queue, self.events.extend, self.woken.set, measured
             )
         self.name = loaded.name
         self.engine = self.assembly.engine

@@ -11,6 +11,7 @@ import pytest
 
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
+from umbel.daemon.config import Settings
 from umbel.daemon.errors import StartError
 from umbel.models.kv.layout import CacheLayout
 from umbel.scheduler.admission import Admission
@@ -18,6 +19,7 @@ from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.request import FinishReason
 
 from .. import zoo
+from ..shared import shared_model
 from .memory_tools import Ask, ServerFixture, Watch, agents, loners, replaced, words, zoo_model
 
 if TYPE_CHECKING:
@@ -98,7 +100,8 @@ def test_long_answers_end_within_the_budget(name: str) -> None:
 @pytest.mark.slow
 def test_the_budget_holds_for_a_real_model(smollm2: "LoadedModel") -> None:
     """SmolLM2, with agents that have more to remember than there is room for."""
-    server = ServerFixture(smollm2, "80 MiB", prefill_chunk=256)
+    measured = Settings().measured_folder  # by daemons: it takes longer than the rest of this
+    server = ServerFixture(smollm2, "80 MiB", prefill_chunk=256, measured=measured)
     asks = [
         Ask([*words(150, "s"), *words(100 + 75 * i, i)], 12 + 4 * i, at=2 * i) for i in range(4)
     ]
@@ -222,7 +225,7 @@ def test_what_the_context_allows_is_served_whatever_is_cached(name: str, *, exac
 @pytest.mark.parametrize(("prompt", "answer"), [(40, 12), (380, 30)])
 def test_long_windows_are_part_of_the_promise(window: int, prompt: int, answer: int) -> None:
     """Rings of hundreds of tokens, and checkpoints of them, within a budget of one request."""
-    model = zoo.make(
+    model = shared_model(
         "gemma3_text", sliding_window=window, num_hidden_layers=12, sliding_window_pattern=6
     )
     loaded = replaced(zoo_model("gemma3_text"), model=model, layout=CacheLayout(model))
