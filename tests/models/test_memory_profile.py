@@ -12,7 +12,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from umbel.models.attention.blocks import BLOCK
@@ -532,8 +532,8 @@ def test_a_longer_context_is_promised_more(name: str) -> None:
     assert min(steps) >= max(1, known.sizes.token)
 
 
-@settings(deadline=None)  # models are loaded
-@given(st.sampled_from(batch_fixture.NAMES), st.integers(0, 1 << 34))
+@every_model
+@given(budget=st.integers(0, 1 << 34))
 def test_the_longest_context_is_the_longest_that_fits(name: str, budget: int) -> None:
     """Its promise is within the budget, and that of one token more is not."""
     known = profile(name)
