@@ -57,8 +57,9 @@ def seconds(form: str, text: str, size: int) -> float:
 @pytest.mark.parametrize("form", ["generic", "qwen3_coder"])
 def test_time_grows_with_the_length(form: str, unit: str, size: int) -> None:
     """Four times the text takes about four times as long, and not sixteen times."""
-    short, long = (min(seconds(form, unit * n, size) for _ in range(2)) for n in (1500, 6000))
-    assert long < 10 * short + 0.05
+    bound = 10 * min(seconds(form, unit * 1500, size) for _ in range(2)) + 0.05
+    # Once more, and that is all, where something else took the first one's time.
+    assert any(seconds(form, unit * 6000, size) < bound for _ in range(2))
 
 
 def test_ten_megabytes_of_markers_are_text() -> None:
