@@ -20,6 +20,7 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 from mlx_lm.models import llama
 from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
+from pretended import Pretended
 
 from umbel.cachestore.node import Tokens, as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
@@ -30,30 +31,6 @@ from umbel.models.kv.packed import PackedSpan
 
 NAMESPACE = Namespace("tenant", "fingerprint")
 VOCABULARY = 50_000
-
-
-class Weightless:
-    """A span that holds nothing but its length, so that the trie's own cost is seen."""
-
-    nbytes = buffers = 0
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def split(self, at: int) -> tuple["Weightless", "Weightless"]:
-        """Cut in two."""
-        return Weightless(at), Weightless(self.length - at)
-
-    def first(self, count: int) -> "Weightless":
-        """Keep the first tokens."""
-        return Weightless(count)
-
-    def merge(self, other: "Weightless") -> "Weightless":
-        """Join with the next."""
-        return Weightless(self.length + other.length)
-
-    def close(self) -> None:
-        """Hold nothing to free."""
 
 
 def median_ms(fn: Callable[[], Any], runs: int = 51) -> float:
@@ -75,7 +52,7 @@ def filled(entries: int, length: int, rng: np.random.Generator) -> tuple[PrefixC
         own = rng.integers(0, VOCABULARY, length - len(shared), np.int32)
         prompts.append(np.concatenate([shared, own]))
         lease = cache.begin(NAMESPACE, prompts[-1])
-        lease.close(prompts[-1], Weightless(length - lease.cached))
+        lease.close(prompts[-1], Pretended(length - lease.cached, 0))
     return cache, prompts
 
 
@@ -103,7 +80,7 @@ def _costs(cache: PrefixCache, prompt: Tokens, rng: np.random.Generator) -> Iter
 def _extend(cache: PrefixCache, prompt: Tokens, rng: np.random.Generator) -> None:
     longer = np.concatenate([prompt, rng.integers(0, VOCABULARY, 64, np.int32)])
     lease = cache.begin(NAMESPACE, longer)
-    lease.close(longer, Weightless(len(longer) - lease.cached))
+    lease.close(longer, Pretended(len(longer) - lease.cached, 0))
 
 
 def against_mlx_lm(length: int, rng: np.random.Generator) -> None:
@@ -112,7 +89,7 @@ def against_mlx_lm(length: int, rng: np.random.Generator) -> None:
     prompt = stored.copy()
     prompt[50:] = rng.integers(0, VOCABULARY, length - 50, np.int32)
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 62)
-    cache.begin(NAMESPACE, stored).close(stored, Weightless(length))
+    cache.begin(NAMESPACE, stored).close(stored, Pretended(length, 0))
     theirs = LRUPromptCache()
     model = tiny()
     state = make_prompt_cache(model)

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Sequence
 
+from pretended import Pretended
 from replay_traces import Request
 
 from umbel.cachestore.extents import Extent
@@ -17,30 +18,6 @@ from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import Namespace
 
 NAMESPACE = Namespace("tenant", "fingerprint")
-
-
-class Pretended:
-    """A span of so many tokens, a byte each, that holds nothing."""
-
-    buffers = 1
-
-    def __init__(self, length: int) -> None:
-        self.length = self.nbytes = length
-
-    def split(self, at: int) -> tuple["Pretended", "Pretended"]:
-        """Cut in two."""
-        return Pretended(at), Pretended(self.length - at)
-
-    def first(self, count: int) -> "Pretended":
-        """Keep the first tokens."""
-        return Pretended(count)
-
-    def merge(self, other: "Pretended") -> "Pretended":
-        """Join with the next."""
-        return Pretended(self.length + other.length)
-
-    def close(self) -> None:
-        """Hold nothing to free."""
 
 
 class Replay:

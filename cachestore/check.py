@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from .ledger import Kind
 from .node import TrieNode
@@ -31,6 +32,7 @@ def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
         yield from _node_problems(node, layout)
         spans += node.span.nbytes if node.span is not None else 0
         checkpoints += node.checkpoint.nbytes if node.checkpoint is not None else 0
+    yield from _storage_problems(trie)
     for node in trie.persistence.dirty:
         if not any(node is other for other in trie.nodes()):
             yield f"node [{node.start}, {node.end}) waits to be written and is gone"
@@ -38,6 +40,25 @@ def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
         yield f"spans hold {spans} bytes and {trie.spans.size.nbytes} are counted"
     if checkpoints != trie.checkpoints.size.nbytes:
         yield f"checkpoints hold {checkpoints} bytes and {trie.checkpoints.size.nbytes} are counted"
+
+
+def _storage_problems(trie: RadixTrie) -> Iterator[str]:
+    """Compare what nodes share with what their storages know of it."""
+    owners = {id(node.span): node for node in trie.nodes() if node.span is not None}
+    spans = [node.span for node in trie.nodes() if node.span is not None]
+    storages = {id(span.storage): span.storage for span in spans}.values()
+    for storage in storages:
+        where = f"a storage of {storage.length} tokens"
+        held = [owners.get(id(view)) for view in storage.views]
+        if sum(view.length for view in storage.views) != storage.length:
+            yield f"{where} has some that nobody views"
+        if None in held:
+            yield f"{where} is viewed by what is in no node"
+        if any(node is not None and node.parent is not before for before, node in pairwise(held)):
+            yield f"{where} is viewed by nodes that do not follow one another"
+    buffers, counted = sum(storage.buffers for storage in storages), trie.spans.size.buffers
+    if buffers != counted:
+        yield f"spans have {buffers} buffers and {counted} are counted"
 
 
 def _node_problems(node: TrieNode, layout: Layout) -> Iterator[str]:

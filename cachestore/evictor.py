@@ -41,6 +41,8 @@ class Evictor:
             if self._tries.size.within(limit):
                 break
             self._evict(limit, persisted=persisted)
+        for trie in self._tries:
+            trie.spans.trim()
         self._tries.drop_empty()
 
     def _evict(self, limit: Size, *, persisted: bool) -> None:
@@ -127,6 +129,7 @@ class Evictor:
                     forgotten += len(node.tokens)
                     self.evictions += 1
                     trie.shorten(node, node.start)
+            trie.spans.trim()
             _write_anew(trie)
         self._tries.drop_empty()
         return forgotten

@@ -1,6 +1,6 @@
 """How computed state becomes part of a trie."""
 
-from .node import Tokens, TrieNode, has_checkpoint
+from .node import Tokens, TrieNode
 from .state import Checkpoint, Span
 from .trie import RadixTrie
 
@@ -52,33 +52,6 @@ def node_at(trie: RadixTrie, node: TrieNode, offset: int) -> TrieNode:
     return trie.split(node, offset) if node.end > offset else node
 
 
-def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
-    """Join small neighbours without siblings, so that paths stay short.
-
-    A node joins its parent when that is at most twice its size: sizes then grow
-    geometrically and a token is copied O(log n) times, not once a turn. Both are in
-    memory then: the leaf was just used, and its parents are where it is.
-
-    Args:
-        trie: where.
-        node: a leaf.
-        longest: tokens that a joined node may have: what is joined is copied.
-    """
-    parent = node.parent
-    while (
-        parent is not None
-        and parent.parent is not None
-        and len(parent.children) == 1
-        and not has_checkpoint(parent)
-        and (parent.span is None) == (node.span is None)
-        and not parent.ref_count  # so neither is the node: a lease lies on all of its path
-        and len(parent.tokens) <= 2 * len(node.tokens)
-        and len(parent.tokens) + len(node.tokens) <= longest
-    ):
-        node = trie.merge(parent)
-        parent = node.parent
-
-
 def _revive(trie: RadixTrie, node: TrieNode, start: int, span: Span | None) -> Span | None:
     """Give nodes that are on disk only what was computed again; return what is left.
 
@@ -88,15 +61,27 @@ def _revive(trie: RadixTrie, node: TrieNode, start: int, span: Span | None) -> S
         start: offset of the span's first token; a node starts there, or later.
         span: its last tokens, after the node's, are left.
     """
-    for had in node.path():
-        if span is None or had.end <= start:
-            continue
+    path = [had for had in node.path() if had.end > start]
+    known = [had.end for had in path if had.span is not None]  # these come first
+    if known:
+        span, start = _without(span, known[-1] - start), known[-1]
+    for had in path[len(known) :]:
+        if span is None:
+            break
         own, rest = span, None
         if span.length > had.end - start:
             own, rest = span.split(had.end - start)
-        if had.span is None:
-            trie.set_span(had, own)
-        else:
-            own.close()
+        trie.set_span(had, own)
         start, span = had.end, rest
     return span
+
+
+def _without(span: Span | None, count: int) -> Span | None:
+    """Close a span's first tokens; return what is left of it."""
+    if span is None:
+        return None
+    gone, left = span, None
+    if span.length > count:
+        gone, left = span.split(count)
+    gone.close()
+    return left

@@ -5,7 +5,7 @@ others read.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .extents import Extent
 from .ledger import Size
 from .record import Record
-from .state import Checkpoint, Span
+from .state import Checkpoint, Span, Storage
 
 Tokens = NDArray[np.int32]
 
@@ -21,7 +21,7 @@ Tokens = NDArray[np.int32]
 class Writer(Protocol):
     """Who writes a node's state to disk."""
 
-    def left(self, state: Span | Checkpoint) -> None:
+    def left(self, state: Storage | Checkpoint) -> None:
         """The trie gives up some state; if it is what is written, only the writer has it now."""
         ...
 
@@ -97,6 +97,18 @@ class TrieNode:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
+
+
+class Match(NamedTuple):
+    """How far a prompt is known.
+
+    Attributes:
+        node: the deepest node that was entered; the root if none was.
+        length: tokens recognised; inside `node`'s edge or at its end.
+    """
+
+    node: TrieNode
+    length: int
 
 
 def as_tokens(tokens: Any) -> Tokens:

@@ -8,9 +8,10 @@ and must not keep a second copy from being evicted.
 from collections.abc import Container
 
 from .checkpoints import Reason
+from .compaction import compact
 from .errors import CacheError
 from .evictor import Evictor
-from .insertion import attach, compact, insert, node_at
+from .insertion import attach, insert, node_at
 from .lease import Lease
 from .ledger import Kind, Ledger, Size
 from .node import Tokens, TrieNode

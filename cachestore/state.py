@@ -3,13 +3,15 @@
 Two kinds of state, after how they can be restored:
 
 - a *span* is token-addressable: keys and values (or latents) of consecutive tokens. It can be
-  cut anywhere, and joined with its neighbour.
+  cut anywhere, and joined with its neighbour. It is a view of a *storage*, which several spans
+  of one path may share: what nodes a path has says nothing of how many pieces its state is in.
 - a *checkpoint* is whole: the sliding-window rings and recurrent states at one offset. It is
   of use at that offset only, or a little before it while its rings have not wrapped.
 
 Ownership is explicit, so that bytes can be counted: whoever holds one closes it, once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -27,13 +29,39 @@ class Layout:
     checkpoints: bool
 
 
-class Span(Protocol):
-    """Token-addressable state of consecutive tokens, all layers together. Immutable.
+class Storage(Protocol):
+    """Where spans lie: consecutive tokens in buffers of their own.
 
     Attributes:
         length: how many tokens.
-        nbytes: what it takes in memory; its buffers are its own.
-        buffers: how many these are.
+        buffers: how many buffers.
+        views: the open spans that lie there, in order.
+    """
+
+    @property
+    def length(self) -> int: ...  # noqa: D102  (described above)
+
+    @property
+    def buffers(self) -> int: ...  # noqa: D102  (described above)
+
+    @property
+    def views(self) -> "Sequence[Span]": ...  # noqa: D102  (described above)
+
+    def trim(self) -> None:
+        """Free what nobody views: what stays is copied, and viewed there, neighbours together."""
+        ...
+
+
+class Span(Protocol):
+    """Token-addressable state of consecutive tokens, all layers together.
+
+    What it holds does not change; where it lies may.
+
+    Attributes:
+        length: how many tokens.
+        nbytes: its share of its storage.
+        buffers: the storage's buffers, if it is the first that views it; else 0.
+        storage: where it lies.
     """
 
     @property
@@ -45,20 +73,38 @@ class Span(Protocol):
     @property
     def buffers(self) -> int: ...  # noqa: D102  (described above)
 
-    def split(self, at: int) -> tuple[Self, Self]:
-        """Cut into `[0, at)` and `[at, length)`. Takes ownership of itself."""
+    @property
+    def storage(self) -> Storage: ...  # noqa: D102  (described above)
+
+    def adjoins(self, other: Self) -> bool:
+        """Whether another span is what follows in the same storage."""
         ...
 
-    def first(self, count: int) -> Self:
-        """Keep `[0, count)` only. Takes ownership of itself."""
+    def split(self, at: int) -> tuple[Self, Self]:
+        """Cut into `[0, at)` and `[at, length)`, without a copy. Takes ownership of itself."""
+        ...
+
+    def join(self, following: Sequence[Self]) -> None:
+        """Lie in one new storage with the spans that follow. Copies them.
+
+        Others that view the storages where they were are copied into ones of their own.
+        """
         ...
 
     def merge(self, other: Self) -> Self:
-        """Join with the span that follows. Takes ownership of both."""
+        """Become one with the span that follows. Takes ownership of both.
+
+        Copies nothing where that adjoins.
+        """
         ...
 
-    def close(self) -> None:
-        """Free the buffers."""
+    def close(self, *, trim: bool = True) -> None:
+        """Give it back.
+
+        Args:
+            trim: free its bytes at once. Without it somebody trims the storage afterwards: where
+                several go, what stays is copied once.
+        """
         ...
 
 

@@ -19,28 +19,16 @@ The trie alone writes its nodes' fields, by itself and by its `Persistence`; a t
 Pure data: no clock (recency is a counter that the owner passes in), no MLX.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from .extents import FileUse
 from .ledger import Kind, Ledger
-from .node import Tokens, TrieNode, common_length, has_checkpoint, size_of
+from .node import Match, Tokens, TrieNode, common_length, has_checkpoint, size_of
 from .persistence import Persistence
-from .state import Checkpoint, Span
-
-
-class Match(NamedTuple):
-    """How far a prompt is known.
-
-    Attributes:
-        node: the deepest node that was entered; the root if none was.
-        length: tokens recognised; inside `node`'s edge or at its end.
-    """
-
-    node: TrieNode
-    length: int
+from .spans import Spans
+from .state import Checkpoint, Span, Storage
 
 
 class RadixTrie:
@@ -48,7 +36,7 @@ class RadixTrie:
 
     Attributes:
         root: has no tokens, no state, and is never removed.
-        spans: the account of all spans.
+        spans: changes all spans, and counts them.
         checkpoints: the account of all checkpoints.
         persistence: what the disk has of the nodes, and what it lacks.
         splits: how often an edge was cut; what reads spans must then ask for them anew.
@@ -61,7 +49,7 @@ class RadixTrie:
     def __init__(self, ledger: Ledger | None = None, files: FileUse | None = None) -> None:
         ledger = Ledger() if ledger is None else ledger
         self.root = TrieNode(np.empty(0, np.int32), 0, None)
-        self.spans = ledger.account(Kind.KV)
+        self.spans = Spans(ledger.account(Kind.KV))
         self.checkpoints = ledger.account(Kind.CHECKPOINT)
         self.persistence = Persistence(FileUse() if files is None else files)
         self.splits = 0
@@ -101,7 +89,7 @@ class RadixTrie:
     def set_span(self, node: TrieNode, span: Span) -> None:
         """Give a node without one its span. Takes ownership."""
         node.span = span
-        self.spans.add(size_of(span))
+        self.spans.add(span)
         if node.persisted_end < node.end:
             self.persistence.mark_dirty(node)
 
@@ -122,10 +110,7 @@ class RadixTrie:
         upper = TrieNode(node.tokens[:at].copy(), node.start, parent, ref_count=node.ref_count)
         upper.last_used = node.last_used
         if node.span is not None:
-            before = size_of(node.span)
-            self._give_up(node, node.span)
-            upper.span, node.span = node.span.split(at)
-            self.spans.add(size_of(upper.span) + size_of(node.span) - before)
+            upper.span, node.span = self.spans.split(node.span, at)
         self.persistence.split(upper, node)
         upper.children[int(node.tokens[at])] = node
         parent.children[int(node.tokens[0])] = upper
@@ -134,6 +119,8 @@ class RadixTrie:
 
     def merge(self, node: TrieNode) -> TrieNode:
         """Join a node with its only child; return the joined node, which is the child.
+
+        Copies their spans, unless one follows the other where they lie.
 
         Raises:
             ValueError: it is the root or has several children, or one of the two is retained,
@@ -149,11 +136,10 @@ class RadixTrie:
         ):
             raise ValueError("what is retained or has a checkpoint is not merged away")
         if node.span is not None and child.span is not None:
-            before = size_of(node.span) + size_of(child.span)
-            self._give_up(node, node.span)
-            self._give_up(child, child.span)
-            child.span, node.span = node.span.merge(child.span), None
-            self.spans.add(size_of(child.span) - before)
+            if not node.span.adjoins(child.span):
+                self._give_up(node, node.span.storage)
+                self._give_up(child, child.span.storage)
+            child.span, node.span = self.spans.merge(node.span, child.span), None
         self.persistence.merge(node, child)
         child.tokens = np.concatenate([node.tokens, child.tokens])
         child.start, child.parent = node.start, parent
@@ -161,10 +147,24 @@ class RadixTrie:
         child.last_used = max(child.last_used, node.last_used)
         return child
 
+    def join(self, nodes: Sequence[TrieNode]) -> None:
+        """Have the state of a path's consecutive nodes lie in one piece. A copy of it.
+
+        Raises:
+            ValueError: one of them is retained, or has no state of its tokens in memory.
+        """
+        spans = [node.span for node in nodes if node.span is not None and not node.ref_count]
+        if len(spans) < len(nodes):
+            raise ValueError("what is retained, or not there, is not moved")
+        for node, span in zip(nodes, spans, strict=True):
+            self._give_up(node, span.storage)
+        self.spans.join(spans)
+
     def shorten(self, leaf: TrieNode, end: int) -> None:
         """Forget a leaf's tokens from the absolute offset `end` on, and their state.
 
-        With `end` at its start the leaf itself goes.
+        With `end` at its start the leaf itself goes. Call `spans.trim` when all that shall go
+        has gone.
 
         Raises:
             ValueError: it is the root, is retained or is not a leaf, or `end` is not on its edge.
@@ -177,10 +177,9 @@ class RadixTrie:
         self.persistence.drop_extents(leaf, end)
         if end > leaf.start:
             if leaf.span is not None:
-                before = size_of(leaf.span)
-                self._give_up(leaf, leaf.span)
-                leaf.span = leaf.span.first(end - leaf.start)
-                self.spans.add(size_of(leaf.span) - before)
+                self._give_up(leaf, leaf.span.storage)
+                leaf.span, gone = self.spans.split(leaf.span, end - leaf.start)
+                self.spans.close(gone)
             leaf.tokens = leaf.tokens[: end - leaf.start].copy()
             return
         self._close_span(leaf)
@@ -188,7 +187,7 @@ class RadixTrie:
         del parent.children[int(leaf.tokens[0])]
 
     def page_out(self, node: TrieNode) -> None:
-        """Leave the state of a node's tokens to the disk.
+        """Leave the state of a node's tokens to the disk. Call `spans.trim` afterwards.
 
         Raises:
             ValueError: it is retained, or has no state in memory, or not all of it is on disk.
@@ -214,18 +213,18 @@ class RadixTrie:
             pending.extend(below[-1].children.values())
         for gone in reversed(below):
             self.shorten(gone, gone.start)
+        self.spans.trim()
         self.prune(parent)
 
     @staticmethod
-    def _give_up(node: TrieNode, state: Span | Checkpoint) -> None:
+    def _give_up(node: TrieNode, state: Storage | Checkpoint) -> None:
         for writer in node.writers:
             writer.left(state)
 
     def _close_span(self, node: TrieNode) -> None:
         if node.span is not None:
-            self._give_up(node, node.span)
-            self.spans.add(-size_of(node.span))
-            node.span.close()
+            self._give_up(node, node.span.storage)
+            self.spans.close(node.span)
             node.span = None
 
     def prune(self, node: TrieNode) -> TrieNode:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from ..compaction import compact
 from ..disk.tier import DiskTier
 from ..disk.verifier import Verified
 from ..errors import DamagedFileError, UnreadableFileError
@@ -133,6 +134,8 @@ class PageIn:
             read = self._read_checkpoint(request.trie, node, verified)
         if read:
             self._cache.refresh(request.trie, node)
+        if read and not request.missing.nodes:
+            compact(request.trie, node, self._cache.longest)  # before a request leases the path
         return read and bool(request.missing.nodes)
 
     def _read_span(self, trie: RadixTrie, node: TrieNode, verified: Verified) -> bool:

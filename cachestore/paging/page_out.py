@@ -18,7 +18,7 @@ from ..node import Tokens, TrieNode, path_tokens, size_of
 from ..persistence import Persistence
 from ..prefix_cache import PrefixCache
 from ..record import Record, RecordKind
-from ..state import Checkpoint, Span
+from ..state import Checkpoint, Span, Storage
 from ..trie import RadixTrie
 from ..tries import Namespace
 from .codec import Codec, Exported
@@ -34,6 +34,7 @@ class _Job:
     """What is being written: whose state, and which tokens lead to its end.
 
     Attributes:
+        state: what is written without a copy.
         paging: what of it is in memory for the writer only.
         size: what it takes there once the trie has given it up.
     """
@@ -41,11 +42,11 @@ class _Job:
     namespace: Namespace
     path: Tokens
     node: TrieNode
-    state: Span | Checkpoint
+    state: Storage | Checkpoint | None
     paging: Account
     size: Size
 
-    def left(self, state: Span | Checkpoint) -> None:
+    def left(self, state: Storage | Checkpoint) -> None:
         """The trie gives up some state: what is written without a copy is only here then."""
         if state is self.state:
             self.paging.set(self.size)
@@ -134,13 +135,15 @@ class PageOut:
         return None
 
     def _write_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
-        start, size = node.persisted_end, size_of(span)
+        start, storage = node.persisted_end, span.storage
+        tokens = node.end - start
+        copied = tokens < storage.length  # what is not a whole storage is copied
         paging = self._cache.ledger.account(Kind.PAGING)
-        job = _Job(namespace, path_tokens(node), node, span, paging, size)
+        size = Size(span.nbytes * tokens // span.length, storage.buffers)
+        state = None if copied else storage
+        job = _Job(namespace, path_tokens(node), node, state, paging, size)
         Persistence.begin_write(node, job, node.end)  # so that making room does not take it away
-        if start > node.start:  # what is not the whole span is copied
-            nbytes = size.nbytes * (node.end - start) // len(node.tokens)
-            job.size = Size(nbytes, size.buffers)
+        if copied:
             if not self._make_room(job.size):
                 Persistence.end_write(node, job)
                 return False

@@ -94,12 +94,6 @@ class PackedSpan:
         """Whether another span is what follows in the same storage."""
         return self.storage is other.storage and self.stop == other.start
 
-    def first(self, count: int) -> Self:
-        """Keep the first tokens only. What others view of the storage is copied with them."""
-        kept = type(self)(self.storage, self.start, count)
-        self.close()
-        return kept
-
     def copy(self, start: int, stop: int) -> Self:
         """Copy some of its tokens."""
         return type(self)(copied(self.storage, self.start + start, self.start + stop))
@@ -111,18 +105,26 @@ class PackedSpan:
         return left, type(self)(storage, self.start + at, self.length - at)
 
     def merge(self, other: Self) -> Self:
-        """Merge with the span that follows; a copy, unless both are neighbours in one storage."""
-        if self.adjoins(other):
-            storage = self._leave()
-            other._leave()
-            return type(self)(storage, self.start, self.length + other.length)
-        pairs = zip(self.arrays, other.arrays, strict=True)
-        joined = [mx.concatenate([a, b], axis=-2) for a, b in pairs]
-        mx.eval(joined)
-        merged = type(self)(Storage(joined, self.places))
-        self.close()
-        other.close()
-        return merged
+        """Become one with the span that follows; a copy, unless that adjoins."""
+        if not self.adjoins(other):
+            self.join([other])
+        storage = self._leave()
+        other._leave()
+        return type(self)(storage, self.start, self.length + other.length)
+
+    def join(self, following: Sequence[Self]) -> None:
+        """Lie in one new storage with the spans that follow. What others view is copied, too."""
+        spans = [self, *following]
+        packed = zip(*[span.arrays for span in spans], strict=True)
+        arrays = [mx.concatenate(list(parts), axis=-2) for parts in packed]
+        mx.eval(arrays)
+        storage, start = Storage(arrays, self.places), 0
+        left = {id(span.storage): span.storage for span in spans}
+        for span in spans:
+            span.move(storage, start)
+            start += span.length
+        for old in left.values():
+            old.trim()
 
     def move(self, storage: Storage, start: int) -> None:
         """Have the same tokens in another storage from now on."""
@@ -130,10 +132,16 @@ class PackedSpan:
         self._storage, self._start = storage, start
         storage.add(self)
 
-    def close(self) -> None:
-        """Free its bytes: what others view of the storage is copied. Idempotent."""
+    def close(self, *, trim: bool = True) -> None:
+        """Give it back. Idempotent.
+
+        Args:
+            trim: free its bytes at once: what others view of the storage is copied.
+        """
         if self._storage is not None:
-            self._leave().trim()
+            storage = self._leave()
+            if trim:
+                storage.trim()
 
     def _leave(self) -> Storage:
         storage = self.storage

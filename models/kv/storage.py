@@ -6,7 +6,7 @@ what stays of its storage is copied, so that the bytes of what went are free.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
@@ -104,6 +104,11 @@ class Storage:
         self._first = None
 
     @property
+    def views(self) -> list[Any]:
+        """The open views, in order."""
+        return sorted(self._views, key=lambda view: view.start)
+
+    @property
     def first(self) -> int:
         """Where the first view starts: that one counts the buffers."""
         if self._first is None:
@@ -122,7 +127,7 @@ class Storage:
     def trim(self) -> None:
         """Free what nobody views: what stays is copied, neighbours together."""
         kept: list[list[View]] = []
-        for view in sorted(self._views, key=lambda view: view.start):
+        for view in self.views:
             if kept and kept[-1][-1].stop == view.start:
                 kept[-1].append(view)
             else:

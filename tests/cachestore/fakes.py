@@ -1,6 +1,6 @@
 """Model state whose content can be read back: it is the tokens that it was computed from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -56,44 +56,43 @@ class Registry:
     """Knows all state that was made and not closed.
 
     Attributes:
+        storages: those that hold tokens.
         spans: the open ones.
         checkpoints: the open ones.
         made: how many spans there ever were.
         splits: how often a span was cut.
+        copied: tokens that were copied from one storage to another.
+        on_copy: called while a copy exists beside what it is a copy of.
     """
 
     def __init__(self) -> None:
+        self.storages: set[FakeStorage] = set()
         self.spans: set[FakeSpan] = set()
         self.checkpoints: set[FakeCheckpoint] = set()
         self.made = 0
         self.splits = 0
+        self.copied = 0
+        self.on_copy: Callable[[], None] = lambda: None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all open state."""
-        return sum(span.nbytes for span in self.spans) + sum(
+        """Bytes that all state takes, whether somebody views it or not."""
+        return sum(storage.nbytes for storage in self.storages) + sum(
             checkpoint.nbytes for checkpoint in self.checkpoints
         )
 
 
-class FakeSpan:
-    """Keys and values of consecutive tokens, which are those tokens.
+class FakeStorage:
+    """Where spans lie: tokens. It is open until it is trimmed without a view."""
 
-    Any use after it was given away raises.
-    """
+    buffers = 2
 
-    def __init__(self, registry: Registry, tokens: Iterable[int], each: int = 4) -> None:
-        self._registry = registry
-        self._tokens = tuple(tokens)
-        self._each = each
-        registry.made += 1
-        registry.spans.add(self)
-
-    @property
-    def tokens(self) -> TokenIds:
-        """What it was computed from."""
-        self._check()
-        return self._tokens
+    def __init__(self, registry: Registry, tokens: TokenIds, each: int) -> None:
+        self.registry = registry
+        self.tokens = tokens
+        self.each = each
+        self._views: list[FakeSpan] = []
+        registry.storages.add(self)
 
     @property
     def length(self) -> int:
@@ -103,43 +102,152 @@ class FakeSpan:
     @property
     def nbytes(self) -> int:
         """What it would take in memory."""
-        return self._each * len(self.tokens)
+        return self.each * self.length
+
+    @property
+    def views(self) -> "list[FakeSpan]":
+        """The open spans that lie here, in order."""
+        return sorted(self._views, key=lambda view: view.start)
+
+    def add(self, view: "FakeSpan") -> None:
+        """Be viewed by one more."""
+        assert self in self.registry.storages, "a storage was viewed after it was freed"
+        self._views.append(view)
+
+    def remove(self, view: "FakeSpan") -> None:
+        """Be viewed by one less."""
+        self._views.remove(view)
+
+    def trim(self) -> None:
+        """Free what nobody views."""
+        kept: list[list[FakeSpan]] = []
+        for view in self.views:
+            if kept and kept[-1][-1].stop == view.start:
+                kept[-1].append(view)
+            else:
+                kept.append([view])
+        if sum(view.length for view in self._views) == self.length:
+            return
+        for views in kept:
+            start, stop = views[0].start, views[-1].stop
+            copy = FakeStorage(self.registry, self.tokens[start:stop], self.each)
+            self.registry.copied += stop - start
+            self.registry.on_copy()
+            for view in views:
+                view.move(copy, view.start - start)
+        self.registry.storages.remove(self)
+
+
+class FakeSpan:
+    """Keys and values of consecutive tokens, which are those tokens: a view of a storage.
+
+    Any use after it was given away raises.
+    """
+
+    def __init__(self, registry: Registry, tokens: Iterable[int], each: int = 4) -> None:
+        tokens = tuple(tokens)
+        self._view(FakeStorage(registry, tokens, each), 0, len(tokens))
+
+    def _view(self, storage: FakeStorage, start: int, length: int) -> Self:
+        self._storage, self._start, self._length = storage, start, length
+        storage.add(self)
+        storage.registry.made += 1
+        storage.registry.spans.add(self)
+        return self
+
+    @property
+    def storage(self) -> FakeStorage:
+        """Where it lies."""
+        self._check()
+        return self._storage
+
+    @property
+    def start(self) -> int:
+        """Where it begins in its storage."""
+        return self._start
+
+    @property
+    def stop(self) -> int:
+        """Where it ends in its storage."""
+        return self._start + self._length
+
+    @property
+    def tokens(self) -> TokenIds:
+        """What it was computed from."""
+        return self.storage.tokens[self.start : self.stop]
+
+    @property
+    def length(self) -> int:
+        """How many tokens."""
+        self._check()
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """What it would take in memory."""
+        return self.storage.each * self._length
 
     @property
     def buffers(self) -> int:
-        """In how many allocations."""
-        return 2
+        """In how many allocations; those of a storage are its first view's."""
+        return self.storage.buffers if self.storage.views[0] is self else 0
 
-    def first(self, count: int) -> Self:
-        """Keep the first tokens; there must be some, and some that go."""
-        assert 0 < count < self.length, f"keep {count} of {self.length}"
-        self.close()
-        return self._new(self._tokens[:count])
+    def adjoins(self, other: "FakeSpan") -> bool:
+        """Whether another is next in the same storage."""
+        return self.storage is other.storage and self.stop == other.start
 
     def split(self, at: int) -> tuple[Self, Self]:
         """Cut in two; both must hold something."""
         assert 0 < at < self.length, f"cut at {at} of {self.length}"
-        self._registry.splits += 1
-        self.close()
-        return self._new(self._tokens[:at]), self._new(self._tokens[at:])
+        self._leave().registry.splits += 1
+        return self._new(self.start, at), self._new(self.start + at, self._length - at)
 
-    def merge(self, other: Self) -> Self:
-        """Join with what follows."""
-        joined = self.tokens + other.tokens
-        self.close()
-        other.close()
-        return self._new(joined)
+    def join(self, following: "Sequence[FakeSpan]") -> None:
+        """Lie in one storage with what follows."""
+        spans = [self, *following]
+        left = dict.fromkeys(span.storage for span in spans)
+        tokens = sum((span.tokens for span in spans), ())
+        registry, start = self.storage.registry, 0
+        storage = FakeStorage(registry, tokens, self.storage.each)
+        registry.copied += len(tokens)
+        registry.on_copy()
+        for span in spans:
+            span.move(storage, start)
+            start += span.length
+        for old in left:
+            old.trim()
 
-    def close(self) -> None:
+    def merge(self, other: "FakeSpan") -> Self:
+        """Become one with what follows."""
+        if not self.adjoins(other):
+            self.join([other])
+        self._leave()
+        other._leave()
+        return self._new(self.start, self._length + other._length)
+
+    def move(self, storage: FakeStorage, start: int) -> None:
+        """Lie in another storage from now on."""
+        self.storage.remove(self)
+        self._storage, self._start = storage, start
+        storage.add(self)
+
+    def close(self, *, trim: bool = True) -> None:
         """Give it back, once."""
-        self._check()
-        self._registry.spans.remove(self)
+        storage = self._leave()
+        if trim:
+            storage.trim()
 
-    def _new(self, tokens: TokenIds) -> Self:
-        return type(self)(self._registry, tokens, self._each)
+    def _leave(self) -> FakeStorage:
+        self._check()
+        self._storage.registry.spans.remove(self)
+        self._storage.remove(self)
+        return self._storage
+
+    def _new(self, start: int, length: int) -> Self:
+        return type(self).__new__(type(self))._view(self._storage, start, length)
 
     def _check(self) -> None:
-        assert self in self._registry.spans, "a span was used after it was closed"
+        assert self in self._storage.registry.spans, "a span was used after it was closed"
 
 
 class FakeCheckpoint:

@@ -73,7 +73,35 @@ def extra_hold(world: World) -> None:
 
 def uncounted_span(world: World) -> None:
     """Forget to count."""
-    world.trie.spans.add(Size(-4))
+    world.trie.spans._account.add(Size(-4))
+
+
+def unviewed(world: World) -> None:
+    """Leave tokens in memory that no node has."""
+    span = world.node(12).span
+    assert isinstance(span, FakeSpan)
+    span.storage.tokens += (9,)
+
+
+def stray_view(world: World) -> None:
+    """Hold on to what a node has given up."""
+    node = world.node(19)
+    assert node.span is not None
+    node.span = node.span.split(1)[1]
+
+
+def scattered(world: World) -> None:
+    """Have nodes of two paths share a storage."""
+    upper, lower = world.node(12), world.node(20)
+    for node in (upper, lower):
+        assert node.span is not None
+        node.span.close()
+    upper.span, lower.span = FakeSpan(world.registry, range(12)).split(2)
+
+
+def uncounted_buffers(world: World) -> None:
+    """Count a storage twice."""
+    world.trie.spans._account.add(Size(0, 2))
 
 
 def uncounted_checkpoint(world: World) -> None:
@@ -121,6 +149,10 @@ def dropped_trie(world: World) -> None:
         (unheld_parent, "retained less often than its children"),
         (extra_hold, "is retained 1 times"),
         (uncounted_span, "are counted"),
+        (unviewed, "some that nobody views"),
+        (stray_view, "viewed by what is in no node"),
+        (scattered, "do not follow one another"),
+        (uncounted_buffers, "buffers and"),
         (uncounted_checkpoint, "are counted"),
         (state_at_the_root, "the root has"),
         (stale_lease, "in no trie"),
@@ -166,7 +198,7 @@ def test_a_lease_without_its_checkpoint_is_found(stack: Stack) -> None:
 def test_problems_name_the_trie() -> None:
     """The report tells tries apart, but not whose they are: any tenant may ask for it."""
     world = sound()
-    world.trie.spans.size += Size(1)
+    world.trie.spans._account.size += Size(1)
     problem, _ = check.problems(world.cache)  # the second is the ledger's
     assert problem.startswith("trie 0: ")
 

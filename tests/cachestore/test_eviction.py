@@ -281,6 +281,7 @@ def test_victims_come_in_order_and_never_retained(world: World) -> None:
             world.trie.prune(victim.node)
         else:
             world.trie.shorten(victim.node, victim.node.start)
+            world.trie.spans.trim()
         world.check()
     assert order == sorted(order)
     assert set(world.trie.nodes()) == held
@@ -303,6 +304,7 @@ def test_spans_go_oldest_first_from_the_ends_of_paths(prompts: list[list[int]]) 
         last = max(last, victim.used)
         uncovered.add(victim.node.parent)
         world.trie.shorten(victim.node, victim.node.start)
+        world.trie.spans.trim()
         world.check()
     assert set(world.trie.nodes()) == held
     sequence.fail()

@@ -1,0 +1,100 @@
+"""How a path's state comes to lie in a few long pieces, however many nodes the path has.
+
+A *piece* is what is read as one: the state of consecutive nodes that lies side by side in one
+storage. Nodes stay as they are, because checkpoints and other paths need their ends. Only what
+lies where changes, so that checkpoints, dead ends and junctions cut no piece.
+
+A token is copied O(log n) times: it only moves to a storage that is half as long again as the one
+it leaves, or to one of 256 tokens at most.
+"""
+
+from .node import TrieNode, has_checkpoint
+from .trie import RadixTrie
+
+_ALWAYS = 256
+"""Tokens up to which neighbours are joined: to read a piece more costs more than to copy them."""
+
+
+def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
+    """Join the end of a path, so that the path is a few pieces.
+
+    Args:
+        trie: where.
+        node: the end of the path.
+        longest: tokens that may be copied at a time.
+    """
+    pieces = _pieces(_movable(node))
+    highest = _highest(pieces, longest)
+    if highest < len(pieces) - 1:
+        trie.join([part for piece in pieces[highest:] for part in piece])
+    _merge(trie, node, longest)
+
+
+def _movable(node: TrieNode) -> list[TrieNode]:
+    """The end of a path whose state may move, parents first."""
+    path = []
+    for part in reversed(node.path()):
+        if part.ref_count or part.writing or part.span is None:
+            break
+        path.append(part)
+    return path[::-1]
+
+
+def _pieces(path: list[TrieNode]) -> list[list[TrieNode]]:
+    """Find which consecutive nodes are read as one."""
+    pieces: list[list[TrieNode]] = []
+    for node in path:
+        if pieces and _adjoin(pieces[-1][-1], node):
+            pieces[-1].append(node)
+        else:
+            pieces.append([node])
+    return pieces
+
+
+def _adjoin(node: TrieNode, child: TrieNode) -> bool:
+    """Whether the spans of two nodes are neighbours in one storage, or there are none."""
+    if node.span is None or child.span is None:
+        return node.span is child.span
+    return node.span.adjoins(child.span)
+
+
+def _highest(pieces: list[list[TrieNode]], longest: int) -> int:
+    """Say from which piece on all are to be joined: the highest that is not long beside them.
+
+    Others may have some of a piece's storage, which is copied then, too, and becomes shorter. Two
+    paths would otherwise take what they share from one another again and again.
+    """
+    highest = len(pieces) - 1
+    joined = copied = 0
+    for number in reversed(range(len(pieces))):
+        below, stored = joined, _stored(pieces[number])
+        joined += sum(len(node.tokens) for node in pieces[number])
+        copied += stored
+        if copied > longest:
+            break
+        if 3 * stored <= 2 * joined or below + stored <= _ALWAYS:
+            highest = number
+    return highest
+
+
+def _stored(piece: list[TrieNode]) -> int:
+    """How long the storage of a piece is."""
+    span = piece[0].span
+    return 0 if span is None else span.storage.length
+
+
+def _merge(trie: RadixTrie, node: TrieNode, longest: int) -> None:
+    """Make one node of those that lie side by side, where no place or branch is lost."""
+    parent = node.parent
+    while parent is not None and parent.parent is not None:
+        if (
+            len(parent.children) == 1
+            and not has_checkpoint(parent)
+            and not parent.ref_count  # so neither is the node: a lease lies on all of its path
+            and _adjoin(parent, node)
+            and len(parent.tokens) + len(node.tokens) <= longest
+        ):
+            node = trie.merge(parent)
+        else:
+            node = parent
+        parent = node.parent

@@ -1,0 +1,84 @@
+"""The spans of one trie, counted: cut, joined and given up, wherever they lie."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from .ledger import Account, Size
+from .state import Span, Storage
+
+
+class Spans:
+    """Changes the spans of a trie, and has the ledger know it. Their nodes hold them.
+
+    Args:
+        account: what all of them take.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._loose: dict[Storage, None] = {}  # of which something is viewed no more
+
+    @property
+    def size(self) -> Size:
+        """What they take: what was given up is free once it is trimmed."""
+        return self._account.size
+
+    def add(self, span: Span) -> None:
+        """Count a span that the trie is given."""
+        self._account.add(total([span]))
+
+    def split(self, span: Span, at: int) -> tuple[Span, Span]:
+        """Cut a span in two. Copies nothing."""
+        before = total([span])
+        parts = span.split(at)
+        self._account.add(total(parts) - before)
+        return parts
+
+    def merge(self, span: Span, following: Span) -> Span:
+        """Make one span of two. Copies nothing where they adjoin."""
+        if not span.adjoins(following):
+            self.join([span, following])
+        before = total([span, following])
+        merged = span.merge(following)
+        self._account.add(total([merged]) - before)
+        return merged
+
+    def join(self, spans: Sequence[Span]) -> None:
+        """Have consecutive spans lie in one storage: a copy of all that lies where they do."""
+        with self._recounted(view for span in spans for view in span.storage.views):
+            spans[0].join(spans[1:])
+
+    def close(self, span: Span) -> None:
+        """Give a span up. Call `trim` when all that shall go has gone."""
+        storage = span.storage
+        stay = [view for view in storage.views if view is not span]
+        with self._recounted(stay):
+            self._account.add(-total([span]))
+            span.close(trim=not stay)
+        if stay:
+            self._loose[storage] = None
+        else:
+            self._loose.pop(storage, None)
+
+    def trim(self) -> None:
+        """Free what was given up, though others lie where it did: these are copied."""
+        while self._loose:
+            storage, _ = self._loose.popitem()
+            with self._recounted(storage.views):
+                storage.trim()
+
+    @contextmanager
+    def _recounted(self, spans: Iterable[Span]) -> Iterator[None]:
+        """Count spans of the trie anew that are moved: who is the first in a storage changes."""
+        moved = list({id(span): span for span in spans}.values())
+        before = total(moved)
+        yield
+        self._account.add(total(moved) - before)
+
+
+def total(spans: Iterable[Span]) -> Size:
+    """What spans take."""
+    held = Size()
+    for span in spans:
+        held += Size(span.nbytes, span.buffers)
+    return held
