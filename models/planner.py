@@ -14,6 +14,9 @@ from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, PrefillPlan, StepPlan
 SHARED = 32
 """Tokens of a span that a row does not copy, because another sequence leases it too."""
 
+_ALWAYS = 256
+"""Tokens up to which spans are merged: to read one more costs more than to copy them."""
+
 _SINGLE_STEPS = 8
 """Steps after which a sequence that decodes alone is worth a copy of what it leases."""
 
@@ -111,19 +114,19 @@ def leave(state: State, slot: int, rules: Rules) -> Leave:
 
 
 def pack(state: State, rules: Rules) -> Pack:
-    """Pack a suffix, and merge small neighbours.
+    """Pack a suffix, and merge it with all spans from the highest on that is not long beside them.
 
     Sizes grow geometrically, so a token is copied O(log n) times, and a prefix stays a few spans.
     """
-    tokens = last = state.suffix_length
-    merges = 0
-    if tokens:
-        for before in reversed([span.length for span in state.packed]):
-            if before > 2 * last or before + last > rules.longest:
-                break
-            last += before
-            merges += 1
-    return Pack(state.number, tokens, merges, last if merges else 0)
+    tokens = total = state.suffix_length
+    merges = merged = 0
+    for number, span in enumerate(reversed(state.packed) if tokens else (), 1):
+        below, total = total, total + span.length
+        if total > rules.longest:
+            break
+        if span.length <= 2 * below or total <= _ALWAYS:
+            merges, merged = number, total
+    return Pack(state.number, tokens, merges, merged)
 
 
 class _BatchPlanner:

@@ -146,12 +146,15 @@ class SequenceCache:
 
         Args:
             span: of the suffix's tokens.
-            merges: how often it is merged with the one before it, which copies both.
+            merges: with how many of those before it it is merged, which copies all of them once.
         """
         self.packed.append(span)
-        for _ in range(merges):
-            last = self.packed.pop()
-            self.packed[-1] = self.packed[-1].merge(last)
+        merged, *following = self.packed[-1 - merges :]
+        if following:
+            merged.join(following)
+        for other in following:  # neighbours by now
+            merged = merged.merge(other)
+        self.packed[-1 - merges :] = [merged]
 
     def take_packed(self, suffix: Sequence[Tensors] | None = None) -> list[PackedSpan]:
         """Hand over all that it does not lease, in order, in packed spans.

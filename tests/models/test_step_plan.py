@@ -13,7 +13,7 @@ from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
 from umbel.models.kv.stacking import Stack
 from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
 from umbel.models.planned_for import Contiguous, Rules
-from umbel.models.planner import SHARED, plan_step
+from umbel.models.planner import SHARED, pack, plan_step
 from umbel.models.step_plan import EXACT_ROWS, Call, Kind
 
 
@@ -158,6 +158,26 @@ def test_a_full_row_is_packed_and_merged_with_what_is_small() -> None:
     short = planned(states, in_batch(*states, positions=512), Rules(longest=900))
     assert short.moves == (Pack(1, 512, 1, 812),)
     assert short.groups == (PrefixGroup((0,), 0, 3),)
+
+
+@pytest.mark.parametrize(
+    ("packed", "tokens", "merges", "merged"),
+    [
+        ([1100, 600], 512, 2, 2212),  # the upper one is not long beside both
+        ([1100, 1100], 512, 2, 2712),
+        ([4000, 1100], 512, 0, 0),
+        ([30, 1100], 512, 2, 1642),  # nor is one above one that is
+        ([150, 60], 40, 2, 250),  # what is short is merged whatever its size
+        ([200, 60], 10, 1, 70),
+    ],
+)
+def test_spans_of_its_own_stay_few(
+    packed: list[int], tokens: int, merges: int, merged: int
+) -> None:
+    """What is packed is merged from the highest span on that is not long beside what follows."""
+    spans = [Span(length) for length in packed]
+    state = State(1, sum(packed) + tokens, spans, spans)
+    assert pack(state, Rules()) == Pack(1, tokens, merges, merged)
 
 
 def test_those_who_do_not_run_leave() -> None:
