@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen: plain data, free of mlx."""
+"""What requests and settings ask of a model: plain data, free of mlx."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +9,18 @@ import numpy as np
 
 Mask = np.ndarray[Any, np.dtype[np.uint32]]
 """Tokens that may be chosen: `[ceil(V / 32)]` words, a token's bit is 1 << token % 32."""
+
+
+class KVQuantization(NamedTuple):
+    """How keys and values are quantised.
+
+    Attributes:
+        bits: of a number.
+        group_size: numbers that share a scale and a bias.
+    """
+
+    bits: int
+    group_size: int
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -202,10 +202,11 @@ class BatchedTokenLayer(AttendingLayer):
 
     Args:
         index: the layer's number among those that spans hold.
+        first: see `BufferedLayer`.
     """
 
-    def __init__(self, step: Step, buffer: RingBuffer, index: int) -> None:
-        super().__init__(step, buffer, 2 * index)
+    def __init__(self, step: Step, buffer: RingBuffer, index: int, *, first: int) -> None:
+        super().__init__(step, buffer, first)
         self._index = index
         self._nothing: Part | None = None
 

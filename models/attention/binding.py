@@ -14,13 +14,15 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import ChunkedKVCache
 
-from ..kv.token_layer import Tensors, TokenLayerCache
+from ..kv.token_layer import QuantizedTokenLayerCache, Tensors, TokenLayerCache
 from ..load.device import DevicePolicy
 from . import blocks
 from .batched import BatchedLayer, NotBatchableError
 from .cascade import merge, part_of, scores_of
 from .chunked import CountsByRow
 from .fetched import Keys, RotatedQueries
+from .products import PLAIN, Products
+from .quantized import QuantizedProducts
 from .softmax import softmaxes
 
 _NAME = "scaled_dot_product_attention"
@@ -73,7 +75,10 @@ class Attention:
         if isinstance(cache, TokenLayerCache):
             segments = cache.segments(keys)  # in any case: what it fetched is let go by it
             if segments is not None and cache.prefix and mask is None and queries.shape[2] == 1:
-                return over_segments(queries, segments, scale, sinks, self.device)
+                products: Products = PLAIN
+                if isinstance(cache, QuantizedTokenLayerCache):
+                    products = QuantizedProducts(cache.quantization)
+                return over_segments(queries, segments, scale, sinks, self.device, products)
         if isinstance(keys, mx.array):
             return blocks.attend(queries, keys, values, scale, mask, sinks, self.device)
         result: mx.array = _fused(queries, keys, values, cache, scale, mask, sinks)
@@ -86,6 +91,7 @@ def over_segments(
     scale: float,
     sinks: mx.array | None,
     device: DevicePolicy,
+    products: Products = PLAIN,
 ) -> mx.array:
     """Attend from one token to several segments, with one softmax over all of them.
 
@@ -94,16 +100,17 @@ def over_segments(
 
     Args:
         queries: `[1, heads, 1, size]`.
-        segments: `(keys, values)` each, `[1, kv_heads, tokens, size]`.
+        segments: `(keys, values)` each, `[1, kv_heads, tokens, size]`, or what `products` reads.
         scale: of the scores.
         sinks: `[heads]`, or None.
         device: how it is computed.
+        products: of queries and keys, shares and values.
     """
     batch, heads, _, size = queries.shape
     kv_heads = segments[0][0].shape[1]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
-    (softmax,) = softmaxes([scores_of(grouped, segments)], device)
-    output = merge([part_of(softmax, segments)], sinks, device)
+    (softmax,) = softmaxes([scores_of(grouped, segments, products)], device)
+    output = merge([part_of(softmax, segments, products)], sinks, device)
     return output.astype(queries.dtype).reshape(batch, heads, 1, -1)
 
 

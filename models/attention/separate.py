@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
+from mlx_lm.models import base
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, QuantizedKVCache
 
 from ..kv.recurrent import SeparateRecurrentLayer
 from ..kv.sequence_cache import layer_caches_of
@@ -54,10 +55,21 @@ class SeparateLayer(BatchedLayer):
         rotated: RotatedQueries | None,
     ) -> mx.array:
         outputs = [
-            self._attend_one(queries[i : i + 1], held, scale, sinks, rotated and rotated.of(i))
-            for i, held in enumerate(self._held)
+            self._attend_quantized(row, queries[i : i + 1], held, scale, sinks)
+            if isinstance(row, QuantizedKVCache)
+            else self._attend_one(queries[i : i + 1], held, scale, sinks, rotated and rotated.of(i))
+            for i, (row, held) in enumerate(zip(self._rows, self._held, strict=True))
         ]
         return mx.concatenate(outputs, axis=0)
+
+    @staticmethod
+    def _attend_quantized(
+        row: QuantizedKVCache, queries: mx.array, held: Any, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        output: mx.array = base.scaled_dot_product_attention(
+            queries, *held, cache=row, scale=scale, mask=None, sinks=sinks
+        )
+        return output
 
     def _attend_one(
         self,

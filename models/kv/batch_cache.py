@@ -56,7 +56,8 @@ class BatchCache:
         self.layers, self.windows, self.chunked = made.layers, made.windows, made.chunked
         self._suffixes, self._non_trimmable = made.suffixes, made.non_trimmable
         self.suffixes = made.suffixes if made.token_layers else None
-        self.stacks = SpanStacks(len(made.token_layers))
+        self._num_token_layers = len(made.token_layers)
+        self.stacks = SpanStacks(self._num_token_layers)
         leaves = list(layer_caches_of(self.layers))
         self._attending = [layer for layer in leaves if isinstance(layer, BufferedLayer)]
         self._recurrent = [layer for layer in leaves if isinstance(layer, BatchedRecurrentLayer)]
@@ -105,7 +106,7 @@ class BatchCache:
 
         Args:
             slot: of it.
-            suffix: keys and values of each token-addressable layer in turn; none where it has no
+            suffix: the tensors of each token-addressable layer in turn; none where it has no
                 tokens of its own.
             layers: its non-trimmable layer caches, mlx-lm's.
         """
@@ -125,7 +126,8 @@ class BatchCache:
         if not tokens:
             return []
         flat = self._suffixes.take(slot, tokens)
-        return [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)]
+        each = len(flat) // self._num_token_layers
+        return [tuple(flat[i : i + each]) for i in range(0, len(flat), each)]
 
     def non_trimmable_of(self, slot: int, offset: int) -> list[Any]:
         """Copy a row's non-trimmable layers into caches of mlx-lm's.

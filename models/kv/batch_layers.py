@@ -14,9 +14,11 @@ from ..attention.batched import (
 )
 from ..attention.chunked import BatchedChunkLayer
 from ..attention.gathered import GatheredTokenLayer, Gathering
+from ..attention.quantized import TENSORS, BatchedQuantizedLayer
+from ..params import KVQuantization
 from .recurrent import BatchedRecurrentLayer
 from .ring_buffer import RingBuffer
-from .token_layer import TokenLayerCache
+from .token_layer import QuantizedTokenLayerCache, TokenLayerCache
 
 
 class BatchLayers:
@@ -57,6 +59,8 @@ class BatchLayers:
             return CacheList(*[self._layer(part) for part in cache.caches])
         if type(cache) is TokenLayerCache:
             return self._token_layer()
+        if type(cache) is QuantizedTokenLayerCache:
+            return self._quantized_layer(cache.quantization)
         if type(cache) is RotatingKVCache and not cache.keep:
             if cache.max_size in self.chunked:
                 raise NotBatchableError("windows and chunks of one length")
@@ -83,8 +87,17 @@ class BatchLayers:
         first, index = self.suffixes.reserve(2), len(self.token_layers)
         layer: BufferedLayer
         if self._gathering is None:
-            layer = BatchedTokenLayer(self._step, self.suffixes, index)
+            layer = BatchedTokenLayer(self._step, self.suffixes, index, first=first)
         else:
             layer = GatheredTokenLayer(self._step, self.suffixes, first, self._gathering, index)
+        self.token_layers.append(layer)
+        return layer
+
+    def _quantized_layer(self, quantization: KVQuantization) -> BufferedLayer:
+        if self._gathering is not None:
+            raise NotBatchableError("the model attends by itself, and its keys are quantised")
+        self.suffixes.reserve(TENSORS)
+        index = len(self.token_layers)
+        layer = BatchedQuantizedLayer(self._step, self.suffixes, index, quantization)
         self.token_layers.append(layer)
         return layer

@@ -21,6 +21,7 @@ from mlx_lm.models.cache import (
 )
 
 from ..errors import UnsupportedCacheError
+from ..params import KVQuantization
 from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, runs_of
 from .sequence_cache import SequenceCache, layer_caches_of
 from .storage import SpanRun
@@ -39,15 +40,18 @@ class CacheLayout:
 
     Args:
         model: mlx-lm's model.
+        quantization: of keys and values, if they are quantised.
 
     Raises:
-        UnsupportedCacheError: a layer keeps its state in a class that is not known here.
+        UnsupportedCacheError: a layer keeps its state in a class that is not known here, or that
+            cannot be quantised.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, quantization: KVQuantization | None = None) -> None:
         self._model = model
+        self._quantization = quantization
         self._numbers = count()
-        leaves = list(layer_caches_of(make_prompt_cache(model)))
+        leaves = list(layer_caches_of(self._empty()))
         unknown = [layer for layer in leaves if type(layer) not in _ADDRESSABLE + _WHOLE]
         if unknown:
             name = type(unknown[0]).__name__
@@ -86,7 +90,21 @@ class CacheLayout:
         # No closure that calls itself: that is a cycle, and would keep what is restored.
         spans, rest = count(), None if non_trimmable is None else iter(non_trimmable)
         runs = runs_of(prefix)
-        return [_revived(cache, runs, spans, rest) for cache in make_prompt_cache(self._model)]
+        return [_revived(cache, runs, spans, rest) for cache in self._empty()]
+
+    def _empty(self) -> list[Any]:
+        """Make mlx-lm's caches of a sequence that has seen nothing."""
+        caches: list[Any] = make_prompt_cache(self._model)
+        if self._quantization is None:
+            return caches
+        others = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
+        if others:
+            raise UnsupportedCacheError(
+                f"the model keeps state in {' and '.join(others)}, and only keys and values in a "
+                "KVCache can be quantised: serve it without kv_bits"
+            )
+        bits, group_size = self._quantization
+        return [QuantizedKVCache(group_size=group_size, bits=bits) for _ in caches]
 
 
 def _revived(

@@ -172,7 +172,7 @@ class Placement:
         tensors = []
         for index in range(len(cache.token_layers) if move.tokens else 0):
             parts = [run.layer(index) for run in copied] + suffix[index : index + 1]
-            tensors += [mx.concatenate([p[i] for p in parts], axis=2) for i in (0, 1)]
+            tensors += [mx.concatenate(list(same), axis=2) for same in zip(*parts, strict=True)]
         self._batch.put(move.slot, tensors, cache.non_trimmable)
         cache.slot, cache.single_steps = move.slot, 0
         cache.set_layers([])

@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 
+from ..params import KVQuantization
+
 Tensors = tuple[mx.array, ...]
 """One segment of one layer: `(keys, values)`, each `[1, heads, tokens, size]`, or the six
 arrays of a quantised pair."""
@@ -155,6 +157,11 @@ class QuantizedTokenLayerCache(TokenLayerCache):
     """The same for a quantised layer; mlx-lm picks its attention by the attribute `bits`."""
 
     @property
+    def quantization(self) -> KVQuantization:
+        """How keys and values are quantised."""
+        return KVQuantization(self.bits, self.group_size)
+
+    @property
     def bits(self) -> int:
         """Bits of one quantised value."""
         return int(self.suffix.bits)
@@ -163,11 +170,6 @@ class QuantizedTokenLayerCache(TokenLayerCache):
     def group_size(self) -> int:
         """Values that share a scale."""
         return int(self.suffix.group_size)
-
-    def segments(self, keys: Any) -> None:
-        """Nothing: quantised segments are read in one piece."""
-        del keys
-        self.let_go()
 
 
 def token_layer_cache(like: Any, prefix: Sequence[Tensors]) -> TokenLayerCache:

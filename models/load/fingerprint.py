@@ -7,11 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ..params import KVQuantization
+
 # Written by tools that move a model about; none of them changes what it computes.
 _VOLATILE = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype"})
 
 
-def fingerprint(files: Iterable[Path], config: Mapping[str, Any], dtype: str) -> str:
+def fingerprint(
+    files: Iterable[Path],
+    config: Mapping[str, Any],
+    dtype: str,
+    quantization: KVQuantization | None = None,
+) -> str:
     """Hash weight files and the configuration that gives them meaning.
 
     Args:
@@ -20,6 +27,7 @@ def fingerprint(files: Iterable[Path], config: Mapping[str, Any], dtype: str) ->
         config: the model's configuration.
         dtype: the type the weights were loaded in; state computed in one type is not
             state computed in another.
+        quantization: of keys and values, if they are quantised.
 
     Returns:
         32 hexadecimal digits. Two models share state only where these agree.
@@ -35,6 +43,8 @@ def fingerprint(files: Iterable[Path], config: Mapping[str, Any], dtype: str) ->
         "config": {k: v for k, v in config.items() if k not in _VOLATILE},
         "dtype": dtype,
     }
+    if quantization is not None:
+        facts["kv"] = quantization._asdict()
     canonical = json.dumps(facts, sort_keys=True, default=str).encode()
     return hashlib.sha256(canonical).hexdigest()[:32]
 

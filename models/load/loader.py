@@ -14,8 +14,9 @@ from huggingface_hub import snapshot_download
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
-from ..errors import ModelLoadError, ModelNotFoundError
+from ..errors import ModelLoadError, ModelNotFoundError, UnsupportedCacheError
 from ..kv.layout import CacheLayout
+from ..params import KVQuantization
 from ..text.codec import TextCodec
 from . import embedded
 from .fingerprint import fingerprint
@@ -54,18 +55,19 @@ class LoadedModel:
     device: DevicePolicy
 
 
-def load(name: str) -> LoadedModel:
+def load(name: str, quantization: KVQuantization | None = None) -> LoadedModel:
     """Load a model on the calling thread and evaluate its weights.
 
     On a CPU the weights are dequantised to fp32: MLX has no other fast type there.
 
     Args:
         name: `smollm2` (embedded), a directory, or a Hugging Face repo `org/name`.
+        quantization: of keys and values, if they are to be quantised.
 
     Raises:
         ModelNotFoundError: the name leads to no model.
         ModelLoadError: what is there cannot be loaded.
-        UnsupportedCacheError: its layers keep state that cannot be saved.
+        UnsupportedCacheError: its layers keep state that cannot be saved, or not be quantised.
     """
     device = device_policy()
     if name == embedded.NAME:
@@ -81,16 +83,32 @@ def load(name: str) -> LoadedModel:
     named = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
     leaves = [leaf for _, leaf in named]
     dtypes = ",".join(sorted({str(leaf.dtype) for leaf in leaves}))
+    layout = CacheLayout(model, quantization)
+    if quantization is not None:
+        _try_quantized(model, layout)
     return LoadedModel(
         name=_public_name(name),
         model=model,
         text=text,
-        layout=CacheLayout(model),
-        fingerprint=fingerprint(files, config, dtypes),
+        layout=layout,
+        fingerprint=fingerprint(files, config, dtypes, quantization),
         context_length=_context_length(config),
         weight_bytes=sum(leaf.nbytes for leaf in leaves),
         device=device,
     )
+
+
+def _try_quantized(model: Any, layout: CacheLayout) -> None:
+    """Fail now if the model's attention cannot read quantised keys and values."""
+    cache = layout.open()
+    try:
+        for tokens in ([1, 2], [3]):
+            mx.eval(model(mx.array([tokens]), cache=cache.layers))
+    except Exception as error:  # whatever a model makes of triples where it expects arrays
+        raise UnsupportedCacheError(
+            f"the model cannot attend to quantised keys and values ({error}): serve it without "
+            "kv_bits"
+        ) from error
 
 
 def _public_name(name: str) -> str:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 NAMES = (
     *("llama", "qwen3_next", "gemma3_text", "gpt_oss", "mamba2", "falcon_h1"),
     *("deepseek_v3", "kimi_linear", "longcat_flash", "gemma3n", "gemma4_text"),
-    *("deepseek_v32", "gemma2", "plamo2", "mamba", "llama4"),
+    *("deepseek_v32", "gemma2", "plamo2", "mamba", "llama4", "llama_kv8"),
 )
 """Models of each kind that runs in batches."""
 
@@ -91,6 +91,7 @@ class BatchFixture:
         device: DevicePolicy | None = None,
         **overrides: Any,
     ) -> None:
+        self._quantized = name in zoo.QUANTIZED
         self.model = shared_model(name, **overrides)
         self.layout = CacheLayout(self.model)
         device = device or device_policy()
@@ -194,8 +195,11 @@ class BatchFixture:
                 expected = self.model(mx.array([agent.tokens]), cache=cache)[0]
                 mx.eval(expected)
             got = mx.stack(list(agent.logits.values()))
-            difference = mx.abs(got - expected[mx.array(list(agent.logits))]).max()
-            assert difference < TOLERANCE, difference  # and no NaN
+            differences = mx.abs(got - expected[mx.array(list(agent.logits))])
+            if self._quantized:
+                assert differences.mean() < zoo.ROUNDED, differences.mean()
+            else:
+                assert differences.max() < TOLERANCE, differences.max()  # and no NaN
 
     def cut(self, branches: list[Branch]) -> None:
         """Cut a stored span in two, under all who lease it."""

@@ -7,6 +7,7 @@ import pytest
 
 from umbel.models.load.fingerprint import fingerprint
 from umbel.models.load.loader import load
+from umbel.models.params import KVQuantization
 
 from ..tiny import tiny_model_dir
 
@@ -71,6 +72,12 @@ def test_configuration_matters(shards: list[Path], change: dict[str, Any]) -> No
     """The same weights under another configuration compute something else."""
     before = fingerprint(shards, CONFIG, "float32")
     assert fingerprint(shards, CONFIG | change, "float32") != before
+
+
+def test_quantised_keys_and_values_are_other_state(shards: list[Path]) -> None:
+    """What is stored with so many bits is never read as if it had others, or none."""
+    ways = [None, *[KVQuantization(bits, size) for bits in (4, 8) for size in (32, 64)]]
+    assert len({fingerprint(shards, CONFIG, "float32", way) for way in ways}) == len(ways)
 
 
 def test_order_of_configuration_does_not_matter(shards: list[Path]) -> None:

@@ -13,9 +13,15 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-from umbel.models.errors import ModelError, ModelLoadError, ModelNotFoundError
+from umbel.models.errors import (
+    ModelError,
+    ModelLoadError,
+    ModelNotFoundError,
+    UnsupportedCacheError,
+)
 from umbel.models.load import loader
 from umbel.models.load.loader import LoadedModel, _context_length, load
+from umbel.models.params import KVQuantization
 from umbel.models.runtime import backend
 
 from ..tiny import tiny_model_dir
@@ -51,6 +57,17 @@ def test_the_tiny_model_is_the_same_every_time(tiny: LoadedModel, tmp_path: Path
     assert np.array_equal(logits(again), logits(tiny))
     other = load(str(tiny_model_dir(tmp_path / "other", seed=1)))
     assert not np.array_equal(logits(other), logits(tiny))
+
+
+def test_keys_and_values_are_quantised_as_asked(tmp_path: Path) -> None:
+    """The state is another than without, and so is its name; a head must fill a group."""
+    directory = str(tiny_model_dir(tmp_path / "wide", head_dim=64))
+    plain, quantised = load(directory), load(directory, KVQuantization(8, 64))
+    assert plain.fingerprint == load(directory).fingerprint != quantised.fingerprint
+    assert [layer.quantization for layer in quantised.layout.open().layers] == [(8, 64)] * 2
+    narrow = str(tiny_model_dir(tmp_path / "narrow"))
+    with pytest.raises(UnsupportedCacheError, match=r"group size 64.*serve it without kv_bits"):
+        load(narrow, KVQuantization(8, 64))
 
 
 @cpu_only

@@ -48,6 +48,9 @@ _HEADS = 2 * 2 * 32 * 4
 _LATENT = (32 + 16) * 4
 """The same in a layer of MLA: a latent and a rotated part."""
 
+_QUANTIZED = 2 * 2 * (32 + 2 * 4)
+"""The same with 8 bits a number, and a scale and a bias for each 32."""
+
 RING = Ring(_HEADS, zoo.WINDOW)
 
 SIZES = {
@@ -67,6 +70,7 @@ SIZES = {
     "plamo2": (2 * _HEADS, (), 8),
     "mamba": (0, (), 6),
     "llama4": (_HEADS, (Ring(_HEADS, zoo.WINDOW, spare=GROWTH),) * 3, 8),
+    "llama_kv8": (4 * _QUANTIZED, (), 24),
 }
 """By the models' configs: bytes of a token, rings, and arrays."""
 

@@ -271,7 +271,7 @@ def test_unknown_cache_is_refused() -> None:
         CacheLayout(Stack(Odd))
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("name", [*zoo.NAMES, *zoo.QUANTIZED])
 def test_real_layers_restore_byte_for_byte(name: str) -> None:
     """The same with what real models write: capture, restore, capture gives equal bytes."""
     model = zoo.make(name)

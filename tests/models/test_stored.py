@@ -35,7 +35,7 @@ _FP32_ONLY = {
 }
 """Mixtures of experts: MLX has the product they need on the CPU in fp32 only (GatherMM)."""
 EVERY = [
-    *[pytest.param(name, mx.float32, id=name) for name in zoo.NAMES],
+    *[pytest.param(name, mx.float32, id=name) for name in (*zoo.NAMES, *zoo.QUANTIZED)],
     *[
         pytest.param(name, mx.bfloat16, id=f"{name}-bf16", marks=pytest.mark.slow)
         for name in zoo.NAMES

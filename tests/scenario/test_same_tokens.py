@@ -37,7 +37,7 @@ def same(a: Outcome, b: Outcome) -> bool:
     return a.tokens == b.tokens and np.array_equal(np.array(a.logprobs), np.array(b.logprobs))
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("name", [*zoo.NAMES, *zoo.QUANTIZED])
 def test_a_crowd_changes_nothing(name: str) -> None:
     """Alone or among ten that join and leave, a request has the same log-probabilities."""
     (alone,) = Bench(name, exact=True).run_together([request()])
@@ -45,7 +45,7 @@ def test_a_crowd_changes_nothing(name: str) -> None:
     assert same(alone, crowded[5])
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("name", [*zoo.NAMES, *zoo.QUANTIZED])
 def test_what_is_cached_changes_nothing(name: str) -> None:
     """Cold, over a shared system prompt, and repeated: the same bits, and yet less computed."""
     (cold,) = Bench(name, exact=True).run_together([request()])

@@ -1,0 +1,73 @@
+"""Attention to quantised keys and values, which are read as they are and never unpacked.
+
+A segment of such a layer has six tensors: for keys, and then for values, the packed numbers,
+their scales and their biases. Scores and outputs are parts like any others, and merge alike.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..kv.ring_buffer import RingBuffer
+from ..params import KVQuantization
+from .batched import BatchedTokenLayer, NotBatchableError, Step
+from .fetched import RotatedQueries
+from .products import Products, Segment
+
+TENSORS = 6
+"""Of a layer."""
+
+
+@dataclass(frozen=True)
+class QuantizedProducts:
+    """The two products of attention with quantised keys and values; see `Products`."""
+
+    quantization: KVQuantization
+
+    def scores(self, queries: mx.array, segment: Segment) -> mx.array:
+        """See `Products`."""
+        return self._product(queries, segment[: TENSORS // 2], transposed=True)
+
+    def weighed(self, shares: mx.array, segment: Segment) -> mx.array:
+        """See `Products`."""
+        return self._product(shares, segment[TENSORS // 2 :], transposed=False)
+
+    def _product(self, left: mx.array, right: Segment, *, transposed: bool) -> mx.array:
+        bits, group_size = self.quantization
+        packed, scales, biases = right
+        return mx.quantized_matmul(
+            left, packed, scales, biases, transpose=transposed, group_size=group_size, bits=bits
+        )
+
+
+class BatchedQuantizedLayer(BatchedTokenLayer):
+    """Full-attention rows whose keys and values are quantised as they are written.
+
+    Args:
+        index: the layer's number among those that spans hold.
+        quantization: of keys and values.
+    """
+
+    def __init__(
+        self, step: Step, buffer: RingBuffer, index: int, quantization: KVQuantization
+    ) -> None:
+        super().__init__(step, buffer, index, first=TENSORS * index)
+        buffer.keys_weigh()  # half of the tensors are values', and not every other one
+        self._quantization = quantization
+        self._quantized = QuantizedProducts(quantization)
+
+    def _append(self, keys: mx.array, values: mx.array) -> None:
+        bits, group_size = self._quantization
+        parts = [
+            part
+            for whole in (keys, values)
+            for part in mx.quantize(whole, group_size=group_size, bits=bits)
+        ]
+        self._held = tuple(
+            self._buffer.append(self._first + number, part) for number, part in enumerate(parts)
+        )
+
+    def _products(self, rotated: RotatedQueries | None) -> Products:
+        if rotated is not None:
+            raise NotBatchableError("latents are not quantised")
+        return self._quantized
