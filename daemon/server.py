@@ -12,6 +12,7 @@ from aiohttp import web
 from ..cachestore.governor import Governor
 from ..models.errors import ModelError
 from ..models.load.loader import LoadedModel, load
+from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, give_freed_memory_back, release_thread
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
@@ -184,8 +185,11 @@ class Daemon:
             log.info("listening", host=name[0], port=name[1])
 
     async def _load_model(self) -> None:
-        log.info("loading", model=self._settings.model, backend=backend(), blas=BLAS.name)
-        loading = asyncio.wrap_future(self._thread.submit(load, self._settings.model))
+        settings, quantization = self._settings, None
+        if settings.kv_bits is not None:
+            quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)
+        log.info("loading", model=settings.model, backend=backend(), blas=BLAS.name)
+        loading = asyncio.wrap_future(self._thread.submit(load, settings.model, quantization))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

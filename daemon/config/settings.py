@@ -119,6 +119,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0)],
         About("Checkpoints that one request may leave behind.", unit="checkpoints"),
     ] = 4
+    kv_bits: Annotated[
+        Literal[4, 8] | None,
+        About("Bits of a number in keys and values, which are quantised.", unset="as computed"),
+    ] = None
+    kv_group_size: Annotated[
+        Literal[32, 64, 128],
+        About("Numbers of quantised keys and values that share a scale."),
+    ] = 64
     max_batch: Annotated[
         Annotated[int, Meta(ge=1, le=512)],
         About("Most requests that run at once.", unit="requests"),

@@ -29,6 +29,8 @@ FLAGS_OF_SERVE = {
     "--no-disk": "off",
     "--checkpoint-interval": "8192",
     "--checkpoints-kept": "4",
+    "--kv-bits": "as computed",
+    "--kv-group-size": "64",
     "--max-batch": "32",
     "--max-stall-ms": "200",
     "--exact": "off",
@@ -87,7 +89,8 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     words = (
         "--model m --alias a --alias b=m --socket s --host ::1 --port 1 --cors-origin http://[::1] "
         "--prefill-chunk 2 --cache-bytes 3KiB --no-cache --disk-dir d --disk-bytes 4 --no-disk "
-        "--checkpoint-interval 5 --checkpoints-kept 6 --max-batch 7 --max-stall-ms 8.5 --exact "
+        "--checkpoint-interval 5 --checkpoints-kept 6 --kv-bits 4 --kv-group-size 32 --max-batch 7 "
+        "--max-stall-ms 8.5 --exact "
         "--max-waiting 9 --request-timeout 10 --stop-grace 11 --log-format json"
     )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -106,6 +109,8 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         no_disk=True,
         checkpoint_interval=5,
         checkpoints_kept=6,
+        kv_bits=4,
+        kv_group_size=32,
         max_batch=7,
         max_stall_ms=8.5,
         exact=True,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ..tiny import tiny_model_dir
 from .running import RunningDaemon, eventually, running, spawn
 
 pytestmark = pytest.mark.slow  # each test starts daemons of its own
@@ -61,6 +62,28 @@ def test_the_next_daemon_is_warm(
         assert second.status()["engine"]["page_ins"] > 0
     with running(short_path, long_tiny_dir, "--no-disk") as third:
         assert ask(third, "What else is there?") == (other, 0)
+
+
+def test_quantised_state_is_for_the_same_bits_only(short_path: Path, tmp_path: Path) -> None:
+    """State of 8 bits comes back in a daemon with 8, and in no other; what cannot be says so."""
+    model = tiny_model_dir(tmp_path / "wide", head_dim=32, max_position_embeddings=4096)
+
+    def flags(bits: int) -> list[str]:
+        return ["--kv-bits", str(bits), "--kv-group-size", "32"]
+
+    with running(short_path, model, *flags(8)) as first:
+        assert first.status()["model"]["batches"]
+        answer, cached = ask(first, "What is the capital of France?")
+        assert cached == 0
+    with running(short_path, model, *flags(8), fresh=True) as again:
+        same, cached = ask(again, "What is the capital of France?")
+        assert (same, cached > 300) == (answer, True)
+    for others in (flags(4), []):
+        with running(short_path, model, *others, fresh=True) as other:
+            assert ask(other, "What is the capital of France?")[1] == 0
+    refused = spawn(short_path, model, "--kv-bits", "8")  # in groups of 64
+    assert refused.process.wait(60) == 1
+    assert "serve it without kv_bits" in refused.log()
 
 
 @pytest.mark.slow
