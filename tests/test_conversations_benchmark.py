@@ -11,6 +11,7 @@ import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
 from umbel.models.load.loader import load
+from umbel.models.text.conversation import Conversation, Message
 
 import mlx.core as mx  # isort: skip
 
@@ -45,7 +46,8 @@ def test_texts_have_as_many_tokens_as_asked_for(tiny_dir: Path) -> None:
 def test_a_folder_of_each_shape_can_be_served(shape: str, tmp_path: Path) -> None:
     """It loads, and has a tokenizer with a template."""
     model = load(str(write(shape, tmp_path, **SMALL)))
-    assert model.text.encode_chat([{"role": "user", "content": "hello"}])
+    hello = Conversation(messages=[Message(role="user", content="hello")])
+    assert model.text.encode_conversation(hello)
 
 
 def test_operations_count_until_they_are_evaluated() -> None:
