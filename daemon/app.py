@@ -37,13 +37,13 @@ _HANDLERS = (
 
 def application(entry: Entry) -> web.Application:
     """Build the aiohttp application."""
-    app = web.Application(middlewares=[_surround(entry)])
+    app = web.Application(middlewares=[_middleware(entry)])
     for handlers in _HANDLERS:
         app.add_routes(handlers(entry).routes())
     return app
 
 
-def _surround(entry: Entry) -> Middleware:
+def _middleware(entry: Entry) -> Middleware:
     @web.middleware
     async def surround(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Give every request an id and a share of the budget, and every error a shape."""

@@ -113,9 +113,9 @@ class Connection(asyncio.Protocol):
     def _expect_reading(self) -> None:
         if self._transport is None:
             return
-        patience = self._registry.write_timeout * _WRITE_PATIENCE
+        timeout = self._registry.write_timeout * _WRITE_PATIENCE
         unread = self._transport.get_write_buffer_size()
-        self._unread = self._loop.call_later(patience, self._still_unread, unread)
+        self._unread = self._loop.call_later(timeout, self._still_unread, unread)
 
     def _still_unread(self, before: int) -> None:
         """Give who reads slowly another while, and end the others' connections."""

@@ -114,34 +114,34 @@ def transients_of(runner: ModelRunner) -> Transients:
     return runner.profile._transients
 
 
-def prefill(runner: ModelRunner, states: SequenceCache, tokens: int, chunk: int = CHUNK) -> None:
+def prefill(runner: ModelRunner, cache: SequenceCache, tokens: int, chunk: int = CHUNK) -> None:
     """Advance a state in chunks."""
     prompt = words(tokens, tokens)
     for start in range(0, tokens, chunk):
-        runner.prefill(prompt[start : start + chunk], states)
+        runner.prefill(prompt[start : start + chunk], cache)
 
 
 def decode(
-    runner: ModelRunner, states: list[SequenceCache], steps: int = 1, *, may_copy: bool = True
+    runner: ModelRunner, caches: list[SequenceCache], steps: int = 1, *, may_copy: bool = True
 ) -> None:
     """Compute and sample a token for each, and wait for it."""
     rows = [
-        Row(SamplingParams(seed=number, top_p=0.9), [1, 2], [3]) for number in range(len(states))
+        Row(SamplingParams(seed=number, top_p=0.9), [1, 2], [3]) for number in range(len(caches))
     ]
     for _ in range(steps):
-        output = run(runner, states, [7] * len(states), may_copy=may_copy)
+        output = run(runner, caches, [7] * len(caches), may_copy=may_copy)
         assert not output.errors
         runner.sample(output, dict(enumerate(rows))).read()
 
 
-def step_need(runner: ModelRunner, states: list[SequenceCache]) -> Held:
+def step_need(runner: ModelRunner, caches: list[SequenceCache]) -> Held:
     """What a step is planned to take in which each gets a token."""
-    return runner.cost(runner.plan(states))
+    return runner.cost(runner.plan(caches))
 
 
-def chunk_need(runner: ModelRunner, tokens: int, states: SequenceCache) -> Held:
+def chunk_need(runner: ModelRunner, tokens: int, cache: SequenceCache) -> Held:
     """What a piece of a prompt is planned to take."""
-    return runner.cost(runner.plan([], (states, tokens)))
+    return runner.cost(runner.plan([], (cache, tokens)))
 
 
 def shape_of(runner: ModelRunner) -> tuple[int, ...]:
@@ -150,9 +150,9 @@ def shape_of(runner: ModelRunner) -> tuple[int, ...]:
     return runner.placement.batch.shape
 
 
-def close(runner: ModelRunner, states: list[SequenceCache]) -> None:
+def close(runner: ModelRunner, caches: list[SequenceCache]) -> None:
     """Have the batch forget them."""
-    for each in states:
+    for each in caches:
         runner.placement.close(each)
 
 
@@ -176,19 +176,19 @@ def taken(work: Callable[[], object]) -> int:
     return max(peaks) - before
 
 
-def whole_bytes(states: SequenceCache) -> int:
+def whole_bytes(cache: SequenceCache) -> int:
     """What the arrays of rings and recurrent layers take."""
-    return sum(array.nbytes for leaf in states.non_trimmable for array in flat_arrays(leaf.state))
+    return sum(array.nbytes for leaf in cache.non_trimmable for array in flat_arrays(leaf.state))
 
 
 @functools.cache
 def stored(name: str, tokens: int) -> tuple[list[PackedSpan], PackedCheckpoint | None]:
     """Compute a prompt, and store its state."""
     runner = load(name)
-    states = runner.open()
-    prefill(runner, states, tokens, 256)
-    checkpoint = states.capture() if states.non_trimmable else None
-    span = in_one_piece(states.take_packed())
+    cache = runner.open()
+    prefill(runner, cache, tokens, 256)
+    checkpoint = cache.capture() if cache.non_trimmable else None
+    span = in_one_piece(cache.take_packed())
     return [] if span is None else [span], checkpoint
 
 
@@ -212,9 +212,9 @@ def test_sizes_are_those_of_the_config(name: str) -> None:
 def test_stored_tokens_take_their_bytes(name: str, tokens: int) -> None:
     """A span of so many tokens has that many bytes, and no spare room."""
     runner = load(name)
-    states = runner.open()
-    prefill(runner, states, tokens)
-    span = in_one_piece(states.take_packed())
+    cache = runner.open()
+    prefill(runner, cache, tokens)
+    span = in_one_piece(cache.take_packed())
     assert (0 if span is None else span.nbytes) == runner.profile.kept(tokens)
     assert (span is None) == (name in {"mamba2", "mamba"})
 
@@ -224,11 +224,11 @@ def test_a_running_sequence_has_no_more_than_foretold(name: str, tokens: int) ->
     """Tails, rings and recurrent layers hold what is estimated, and less spare room at most."""
     runner = load(name)
     sizes = runner.profile.sizes
-    states = runner.open()
+    cache = runner.open()
     gc.collect()  # what is freed later would be taken for its
     before = resident_bytes()
-    prefill(runner, states, tokens)
-    active, held = resident_bytes() - before, states.held()
+    prefill(runner, cache, tokens)
+    active, held = resident_bytes() - before, cache.held()
     last = (tokens - 1) % CHUNK + 1
     estimated = sizes.suffix(tokens) + sizes.non_trimmable(tokens, last)
     assert held.buffers == sizes.arrays
@@ -243,16 +243,16 @@ def test_whole_states_take_what_their_window_holds(name: str, tokens: int) -> No
     """Before and after a window is full: a ring has no more than a chunk over it."""
     runner = load(name)
     sizes = runner.profile.sizes
-    states = runner.open()
+    cache = runner.open()
     first = tokens - tokens // 2
     for chunk, offset in ((first, first), (tokens - first, tokens)):
-        runner.prefill(words(chunk, offset), states)
+        runner.prefill(words(chunk, offset), cache)
         if chunk > 1:  # a ring that gets a single token makes room for more
             token_each = sum(ring.token for ring in sizes.rings)
-            assert 0 <= sizes.non_trimmable(offset, chunk) - whole_bytes(states) <= token_each
-    if states.non_trimmable:
+            assert 0 <= sizes.non_trimmable(offset, chunk) - whole_bytes(cache) <= token_each
+    if cache.non_trimmable:
         stored = sum(ring.token * min(tokens, ring.window) for ring in sizes.rings)
-        assert states.capture().nbytes == stored + sizes.fixed
+        assert cache.capture().nbytes == stored + sizes.fixed
 
 
 @pytest.mark.parametrize("name", _TIGHT)
@@ -260,13 +260,13 @@ def test_decoding_leaves_a_window_and_no_more(name: str) -> None:
     """After the chunk is forgotten rings hold their windows; recurrent layers never grow."""
     runner = load(name)
     sizes = runner.profile.sizes
-    states = runner.open()
-    prefill(runner, states, 70)
-    decode(runner, [states], 3)
+    cache = runner.open()
+    prefill(runner, cache, 70)
+    decode(runner, [cache], 3)
     windows = sum(ring.token * ring.window for ring in sizes.rings)
-    assert whole_bytes(states) == windows + sizes.fixed
-    assert whole_bytes(states) <= sizes.non_trimmable(states.offset)
-    assert sizes.non_trimmable(1 << 20) == sizes.non_trimmable(states.offset)
+    assert whole_bytes(cache) == windows + sizes.fixed
+    assert whole_bytes(cache) <= sizes.non_trimmable(cache.offset)
+    assert sizes.non_trimmable(1 << 20) == sizes.non_trimmable(cache.offset)
 
 
 def test_what_nobody_uses_is_not_taken_for_weights() -> None:
@@ -335,11 +335,11 @@ def test_a_mask_of_a_whole_chunk_is_foretold() -> None:
 def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
     """From the first to the last of a long prompt, whatever the chunks' length."""
     runner = load(name)
-    states, prompt = runner.open(), words(LONG, chunk)
+    cache, prompt = runner.open(), words(LONG, chunk)
     for start in range(0, LONG, chunk):
         tokens = prompt[start : start + chunk]
-        need = chunk_need(runner, len(tokens), states).nbytes
-        peak = taken(functools.partial(runner.prefill, tokens, states))
+        need = chunk_need(runner, len(tokens), cache).nbytes
+        peak = taken(functools.partial(runner.prefill, tokens, cache))
         assert peak <= need
         assert start or need < 3 * peak, "most of it would be idle"
 
@@ -349,21 +349,21 @@ def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
 def test_a_chunk_after_what_is_leased_takes_no_more_than_foretold(name: str, context: int) -> None:
     """Reading stored keys takes memory too, though none of them is the sequence's own."""
     runner = load(name)
-    states, prompt = after(runner, name, context), words(64, context)
-    need = chunk_need(runner, 64, states).nbytes
-    assert need < chunk_need(runner, 65, states).nbytes
-    assert taken(lambda: runner.prefill(prompt, states)) <= need
+    cache, prompt = after(runner, name, context), words(64, context)
+    need = chunk_need(runner, 64, cache).nbytes
+    assert need < chunk_need(runner, 65, cache).nbytes
+    assert taken(lambda: runner.prefill(prompt, cache)) <= need
 
 
 @pytest.mark.parametrize(("name", "context"), batch_fixture.each([40, 246, LONG]))
 def test_no_lone_step_takes_more_than_foretold(name: str, context: int) -> None:
     """Also the step with which the suffix grows, and that which puts its keys in one piece."""
     runner = load(name)
-    states = after(runner, name, context) if context == LONG else runner.open()
-    prefill(runner, states, 10 if context == LONG else context, 256)
+    cache = after(runner, name, context) if context == LONG else runner.open()
+    prefill(runner, cache, 10 if context == LONG else context, 256)
     for _ in range(12):
-        need = step_need(runner, [states]).nbytes
-        assert taken(lambda: decode(runner, [states])) <= need
+        need = step_need(runner, [cache]).nbytes
+        assert taken(lambda: decode(runner, [cache])) <= need
 
 
 @pytest.mark.parametrize("name", _KINDS)
@@ -371,14 +371,14 @@ def test_no_lone_step_takes_more_than_foretold(name: str, context: int) -> None:
 def test_no_row_computes_with_more_than_foretold(name: str, count: int) -> None:
     """A step that leaves the rows as they are needs what it computes with, for each row."""
     runner = load(name)
-    states = [after(runner, name, 40 + 9 * number) for number in range(count)]
-    decode(runner, states, 2)
+    caches = [after(runner, name, 40 + 9 * number) for number in range(count)]
+    decode(runner, caches, 2)
     for _ in range(4):
-        offset = max(each.offset for each in states)
+        offset = max(each.offset for each in caches)
         need = runner.profile.compute(count, offset) + count * runner.profile.sizes.fixed
-        assert need <= step_need(runner, states).nbytes
-        assert taken(lambda: decode(runner, states)) <= need
-    close(runner, states)
+        assert need <= step_need(runner, caches).nbytes
+        assert taken(lambda: decode(runner, caches)) <= need
+    close(runner, caches)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "plamo2"])
@@ -386,16 +386,16 @@ def test_no_row_computes_with_more_than_foretold(name: str, count: int) -> None:
 def test_what_rows_put_together_is_foretold(name: str, context: int) -> None:
     """In each layer all that rows look at, each its own and what they share; and not much less."""
     runner = load(name)
-    states = [after(runner, name, context) if context else runner.open() for _ in range(5)]
-    for number, each in enumerate(states):
+    caches = [after(runner, name, context) if context else runner.open() for _ in range(5)]
+    for number, each in enumerate(caches):
         prefill(runner, each, 20 if context else 300 + 20 * number, 256)
     peaks, needs = [], []
     for _ in range(12):
-        needs.append(step_need(runner, states).nbytes)
-        peaks.append(taken(lambda: decode(runner, states)))
+        needs.append(step_need(runner, caches).nbytes)
+        peaks.append(taken(lambda: decode(runner, caches)))
         assert peaks[-1] <= needs[-1]
     assert needs[-1] < 4 * max(peaks[1:]), "most of it would be idle"
-    close(runner, states)
+    close(runner, caches)
 
 
 @functools.cache
@@ -420,15 +420,15 @@ WIDE = {
 def test_windows_that_grow_are_foretold(name: str, tokens: int) -> None:
     """A ring that is not full grows by hundreds of tokens with a single one."""
     runner = wide(name, **WIDE[name])
-    states = runner.open()
+    cache = runner.open()
     gc.collect()
     before = resident_bytes()
-    prefill(runner, states, tokens, 90)
+    prefill(runner, cache, tokens, 90)
     for step in range(20):
-        need = step_need(runner, [states]).nbytes
-        held = states.held().nbytes
-        assert taken(lambda: decode(runner, [states])) <= need, step
-        assert states.held().nbytes <= held + need
+        need = step_need(runner, [cache]).nbytes
+        held = cache.held().nbytes
+        assert taken(lambda: decode(runner, [cache])) <= need, step
+        assert cache.held().nbytes <= held + need
     assert resident_bytes() - before <= runner.profile.worst_case(tokens + 20).nbytes
     single = runner.open()
     prefill(runner, single, tokens, 90)
@@ -440,10 +440,10 @@ def test_windows_that_grow_are_foretold(name: str, tokens: int) -> None:
 def test_exact_steps_compute_with_all_their_rows(name: str) -> None:
     """However few are in use, recurrent states of the others are there too."""
     runner = load(name, exact=True)
-    states = [runner.open() for _ in range(3)]
-    for each in states:
+    caches = [runner.open() for _ in range(3)]
+    for each in caches:
         prefill(runner, each, 39)
-    for some in (states[:1], states):
+    for some in (caches[:1], caches):
         step_need(runner, some)
         decode(runner, some)  # its keys were joined
         need = step_need(runner, some).nbytes
@@ -454,18 +454,18 @@ def test_exact_steps_compute_with_all_their_rows(name: str) -> None:
 def test_rows_that_widen_are_foretold(name: str) -> None:
     """Also the step in which all rows are copied, because one of them has grown."""
     runner = load(name)
-    states = [runner.open() for _ in range(5)]
-    for number, each in enumerate(states):
+    caches = [runner.open() for _ in range(5)]
+    for number, each in enumerate(caches):
         prefill(runner, each, 20 + 10 * number)
     shapes = set()
     for step in range(80):
-        need = step_need(runner, states).nbytes
-        assert taken(lambda: decode(runner, states)) <= need, step
+        need = step_need(runner, caches).nbytes
+        assert taken(lambda: decode(runner, caches)) <= need, step
         shapes.add(shape_of(runner))
     assert len(shapes) > (not runner.profile.sizes.fixed), "nothing widened"
-    close(runner, states[1:])
-    need = step_need(runner, states[:1]).nbytes
-    assert taken(lambda: decode(runner, states[:1])) <= need, "it stands up"
+    close(runner, caches[1:])
+    need = step_need(runner, caches[:1]).nbytes
+    assert taken(lambda: decode(runner, caches[:1])) <= need, "it leaves the batch"
 
 
 # -- a start -----------------------------------------------------------------------------
@@ -475,17 +475,17 @@ def test_rows_that_widen_are_foretold(name: str) -> None:
 def test_the_promise_is_kept(name: str, context: int) -> None:
     """A prompt alone, in short chunks, and the first tokens of its answer take no more."""
     runner = load(name)
-    promise = runner.profile.worst_case(context)
-    assert promise.buffers >= runner.profile.sizes.arrays
+    worst_case = runner.profile.worst_case(context)
+    assert worst_case.buffers >= runner.profile.sizes.arrays
 
     def start() -> None:
-        states = runner.open()
-        prefill(runner, states, context - 1, runner.profile.least_chunk)
-        decode(runner, [states], 12)
+        cache = runner.open()
+        prefill(runner, cache, context - 1, runner.profile.least_chunk)
+        decode(runner, [cache], 12)
 
     peak = taken(start)
-    assert peak <= promise.nbytes
-    assert context < LONG or promise.nbytes < 3 * peak, "most of the budget would be idle"
+    assert peak <= worst_case.nbytes
+    assert context < LONG or worst_case.nbytes < 3 * peak, "most of the budget would be idle"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
@@ -497,15 +497,15 @@ def test_the_promise_is_kept_where_keys_are_joined(name: str) -> None:
     context = 340
 
     def start() -> None:
-        states = after(runner, name, 300)
-        prefill(runner, states, context - 301)
-        decode(runner, [states], 3)
+        cache = after(runner, name, 300)
+        prefill(runner, cache, context - 301)
+        decode(runner, [cache], 3)
 
-    promise = runner.profile.worst_case(context).nbytes
-    assert taken(start) <= promise
+    worst_case = runner.profile.worst_case(context).nbytes
+    assert taken(start) <= worst_case
     plain = copy.copy(runner.profile)
     plain._contiguous = False
-    assert promise - plain.worst_case(context).nbytes == plain.sizes.suffix(context)
+    assert worst_case - plain.worst_case(context).nbytes == plain.sizes.suffix(context)
 
 
 @pytest.mark.parametrize(("name", "known"), batch_fixture.each([40, LONG]))
@@ -515,14 +515,14 @@ def test_what_is_known_is_not_needed_again(name: str, known: int) -> None:
     Where its keys may be put in one piece, the step asks for more.
     """
     runner = load(name)
-    states = after(runner, name, known)
+    cache = after(runner, name, known)
     need = runner.profile.start(101, known + 101).nbytes
     spared = runner.profile.start(known + 101, known + 101).nbytes - need
     assert spared == runner.profile.kept(known)
 
     def start() -> None:
-        prefill(runner, states, 100)
-        decode(runner, [states], 12, may_copy=False)
+        prefill(runner, cache, 100)
+        decode(runner, [cache], 12, may_copy=False)
 
     assert taken(start) <= need
 
@@ -531,15 +531,15 @@ def test_what_is_known_is_not_needed_again(name: str, known: int) -> None:
 def test_a_longer_context_is_promised_more(name: str) -> None:
     """Each token more takes something, and never less than its own keys and values."""
     known = profile(name)
-    promises = [known.worst_case(context).nbytes for context in range(1, 1200)]
-    steps = [more - less for less, more in itertools.pairwise(promises)]
+    worst_cases = [known.worst_case(context).nbytes for context in range(1, 1200)]
+    steps = [more - less for less, more in itertools.pairwise(worst_cases)]
     assert min(steps) >= max(1, known.sizes.token)
 
 
 @every_model
 @given(budget=st.integers(0, 1 << 34))
 def test_the_longest_context_is_the_longest_that_fits(name: str, budget: int) -> None:
-    """Its promise is within the budget, and that of one token more is not."""
+    """Its worst case is within the budget, and that of one token more is not."""
     known = profile(name)
     longest = known.longest_context(budget)
     assert longest == 0 or known.worst_case(longest).nbytes <= budget
@@ -551,9 +551,9 @@ def test_a_budget_of_a_promise_holds_its_context(name: str) -> None:
     """Exactly; a byte less holds a token less, and too little holds none."""
     known = profile(name)
     for context in (1, 2, 33, 4096, 1 << 17):
-        promise = known.worst_case(context).nbytes
-        assert known.longest_context(promise) == context
-        assert known.longest_context(promise - 1) == context - 1
+        worst_case = known.worst_case(context).nbytes
+        assert known.longest_context(worst_case) == context
+        assert known.longest_context(worst_case - 1) == context - 1
     assert known.longest_context(0) == 0
 
 
@@ -564,20 +564,20 @@ def test_a_budget_of_a_promise_holds_its_context(name: str) -> None:
 def test_a_higher_peak_raises_the_forecast(name: str) -> None:
     """Of every chunk and step, by as much as that one was too low, and a quarter more."""
     runner = load(name)
-    learned, states = runner.profile, runner.open()
-    promise, context = learned.worst_case(500), learned.longest_context(1 << 28)
+    learned, cache = runner.profile, runner.open()
+    worst_case, context = learned.worst_case(500), learned.longest_context(1 << 28)
     before = transients_of(runner).estimate(64, 500)
     chunk, step, start = (
-        learned.chunk(64, states.offset, 0).nbytes,
+        learned.chunk(64, cache.offset, 0).nbytes,
         learned.compute(3, 500),
         learned.start(64, 500).nbytes,
     )
     learned.observe(64, 500, 2 * before)
     assert transients_of(runner).estimate(64, 500) == pytest.approx(1.25 * 2 * before, abs=2)
-    assert learned.chunk(64, states.offset, 0).nbytes > chunk
+    assert learned.chunk(64, cache.offset, 0).nbytes > chunk
     assert learned.compute(3, 500) > step
     assert learned.start(64, 500).nbytes > start
-    assert learned.worst_case(500) == promise, "what was admitted by it is served"
+    assert learned.worst_case(500) == worst_case, "what was admitted by it is served"
     assert learned.longest_context(1 << 28) == context
 
 
@@ -604,9 +604,9 @@ def test_a_prefill_is_learned_from() -> None:
     """Where too little was estimated, the next chunk's forecast holds the one before it."""
     runner = load("llama")
     runner.profile._transients = Transients(1e5, 0.0, 0.0, 0.0)
-    states, again = runner.open(), runner.open()
-    low = chunk_need(runner, 128, states).nbytes
-    peak = taken(lambda: prefill(runner, states, 128, 128))
+    cache, again = runner.open(), runner.open()
+    low = chunk_need(runner, 128, cache).nbytes
+    peak = taken(lambda: prefill(runner, cache, 128, 128))
     assert low < peak <= chunk_need(runner, 128, again).nbytes
 
 
@@ -616,7 +616,7 @@ def test_a_prefill_is_learned_from() -> None:
     st.lists(st.builds(Ring, st.integers(1, 900), st.integers(1, 300), st.just(0)), max_size=4),
 )
 def test_more_tokens_never_take_less(tokens: int, chunk: int, rings: list[Ring]) -> None:
-    """Whole states grow to their windows and a chunk, and then no more."""
+    """Non-trimmable states grow to their windows and a chunk, and then no more."""
     sizes = StateSizes(64, tuple(rings), 1000, 8, 1)
     now, then = sizes.non_trimmable(tokens, chunk), sizes.non_trimmable(tokens + 1, chunk)
     assert 1000 <= now <= then
