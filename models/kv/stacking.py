@@ -13,6 +13,9 @@ LOOSE = 2
 _FULL_PART, _FULL_OF = 4, 5
 """A row fills at least this part of its stack's positions, so that padding stays small."""
 
+_USED_PART, _USED_OF = 3, 5
+"""At least this part of a stack's rows is in use, or it is made anew."""
+
 _STEPS_AN_OCTAVE = 8
 _LEAST_STEP = 64
 _SPARE = 8
@@ -151,7 +154,7 @@ def _fits(tokens: int, positions: int) -> bool:
 
 def _dense(stack: Stack) -> bool:
     """Whether enough of its rows are in use."""
-    return len(stack.slots) * _FULL_OF >= len(stack.rows) * (_FULL_PART - 1)
+    return len(stack.slots) * _USED_OF >= len(stack.rows) * _USED_PART
 
 
 def _anew(rows: Iterable[StackRow], before: Iterable[Stack]) -> tuple[Stack, ...]:
