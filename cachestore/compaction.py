@@ -31,10 +31,13 @@ def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
 
 
 def _movable(node: TrieNode) -> list[TrieNode]:
-    """The end of a path whose state may move, parents first."""
+    """The end of a path whose state may move, parents first.
+
+    What is being written moves, too: a loop of short calls always has its last prompt on the way.
+    """
     path = []
     for part in reversed(node.path()):
-        if part.ref_count or part.writing or part.span is None:
+        if part.ref_count or part.span is None:
             break
         path.append(part)
     return path[::-1]

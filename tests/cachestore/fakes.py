@@ -310,11 +310,11 @@ def restored(lease: Lease, layout: Layout) -> TokenIds:
     """Read back what a lease restores; fails where two kinds of state disagree."""
     found: list[TokenIds] = []
     if layout.spans:
-        read: TokenIds = ()
+        read: list[int] = []
         for span in lease.spans():
             assert isinstance(span, FakeSpan)
             read += span.tokens
-        found.append(read)
+        found.append(tuple(read))
     if layout.checkpoints and lease.cached:
         assert isinstance(lease.checkpoint, FakeCheckpoint)
         found.append(lease.checkpoint.restore(lease.cached))

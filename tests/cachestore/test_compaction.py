@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.node import TrieNode, as_tokens
 
 from .fakes import HYBRID, KV, NAMESPACE, SLIDING, Stack, TokenIds, World
-from .pager_tools import PagedSequence
+from .pager_tools import PagedSequence, PagedWorld
 
 STATES = (KV, SLIDING, HYBRID)
 TURNS = 100
@@ -141,4 +142,100 @@ def test_a_conversation_is_a_few_pieces(stack: Stack, pattern: Pattern) -> None:
     assert len(agent.path()) > pieces(agent.path()) or stack is KV
     assert world.registry.copied <= _COPIES * agent.computed * math.log2(agent.computed)
     world.check()
+    world.finish()
+
+
+@pytest.mark.parametrize("shared", [30, 300, 3000])
+@pytest.mark.parametrize("stack", STATES, ids=lambda stack: stack.name)
+def test_what_is_shared_is_one_piece_more(stack: Stack, shared: int) -> None:
+    """Conversations in turn do not take their common beginning from one another all the time."""
+    world, rng = World(stack), random.Random(shared)  # noqa: S311  (not a secret)
+    agents = [Conversation(world, range(shared), seed) for seed in range(3)]
+    for number in range(90):
+        agent = rng.choice(agents)
+        agent.take(Turn(rng.choice([5, 60, 300]), rng.choice([3, 40])))
+        assert pieces(agent.path()) <= 1 + bound(agent.computed), number
+    computed = sum(agent.computed for agent in agents)
+    assert world.registry.copied <= _COPIES * computed * math.log2(computed)
+    world.check()
+    world.finish()
+
+
+def test_a_small_beginning_stays_with_the_longer_conversation() -> None:
+    """It would be copied with either one's state in each turn, and what stays there, too."""
+    world = World(KV)
+    agents = [Conversation(world, range(100), seed) for seed in range(2)]
+    for agent, tokens in zip(agents, (1000, 900), strict=True):
+        agent.take(Turn(tokens, 3))
+    before = world.registry.copied
+    for _ in range(20):
+        for agent in agents:
+            agent.take(Turn(6, 4))
+    assert world.registry.copied - before < 8000
+    world.finish()
+
+
+@pytest.mark.parametrize("stack", [KV, HYBRID], ids=lambda stack: stack.name)
+def test_pieces_stay_few_whatever_else_happens(stack: Stack, folder: Path) -> None:
+    """Writes, page-outs, evictions, pins and restarts between the turns of a conversation."""
+    with PagedWorld(stack, folder) as world:
+        agent = Conversation(world, range(SYSTEM), 0)
+        turns = some(random.Random(0))  # noqa: S311  (not a secret)
+        for number in range(24):
+            if number == 18:
+                world.write_all()
+                world.restart()
+            if number in (6, 21):
+                world.cache.evictor.evict(world.cache.tries.size.nbytes * 2 // 3)
+            if number == 12:
+                world.page_out()
+            world.fetch([*agent.history, 1])
+            agent.take(next(turns))
+            if number % 7:
+                world.pager.step()  # and the next turn ends while it is being written, perhaps
+            assert pieces(agent.path()) <= bound(agent.computed), number
+        world.write_all()
+        world.page_out()
+        world.fetch([*agent.history, 1])
+        # What was read is put together before it is leased.
+        assert pieces(agent.path()) <= bound(agent.computed)
+        assert stack is KV or len(agent.path()) > 5
+        world.finish()
+
+
+@pytest.mark.parametrize("stack", STATES, ids=lambda stack: stack.name)
+def test_what_is_pinned_is_not_joined(stack: Stack) -> None:
+    """What goes on from it is a few pieces all the same."""
+    world = World(stack)
+    agent = Conversation(world, range(SYSTEM), 0)
+    for _ in range(10):
+        agent.take(Turn(60, 20))
+    pinned = world.cache.begin(NAMESPACE, as_tokens([*agent.history, -1]))
+    before = len({id(span.storage) for span in pinned.spans()})
+    for _ in range(40):
+        agent.take(Turn(60, 20))
+        assert pieces(agent.path()) <= before + bound(agent.computed)
+        assert len({id(span.storage) for span in pinned.spans()}) <= before
+    pinned.close()
+    agent.take(Turn(2000, 20))
+    assert pieces(agent.path()) <= bound(agent.computed)
+    world.check()
+    world.finish()
+
+
+def test_no_more_is_copied_at_a_time_than_there_is_room_for() -> None:
+    """Also where others have some of what is joined, which is copied with it."""
+    world = World(KV)
+    world.cache.longest = 500
+    largest, before = 0, 0
+    agents = [Conversation(world, range(100), seed) for seed in range(2)]
+    rng = random.Random(0)  # noqa: S311  (not a secret)
+    for _ in range(80):
+        agent = rng.choice(agents)
+        agent.take(Turn(rng.randint(5, 90), rng.randint(3, 90), rng.randint(0, 3)))
+        largest = max(largest, world.registry.copied - before)
+        before = world.registry.copied
+        longest = max(len(node.tokens) for node in world.trie.nodes())
+        assert longest <= 500
+    assert 250 < largest <= 500
     world.finish()

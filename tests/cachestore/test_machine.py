@@ -1,15 +1,18 @@
 """Any order of operations, with several leases open at once, checked after each step."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
+from umbel.cachestore import compaction
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.node import as_tokens, common_length
 from umbel.cachestore.tries import Namespace
@@ -29,6 +32,7 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self, stack: Stack) -> None:
         super().__init__()
         self.world = World(stack, interval=10)
+        self.patch = pytest.MonkeyPatch()
 
     def pick(self, number: int) -> FakeSequence:
         """Choose an open request."""
@@ -49,6 +53,11 @@ class CacheMachine(RuleBasedStateMachine):
         assert sequence.lease.matched <= longest
         if self.world.stack is KV:
             assert sequence.cached == min(sequence.lease.matched, len(prompt) - 1)
+
+    @initialize(always=st.sampled_from([1, 6, 256]))
+    def start(self, always: int) -> None:
+        """Join what is short whatever is beside it, or nearly never."""
+        self.patch.setattr(compaction, "_ALWAYS", always)
 
     @rule(namespace=NAMESPACES, prompt=TOKENS, at=st.integers(0, 20), reason=REASONS)
     def begin_new(self, namespace: Namespace, prompt: list[int], at: int, reason: Reason) -> None:
@@ -133,6 +142,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever happened, everything is given back."""
+        self.patch.undo()
         for sequence in list(self.world.sequences):
             sequence.close()
         self.world.finish()

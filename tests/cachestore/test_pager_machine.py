@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from umbel.cachestore import compaction
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import as_tokens
@@ -44,14 +45,17 @@ class PagerMachine(RuleBasedStateMachine):
         self.stack = stack
         self.damaged = False
         self.folder = folder
+        self.patch = pytest.MonkeyPatch()
 
     @initialize(
         longest=st.sampled_from([4, 9, 1 << 60]),
+        always=st.sampled_from([1, 6, 256]),
         queue=st.sampled_from([1, 90, PLENTY]),
         memory=st.sampled_from([400, PLENTY]),
     )
-    def start(self, longest: int, queue: int, memory: int) -> None:
+    def start(self, longest: int, always: int, queue: int, memory: int) -> None:
         """Open a tier in an empty folder."""
+        self.patch.setattr(compaction, "_ALWAYS", always)
         self.folder = Path(mkdtemp(dir=self.folder))
         self.world = PagedWorld(
             self.stack,
@@ -214,6 +218,7 @@ class PagerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever happened, everything is given back."""
+        self.patch.undo()
         if not hasattr(self, "world"):
             return
         try:
