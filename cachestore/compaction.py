@@ -1,8 +1,8 @@
-"""How a path's state comes to lie in a few long pieces, however many nodes the path has.
+"""How a path's state comes to lie in a few long segments, however many nodes the path has.
 
-A *piece* is what is read as one: the state of consecutive nodes that lies side by side in one
+A *segment* is what is read as one: the state of consecutive nodes that lies side by side in one
 storage. Nodes stay as they are, because checkpoints and other paths need their ends. Only what
-lies where changes, so that checkpoints, dead ends and junctions cut no piece.
+lies where changes, so that checkpoints, dead ends and junctions cut no segment.
 
 A token is copied O(log n) times: it only moves to a storage that is half as long again as the one
 it leaves, or to one of 256 tokens at most.
@@ -12,21 +12,21 @@ from .node import TrieNode, has_checkpoint
 from .trie import RadixTrie
 
 _ALWAYS = 256
-"""Tokens up to which neighbours are joined: to read a piece more costs more than to copy them."""
+"""Tokens up to which neighbours are joined: to read a segment more costs more than to copy them."""
 
 
 def compact(trie: RadixTrie, node: TrieNode, longest: int) -> None:
-    """Join the end of a path, so that the path is a few pieces.
+    """Join the end of a path, so that the path is a few segments.
 
     Args:
         trie: where.
         node: the end of the path.
         longest: tokens that may be copied at a time.
     """
-    pieces = _pieces(_movable(node))
-    highest = _highest(pieces, longest)
-    if highest < len(pieces) - 1:
-        trie.join([part for piece in pieces[highest:] for part in piece])
+    segments = _segments(_movable(node))
+    highest = _highest(segments, longest)
+    if highest < len(segments) - 1:
+        trie.join([part for segment in segments[highest:] for part in segment])
     _merge(trie, node, longest)
 
 
@@ -43,15 +43,15 @@ def _movable(node: TrieNode) -> list[TrieNode]:
     return path[::-1]
 
 
-def _pieces(path: list[TrieNode]) -> list[list[TrieNode]]:
+def _segments(path: list[TrieNode]) -> list[list[TrieNode]]:
     """Find which consecutive nodes are read as one."""
-    pieces: list[list[TrieNode]] = []
+    segments: list[list[TrieNode]] = []
     for node in path:
-        if pieces and _adjoin(pieces[-1][-1], node):
-            pieces[-1].append(node)
+        if segments and _adjoin(segments[-1][-1], node):
+            segments[-1].append(node)
         else:
-            pieces.append([node])
-    return pieces
+            segments.append([node])
+    return segments
 
 
 def _adjoin(node: TrieNode, child: TrieNode) -> bool:
@@ -61,17 +61,17 @@ def _adjoin(node: TrieNode, child: TrieNode) -> bool:
     return node.span.adjoins(child.span)
 
 
-def _highest(pieces: list[list[TrieNode]], longest: int) -> int:
-    """Say from which piece on all are to be joined: the highest that is not long beside them.
+def _highest(segments: list[list[TrieNode]], longest: int) -> int:
+    """Say from which segment on all are to be joined: the highest that is not long beside them.
 
-    Others may have some of a piece's storage, which is copied then, too, and becomes shorter. Two
+    Others may have some of a segment's storage, which is copied then, too, and becomes shorter. Two
     paths would otherwise take what they share from one another again and again.
     """
-    highest = len(pieces) - 1
+    highest = len(segments) - 1
     joined = copied = 0
-    for number in reversed(range(len(pieces))):
-        below, stored = joined, _stored(pieces[number])
-        joined += sum(len(node.tokens) for node in pieces[number])
+    for number in reversed(range(len(segments))):
+        below, stored = joined, _stored(segments[number])
+        joined += sum(len(node.tokens) for node in segments[number])
         copied += stored
         if copied > longest:
             break
@@ -80,9 +80,9 @@ def _highest(pieces: list[list[TrieNode]], longest: int) -> int:
     return highest
 
 
-def _stored(piece: list[TrieNode]) -> int:
-    """How long the storage of a piece is."""
-    span = piece[0].span
+def _stored(segment: list[TrieNode]) -> int:
+    """How long the storage of a segment is."""
+    span = segment[0].span
     return 0 if span is None else span.storage.length
 
 

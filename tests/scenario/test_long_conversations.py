@@ -1,4 +1,4 @@
-"""A real conversation of 100 turns: few pieces, the same bytes, and the tokens of a cold run."""
+"""A real conversation of 100 turns: few segments, the same bytes, and the tokens of a cold run."""
 
 import math
 import random
@@ -57,5 +57,5 @@ def test_a_hundred_turns(name: str) -> None:
             assert np.array_equal(old, new[..., : old.shape[-2], :])
         before = after
         tokens = sum(span.length for span in spans)
-        pieces = 1 + sum(not a.adjoins(b) for a, b in pairwise(spans))
-        assert pieces <= 2 + math.log2(max(1, tokens / 256)), turn
+        segments = 1 + sum(not a.adjoins(b) for a, b in pairwise(spans))
+        assert segments <= 2 + math.log2(max(1, tokens / 256)), turn
