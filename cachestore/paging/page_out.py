@@ -127,14 +127,16 @@ class PageOut:
             if node.parent not in trie.persistence.dirty:
                 trie.persistence.mark_clean(node)
         elif node.span is not None and node.persisted_end < node.end:
-            return self._write_span(namespace, node, node.span)
+            return self._write_span(namespace, trie, node, node.span)
         elif node.checkpoint is not None and node.persisted_checkpoint is None:
             return self._write_checkpoint(namespace, node, node.checkpoint)
         else:
             trie.persistence.mark_clean(node)
         return None
 
-    def _write_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
+    def _write_span(
+        self, namespace: Namespace, trie: RadixTrie, node: TrieNode, span: Span
+    ) -> bool:
         start, storage = node.persisted_end, span.storage
         tokens = node.end - start
         copied = tokens < storage.length  # what is not a whole storage is copied
@@ -143,11 +145,14 @@ class PageOut:
         state = None if copied else storage
         job = _Job(namespace, path_tokens(node), node, state, paging, size)
         Persistence.begin_write(node, job, node.end)  # so that making room does not take it away
-        if copied:
-            if not self._make_room(job.size):
-                Persistence.end_write(node, job)
-                return False
+        if copied and self._make_room(job.size):
             paging.set(job.size)
+        elif copied and start == node.start and not node.ref_count:
+            trie.join([node])  # it takes no more apart from the others, and is written as it is
+            job.state = span.storage
+        elif copied:
+            Persistence.end_write(node, job)
+            return False
         exported = self._codec.export_span(span, start - node.start, len(node.tokens))
         return self._submit(job, RecordKind.SPAN, start, exported)
 
