@@ -14,51 +14,81 @@ from .kv.buckets import bucket
 from .kv.sequence_cache import SequenceCache
 from .kv.stacking import LOOSE
 from .params import Row, SamplingParams
+from .planner import SHARED
 from .runner import ModelRunner
 
 if TYPE_CHECKING:
     from .outputs import NextToken
 
 _PROMPT = list(range(8))
+_COMMON = SHARED + len(_PROMPT)  # tokens that rows read together
 _STEPS = 3  # a shape's second step may still cost more than its third
 _TOGETHER = 3  # rows that share what they lease, beside some that do not
+_DEEPER = 2  # of these, that share more
 
 
 def longest(runner: ModelRunner) -> int:
     """Tokens of the longest sequence: a row reads so many where they lie, if nobody shares them."""
-    return runner.rules.own + len(_PROMPT)
+    return max(runner.rules.own + len(_PROMPT), 2 * _COMMON)
 
 
 def warm_up(runner: ModelRunner, max_batch: int) -> None:
     """Decode in all numbers of rows that a batch may have, and in batches that are mixed.
 
+    What rows read in parts is merged by one kernel for each number of parts: two to five of them.
     It needs memory for `max_batch` sequences of `longest` tokens, and leaves none taken.
     """
-    start = runner.open()
-    runner.prefill(_PROMPT, start)
-    checkpoint = start.capture() if start.non_trimmable else None
-    spans = start.take_packed()
-
-    def shared(count: int) -> list[SequenceCache]:
-        return [runner.open(len(_PROMPT), spans, checkpoint) for _ in range(count)]
-
     most = max_batch if runner.batches else 1
+    shared = _Prompt(runner, _COMMON)
     for count in sorted({min(bucket(count), most) for count in range(1, most + 1)}):
-        _decode(runner, shared(count))
-    for apart in (LOOSE, LOOSE + 1):  # read one by one, and side by side; one of 6 rows is free
-        if most >= _TOGETHER + apart:
-            _decode(runner, [*shared(_TOGETHER), *[_long(runner) for _ in range(apart)]])
+        _decode(runner, shared.open(count))
+    if most >= _TOGETHER + LOOSE:  # one of 6 rows is free
+        _decode(runner, [*shared.open(_TOGETHER), *_apart(runner, LOOSE)])
+    if most >= _TOGETHER + LOOSE + 2:
+        deeper = _Prompt(runner, _COMMON, shared)
+        caches = [*shared.open(_TOGETHER - _DEEPER), *deeper.open(_DEEPER)]
+        caches += _apart(runner, LOOSE + 1)
+        _run(runner, caches)
+        _decode(runner, [*caches, *_apart(runner, 1)])  # who comes is read by itself
 
 
-def _long(runner: ModelRunner) -> SequenceCache:
-    first = runner.open()
-    tokens = longest(runner)
-    runner.prefill(list(itertools.islice(itertools.cycle(_PROMPT), tokens)), first)
-    checkpoint = first.capture() if first.non_trimmable else None
-    return runner.open(tokens, first.take_packed(), checkpoint)
+class _Prompt:
+    """What sequences start from.
+
+    Args:
+        runner: of the model.
+        tokens: of it.
+        after: another one, which is its beginning.
+    """
+
+    def __init__(self, runner: ModelRunner, tokens: int, after: "_Prompt | None" = None) -> None:
+        self._runner = runner
+        first = runner.open() if after is None else after.open(1)[0]
+        runner.prefill(list(itertools.islice(itertools.cycle(_PROMPT), tokens)), first)
+        self._tokens = first.offset
+        self._checkpoint = first.capture() if first.non_trimmable else None
+        self._spans = [*first.leased, *first.take_packed()]
+
+    def open(self, count: int) -> list[SequenceCache]:
+        """Start so many sequences."""
+        return [
+            self._runner.open(self._tokens, self._spans, self._checkpoint) for _ in range(count)
+        ]
+
+
+def _apart(runner: ModelRunner, count: int) -> list[SequenceCache]:
+    """Start sequences with long prompts of their own."""
+    return [_Prompt(runner, longest(runner)).open(1)[0] for _ in range(count)]
 
 
 def _decode(runner: ModelRunner, caches: list[SequenceCache]) -> None:
+    """Run sequences, and end them."""
+    _run(runner, caches)
+    for cache in caches:
+        runner.placement.close(cache)
+
+
+def _run(runner: ModelRunner, caches: list[SequenceCache]) -> None:
     """Run, sample, and run what was sampled, each time in another order."""
     rows = {
         number: Row(SamplingParams(seed=0, temperature=float(number % 2)), _PROMPT, ())
@@ -70,5 +100,3 @@ def _decode(runner: ModelRunner, caches: list[SequenceCache]) -> None:
         pending = [output.pending(place) for place in range(len(caches))]
         caches, tokens = [*caches[1:], caches[0]], [*pending[1:], pending[0]]
     output.read()
-    for cache in caches:
-        runner.placement.close(cache)

@@ -2,13 +2,16 @@
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import pytest
 
+from umbel.models.attention.cascade import Part, merge
 from umbel.models.warmup import longest, warm_up
 
 from .batch_fixture import NAMES, BatchFixture
@@ -68,3 +71,18 @@ def test_one_by_one() -> None:
     fixture.runner.use(replace(fixture.runner.rules, batches=False))
     warm_up(fixture.runner, 8)
     assert not fixture.runner.shapes
+
+
+def test_rows_are_merged_of_every_number_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two to five: own, shared by all and by some, side by side, and one by one."""
+    seen = set[int]()
+
+    def noted(parts: Sequence[Part], *more: Any) -> mx.array:
+        seen.add(len(parts))
+        return merge(parts, *more)
+
+    monkeypatch.setattr("umbel.models.attention.batched.merge", noted)
+    fixture = BatchFixture("llama", stacks=True)
+    warm_up(fixture.runner, 8)
+    assert seen == {2, 3, 4, 5}
+    assert not fixture.batch.arrays()

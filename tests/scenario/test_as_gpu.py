@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled.
 AS_GPU = replace(GPU, compiles=False)
 MEMORY = 1 << 30
-_SHORTEST = 40
+_SHORTEST = 80
 """Tokens that the warm-up's longest sequence has at least where the budget is small."""
 KINDS = ("llama", "qwen3_next", "gemma3_text", "deepseek_v3")
 """Full attention, a hybrid, sliding windows, and latents."""
