@@ -77,7 +77,7 @@ def check(server: ServerFixture, asks: Items[Ask], told: Items[Told]) -> None:
     server.check_rest()
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("name", [*zoo.NAMES, *zoo.QUANTIZED])
 def test_every_architecture_starts_and_answers(name: str) -> None:
     """It warms up; then agents join and leave, and each gets mlx-lm's own answer."""
     server = ServerFixture(model(name), MEMORY, max_batch=6)
