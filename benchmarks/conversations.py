@@ -45,6 +45,7 @@ PRESETS = {
 }
 _START = 900.0
 _WRITE = 60.0
+_LINES = 20  # of a log that are shown
 _SETTLE = 0.5  # seconds after the last token until a server has put away what it keeps
 
 
@@ -155,7 +156,7 @@ async def count(running: Server, agents: list[Agent], workload: Workload) -> lis
 
 
 def run(name: str, number: int, model: Path, folder: Path, options: argparse.Namespace) -> Result:
-    """Measure one process of a server. Its last log lines are shown if it does not answer."""
+    """Measure one process of a server. What its log says is shown if it does not answer."""
     own = Path(tempfile.mkdtemp(prefix=f"{name}{number}", dir=folder))
     command = [sys.executable, str(HERE / "recorder.py"), name]
     if name == "umbel":
@@ -172,8 +173,15 @@ def run(name: str, number: int, model: Path, folder: Path, options: argparse.Nam
             running = Server(process, own)
             return asyncio.run(measure(name, number, running, address, model, options))
     except Exception:
-        print("\n".join(log.read_text(errors="replace").splitlines()[-20:]), file=sys.stderr)
+        print("\n".join(first_fault(log.read_text(errors="replace"))), file=sys.stderr)
         raise
+
+
+def first_fault(log: str) -> list[str]:
+    """Find the lines of a log's first traceback, or its last ones: what follows is the echo."""
+    lines = log.splitlines()
+    first = next((n for n, line in enumerate(lines) if line.startswith("Traceback")), None)
+    return lines[-_LINES:] if first is None else lines[first : first + _LINES]
 
 
 def environment(server_name: str, folder: Path) -> dict[str, str]:
