@@ -176,7 +176,7 @@ def test_sigterm_lets_running_requests_finish(short_path: Path, long_tiny_dir: P
         running(short_path, long_tiny_dir, *ONE, fresh=True) as daemon,
         ThreadPoolExecutor(2) as pool,
     ):
-        connection, response = begin(daemon, max_tokens=3000)
+        connection, response = begin(daemon, max_tokens=1500)
         waiting = pool.submit(daemon.post, SHORT)
         eventually(lambda: daemon.status()["waiting"] == 1)
         daemon.process.send_signal(signal.SIGTERM)

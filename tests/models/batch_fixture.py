@@ -38,6 +38,9 @@ NAMES = (
 )
 """Models of each kind that runs in batches."""
 
+STACKED = ("llama", "falcon_h1", "deepseek_v3", "gemma4_text", "llama_kv8")
+"""Models of each kind whose rows can read side by side what they alone lease."""
+
 _ONCE = zoo.MIXED | {"gemma3n", "gemma4_text", "deepseek_v32"}
 
 TOLERANCE = 1e-3

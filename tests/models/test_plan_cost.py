@@ -10,7 +10,7 @@ import pytest
 from umbel.models.planned_for import Contiguous
 from umbel.models.runtime import resident_bytes
 
-from .batch_fixture import Agent, BatchFixture, Branch, each
+from .batch_fixture import STACKED, Agent, BatchFixture, Branch, each
 
 
 class Accountant(BatchFixture):
@@ -46,8 +46,10 @@ class Accountant(BatchFixture):
         return agent
 
 
-@pytest.mark.parametrize("stacks", [False, True])
-@pytest.mark.parametrize(("name", "seed"), each(range(2)))
+@pytest.mark.parametrize(
+    ("name", "seed", "stacks"),
+    [(*case, False) for case in each(range(2))] + [(name, 2, True) for name in STACKED],
+)
 def test_no_step_takes_more_than_its_price(name: str, seed: int, *, stacks: bool) -> None:
     """Whoever comes, goes, waits, runs alone, is packed or put in one piece meanwhile."""
     fixture = Accountant(name, seed, own=24, limit=48, stacks=stacks)

@@ -77,7 +77,10 @@ def check(server: ServerFixture, asks: Items[Ask], told: Items[Told]) -> None:
     server.check_rest()
 
 
-@pytest.mark.parametrize("name", [*zoo.NAMES, *zoo.QUANTIZED])
+@pytest.mark.parametrize(
+    "name",
+    [*zoo.NAMES, "llama_kv8", pytest.param("llama_kv4", marks=pytest.mark.slow)],
+)
 def test_every_architecture_starts_and_answers(name: str) -> None:
     """It warms up; then agents join and leave, and each gets mlx-lm's own answer."""
     server = ServerFixture(model(name), MEMORY, max_batch=6)
