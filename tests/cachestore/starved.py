@@ -24,8 +24,15 @@ MOST = 8  # a start takes fewer
 
 
 @contextmanager
-def starved(free: int) -> Iterator[None]:
-    """Take all descriptors but a few."""
+def starved(free: int, tier: DiskTier | None = None) -> Iterator[None]:
+    """Take all descriptors but a few.
+
+    Args:
+        free: so many.
+        tier: one that is open. Its threads are waited for: a file that one of them closes
+            meanwhile would be a descriptor more.
+    """
+    assert tier is None or tier.flush(TIMEOUT)
     taken: list[int] = []
     try:
         while True:
@@ -59,7 +66,7 @@ def reads(world: PagedWorld) -> int:
     missed = 0
     for hour in range(3):
         resting._clock = lambda hour=hour: 3600.0 * hour  # type: ignore[misc]
-        with starved(0):
+        with starved(0, world.tier):
             world.fetch(range(91))
             missed += world.probe(range(91)) == (90, 0)
     return missed
@@ -78,9 +85,10 @@ def main(folder: Path) -> None:
         refused = starts(folder)
         world.restart()
         missed = reads(world)
-        with starved(0):
+        with starved(0, world.tier):
             world.serve(range(200, 230))
             world.step()
+            assert world.tier.flush(TIMEOUT)  # the writer has a thread of its own
         after = sorted(world.tier.files())
         world.write_all()
         world.restart()
