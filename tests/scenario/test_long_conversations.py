@@ -38,7 +38,7 @@ def read(spans: list[PackedSpan]) -> list[NDArray[np.generic]]:
 @pytest.mark.parametrize(
     ("name", "turns"),
     [
-        ("llama", 100),
+        pytest.param("llama", 100, marks=pytest.mark.slow),
         pytest.param("qwen3_next", 50, marks=pytest.mark.slow),
         ("gemma3_text", 25),  # moved as qwen3_next's
     ],
