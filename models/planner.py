@@ -189,11 +189,6 @@ class _BatchPlanner:
             groups=groups,
             regroups=regroups,
             stacks=stacks,
-            stacked=sum(
-                stack.positions * (len(stack.rows) if stack.kept < 0 else 0) for stack in stacks
-            )
-            if regroups
-            else 0,
             spare_steps=spare,
             shared=shared,
             padded=padded,

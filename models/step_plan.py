@@ -47,7 +47,6 @@ class Call:
         groups: who reads which spans there.
         regroups: whether these differ from those of the step before.
         stacks: what rows alone read side by side there.
-        stacked: tokens, padding included, of those stacks that are made anew.
         spare_steps: for which fewer rows were enough, this one included.
         shared: tokens of prefixes of several rows that each layer puts together for each row,
             where the model attends by itself.
@@ -67,10 +66,15 @@ class Call:
     groups: tuple[PrefixGroup, ...] = ()
     regroups: bool = False
     stacks: tuple[Stack, ...] = ()
-    stacked: int = 0
     spare_steps: int = 0
     shared: int = 0
     padded: int = 0
+
+    @property
+    def stacked(self) -> int:
+        """Tokens, padding included, of those stacks that are made anew."""
+        made = [stack for stack in self.stacks if self.regroups and stack.kept < 0]
+        return sum(stack.positions * len(stack.rows) for stack in made)
 
     @property
     def gathered(self) -> int:
