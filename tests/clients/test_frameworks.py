@@ -32,6 +32,7 @@ MORE: dict[str, dict[str, object]] = {
     "openai_agents_client.py": {"responses": USED},
     "litellm_client.py": {"messages": USED},
 }
+QUICK = {"langchain_client.py", "openai_agents_client.py"}
 
 
 @pytest.mark.slow
@@ -41,7 +42,10 @@ def test_sdks_over_tcp(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     assert result == {"chat": USED, "responses": USED, "messages": USED}
 
 
-@pytest.mark.parametrize("program", MORE)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in MORE],
+)
 def test_framework(scripted_daemon: RunningDaemon, tmp_path: Path, program: str) -> None:
     """The framework does all its tasks."""
     lines = recipe(TITLES[program], "python", scripted_daemon)
@@ -74,6 +78,7 @@ def test_llm(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     assert json.loads(llm("--schema", "city, degrees int", STRUCTURED)) == FIELDS
 
 
+@pytest.mark.slow
 def test_llm_without_settings(scripted_daemon: RunningDaemon, tmp_path: Path) -> None:
     """`llm openai endpoint` needs an address only, and speaks both of OpenAI's protocols."""
     words = shlex.split(recipe("llm", "sh", scripted_daemon))

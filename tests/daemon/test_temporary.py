@@ -62,7 +62,7 @@ def runs(pid: int) -> bool:
     ("words", "state"),
     [
         (("chat",), "starting"),
-        (("chat",), "loading"),
+        pytest.param(("chat",), "loading", marks=pytest.mark.slow),  # as the demo's, below
         (("chat",), "ready"),
         (("demo", "--agents", "1"), "loading"),
     ],

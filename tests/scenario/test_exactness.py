@@ -65,7 +65,7 @@ def test_no_decode_checkpoints_without_need() -> None:
     assert bench.cache.statistics().checkpoints == 0
 
 
-@pytest.mark.parametrize("kept", [0, 1, 4])
+@pytest.mark.parametrize("kept", [0, pytest.param(1, marks=pytest.mark.slow), 4])
 def test_few_checkpoints_stay(kept: int) -> None:
     """One request leaves behind no more checkpoints than it may."""
     bench = Bench("qwen3_next", kept=kept)

@@ -40,7 +40,8 @@ def read(spans: list[PackedSpan]) -> list[NDArray[np.generic]]:
     [
         pytest.param("llama", 100, marks=pytest.mark.slow),
         pytest.param("qwen3_next", 50, marks=pytest.mark.slow),
-        ("gemma3_text", 25),  # moved as qwen3_next's
+        pytest.param("gemma3_text", 25, marks=pytest.mark.slow),
+        ("llama", 12),
     ],
 )
 def test_many_turns(name: str, turns: int) -> None:

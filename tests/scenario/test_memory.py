@@ -221,8 +221,15 @@ def test_what_the_context_allows_is_served_whatever_is_cached(name: str, *, exac
     server.check_rest()
 
 
-@pytest.mark.parametrize("window", [512, 1024])
-@pytest.mark.parametrize(("prompt", "answer"), [(40, 12), (380, 30)])
+@pytest.mark.parametrize(
+    ("prompt", "answer", "window"),
+    [
+        (40, 12, 512),
+        pytest.param(40, 12, 1024, marks=pytest.mark.slow),
+        pytest.param(380, 30, 512, marks=pytest.mark.slow),
+        (380, 30, 1024),
+    ],
+)
 def test_long_windows_are_part_of_the_promise(window: int, prompt: int, answer: int) -> None:
     """Rings of hundreds of tokens, and checkpoints of them, within a budget of one request."""
     model = shared_model(
