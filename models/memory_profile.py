@@ -1,5 +1,6 @@
 """What a model's state takes in memory, and what computing takes besides. Pure figures."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +29,20 @@ class Held(NamedTuple):
 
     nbytes: int
     buffers: int
+
+
+class Chunk(NamedTuple):
+    """Tokens of a prompt that are computed at once.
+
+    Attributes:
+        tokens: how many.
+        offset: tokens before them.
+        suffix: those of them that the sequence has of its own.
+    """
+
+    tokens: int
+    offset: int
+    suffix: int
 
 
 class Ring(NamedTuple):
@@ -130,16 +145,21 @@ class Transients:
         """Estimate it as if nothing had been learned since the model was loaded."""
         return int(UNFORESEEN * self._fitted(tokens, context))
 
-    def observe(self, tokens: int, context: int, measured: int) -> None:
-        """Learn from a chunk's peak."""
-        fitted = self._fitted(tokens, context)
+    def together(self, tokens: int, contexts: Sequence[int]) -> int:
+        """Estimate the peak of a call with a row for each context, all as long."""
+        return int(self.margin * self._fitted(tokens, *contexts))
+
+    def observe(self, tokens: int, contexts: Sequence[int], measured: int) -> None:
+        """Learn from the peak of such a call."""
+        fitted = self._fitted(tokens, *contexts)
         if fitted > 0:
             self.margin = max(self.margin, min(UNFORESEEN * measured / fitted, 8.0))
 
-    def _fitted(self, tokens: int, context: int) -> float:
+    def _fitted(self, tokens: int, *contexts: int) -> float:
         each = self.context + self.pair * min(tokens, self.block)
         within = self.within * max(0, tokens - FITTED) ** 2
-        return self.base + self.token * tokens + each * (context + tokens) + within + SMALL
+        rows = sum(self.token * tokens + each * (context + tokens) + within for context in contexts)
+        return self.base + rows + SMALL
 
 
 class MemoryProfile:
@@ -173,20 +193,22 @@ class MemoryProfile:
         self._contiguous = contiguous
         self._multiple = multiple
 
-    def chunk(self, tokens: int, offset: int, suffix: int) -> Held:
-        """What prefilling so many more tokens takes at its peak.
-
-        Args:
-            tokens: of the chunk.
-            offset: tokens before it.
-            suffix: those of them that the sequence has of its own.
-        """
-        grown = self.sizes.suffix(tokens) + self.sizes.one_layer(suffix)
-        # The old ones go when these are there.
-        whole = self.sizes.non_trimmable(offset + tokens, tokens)
-        return Held(
-            grown + whole + self._transients.estimate(tokens, offset), 2 * self.sizes.arrays
+    def prefill(self, chunks: Sequence[Chunk]) -> Held:
+        """What it takes, at its peak, to prefill several sequences in one call."""
+        # The old states of recurrent and sliding layers go when the new ones are there.
+        grown = sum(
+            self.sizes.suffix(chunk.tokens)
+            + self.sizes.one_layer(chunk.suffix)
+            + self.sizes.non_trimmable(chunk.offset + chunk.tokens, chunk.tokens)
+            for chunk in chunks
         )
+        if (
+            len(chunks) > 1
+        ):  # recurrent layers put the states of all rows together, and replace them
+            grown += 2 * self.gathered(len(chunks))
+        longest = max(chunk.tokens for chunk in chunks)
+        computing = self._transients.together(longest, [chunk.offset for chunk in chunks])
+        return Held(grown + computing, 2 * self.sizes.arrays * len(chunks))
 
     def kept(self, tokens: int) -> int:
         """What tokens that were computed take once they are stored, in bytes."""
@@ -196,9 +218,15 @@ class MemoryProfile:
         """What a checkpoint after so many tokens takes."""
         return Held(self.sizes.in_windows(tokens) + self.sizes.fixed, self.sizes.arrays)
 
-    def observe(self, tokens: int, offset: int, peak: int) -> None:
-        """Learn from a chunk's peak."""
-        self._transients.observe(tokens, offset, peak)
+    def observe(self, tokens: int, offsets: Sequence[int], peak: int) -> None:
+        """Learn from the peak of a prefill.
+
+        Args:
+            tokens: of each row, padding included.
+            offsets: tokens before it, of each.
+            peak: in bytes.
+        """
+        self._transients.observe(tokens, offsets, peak)
 
     def compute(self, rows: int, offset: int) -> int:
         """Bytes that a decode step computes with, besides all state.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from .kv.buckets import bucket, padded_to, positions_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
 from .kv.stacking import Span, Stack, stacks_of
+from .memory_profile import Chunk
 from .moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from .planned_for import Batch, Buffer, Contiguous, Rules, State
 from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, PrefillPlan, StepPlan
@@ -23,7 +24,7 @@ _SINGLE_STEPS = 8
 
 def plan_step(
     decode: Sequence[State],
-    prefill: tuple[State, int] | None,
+    prefill: Sequence[tuple[State, int]],
     batch: Batch,
     rules: Rules,
     *,
@@ -33,17 +34,20 @@ def plan_step(
 
     Args:
         decode: sequences that get a token each, in the order of these tokens.
-        prefill: a sequence whose prompt advances, and by how many tokens.
+        prefill: sequences whose prompts advance, in one call, and by how many tokens each.
         batch: who is in it, and how large it is.
         rules: of the model.
         may_copy: state may be copied to be faster, or to be smaller later: a single sequence's
             out of the batch or into one piece, and that of all rows into fewer.
     """
-    piece = None
-    if prefill is not None:
-        state, tokens = prefill
-        piece = PrefillPlan(state.number, state.offset, tokens, state.suffix_length)
-    return StepPlan(plan_decode(decode, batch, rules, may_copy=may_copy) if decode else None, piece)
+    plan = PrefillPlan(
+        tuple(state.number for state, _ in prefill),
+        tuple(Chunk(tokens, state.offset, state.suffix_length) for state, tokens in prefill),
+    )
+    return StepPlan(
+        plan_decode(decode, batch, rules, may_copy=may_copy) if decode else None,
+        plan if prefill else None,
+    )
 
 
 def plan_decode(

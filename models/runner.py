@@ -22,11 +22,13 @@ from .kv.sequence_cache import SequenceCache
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
 from .load.probe import Batching, Probed, batching, probed_once, reads_parts
+from .load.probe_prefill import prefills_together
 from .memory_profile import Held
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
 from .planned_for import Contiguous, Rules
 from .planner import plan_step
+from .prefill import prefill
 from .runtime import launch, peak_of, resident_bytes
 from .sampling import sample
 from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
@@ -56,6 +58,7 @@ class ModelRunner:
         shapes: shapes of batches that have been computed with.
         profile: what sequences and steps take.
         resident: bytes that were active when it was made: the weights.
+        prefills_together: whether `prefill` takes several sequences.
         overlaps: whether the device computes while the host goes on; see `DevicePolicy`.
         placement: where the state of sequences lies.
     """
@@ -73,16 +76,17 @@ class ModelRunner:
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
-        way, parts = self._probe(loaded, measured)
+        way, parts, self.prefills_together = self._probe(loaded, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way
         self.batches = self.one_by_one is None
+        self.prefills_together &= not exact  # a prompt's chunks are the same whoever else comes
         # Who decodes one by one always does so: with keys in one piece, however they are cut.
         self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
-            self._prefill,
+            lambda tokens, cache: prefill(loaded.model, [(tokens, cache)]),
             loaded.device,
             loaded.text.vocab_size,
             contiguous=exact,
@@ -99,7 +103,7 @@ class ModelRunner:
         def probe() -> Probed:
             way = batching(loaded.model, loaded.layout, loaded.device)
             parts = way.one_by_one is None and reads_parts(loaded.model, loaded.layout)
-            return Probed(way, parts)
+            return Probed(way, parts, prefills_together(loaded.model, loaded.layout))
 
         if folder is None:
             return probe()
@@ -170,7 +174,7 @@ class ModelRunner:
     def plan(
         self,
         decode: Sequence[SequenceCache],
-        prefill: tuple[SequenceCache, int] | None = None,
+        prefill: Sequence[tuple[SequenceCache, int]] = (),
         *,
         may_copy: bool = True,
     ) -> StepPlan:
@@ -185,20 +189,18 @@ class ModelRunner:
         """Free what is held twice only to be read faster; whether there was any."""
         return self.placement.forget_copies()
 
-    def prefill(self, tokens: Sequence[int], cache: SequenceCache) -> None:
-        """Advance a sequence over `tokens` and wait until that is computed.
+    def prefill(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
+        """Advance sequences over tokens, in one call, and wait until that is computed.
 
         The logits are never asked for, so the output layer does not run.
-        """
-        offset = cache.offset
-        _, peak = peak_of(lambda: self._prefill(tokens, cache))
-        self.profile.observe(len(tokens), offset, peak)
 
-    def _prefill(self, tokens: Sequence[int], cache: SequenceCache) -> None:
-        self._model(mx.array([tokens]), cache=cache.layers)
-        cache.advanced(len(tokens))
-        cache.detach()
-        mx.eval(cache.arrays())
+        Args:
+            chunks: each sequence's tokens, and its state. One only unless `prefills_together`.
+        """
+        offsets = [cache.offset for _, cache in chunks]
+        longest = max(len(tokens) for tokens, _ in chunks)
+        _, peak = peak_of(lambda: prefill(self._model, chunks))
+        self.profile.observe(longest, offsets, peak)
 
     def run(
         self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]

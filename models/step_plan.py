@@ -7,11 +7,10 @@ I/O.
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
 
 from .kv.prefix_groups import PrefixGroup
 from .kv.stacking import Stack
-from .memory_profile import Held, MemoryProfile
+from .memory_profile import Chunk, Held, MemoryProfile
 from .moves import Move, Resize
 
 EXACT_ROWS = 8
@@ -128,29 +127,26 @@ class DecodePlan:
         return Held(taken, 2 * profile.sizes.arrays)
 
 
-class PrefillPlan(NamedTuple):
-    """A chunk of a prompt.
+@dataclass(frozen=True)
+class PrefillPlan:
+    """Chunks of prompts that are computed in one call, as rows as long as the longest.
 
     Attributes:
-        sequence: by its number.
-        offset: tokens that it has seen.
-        tokens: of the chunk.
-        suffix: tokens that it has of its own before.
+        sequences: by their numbers.
+        chunks: theirs.
     """
 
-    sequence: int
-    offset: int
-    tokens: int
-    suffix: int
+    sequences: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
 
     def cost(self, profile: MemoryProfile) -> Held:
         """What it takes at its peak."""
-        return profile.chunk(self.tokens, self.offset, self.suffix)
+        return profile.prefill(self.chunks)
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does: tokens for those who decode, and a chunk of one prompt."""
+    """What one step does: tokens for those who decode, and chunks of prompts."""
 
     decode: DecodePlan | None
     prefill: PrefillPlan | None

@@ -64,7 +64,7 @@ class _Prompt:
     def __init__(self, runner: ModelRunner, tokens: int, after: "_Prompt | None" = None) -> None:
         self._runner = runner
         first = runner.open() if after is None else after.open(1)[0]
-        runner.prefill(list(itertools.islice(itertools.cycle(_PROMPT), tokens)), first)
+        runner.prefill([(list(itertools.islice(itertools.cycle(_PROMPT), tokens)), first)])
         self._tokens = first.offset
         self._checkpoint = first.capture() if first.non_trimmable else None
         self._spans = [*first.leased, *first.take_packed()]

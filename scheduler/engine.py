@@ -6,7 +6,6 @@ It lives on the MLX thread.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Generic
 
 from ..cachestore.statistics import CacheStatistics
@@ -16,7 +15,7 @@ from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
 from .masks import MaskPool
 from .memory import Affordable, MemoryPlanner
-from .policy import StallBound
+from .prefiller import Prefiller
 from .queue import RETRY_AFTER, ConversationQueue
 from .request import Event, FinishReason, Started
 from .runner import C, ModelRunner, O, P, T
@@ -75,8 +74,6 @@ class Engine(Generic[C, P, O, T]):
         self._memory = memory
         self._scheduler = Scheduler(queue, kv_cache, memory, max_batch)
         self._publish = publish
-        self._prefill_chunk = prefill_chunk
-        self._stall = StallBound(max_stall)
         self._exact = exact
         self._clock = clock
         self._running = self._scheduler.running
@@ -87,6 +84,17 @@ class Engine(Generic[C, P, O, T]):
         self._lifecycle = Lifecycle(self._scheduler, kv_cache)
         self._decoder = Decoder(
             runner, kv_cache, self._lifecycle, self._totals, eos_ids=eos_ids, clock=clock
+        )
+        self._prefiller = Prefiller(
+            runner,
+            kv_cache,
+            self._scheduler,
+            self._lifecycle,
+            self._totals,
+            most=prefill_chunk,
+            max_stall=max_stall,
+            exact=exact,
+            clock=clock,
         )
         self._cache = CacheStatistics()
         self._describe_at = 0.0
@@ -143,7 +151,12 @@ class Engine(Generic[C, P, O, T]):
         """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
         while self._running:
             self._kv_cache.refresh(self._running)
-            step = self._memory.afford(self._running, self._chunk(), self._kv_cache.caches)
+            step = self._memory.afford(
+                self._running,
+                self._prefiller.chunk(),
+                self._kv_cache.caches,
+                self._prefiller.expected,
+            )
             if step is not None:
                 self._waits_since = None
                 return step
@@ -191,12 +204,6 @@ class Engine(Generic[C, P, O, T]):
             retry_after=RETRY_AFTER,
         )
 
-    def _chunk(self) -> int:
-        if self._exact:
-            return self._prefill_chunk
-        decoding = any(not sequence.num_left_to_prefill for sequence in self._running)
-        return self._stall.chunk(self._prefill_chunk) if decoding else self._prefill_chunk
-
     def _drop_ended(self) -> None:
         now = self._clock()
         for sequence in self._scheduler.waiting.expired(now):
@@ -238,29 +245,16 @@ class Engine(Generic[C, P, O, T]):
             self._lifecycle.fail(batch.decode[place], error)
         if output is not None:
             self._decoder.sample(output, batch.decode)
-        stalled, self._stalled = self._stalled, batch.prefill is not None
-        if batch.prefill is not None:
+        stalled, self._stalled = self._stalled, bool(batch.prefill)
+        if batch.prefill:
             # A chunk shall not keep tokens back, nor its time be taken for the decode's.
             self._decoder.process_output()
             self._publish_events()
-            self._lifecycle.guard(batch.prefill, partial(self._prefill, end=batch.end))
+            self._prefiller.run(batch.prefill)
         elif stalled or not self._runner.overlaps or not any(s.wants_more for s in self._running):
             # After a chunk the streams have waited long enough to do without the overlap once;
             # else nothing is gained by launching, or left to launch, before it.
             self._decoder.process_output()
-
-    def _prefill(self, sequence: Sequence, end: int) -> None:
-        start, began = sequence.num_computed_tokens, self._clock()
-        tokens = sequence.tokens[start:end].tolist()
-        self._runner.prefill(tokens, self._kv_cache.caches[sequence])
-        sequence.num_computed_tokens = end
-        self._stall.observe(end - start, self._clock() - began)
-        for earlier in self._running[: self._running.index(sequence)]:
-            if earlier.num_left_to_prefill:
-                earlier.num_passed_over += end - start
-        self._totals.update(prefill_tokens=end - start)
-        self._kv_cache.advanced(sequence)
-        self._kv_cache.prefilled(sequence)
 
     def _describe_cache(self) -> None:
         """Walk the cache, which takes the longer the more there is: not in every step."""

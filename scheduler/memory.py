@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
-from .policy import Batch, plan
+from .policy import Batch, Expected, plan
 from .runner import C, P, StepPlanner
 from .sequence import Sequence
 from .statistics import MemoryUse
@@ -92,7 +92,11 @@ class MemoryPlanner(Generic[C, P]):
         return self._worst_case(sequence).nbytes
 
     def afford(
-        self, running: Items[Sequence], chunk: int, caches: Mapping[Sequence, C]
+        self,
+        running: Items[Sequence],
+        chunk: int,
+        caches: Mapping[Sequence, C],
+        expected: Expected | None = None,
     ) -> Affordable[P] | None:
         """Plan a step that fits, and reserve what it takes.
 
@@ -101,26 +105,27 @@ class MemoryPlanner(Generic[C, P]):
 
         Args:
             running: all that run.
-            chunk: the most tokens of a prompt.
+            chunk: the most tokens of prompts.
             caches: their state.
+            expected: see `policy.plan`.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
-        batch = plan(running, chunk)
+        batch = plan(running, chunk, expected)
         while (planned := self._reserved(batch, caches)) is None:
             if self._runner.forget_copies():
                 self.record(caches.values())
                 continue
-            if batch.prefill is None:
+            if not batch.prefill:
                 return None
             chunk //= 2
             if self._fixed_chunks or chunk < _LEAST_CHUNK:
-                batch = Batch(None, 0, batch.decode)
+                batch = Batch((), batch.decode)
                 if batch.empty:
                     return None
             else:
-                batch = plan(running, chunk)
+                batch = plan(running, chunk, expected)
         return Affordable(batch, planned)
 
     def release(self) -> None:
@@ -129,10 +134,8 @@ class MemoryPlanner(Generic[C, P]):
 
     def _reserved(self, batch: Batch, caches: Mapping[Sequence, C]) -> P | None:
         """Plan a batch's step, and reserve what it takes; None where that does not fit."""
-        decode, prefill = [caches[sequence] for sequence in batch.decode], None
-        if batch.prefill is not None:
-            tokens = batch.end - batch.prefill.num_computed_tokens
-            prefill = caches[batch.prefill], tokens
+        decode = [caches[sequence] for sequence in batch.decode]
+        prefill = [(caches[chunk.sequence], chunk.tokens) for chunk in batch.prefill]
         costs = []
         for may_copy in (True, False):
             step = self._runner.plan(decode, prefill, may_copy=may_copy)

@@ -1,60 +1,112 @@
 """What the next step computes: a pure function of the running sequences."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .sequence import Sequence
+
+_FULL = 0.75
+"""Of a call's tokens that must not be padding, where it is not known yet how long calls take."""
+
+
+class Chunk(NamedTuple):
+    """A piece of a prompt.
+
+    Attributes:
+        sequence: whose prompt advances.
+        end: the offset up to which it does, exclusive.
+    """
+
+    sequence: Sequence
+    end: int
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens that are."""
+        return self.end - self.sequence.num_computed_tokens
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's work: a decode for each of `decode`, and at most one prefill chunk.
+    """One step's work: a decode for each of `decode`, and chunks of prompts in one call.
 
     Attributes:
-        prefill: the sequence whose prompt advances.
-        end: the offset its prompt is prefilled up to, exclusive.
+        prefill: the chunks, the most urgent first.
         decode: the sequences that get a token each.
     """
 
-    prefill: Sequence | None
-    end: int
+    prefill: tuple[Chunk, ...]
     decode: tuple[Sequence, ...]
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to compute."""
-        return self.prefill is None and not self.decode
+        return not self.prefill and not self.decode
 
 
-def plan(running: Items[Sequence], prefill_chunk: int) -> Batch:
+Expected = Callable[[int], float | None]
+"""Seconds that a call takes that computes so many prompt tokens; None where that is not known."""
+
+
+def plan(running: Items[Sequence], prefill_chunk: int, expected: Expected | None = None) -> Batch:
     """Choose the next step's work.
 
     Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
     same prompt is always computed in the same chunks; they also end on the sequence's chunk
     boundaries and where another request parts from it that waits, and the last one before the
     last prompt token.
+
+    Args:
+        running: all that run, oldest first.
+        prefill_chunk: the most prompt tokens of a call, padding included.
+        expected: where several prompts may advance in one call, how long calls take. They are
+            rows as long as the longest; one joins where that takes no longer than a call of its
+            own.
     """
-    prefill = _shortest_prompt(running)
+    chunks = [Chunk(s, _end(s, prefill_chunk)) for s in _by_urgency(running)]
+    chosen = chunks[:1]
+    if expected is not None and not any(chunk.sequence.is_alone for chunk in chosen):
+        for chunk in chunks[1:]:
+            if not chunk.sequence.is_alone and _pays([*chosen, chunk], prefill_chunk, expected):
+                chosen.append(chunk)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
-    if prefill is None:
-        return Batch(None, 0, decode)
-    start = prefill.num_computed_tokens
+    return Batch(tuple(chosen), decode)
+
+
+def _end(sequence: Sequence, prefill_chunk: int) -> int:
+    start = sequence.num_computed_tokens
     grid = (start // prefill_chunk + 1) * prefill_chunk
     stops = (
-        offset for offset in (*prefill.chunk_boundaries, prefill.num_awaited) if offset > start
+        offset for offset in (*sequence.chunk_boundaries, sequence.num_awaited) if offset > start
     )
-    return Batch(prefill, min(grid, len(prefill.tokens) - 1, *stops), decode)
+    return min(grid, len(sequence.tokens) - 1, *stops)
 
 
-def _shortest_prompt(running: Items[Sequence]) -> Sequence | None:
-    """Choose whose prompt advances: shortest remaining work first, with ageing.
+def _pays(chunks: Items[Chunk], most: int, expected: Expected) -> bool:
+    """Whether the last of some chunks is best computed in one call with the others."""
+    *others, joins = [chunk.tokens for chunk in chunks]
+    alone, before = joins, len(others) * max(others)
+    together = len(chunks) * max(*others, joins)
+    if together > most:
+        return False
+    seconds = expected(together), expected(before), expected(alone)
+    if None in seconds:
+        return _FULL * together <= alone + sum(others)
+    joint, *apart = (second or 0.0 for second in seconds)
+    return joint <= sum(apart)
+
+
+def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
+    """Put prompts in order: shortest remaining work first, with ageing.
 
     A prompt counts as shorter by every token that was computed for later ones. One with n tokens
     left is therefore passed over for n tokens at most by requests that come later.
     Where another request waits for its beginning, what is left is what that one waits for.
     """
     prompts = (s for s in running if s.num_left_to_prefill)
-    return min(prompts, key=lambda s: s.num_left_to_share - s.num_passed_over, default=None)
+    return sorted(prompts, key=lambda s: s.num_left_to_share - s.num_passed_over)
 
 
 class StallBound:

@@ -136,13 +136,17 @@ class StepPlanner(Protocol[C_contra, P]):
         ...
 
     def plan(
-        self, decode: Sequence[C_contra], prefill: tuple[C_contra, int] | None, *, may_copy: bool
+        self,
+        decode: Sequence[C_contra],
+        prefill: Sequence[tuple[C_contra, int]],
+        *,
+        may_copy: bool,
     ) -> P:
         """Plan a step.
 
         Args:
             decode: sequences that get a token each, in the order of these tokens.
-            prefill: a sequence whose prompt advances, and by how many tokens.
+            prefill: sequences whose prompts advance, in one call, and by how many tokens each.
             may_copy: state may be copied where the step could do without.
         """
         ...
@@ -162,15 +166,18 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
     Attributes:
         shapes: shapes of batches that were computed with.
         overlaps: whether the device computes while the host goes on.
+        prefills_together: whether prompts of several sequences advance in one call.
     """
 
     @property
     def shapes(self) -> set[tuple[int, ...]]: ...  # noqa: D102  (described above)
     @property
     def overlaps(self) -> bool: ...  # noqa: D102  (described above)
+    @property
+    def prefills_together(self) -> bool: ...  # noqa: D102  (described above)
 
-    def prefill(self, tokens: Sequence[int], cache: C_contra) -> None:
-        """Advance a sequence over tokens."""
+    def prefill(self, chunks: Sequence[tuple[Sequence[int], C_contra]]) -> None:
+        """Advance sequences over tokens, in one call; one only unless `prefills_together`."""
         ...
 
     def run(self, plan: P_contra, caches: Sequence[C_contra], tokens: Sequence[int | T]) -> O:

@@ -40,6 +40,7 @@ class Sequence:
         end_token: the token that ended the answer; it is no part of it.
         num_computed_tokens: tokens, from the first, whose state the model holds.
         num_passed_over: prompt tokens computed for later ones while its own prompt waited.
+        is_alone: its prompt is computed in calls of its own: one with others failed.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
         lease: its hold on the cache; None before it starts.
         chunk_boundaries: offsets at which its prefill stops for a checkpoint, and why, ascending.
@@ -58,6 +59,7 @@ class Sequence:
         self.matched = self.cached = 0
         self.num_computed_tokens = 0
         self.num_passed_over = 0
+        self.is_alone = False
         self.num_awaited = 0
         self.lease: Lease | None = None
         self.chunk_boundaries: dict[int, Reason] = {}

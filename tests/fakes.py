@@ -84,7 +84,7 @@ class FakePlan(NamedTuple):
     """Who runs."""
 
     decode: list[FakeState]
-    prefill: tuple[FakeState, int] | None
+    prefill: list[tuple[FakeState, int]]
 
 
 class FakePlacement:
@@ -120,6 +120,8 @@ class FakeRunner:
         fed: the tokens that each state was advanced over, in the order of `open`; it
             outlives the states.
         chunks: start and end of each prefill, in the order they came.
+        calls: how many prompts each call of `prefill` had.
+        prefills_together: whether it takes several.
         held: set once a computation waits at the gate that `hold` closed.
     """
 
@@ -128,6 +130,8 @@ class FakeRunner:
         self.shapes: set[tuple[int, ...]] = set()
         self.overlaps = True
         self.chunks: list[tuple[int, int]] = []
+        self.calls: list[int] = []
+        self.prefills_together = False
         self.held = threading.Event()
         self._gate = threading.Event()
         self._gate.set()
@@ -214,26 +218,27 @@ class FakeRunner:
     def plan(
         self,
         decode: Sequence[FakeState],
-        prefill: tuple[FakeState, int] | None,
+        prefill: Sequence[tuple[FakeState, int]],
         *,
         may_copy: bool,
     ) -> FakePlan:
         """Note who runs."""
         del may_copy
-        return FakePlan(list(decode), prefill)
+        return FakePlan(list(decode), list(prefill))
 
     def cost(self, plan: FakePlan) -> Held:
         """The sum of the parts."""
         parts = [self.step_need(plan.decode)] if plan.decode else []
-        if plan.prefill is not None:
-            parts.append(self.chunk_need(plan.prefill[1], plan.prefill[0]))
+        parts += [self.chunk_need(tokens, state) for state, tokens in plan.prefill]
         return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))
 
-    def prefill(self, tokens: Sequence[int], cache: FakeState) -> None:
-        """Advance a state over `tokens`."""
-        start = len(cache.tokens)
-        self._advance(list(tokens), cache)
-        self.chunks.append((start, start + len(tokens)))
+    def prefill(self, chunks: Sequence[tuple[Sequence[int], FakeState]]) -> None:
+        """Advance states over tokens."""
+        self.calls.append(len(chunks))
+        for tokens, cache in chunks:
+            start = len(cache.tokens)
+            self._advance(list(tokens), cache)
+            self.chunks.append((start, start + len(tokens)))
 
     def run(self, plan: FakePlan, caches: Sequence[FakeState], tokens: Sequence[int]) -> FakeOutput:
         """Give each state its token; a fault is the sequence's own."""

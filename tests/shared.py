@@ -35,7 +35,7 @@ def measured_once(model: Any) -> Iterator[None]:
     What was measured is the maker's own: it goes on learning.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("batching", "reads_parts", "measure"):
+        for name in ("batching", "reads_parts", "prefills_together", "measure"):
             patch.setattr(runner, name, _once(getattr(runner, name), model))
         yield
 

@@ -5,7 +5,8 @@ who else is there, nor on how its state is cut into segments. Rows that are not 
 to keep the number of rows, and so every product's shape, the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -98,18 +99,27 @@ def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any
         rows: for each row what the model would be called with, or None.
         device: how attention is computed.
     """
-    used = next(row for row in rows if row is not None)
-    return [
-        _layer([None if row is None else row[index] for row in rows], device)
-        for index in range(len(used))
-    ]
+    return layers_of(rows, partial(SeparateLayer, device=device), SeparateRecurrentLayer)
 
 
-def _layer(rows: list[Any], device: DevicePolicy) -> Any:
+Make = Callable[[list[Any]], Any]
+
+
+def layers_of(rows: Sequence[list[Any] | None], attending: Make, recurrent: Make) -> list[Any]:
+    """Make one layer of the layers of several sequences, for each that the model has.
+
+    Args:
+        rows: for each row what the model would be called with, or None.
+        attending: makes a layer of caches, None among them.
+        recurrent: the same, of caches of recurrent states.
+    """
+
+    def layer(caches: list[Any]) -> Any:
+        used = next(cache for cache in caches if cache is not None)
+        if type(used) is CacheList:
+            parts = range(len(used.caches))
+            return CacheList(*[layer([c and c.caches[i] for c in caches]) for i in parts])
+        return recurrent(caches) if type(used) is ArraysCache else attending(caches)
+
     used = next(row for row in rows if row is not None)
-    if type(used) is CacheList:
-        parts = range(len(used.caches))
-        return CacheList(*[_layer([row and row.caches[i] for row in rows], device) for i in parts])
-    return (
-        SeparateRecurrentLayer(rows) if type(used) is ArraysCache else SeparateLayer(rows, device)
-    )
+    return [layer([row and row[index] for row in rows]) for index in range(len(used))]

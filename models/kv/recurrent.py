@@ -15,7 +15,7 @@ class RecurrentRows(ArraysCache, ABC):  # type: ignore[misc]
     It is one by name only: some models write their state into nothing else.
     """
 
-    lengths = None
+    lengths: mx.array | None = None
     left_padding = None
 
     def __init__(self) -> None:  # mlx-lm's would make slots of its own
@@ -33,9 +33,10 @@ class RecurrentRows(ArraysCache, ABC):  # type: ignore[misc]
     def empty(self) -> bool:
         """Whether no row has seen a token."""
 
-    def make_mask(self, tokens: int) -> None:
+    def make_mask(self, tokens: int) -> mx.array | None:
         """Rows are whole, so none is masked."""
         del tokens
+        return None
 
     def advance(self, tokens: int) -> None:
         """Recurrent state does not count tokens."""
@@ -91,10 +92,23 @@ class BatchedRecurrentLayer(RecurrentRows):
 
 
 class SeparateRecurrentLayer(RecurrentRows):
-    """Rows that each keep an `ArraysCache`, or None for a row not in use."""
+    """Rows that each keep an `ArraysCache`, or None for a row not in use.
 
-    def __init__(self, rows: Sequence[ArraysCache | None]) -> None:
+    Args:
+        rows: as above.
+        lengths: tokens of each row in the call, where these differ: what follows is padding. A
+            model of mlx-lm's that knows `ArraysCache.lengths` leaves it out.
+    """
+
+    def __init__(
+        self, rows: Sequence[ArraysCache | None], lengths: Sequence[int] | None = None
+    ) -> None:
         self._rows = rows
+        self.lengths = None if lengths is None else mx.array(list(lengths))
+
+    def make_mask(self, tokens: int) -> mx.array | None:
+        """Where rows have tokens, `[rows, tokens]`; None where all have as many."""
+        return None if self.lengths is None else mx.arange(tokens) < self.lengths[:, None]
 
     def __getitem__(self, slot: int) -> mx.array | None:
         arrays = [None if row is None else row[slot] for row in self._rows]

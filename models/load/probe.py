@@ -17,10 +17,10 @@ from ..planner import plan_decode
 from .device import DevicePolicy
 from .measured import key_of, measured_once
 
-_BOUND = 0.05
+BOUND = 0.05
 """Of the logits' spread: rounding of most models is far below it, another row's keys far above."""
 
-_MARGIN = 2.0
+MARGIN = 2.0
 """How far the batch may be from one by one, as a multiple of the model's own rounding: both are
 means of a few draws."""
 
@@ -50,7 +50,7 @@ class _Trial(NamedTuple):
         return [self.prefix + first, self.prefix + second, third]
 
 
-_PROBED = _Trial(_PREFIX, ((6, 7, 8), (9,), (2, 9, 4, 1)), ((3, 4, 5), (6, 7, 8)))
+PROBED = _Trial(_PREFIX, ((6, 7, 8), (9,), (2, 9, 4, 1)), ((3, 4, 5), (6, 7, 8)))
 _NEIGHBOURS = (
     # What each row's neighbours could hold instead: as many tokens, so that shapes stay.
     (0, _Trial(_PREFIX, ((6, 7, 8), (5,), (7, 3, 3, 8)), ((3, 9, 1), (6, 2, 4)))),
@@ -58,8 +58,8 @@ _NEIGHBOURS = (
 )
 
 
-_FORMAT = 1  # of what is kept
-_KEPT = {"batches", "mask_axes", "reads_parts"}
+_FORMAT = 2  # of what is kept
+_KEPT = {"batches", "mask_axes", "reads_parts", "prefills_together"}
 
 _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
@@ -83,10 +83,12 @@ class Probed(NamedTuple):
     Attributes:
         batching: how its sequences decode together.
         reads_parts: see `reads_parts`.
+        prefills_together: see `probe_prefill.prefills_together`.
     """
 
     batching: Batching
     reads_parts: bool
+    prefills_together: bool
 
 
 def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
@@ -101,14 +103,23 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     """
 
     def figures() -> dict[str, float]:
-        (why, mask_axes), parts = probe()
-        return {"batches": float(why is None), "mask_axes": mask_axes, "reads_parts": float(parts)}
+        (why, mask_axes), parts, together = probe()
+        return {
+            "batches": float(why is None),
+            "mask_axes": mask_axes,
+            "reads_parts": float(parts),
+            "prefills_together": float(together),
+        }
 
     versions = getattr(mx, "__version__", ""), mlx_lm.__version__
     kept = measured_once(folder, key_of("probe", _FORMAT, *versions, *of), _KEPT, figures)
     if not kept["batches"]:
         return probe()
-    return Probed(Batching(None, int(kept["mask_axes"])), bool(kept["reads_parts"]))
+    return Probed(
+        Batching(None, int(kept["mask_axes"])),
+        bool(kept["reads_parts"]),
+        bool(kept["prefills_together"]),
+    )
 
 
 def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
@@ -144,9 +155,9 @@ def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: i
         return _together(model, layout, device, trial, mask_axes)
 
     try:
-        together = together_as(_PROBED)
+        together = together_as(PROBED)
         moved = max(
-            _deviation(_row(together_as(trial), row), _row(together, row))
+            deviation(_row(together_as(trial), row), _row(together, row))
             for row, trial in _NEIGHBOURS
         )
     except NotBatchableError as error:
@@ -159,14 +170,14 @@ def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: i
             f"differ by {moved:.1%} of their spread"
         )
     alone = _alone(model, layout)
-    deviation = _deviation(together, alone)
-    if deviation < _BOUND:
+    differs = deviation(together, alone)
+    if differs < BOUND:
         return None  # without the model's own rounding, which takes as long as all before it
-    allowed = max(_BOUND, _MARGIN * _rounding(model, layout, alone))
-    if not deviation < allowed:
+    allowed = max(BOUND, MARGIN * _rounding(model, layout, alone))
+    if not differs < allowed:
         return (
             f"rows of a batch would get other answers than alone: logits differ by "
-            f"{deviation:.1%} of their spread, and {allowed:.0%} are allowed"
+            f"{differs:.1%} of their spread, and {allowed:.0%} are allowed"
         )
     return None
 
@@ -176,17 +187,17 @@ def reads_parts(model: Any, layout: CacheLayout) -> bool:
 
     Where attention is the model's own, or computes with the keys, it asks for them in one piece.
     """
-    cache = _prefilled(model, layout, _PROBED)[0]
+    cache = prefilled(model, layout, PROBED)[0]
     for layer in cache.token_layers:
         layer.withholds = True
-    return not bool(mx.isnan(_forward(model, cache, [3])).any())
+    return not bool(mx.isnan(forward(model, cache, [3])).any())
 
 
 def _together(
     model: Any, layout: CacheLayout, device: DevicePolicy, trial: _Trial, mask_axes: int
 ) -> mx.array:
     """Decode as rows of one batch, `[steps, rows, V]`."""
-    caches = _prefilled(model, layout, trial)
+    caches = prefilled(model, layout, trial)
     # As little of their own as can be, so that rows read prefixes of their own, too.
     rules = Rules(own=2, gathers=mask_axes > 0)
     batch = BatchCache(layout.open().layers, device, row_limit=rules.row_limit, mask_axes=mask_axes)
@@ -205,50 +216,51 @@ def _together(
 
 def _alone(model: Any, layout: CacheLayout) -> mx.array:
     """Decode one by one, `[steps, rows, V]`."""
-    caches = _prefilled(model, layout, _PROBED)
+    caches = prefilled(model, layout, PROBED)
     return mx.stack(
         [
             mx.concatenate(
-                [_forward(model, s, [t])[:, -1] for t, s in zip(tokens, caches, strict=True)]
+                [forward(model, s, [t])[:, -1] for t, s in zip(tokens, caches, strict=True)]
             )
-            for tokens in _PROBED.decoded
+            for tokens in PROBED.decoded
         ]
     )
 
 
 def _rounding(model: Any, layout: CacheLayout, alone: mx.array) -> float:
     """By how much the model differs from itself: the same tokens at once, and in chunks."""
-    steps = len(_PROBED.decoded)
-    answers = zip(*_PROBED.decoded, strict=True)
-    whole = [[*p, *decoded] for p, decoded in zip(_PROBED.prompts(), answers, strict=True)]
+    steps = len(PROBED.decoded)
+    answers = zip(*PROBED.decoded, strict=True)
+    whole = [[*p, *decoded] for p, decoded in zip(PROBED.prompts(), answers, strict=True)]
     differences = []
     for chunk in (max(map(len, whole)), 5):
         ends = []
         for tokens in whole:
             cache = layout.open()
             parts = [
-                _forward(model, cache, tokens[start : start + chunk])[0]
+                forward(model, cache, tokens[start : start + chunk])[0]
                 for start in range(0, len(tokens), chunk)
             ]
             ends.append(mx.concatenate(parts)[-steps:])
-        differences.append(_deviation(mx.stack(ends, axis=1), alone))
+        differences.append(deviation(mx.stack(ends, axis=1), alone))
     return max(differences)
 
 
-def _prefilled(model: Any, layout: CacheLayout, trial: _Trial) -> list[SequenceCache]:
+def prefilled(model: Any, layout: CacheLayout, trial: _Trial) -> list[SequenceCache]:
     """Prefill a trial's sequences; those who share a prefix lease it."""
     shared = layout.open()
-    _forward(model, shared, trial.prefix)
+    forward(model, shared, trial.prefix)
     checkpoint = shared.capture() if layout.has_checkpoints else None
     spans = shared.take_packed()
     caches = [layout.open(shared.offset, spans, checkpoint) for _ in range(2)]
     caches.append(layout.open())
     for each, tokens in zip(caches, trial.own, strict=True):
-        _forward(model, each, tokens)
+        forward(model, each, tokens)
     return caches
 
 
-def _forward(model: Any, cache: SequenceCache, tokens: Sequence[int]) -> mx.array:
+def forward(model: Any, cache: SequenceCache, tokens: Sequence[int]) -> mx.array:
+    """Advance a sequence; its logits."""
     logits: mx.array = model(mx.array([tokens]), cache=cache.layers)
     cache.advanced(len(tokens))
     mx.eval(logits, cache.arrays())
@@ -259,7 +271,7 @@ def _row(logits: mx.array, row: int) -> mx.array:
     return logits[:, row : row + 1]
 
 
-def _deviation(logits: mx.array, expected: mx.array) -> float:
+def deviation(logits: mx.array, expected: mx.array) -> float:
     """The mean difference of logits `[..., V]`, as a share of their greatest deviation in a row."""
     expected = expected.astype(mx.float32)
     spread = mx.sqrt(mx.var(expected, axis=-1)).max()

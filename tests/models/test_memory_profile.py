@@ -24,6 +24,7 @@ from umbel.models.load.device import device_policy
 from umbel.models.load.memory_probe import measure_transients
 from umbel.models.memory_profile import (
     GROWTH,
+    Chunk,
     Held,
     MemoryProfile,
     Ring,
@@ -118,7 +119,7 @@ def prefill(runner: ModelRunner, cache: SequenceCache, tokens: int, chunk: int =
     """Advance a state in chunks."""
     prompt = words(tokens, tokens)
     for start in range(0, tokens, chunk):
-        runner.prefill(prompt[start : start + chunk], cache)
+        runner.prefill([(prompt[start : start + chunk], cache)])
 
 
 def decode(
@@ -141,7 +142,7 @@ def step_need(runner: ModelRunner, caches: list[SequenceCache]) -> Held:
 
 def chunk_need(runner: ModelRunner, tokens: int, cache: SequenceCache) -> Held:
     """What a piece of a prompt is planned to take."""
-    return runner.cost(runner.plan([], (cache, tokens)))
+    return runner.cost(runner.plan([], [(cache, tokens)]))
 
 
 def shape_of(runner: ModelRunner) -> tuple[int, ...]:
@@ -246,7 +247,7 @@ def test_whole_states_take_what_their_window_holds(name: str, tokens: int) -> No
     cache = runner.open()
     first = tokens - tokens // 2
     for chunk, offset in ((first, first), (tokens - first, tokens)):
-        runner.prefill(words(chunk, offset), cache)
+        runner.prefill([(words(chunk, offset), cache)])
         if chunk > 1:  # a ring that gets a single token makes room for more
             token_each = sum(ring.token for ring in sizes.rings)
             assert 0 <= sizes.non_trimmable(offset, chunk) - whole_bytes(cache) <= token_each
@@ -339,7 +340,7 @@ def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
     for start in range(0, LONG, chunk):
         tokens = prompt[start : start + chunk]
         need = chunk_need(runner, len(tokens), cache).nbytes
-        peak = taken(functools.partial(runner.prefill, tokens, cache))
+        peak = taken(functools.partial(runner.prefill, [(tokens, cache)]))
         assert peak <= need
         assert start or need < 3 * peak, "most of it would be idle"
 
@@ -352,7 +353,7 @@ def test_a_chunk_after_what_is_leased_takes_no_more_than_foretold(name: str, con
     cache, prompt = after(runner, name, context), words(64, context)
     need = chunk_need(runner, 64, cache).nbytes
     assert need < chunk_need(runner, 65, cache).nbytes
-    assert taken(lambda: runner.prefill(prompt, cache)) <= need
+    assert taken(lambda: runner.prefill([(prompt, cache)])) <= need
 
 
 @pytest.mark.parametrize(("name", "context"), batch_fixture.each([40, 246, LONG]))
@@ -568,13 +569,13 @@ def test_a_higher_peak_raises_the_forecast(name: str) -> None:
     worst_case, context = learned.worst_case(500), learned.longest_context(1 << 28)
     before = transients_of(runner).estimate(64, 500)
     chunk, step, start = (
-        learned.chunk(64, cache.offset, 0).nbytes,
+        learned.prefill([Chunk(64, cache.offset, 0)]).nbytes,
         learned.compute(3, 500),
         learned.start(64, 500).nbytes,
     )
-    learned.observe(64, 500, 2 * before)
+    learned.observe(64, [500], 2 * before)
     assert transients_of(runner).estimate(64, 500) == pytest.approx(1.25 * 2 * before, abs=2)
-    assert learned.chunk(64, cache.offset, 0).nbytes > chunk
+    assert learned.prefill([Chunk(64, cache.offset, 0)]).nbytes > chunk
     assert learned.compute(3, 500) > step
     assert learned.start(64, 500).nbytes > start
     assert learned.worst_case(500) == worst_case, "what was admitted by it is served"
@@ -584,10 +585,10 @@ def test_a_higher_peak_raises_the_forecast(name: str) -> None:
 def test_a_lower_peak_changes_nothing() -> None:
     """What was seen once may come again."""
     transients = Transients(1e6, 1e4, 100.0, 1.0)
-    transients.observe(32, 100, 3 * transients.estimate(32, 100))
+    transients.observe(32, [100], 3 * transients.estimate(32, 100))
     raised = transients.estimate(77, 900)
     for peak in (0, 1, transients.estimate(32, 100) // 2):
-        transients.observe(32, 100, peak)
+        transients.observe(32, [100], peak)
         assert transients.estimate(77, 900) == raised
 
 
@@ -595,7 +596,7 @@ def test_one_odd_peak_does_not_stop_everything() -> None:
     """However high it was, the forecast grows to eight times what was fitted."""
     transients = Transients(1e6, 1e4, 100.0, 1.0)
     before = transients.worst_case(32, 100)
-    transients.observe(32, 100, 1 << 50)
+    transients.observe(32, [100], 1 << 50)
     assert transients.estimate(32, 100) == pytest.approx(8 / 1.25 * before, abs=8)
     assert transients.worst_case(32, 100) == before
 

@@ -36,11 +36,11 @@ class Accountant(BatchFixture):
         """Start an agent, and hold its prompt's computation to its price, too."""
         agent = super().come(branch)
         if prompt:
-            price = self.runner.cost(self.runner.plan([], (agent.cache, prompt))).nbytes
+            price = self.runner.cost(self.runner.plan([], [(agent.cache, prompt)])).nbytes
             words = self.words(prompt)
             before = resident_bytes()
             mx.reset_peak_memory()
-            self.runner.prefill(words, agent.cache)
+            self.runner.prefill([(words, agent.cache)])
             assert mx.get_peak_memory() - before <= price
             agent.tokens += words
         return agent

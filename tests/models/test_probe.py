@@ -51,7 +51,7 @@ def test_a_mixture_near_a_tie_runs_in_batches(monkeypatch: pytest.MonkeyPatch) -
     """It differs from itself by more than most models may, and from its batch by no more."""
     model = near_ties()
     assert reason(model) is None
-    monkeypatch.setattr(probe, "_MARGIN", 0.0)
+    monkeypatch.setattr(probe, "MARGIN", 0.0)
     assert "% of their spread, and 5% are allowed" in (reason(model) or "")
 
 
@@ -112,7 +112,7 @@ def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
 @pytest.mark.parametrize("reason", [None, "it cannot"])
 def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
     """A later start does not try it out again, but for the words of why not."""
-    found, tried = probe.Probed(probe.Batching(reason, 4), reason is None), []
+    found, tried = probe.Probed(probe.Batching(reason, 4), reason is None, reason is None), []
 
     def try_out() -> probe.Probed:
         tried.append(1)
@@ -122,5 +122,5 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
         kept = probe.probed_once(tmp_path, ("model", 1), try_out)
         assert kept == found
     assert len(tried) == (1 if reason is None else 4)
-    other = probe.Probed(probe.Batching(None, 0), reads_parts=False)
+    other = probe.Probed(probe.Batching(None, 0), reads_parts=False, prefills_together=True)
     assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
 from umbel.models.kv.stacking import Stack
+from umbel.models.memory_profile import Chunk
 from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
 from umbel.models.planned_for import Contiguous, Rules
 from umbel.models.planner import SHARED, pack, plan_step
-from umbel.models.step_plan import EXACT_ROWS, Call, Kind
+from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan
 
 
 @dataclass(eq=False)
@@ -70,7 +71,7 @@ class Batch:
 
 def planned(decode: list[State], batch: Batch | None = None, rules: Rules | None = None) -> Call:
     """Plan one call."""
-    plan = plan_step(decode, None, batch or Batch(), rules or Rules())
+    plan = plan_step(decode, (), batch or Batch(), rules or Rules())
     assert plan.decode is not None
     (call,) = plan.decode.calls
     return call
@@ -95,10 +96,10 @@ def test_planning_needs_no_mlx() -> None:
 
 
 def test_nobody_runs() -> None:
-    """A step of nothing but a prompt's piece has no call."""
-    plan = plan_step([], (State(7, 30), 12), Batch(), Rules())
+    """A step of nothing but pieces of prompts has no call of rows that decode."""
+    plan = plan_step([], [(State(7, 30), 12), (State(9, 0), 5)], Batch(), Rules())
     assert plan.decode is None
-    assert plan.prefill == (7, 30, 12, 30)
+    assert plan.prefill == PrefillPlan((7, 9), (Chunk(12, 30, 30), Chunk(5, 0, 0)))
 
 
 def test_those_who_come_get_rows() -> None:
@@ -217,7 +218,7 @@ def test_a_batch_does_not_shrink_where_memory_is_short(left: int) -> None:
     batch = in_batch(*states)
     for slot in range(left, 4):
         del batch.sequences[slot]
-    sparing = plan_step(states[:left], None, batch, Rules(), may_copy=False).decode
+    sparing = plan_step(states[:left], (), batch, Rules(), may_copy=False).decode
     assert sparing is not None
     (call,) = sparing.calls
     assert (call.kind, call.moves, call.rows, call.spare_steps) == (Kind.BATCH, (), 4, 1)
@@ -247,7 +248,7 @@ def test_a_single_sequences_keys_are_put_in_one_piece(
     """When that is due, and only where memory may be taken for it."""
     state, rules = State(1, 90, [Span(80)], single_steps=steps), Rules(contiguous=contiguous)
     assert planned([state], rules=rules).moves == ((MakeContiguous(1, 90),) if due else ())
-    sparing = plan_step([state], None, Batch(), rules, may_copy=False).decode
+    sparing = plan_step([state], (), Batch(), rules, may_copy=False).decode
     assert sparing is not None
     assert sparing.calls[0].moves == ()
 
@@ -257,7 +258,7 @@ def test_a_single_sequence_stays_in_the_batch_where_memory_is_short() -> None:
     state = State(1, 20)
     batch = in_batch(state)
     assert planned([state], batch).moves == (Leave(1, 0, 20, 20, 0, 0),)
-    sparing = plan_step([state], None, batch, Rules(), may_copy=False).decode
+    sparing = plan_step([state], (), batch, Rules(), may_copy=False).decode
     assert sparing is not None
     assert (sparing.calls[0].kind, sparing.calls[0].moves) == (Kind.BATCH, ())
 
@@ -265,7 +266,7 @@ def test_a_single_sequence_stays_in_the_batch_where_memory_is_short() -> None:
 def test_exact_calls_have_all_their_rows() -> None:
     """Nine sequences are two calls; those whose keys are in one piece already stay so."""
     states = [State(n, 10, is_contiguous=n != 3) for n in range(EXACT_ROWS + 1)]
-    plan = plan_step(states, None, Batch(), Rules(exact=True)).decode
+    plan = plan_step(states, (), Batch(), Rules(exact=True)).decode
     assert plan is not None
     assert [call.rows for call in plan.calls] == [EXACT_ROWS] * 2
     assert [len(call.sequences) for call in plan.calls] == [EXACT_ROWS, 1]

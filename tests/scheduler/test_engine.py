@@ -45,9 +45,15 @@ class Bench:
     """An engine over a fake model, and everything that it published."""
 
     def __init__(
-        self, *, max_batch: int = 1, prefill_chunk: int = 4, eos_ids: Iterable[int] = ()
+        self,
+        *,
+        max_batch: int = 1,
+        prefill_chunk: int = 4,
+        eos_ids: Iterable[int] = (),
+        together: bool = False,
     ) -> None:
         self.runner = FakeRunner()
+        self.runner.prefills_together = together
         self.clock = FakeClock()
         self.queue = ConversationQueue(1000)
         self.events: dict[str, list[Event]] = {}
@@ -301,6 +307,62 @@ class TestOrder:
         assert (running.computed_tokens, running.output_tokens) == (7, 1)  # launched, not read
 
 
+class TestTogether:
+    """Prompts that advance in one call."""
+
+    def test_short_prompts_share_a_call(self) -> None:
+        """As many as are allowed to; their answers are what each has alone."""
+        bench = Bench(max_batch=8, prefill_chunk=16, together=True)
+        prompts = {str(n): [n + 1] * 6 for n in range(5)}
+        for name, prompt in prompts.items():
+            bench.put(name, prompt)
+        bench.engine.step()
+        assert bench.runner.calls == [3]  # of five tokens each; sixteen may be computed
+        bench.drain()
+        assert bench.runner.calls == [3, 2]
+        for name, prompt in prompts.items():
+            assert bench.tokens(name) == reference(prompt, 4)[0]
+        assert bench.engine.statistics().prefill_tokens == 5 * 6
+
+    def test_a_call_at_a_time_where_the_model_allows_no_more(self) -> None:
+        """The runner is never handed several."""
+        bench = Bench(max_batch=8, prefill_chunk=64)
+        for number in range(3):
+            bench.put(str(number), [number + 1] * 6)
+        bench.drain()
+        assert bench.runner.calls == [1, 1, 1]
+
+    @pytest.mark.parametrize("error", [ValueError("no"), PanicError("no")])
+    def test_a_fault_of_one_does_not_touch_the_others(self, error: BaseException) -> None:
+        """Each is computed anew, by itself, and only that fails which fails there."""
+        bench = Bench(max_batch=8, prefill_chunk=64, together=True)
+        bench.runner.fail_at([2] * 6, 3, error)
+        for number in range(3):
+            bench.put(str(number), [number + 1] * 6)
+        with capture_logs() as logs:
+            bench.drain()
+        assert bench.runner.calls[0] == 3
+        assert set(bench.runner.calls[1:]) == {1}
+        assert isinstance(bench.end("1").error, ComputationError)
+        for number in (0, 2):
+            assert bench.end(str(number)).error is None
+            assert bench.tokens(str(number)) == reference([number + 1] * 6, 4)[0]
+        assert bench.runner.live_states == 0
+        said = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
+        assert said == ["prompts that failed together are computed one by one", "request failed"]
+
+    def test_who_is_passed_over_ages_by_what_others_computed(self) -> None:
+        """A long prompt that does not fit into the call beside short ones counts their tokens."""
+        bench = Bench(max_batch=8, prefill_chunk=8, together=True)
+        long = bench.put("long", [9] * 60)
+        shorts = [bench.put(str(n), [n + 1] * 4) for n in range(2)]
+        bench.engine.step()
+        assert [short.num_left_to_prefill for short in shorts] == [0, 0]
+        assert long.num_passed_over == 2 * 3
+        bench.drain()
+        assert bench.tokens("long") == reference([9] * 60, 4)[0]
+
+
 class TestStatistics:
     """Counters that others add up."""
 
@@ -325,17 +387,17 @@ class TestStatistics:
         assert bench.engine.statistics().last_step_at == 107.0
         assert bench.engine.statistics().steps == 1
 
-    def test_a_step_is_seen_while_it_computes(self) -> None:
+    def test_a_step_is_seen_while_it_computes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Who hangs in a step is seen to run; the rest is as of the last whole step."""
         bench = Bench()
-
-        class Watching(FakeRunner):
-            def prefill(self, tokens: Items[int], cache: FakeState) -> None:
-                seen.append(bench.engine.statistics())
-                super().prefill(tokens, cache)
-
         seen: list[EngineStatistics] = []
-        bench.engine._runner = Watching()
+        compute = bench.runner.prefill
+
+        def watched_prefill(chunks: Items[tuple[Items[int], FakeState]]) -> None:
+            seen.append(bench.engine.statistics())
+            compute(chunks)
+
+        monkeypatch.setattr(bench.runner, "prefill", watched_prefill)
         bench.put("a", [1, 2, 3, 4, 5])
         bench.engine.step()
         (first,) = seen

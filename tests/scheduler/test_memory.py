@@ -161,7 +161,7 @@ class TestChunks:
         fixture.leave(room)
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert (batch.prefill, batch.end) == (alone, end)
+        assert batch.prefill == ((alone, end),)
         assert fixture.aside == 10 * end
 
     def test_below_the_least_chunk_nothing_is_prefilled(self) -> None:
@@ -179,7 +179,7 @@ class TestChunks:
             fixture.leave(room)
             batch = fixture.afford([alone], 128)
             assert batch is not None
-            assert batch.end == end
+            assert batch.prefill == ((alone, end),)
 
     def test_a_chunk_is_cut_for_those_that_decode(self) -> None:
         """They all go on; the prompt gets what they leave."""
@@ -188,7 +188,7 @@ class TestChunks:
         fixture.leave(300 + 320)
         batch = fixture.afford(running, 128)
         assert batch is not None
-        assert (batch.prefill, batch.end, list(batch.decode)) == (long, 32, running[1:])
+        assert (batch.prefill, list(batch.decode)) == (((long, 32),), running[1:])
 
     @given(
         prompt=st.integers(2, 400),
@@ -217,7 +217,7 @@ class TestChunks:
         sizes = [chunk]
         while not fixed and sizes[-1] // 2 >= 16:
             sizes.append(sizes[-1] // 2)
-        ends = [plan([long], size).end for size in sizes]
+        ends = [plan([long], size).prefill[0].end for size in sizes]
         fitting = [end for end in ends if cost(end) <= room]
         if batch is None:
             assert not fitting
@@ -225,8 +225,7 @@ class TestChunks:
             assert decodes == 0 or room < 100 * decodes
         else:
             assert list(batch.decode) == running[1:]
-            assert (batch.prefill is long) == bool(fitting)
-            assert batch.end == (fitting[0] if fitting else 0)
+            assert batch.prefill == (((long, fitting[0]),) if fitting else ())
             assert fixture.aside == (cost(fitting[0]) if fitting else 100 * decodes) <= room
 
     def test_fixed_chunks_are_held_instead(self) -> None:
@@ -235,7 +234,7 @@ class TestChunks:
         fixture.leave(1279 + 100)
         batch = fixture.afford([long, live], 128)
         assert batch is not None
-        assert (batch.prefill, batch.decode) == (None, (live,))
+        assert (batch.prefill, batch.decode) == ((), (live,))
         assert fixture.aside == 100
         assert fixture.afford([long], 128) is not None, "alone it fits"
         fixture.leave(1279)
@@ -252,7 +251,7 @@ class TestHolding:
         fixture.leave(200 + 159)
         batch = fixture.afford([live[0], sequence(500), live[1]], 128)
         assert batch is not None
-        assert (batch.prefill, batch.end, batch.decode) == (None, 0, tuple(live))
+        assert (batch.prefill, batch.decode) == ((), tuple(live))
         assert fixture.aside == 200
 
     @pytest.mark.parametrize("prompts", [[], [500]])
@@ -270,7 +269,7 @@ class TestHolding:
         fixture, live = PlannerFixture(buffers=4), decoding()
         batch = fixture.afford([sequence(500), live], 128)
         assert batch is not None
-        assert (batch.prefill, batch.decode) == (None, (live,))
+        assert (batch.prefill, batch.decode) == ((), (live,))
         assert PlannerFixture(buffers=0).afford([live], 128) is None
 
     def test_the_cache_goes_before_a_chunk_is_cut(self) -> None:
@@ -279,7 +278,7 @@ class TestHolding:
         fixture.world.serve(conversation(5, 300))
         batch = fixture.afford([sequence(500)], 128)
         assert batch is not None
-        assert batch.end == 128
+        assert batch.prefill[0].end == 128
         assert fixture.world.cache.tries.size.nbytes <= 1500 - 1280
         fixture.world.check()
 
@@ -291,7 +290,7 @@ class TestHolding:
         lease = fixture.world.begin(conversation(5, 201))
         batch = fixture.afford([sequence(500)], 128)
         assert batch is not None
-        assert batch.end == 64
+        assert batch.prefill[0].end == 64
         assert fixture.world.cache.tries.size.nbytes >= 4 * 200
         fixture.planner.release()
         held = fixture.world.cache.tries.size.nbytes
@@ -342,11 +341,11 @@ class TestLedger:
         fixture, alone = PlannerFixture(), sequence(500, 200)
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert batch.end == 256
+        assert batch.prefill[0].end == 256
         fixture.planner.record([state_of(alone)])
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert batch.end == 224
+        assert batch.prefill[0].end == 224
 
 
 class TestStart:

@@ -1,12 +1,13 @@
 """What a step computes, as a function of the running sequences."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.policy import StallBound, plan
+from umbel.scheduler.policy import Batch, Chunk, StallBound, plan
 from umbel.scheduler.sequence import Sequence
 
 from ..fakes import make_request
@@ -19,11 +20,17 @@ def sequence(prompt_length: int, computed: int = 0) -> Sequence:
     return made
 
 
+def only(batch: Batch) -> Chunk:
+    """The one chunk of a batch."""
+    (chunk,) = batch.prefill
+    return chunk
+
+
 def test_nothing_runs_in_an_empty_batch() -> None:
     """Without sequences there is nothing to compute."""
     batch = plan([], 4)
     assert batch.empty
-    assert batch.prefill is None
+    assert not batch.prefill
     assert batch.decode == ()
 
 
@@ -31,7 +38,7 @@ def test_a_one_token_prompt_is_decoded_at_once() -> None:
     """The last prompt token is decoded for its logits, so a single one is never prefilled."""
     single = sequence(1)
     batch = plan([single], 4)
-    assert batch.prefill is None
+    assert not batch.prefill
     assert batch.decode == (single,)
     assert not batch.empty
 
@@ -40,21 +47,20 @@ def test_one_chunk_is_prefilled_beside_every_decode() -> None:
     """Live sequences never wait for a prompt: each decodes while one prefill advances."""
     live, first, second, done = sequence(3, 2), sequence(9), sequence(9), sequence(3, 7)
     batch = plan([live, first, second, done], 4)
-    assert batch.prefill is first
-    assert batch.end == 4
+    assert batch.prefill == ((first, 4),)
     assert batch.decode == (live, done)
 
 
 def test_a_restored_prefix_is_continued_on_the_grid() -> None:
     """After a restore off the grid the next chunk is short and ends on the grid again."""
-    assert plan([sequence(20, 5)], 4).end == 8
-    assert plan([sequence(20, 8)], 4).end == 12
+    assert only(plan([sequence(20, 5)], 4)).end == 8
+    assert only(plan([sequence(20, 8)], 4)).end == 12
 
 
 def test_the_last_prompt_token_is_left_to_decode() -> None:
     """A prompt that ends on the grid is still prefilled only up to its last token."""
-    assert plan([sequence(8, 4)], 4).end == 7
-    assert plan([sequence(8, 7)], 4).prefill is None
+    assert only(plan([sequence(8, 4)], 4)).end == 7
+    assert not plan([sequence(8, 7)], 4).prefill
 
 
 @given(
@@ -65,12 +71,13 @@ def test_the_last_prompt_token_is_left_to_decode() -> None:
 def test_chunks_cover_the_prompt_on_an_absolute_grid(prompt: int, cached: int, chunk: int) -> None:
     """Whatever was cached, chunks are contiguous, end on the grid, and stop before n-1."""
     running = sequence(prompt, min(cached, prompt - 1))
-    while (batch := plan([running], chunk)).prefill is not None:
+    while (batch := plan([running], chunk)).prefill:
         assert not batch.decode
-        assert running.num_computed_tokens < batch.end <= prompt - 1
-        assert batch.end - running.num_computed_tokens <= chunk
-        assert batch.end % chunk == 0 or batch.end == prompt - 1
-        running.num_computed_tokens = batch.end
+        end = only(batch).end
+        assert running.num_computed_tokens < end <= prompt - 1
+        assert end - running.num_computed_tokens <= chunk
+        assert end % chunk == 0 or end == prompt - 1
+        running.num_computed_tokens = end
     assert batch.decode == (running,)
     assert running.num_computed_tokens == prompt - 1
 
@@ -88,7 +95,7 @@ def test_every_sequence_is_decoded_or_waits_for_its_prefill(
     prefilling = [s for s in running if s.num_left_to_prefill]
     assert list(batch.decode) == [s for s in running if not s.num_left_to_prefill]
     shortest = min(prefilling, key=lambda s: s.num_left_to_prefill, default=None)
-    assert batch.prefill is shortest
+    assert [chunk.sequence for chunk in batch.prefill] == ([shortest] if shortest else [])
     assert batch.empty == (not running)
 
 
@@ -96,9 +103,9 @@ def test_a_short_prompt_passes_a_long_one() -> None:
     """The least work that is left goes first, also where the long prompt has begun."""
     long, short = sequence(3000, 500), sequence(11)
     batch = plan([long, short], 512)
-    assert batch.prefill is short
-    assert batch.end == 10
-    assert plan([sequence(11), sequence(9, 1), sequence(8)], 4).end == 4  # of equals the oldest
+    assert batch.prefill == ((short, 10),)
+    oldest = sequence(9, 1)
+    assert only(plan([sequence(11), oldest, sequence(8)], 4)).sequence is oldest  # of equals
 
 
 @given(
@@ -114,13 +121,12 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
     while long.num_left_to_prefill:
         if all(s is long or not s.num_left_to_prefill for s in running):
             running = [long, sequence(next(arrivals))]
-        batch = plan(running, chunk)
-        assert batch.prefill is not None
-        tokens = batch.end - batch.prefill.num_computed_tokens
-        batch.prefill.num_computed_tokens = batch.end
-        for earlier in running[: running.index(batch.prefill)]:
+        advances, end = only(plan(running, chunk))
+        tokens = end - advances.num_computed_tokens
+        advances.num_computed_tokens = end
+        for earlier in running[: running.index(advances)]:
             earlier.num_passed_over += tokens
-        passed += 0 if batch.prefill is long else tokens
+        passed += 0 if advances is long else tokens
     assert passed <= length + max(others)
 
 
@@ -183,3 +189,64 @@ def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
     assert all(time is not None and time >= -1e-9 for time in times)
     assert times == sorted(times, key=lambda time: time or 0.0)
     assert 16 <= bound.chunk(512) <= 512
+
+
+def linear(own: float, each: float) -> Callable[[int], float]:
+    """Calls that take a time of their own, and more for each token."""
+    return lambda tokens: own + each * tokens
+
+
+def lengths(batch: Batch) -> list[int]:
+    """Tokens of a batch's chunks."""
+    return [chunk.tokens for chunk in batch.prefill]
+
+
+def test_prompts_join_where_a_call_of_their_own_takes_longer() -> None:
+    """Padding is computed, so that a long one joins a short one only where calls are dear."""
+    running = [sequence(11), sequence(101), sequence(21)]
+    assert lengths(plan(running, 512, linear(0.2, 0.001))) == [10, 20, 100]
+    assert lengths(plan(running, 512, linear(0.1, 0.003))) == [10, 20]
+    assert lengths(plan(running, 512, linear(0.0, 0.003))) == [10]
+    assert lengths(plan(running, 512)) == [10]
+
+
+def test_before_calls_were_measured_little_is_padded() -> None:
+    """A quarter at most of what is computed."""
+    assert lengths(plan([sequence(11), sequence(11), sequence(12)], 512, lambda _: None)) == [
+        10,
+        10,
+        11,
+    ]
+    assert lengths(plan([sequence(11), sequence(31)], 512, lambda _: None)) == [10]
+
+
+def test_who_must_be_alone_is() -> None:
+    """It neither joins others nor is joined."""
+    running = [sequence(11), sequence(12), sequence(13)]
+    running[1].is_alone = True
+    assert lengths(plan(running, 512, linear(1, 0))) == [10, 12]
+    running[0].is_alone = True
+    assert lengths(plan(running, 512, linear(1, 0))) == [10]
+
+
+@given(
+    states=st.lists(st.tuples(st.integers(1, 90), st.integers(0, 80)), max_size=12),
+    chunk=st.integers(1, 200),
+    own=st.floats(0, 1),
+    each=st.floats(0, 0.1),
+)
+def test_a_joint_call_is_never_slower(
+    states: list[tuple[int, int]], chunk: int, own: float, each: float
+) -> None:
+    """It takes no longer than calls of their own, padding included, and keeps to the bound."""
+    running, takes = [sequence(*state) for state in states], linear(own, each)
+    batch = plan(running, chunk, takes)
+    (alone,) = [plan(running, chunk)]
+    assert batch.prefill[:1] == alone.prefill
+    assert batch.decode == alone.decode
+    if batch.prefill:
+        padded = len(batch.prefill) * max(lengths(batch))
+        assert padded <= max(chunk, lengths(batch)[0])
+        apart = sum(map(takes, lengths(batch)))
+        assert takes(padded) <= apart + 1e-9 * len(batch.prefill)
+        assert len({id(each.sequence) for each in batch.prefill}) == len(batch.prefill)

@@ -1,0 +1,54 @@
+"""Whether a loaded model prefills several prompts in one call as it does one by one."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from ..attention.batched import NotBatchableError
+from ..kv.layout import CacheLayout
+from ..kv.sequence_cache import SequenceCache
+from ..prefill import prefill
+from .probe import BOUND, MARGIN, PROBED, deviation, forward, prefilled
+
+_CHUNKS = ((6, 7, 8, 9, 10, 11, 12), (9, 3), (2, 9, 4, 1))
+_NEIGHBOURS = ((6, 7, 8, 9, 10, 11, 12), (4, 8), (7, 3, 3, 8, 1, 2, 5, 6, 9))
+_NEXT = 5  # the token whose logits show what the state is worth
+
+
+def prefills_together(model: Any, layout: CacheLayout) -> bool:
+    """Try out whether rows of different lengths leave the state that they leave alone.
+
+    Models treat padding in many ways (some recurrent layers have no mask for it), so this is
+    measured. The logits of a token more may differ from those of prompts computed one by one by
+    the model's own rounding: by how much it differs from itself where a prompt is cut.
+
+    Args:
+        model: mlx-lm's.
+        layout: of its layers.
+    """
+
+    def after(chunks: tuple[tuple[int, ...], ...], *, together: bool, cut: int = 0) -> mx.array:
+        caches = prefilled(model, layout, PROBED)
+        parts = list(zip(chunks, caches, strict=True))
+        for calls in [parts] if together else [[part] for part in parts]:
+            if cut:
+                prefill(model, [(tokens[:cut], cache) for tokens, cache in calls])
+            prefill(model, [(tokens[cut:], cache) for tokens, cache in calls])
+        return _logits(model, caches)
+
+    try:
+        together = after(_CHUNKS, together=True)
+        beside = after(_NEIGHBOURS, together=True)
+    except (NotBatchableError, AttributeError, TypeError, ValueError):
+        return False
+    alone = after(_CHUNKS, together=False)
+    furthest = max(deviation(together, alone), deviation(beside[:1], alone[:1]))
+    if furthest < BOUND:
+        return True
+    rounding = deviation(after(_CHUNKS, together=False, cut=1), alone)
+    return furthest < max(BOUND, MARGIN * rounding)
+
+
+def _logits(model: Any, caches: list[SequenceCache]) -> mx.array:
+    """The logits of one token more of each, `[rows, V]`."""
+    return mx.concatenate([forward(model, cache, [_NEXT])[:, -1] for cache in caches])

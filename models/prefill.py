@@ -1,0 +1,33 @@
+"""Advances sequences over their prompts: one, or several in one call of the model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from .attention.padded import padded
+from .kv.sequence_cache import SequenceCache
+
+
+def prefill(model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
+    """Advance sequences over tokens, and wait until their state is computed.
+
+    Args:
+        model: mlx-lm's.
+        chunks: each sequence's tokens, at least one, and its state.
+
+    Raises:
+        NotBatchableError: the model cannot compute several prompts in one call.
+    """
+    lengths = [len(tokens) for tokens, _ in chunks]
+    rows = np.zeros((len(chunks), max(lengths)), np.int32)
+    for row, (tokens, _) in zip(rows, chunks, strict=True):
+        row[: len(tokens)] = tokens
+    caches = [cache for _, cache in chunks]
+    first, *others = [cache.layers for cache in caches]
+    model(mx.array(rows), cache=padded([first, *others], lengths) if others else first)
+    for cache, length in zip(caches, lengths, strict=True):
+        cache.advanced(length)
+        cache.detach()
+    mx.eval([cache.arrays() for cache in caches])

@@ -1,0 +1,120 @@
+"""Prefill steps: chunks of prompts, several in one call where that is no slower."""
+
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from typing import Generic
+
+import structlog
+
+from .kv_cache_manager import KVCacheManager
+from .lifecycle import Lifecycle
+from .policy import Chunk, Expected, StallBound
+from .runner import C, ModelRunner, O, P, T
+from .scheduler import Scheduler
+from .sequence import Sequence
+
+log = structlog.get_logger()
+
+
+class Prefiller(Generic[C, P, O, T]):
+    """Advances prompts, and learns how long that takes.
+
+    Attributes:
+        expected: how long a call takes; None where each prompt has calls of its own.
+
+    Args:
+        runner: of the model.
+        kv_cache: has the sequences' state.
+        scheduler: holds them.
+        lifecycle: ends them.
+        totals: of the engine; what is computed is counted there.
+        most: prompt tokens that one call computes.
+        max_stall: the longest that a call may keep others from their next token, in seconds.
+        exact: chunks are never cut, so that they are the same whatever else runs.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner[C, P, O, T],
+        kv_cache: KVCacheManager[C],
+        scheduler: Scheduler,
+        lifecycle: Lifecycle[C],
+        totals: Counter[str],
+        *,
+        most: int,
+        max_stall: float,
+        exact: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._runner = runner
+        self._kv_cache = kv_cache
+        self._scheduler = scheduler
+        self._lifecycle = lifecycle
+        self._totals = totals
+        self._most = most
+        self._stall = StallBound(max_stall)
+        self._exact = exact
+        self._clock = clock
+
+    @property
+    def expected(self) -> Expected | None:
+        """How long a call takes; None where each prompt has calls of its own."""
+        return self._stall.expected if self._runner.prefills_together else None
+
+    def chunk(self) -> int:
+        """The most tokens of the next call: fewer while others decode."""
+        decoding = any(not s.num_left_to_prefill for s in self._scheduler.running)
+        return self._stall.chunk(self._most) if decoding and not self._exact else self._most
+
+    def run(self, chunks: Items[Chunk]) -> None:
+        """Compute chunks in one call; a fault ends no prompt but one that is computed alone."""
+        began = self._clock()
+        work = [
+            (
+                sequence.tokens[sequence.num_computed_tokens : end].tolist(),
+                self._kv_cache.caches[sequence],
+            )
+            for sequence, end in chunks
+        ]
+        try:
+            self._runner.prefill(work)
+        except BaseException as error:  # noqa: BLE001  (as in `Lifecycle.guard`)
+            self._failed([sequence for sequence, _ in chunks], error)
+            return
+        longest = max(chunk.tokens for chunk in chunks)
+        self._stall.observe(len(chunks) * longest, self._clock() - began)
+        self._age(chunks)
+        for sequence, end in chunks:
+            self._totals.update(prefill_tokens=end - sequence.num_computed_tokens)
+            sequence.num_computed_tokens = end
+            self._lifecycle.guard(sequence, self._advanced)
+
+    def _advanced(self, sequence: Sequence) -> None:
+        self._kv_cache.advanced(sequence)
+        self._kv_cache.prefilled(sequence)
+
+    def _failed(self, sequences: list[Sequence], error: BaseException) -> None:
+        """Fail a prompt that was computed alone; of several, have each be computed alone."""
+        if len(sequences) == 1:
+            self._lifecycle.fail(sequences[0], error)
+            return
+        log.warning("prompts that failed together are computed one by one", exc_info=error)
+        error.__traceback__ = None  # its frames hold the state that is freed now
+        for sequence in reversed(self._scheduler.running.copy()):  # the oldest resumes first
+            if sequence in sequences:
+                sequence.is_alone = True
+                self._scheduler.preempt(sequence)
+                self._lifecycle.keep(sequence, trusted=False)
+                sequence.preempt(replay=self._exact)
+
+    def _age(self, chunks: Items[Chunk]) -> None:
+        """Count for those who were passed over what was computed for later ones."""
+        chosen = {chunk.sequence: chunk.tokens for chunk in chunks}
+        later = 0
+        for sequence in reversed(self._scheduler.running):
+            if sequence in chosen:
+                later += chosen[sequence]
+            elif sequence.num_left_to_prefill:
+                sequence.num_passed_over += later

@@ -1,0 +1,111 @@
+"""Prompts that are computed in one call, held to the same prompts computed one by one."""
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import numpy as np
+import pytest
+
+from umbel.models.attention.batched import NotBatchableError
+from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
+from umbel.models.prefill import prefill
+from umbel.models.runtime import resident_bytes
+
+from .batch_fixture import NAMES, TOLERANCE, BatchFixture, Branch
+
+BY_THEMSELVES = {
+    "deepseek_v3": "it masks scores itself",
+    "deepseek_v32": "it reads keys for its indexer",
+    "gemma2": "its attention is its own",
+    "kimi_linear": "it masks scores itself",
+    "llama4": "it attends in chunks",
+    "longcat_flash": "it masks scores itself",
+    "mamba": "its recurrence knows no padding",
+    "plamo2": "it calls MLX's attention itself",
+}
+"""Models whose prompts are computed one by one, and why."""
+
+TOGETHER = [name for name in (*NAMES, "llama_kv4") if name not in BY_THEMSELVES]
+LENGTHS = [(7, 1, 4), (70, 33, 2), (5, 5, 5)]
+
+
+def started(world: BatchFixture, branch: Branch, twice: int) -> list[list[SequenceCache]]:
+    """Open the same three sequences some times: two lease a prefix, one starts from nothing."""
+    return [
+        [world.come(branch).cache, world.come(branch).cache, world.come().cache]
+        for _ in range(twice)
+    ]
+
+
+def state(cache: SequenceCache) -> list[np.ndarray]:
+    """All that a sequence has of its own."""
+    return [
+        np.array(array.astype(mx.float32) if array.dtype != mx.uint32 else array)
+        for array in flat_arrays([*cache.suffix(), [x.state for x in cache.non_trimmable]])
+    ]
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_together_as_alone(name: str) -> None:
+    """Each has the state that it has alone, call after call, and no padding gets into it."""
+    world = BatchFixture(name)
+    assert world.runner.prefills_together
+    joined, alone = started(world, world.branch(40), 2)
+    for lengths in LENGTHS:
+        chunks = [world.words(length) for length in lengths]
+        world.runner.prefill(list(zip(chunks, joined, strict=True)))
+        for tokens, cache in zip(chunks, alone, strict=True):
+            world.runner.prefill([(tokens, cache)])
+    for one, other in zip(joined, alone, strict=True):
+        assert (one.offset, one.suffix_length) == (other.offset, other.suffix_length)
+        if "kv" not in name:  # a rounding is a whole step of what is quantised
+            for mine, theirs in zip(state(one), state(other), strict=True):
+                assert mine.shape == theirs.shape
+                np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+        logits = [world.model(mx.array([[3]]), cache=each.layers) for each in (one, other)]
+        assert mx.abs(logits[0] - logits[1]).max() < TOLERANCE * (100 if "kv" in name else 1)
+
+
+@pytest.mark.parametrize("name", BY_THEMSELVES)
+def test_who_cannot_is_found_out(name: str) -> None:
+    """A model that would give other state, or fail, is never asked for several prompts at once."""
+    assert not BatchFixture(name).runner.prefills_together
+
+
+def test_chunked_layers_say_so() -> None:
+    """What is tried nevertheless raises, and says why."""
+    world = BatchFixture("llama4")
+    caches = [world.come().cache for _ in range(2)]
+    with pytest.raises(NotBatchableError, match="attend in chunks"):
+        prefill(world.model, [([1, 2], cache) for cache in caches])
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("rows", [2, 5])
+def test_it_takes_no_more_than_planned(name: str, rows: int) -> None:
+    """The allocator's peak is within the plan's cost, which is not several times as much."""
+    world = BatchFixture(name)
+    branch = world.branch(300)
+    caches = [world.come(branch).cache for _ in range(rows)]
+    lengths = [40 - 7 * row for row in range(rows)]
+    chunks = [(world.words(length), cache) for length, cache in zip(lengths, caches, strict=True)]
+    plan = world.runner.plan([], list(zip(caches, lengths, strict=True)))
+    price = world.runner.cost(plan).nbytes
+    mx.clear_cache()
+    before = resident_bytes()
+    mx.reset_peak_memory()
+    world.runner.prefill(chunks)
+    peak = mx.get_peak_memory() - before
+    assert peak <= price < 4 * peak
+
+
+def test_what_was_fetched_is_freed_layer_by_layer() -> None:
+    """Keys of a prefix that are put in one piece for a layer go before the next layer's are."""
+    world = BatchFixture("llama", num_hidden_layers=12)
+    branch = world.branch(2000)
+    caches = [world.come(branch).cache for _ in range(2)]
+    prefixes = 2 * sum(span.nbytes for span in branch.spans)
+    before = resident_bytes()
+    mx.reset_peak_memory()
+    world.runner.prefill([(world.words(8), cache) for cache in caches])
+    assert mx.get_peak_memory() - before < prefixes / 2
