@@ -5,7 +5,11 @@ Drives the engine itself over a model with random weights.
 1. A batch of 8 with contexts of their own decodes; a ninth joins whose context is cached, so
    that joining is all it costs. The slowest of its first four steps is compared with the steps
    just before, time and again: soon after the one before it left, and later.
-2. Four streams decode; a long prompt arrives. The longest gap between two tokens of one stream
+2. Eight streams decode over a shared prefix; 32 requests (`--arrivals`) come at once, with 70
+   tokens of their own each after it. The time until all of them have their first token is
+   compared with what it takes where each prompt is computed by itself, and the streams' gaps with
+   steady steps of everybody.
+3. Four streams decode; a long prompt arrives. The longest gap between two tokens of one stream
    is compared with the stall bound and a steady step.
 """
 
@@ -15,7 +19,7 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
@@ -36,7 +40,12 @@ from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, Request, TokenEvent
 from umbel.scheduler.sequence import Sequence
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 JOINS = 8
+STREAMS, OWN = 8, 70
+ROUNDS = 3
 PAUSES = (10, 100)
 
 
@@ -48,6 +57,7 @@ class Driver:
         self._numbers = itertools.count()
         cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 40)
         self.gaps: dict[str, list[float]] = {}
+        self.begun: set[str] = set()
         self.ended: set[str] = set()
         self._last: dict[str, float] = {}
         self.engine = Engine(
@@ -100,6 +110,7 @@ class Driver:
             if isinstance(event, Finished):
                 self.ended.add(name)
             elif isinstance(event, TokenEvent):
+                self.begun.add(name)
                 if name in self._last:
                     self.gaps.setdefault(name, []).append(now - self._last[name])
                 self._last[name] = now
@@ -140,6 +151,63 @@ def join(runner: ModelRunner, vocab_size: int, context: int, pause: int) -> dict
     }
 
 
+def arrive(runner: ModelRunner, vocab_size: int, shared: int, count: int) -> dict[str, Any]:
+    """Measure how requests come at once, computed together and one by one, in turns.
+
+    Args:
+        runner: the model.
+        vocab_size: of it.
+        shared: tokens of the prefix that all read.
+        count: requests that come.
+    """
+    driver = Driver(runner, max_stall=0.2, prefill_chunk=2048)
+    prefix = tokens(shared, vocab_size, seed=1)
+    driver.ask(prefix, 1)
+    driver.drain()
+    for seed in range(STREAMS):
+        driver.ask([*prefix, *tokens(OWN, vocab_size, seed=100 + seed)], 1 << 20)
+    while len(driver.gaps) < STREAMS:
+        driver.step()
+    seeds = itertools.count(1000)
+    found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    for together in [True, False] * (ROUNDS + 1):
+        runner.prefills_together = together
+        guests = [[*prefix, *tokens(OWN, vocab_size, seed=next(seeds))] for _ in range(count)]
+        found[together].append(arrival(driver, guests))
+    return {
+        "shared": shared,
+        **{
+            ("together" if together else "one_by_one"): {
+                name: round(statistics.median(one[name] for one in rounds[1:]), 2)
+                for name in rounds[0]
+            }
+            for together, rounds in found.items()
+        },
+    }
+
+
+def arrival(driver: Driver, prompts: list[list[int]]) -> dict[str, float]:
+    """Have requests come at once beside streams, and leave."""
+    driver.gaps.clear()
+    guests = {driver.ask(prompt, 30).request.id for prompt in prompts}
+    start, steps = time.perf_counter(), 0
+    while not guests <= driver.begun:
+        driver.step()
+        steps += 1
+    wall = time.perf_counter() - start
+    gaps = [gap for name in driver.gaps.keys() - guests for gap in driver.gaps[name]]
+    steady = statistics.median(driver.step() for _ in range(10))
+    while not guests <= driver.ended:
+        driver.step()
+    return {
+        "until_all_began_ms": wall * 1e3,
+        "steps": steps,
+        "steady_ms": steady * 1e3,
+        "median_gap_in_steps": statistics.median(gaps) / steady,
+        "longest_gap_in_steps": max(gaps) / steady,
+    }
+
+
 def stall(
     runner: ModelRunner, vocab_size: int, long: int, bound: float, chunk: int
 ) -> dict[str, float]:
@@ -168,11 +236,13 @@ def stall(
 
 
 def main() -> None:
-    """Run both."""
+    """Run all three."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small" if on_cpu() else "8b")
     parser.add_argument("--context", type=int, default=1000 if on_cpu() else 8000)
     parser.add_argument("--long", type=int, default=4000 if on_cpu() else 32_000)
+    parser.add_argument("--arrivals", type=int, default=6 if on_cpu() else 32)
+    parser.add_argument("--only", choices=["join", "arrive", "stall"], help="one of the three")
     parser.add_argument("--stall-ms", type=float, default=200)
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
@@ -181,11 +251,13 @@ def main() -> None:
     bound = options.stall_ms / 1e3
     if runner.overlaps:
         warm_up(runner, 32)  # as the daemon does by default
-    found = {
-        "device": str(mx.default_device()),
-        "join": [join(runner, vocab_size, options.context, pause) for pause in PAUSES],
-        "stall": [stall(runner, vocab_size, options.long, bound, c) for c in (512, 2048)],
+    parts: dict[str, Callable[[], Any]] = {
+        "join": lambda: [join(runner, vocab_size, options.context, pause) for pause in PAUSES],
+        "arrive": lambda: arrive(runner, vocab_size, options.context, options.arrivals),
+        "stall": lambda: [stall(runner, vocab_size, options.long, bound, c) for c in (512, 2048)],
     }
+    chosen = [options.only] if options.only else list(parts)
+    found = {"device": str(mx.default_device()), **{name: parts[name]() for name in chosen}}
     print(json.dumps(found, indent=1))
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))

@@ -46,8 +46,8 @@ def agents(count: int, *, at: int = 0, apart: int = 0) -> list[Ask]:
 
 def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows are further from the answers of each alone than is allowed, it says how far."""
-    monkeypatch.setattr(probe, "_BOUND", 1e-9)
-    monkeypatch.setattr(probe, "_MARGIN", 0.0)
+    monkeypatch.setattr(probe, "BOUND", 1e-9)
+    monkeypatch.setattr(probe, "MARGIN", 0.0)
     net, device = zoo.make("llama"), device_policy()
     bind(net, device)
     reason = probe.batching(net, CacheLayout(net), device).one_by_one
