@@ -15,6 +15,9 @@ _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
 SMALL = 2**16
 """Bytes that are reserved besides, for arrays of a few numbers."""
 
+UNBROKEN = 1 << 30
+"""Tokens of a block where attention is not computed in blocks."""
+
 UNFORESEEN = 1.25
 """What is reserved, as a multiple of what was measured."""
 
@@ -126,6 +129,7 @@ class Transients:
         within: of each pair of its own tokens, in chunks longer than those that the figures
             above are fitted to: masks that a model makes of a whole chunk, and scores of layers
             that look no further.
+        joint: of each pair in a call with several rows, more than in calls of their own.
         margin: what is set aside, as a multiple of what was fitted.
     """
 
@@ -133,8 +137,9 @@ class Transients:
     token: float
     context: float
     pair: float
-    block: int = 1 << 30
+    block: int = UNBROKEN
     within: float = 0.0
+    joint: float = 0.0
     margin: float = UNFORESEEN
 
     def estimate(self, tokens: int, context: int) -> int:
@@ -158,6 +163,8 @@ class Transients:
     def _fitted(self, tokens: int, *contexts: int) -> float:
         each = self.context + self.pair * min(tokens, self.block)
         within = self.within * max(0, tokens - FITTED) ** 2
+        if len(contexts) > 1:
+            each += self.joint * tokens
         rows = sum(self.token * tokens + each * (context + tokens) + within for context in contexts)
         return self.base + rows + SMALL
 

@@ -8,14 +8,18 @@ import numpy as np
 
 from .attention.padded import padded
 from .kv.sequence_cache import SequenceCache
+from .load.device import DevicePolicy
 
 
-def prefill(model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
+def prefill(
+    model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]], device: DevicePolicy
+) -> None:
     """Advance sequences over tokens, and wait until their state is computed.
 
     Args:
         model: mlx-lm's.
         chunks: each sequence's tokens, at least one, and its state.
+        device: how attention is computed.
 
     Raises:
         NotBatchableError: the model cannot compute several prompts in one call.
@@ -25,8 +29,8 @@ def prefill(model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -
     for row, (tokens, _) in zip(rows, chunks, strict=True):
         row[: len(tokens)] = tokens
     caches = [cache for _, cache in chunks]
-    first, *others = [cache.layers for cache in caches]
-    model(mx.array(rows), cache=padded([first, *others], lengths) if others else first)
+    one = len(chunks) == 1
+    model(mx.array(rows), cache=caches[0].layers if one else padded(caches, lengths, device))
     for cache, length in zip(caches, lengths, strict=True):
         cache.advanced(length)
         cache.detach()

@@ -86,11 +86,12 @@ class ModelRunner:
         self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
-            lambda tokens, cache: prefill(loaded.model, [(tokens, cache)]),
+            lambda chunks: prefill(loaded.model, chunks, loaded.device),
             loaded.device,
             loaded.text.vocab_size,
             contiguous=exact,
             multiple=EXACT_ROWS if exact and self.batches else 1,
+            together=self.prefills_together,
             folder=measured,
             of=() if measured is None else (loaded.fingerprint,),
         )
@@ -103,7 +104,7 @@ class ModelRunner:
         def probe() -> Probed:
             way = batching(loaded.model, loaded.layout, loaded.device)
             parts = way.one_by_one is None and reads_parts(loaded.model, loaded.layout)
-            return Probed(way, parts, prefills_together(loaded.model, loaded.layout))
+            return Probed(way, parts, prefills_together(loaded.model, loaded.layout, loaded.device))
 
         if folder is None:
             return probe()
@@ -199,7 +200,7 @@ class ModelRunner:
         """
         offsets = [cache.offset for _, cache in chunks]
         longest = max(len(tokens) for tokens, _ in chunks)
-        _, peak = peak_of(lambda: prefill(self._model, chunks))
+        _, peak = peak_of(lambda: prefill(self._model, chunks, self._device))
         self.profile.observe(longest, offsets, peak)
 
     def run(

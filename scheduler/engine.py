@@ -155,7 +155,7 @@ class Engine(Generic[C, P, O, T]):
                 self._running,
                 self._prefiller.chunk(),
                 self._kv_cache.caches,
-                self._prefiller.expected,
+                self._prefiller.joins,
             )
             if step is not None:
                 self._waits_since = None

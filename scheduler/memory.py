@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
-from .policy import Batch, Expected, plan
+from .policy import Batch, Joins, plan
 from .runner import C, P, StepPlanner
 from .sequence import Sequence
 from .statistics import MemoryUse
@@ -96,7 +96,7 @@ class MemoryPlanner(Generic[C, P]):
         running: Items[Sequence],
         chunk: int,
         caches: Mapping[Sequence, C],
-        expected: Expected | None = None,
+        joins: Joins | None = None,
     ) -> Affordable[P] | None:
         """Plan a step that fits, and reserve what it takes.
 
@@ -107,12 +107,12 @@ class MemoryPlanner(Generic[C, P]):
             running: all that run.
             chunk: the most tokens of prompts.
             caches: their state.
-            expected: see `policy.plan`.
+            joins: see `policy.plan`.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
-        batch = plan(running, chunk, expected)
+        batch = plan(running, chunk, joins)
         while (planned := self._reserved(batch, caches)) is None:
             if self._runner.forget_copies():
                 self.record(caches.values())
@@ -125,7 +125,7 @@ class MemoryPlanner(Generic[C, P]):
                 if batch.empty:
                     return None
             else:
-                batch = plan(running, chunk, expected)
+                batch = plan(running, chunk, joins)
         return Affordable(batch, planned)
 
     def release(self) -> None:

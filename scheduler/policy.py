@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from .sequence import Sequence
 
+_TWO = 2
 _FULL = 0.75
 """Of a call's tokens that must not be padding, where it is not known yet how long calls take."""
 
@@ -46,11 +47,11 @@ class Batch:
         return not self.prefill and not self.decode
 
 
-Expected = Callable[[int], float | None]
-"""Seconds that a call takes that computes so many prompt tokens; None where that is not known."""
+Joins = Callable[[Items[int], int], bool]
+"""Whether a chunk of so many tokens is best computed in one call with others of these lengths."""
 
 
-def plan(running: Items[Sequence], prefill_chunk: int, expected: Expected | None = None) -> Batch:
+def plan(running: Items[Sequence], prefill_chunk: int, joins: Joins | None = None) -> Batch:
     """Choose the next step's work.
 
     Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
@@ -61,15 +62,16 @@ def plan(running: Items[Sequence], prefill_chunk: int, expected: Expected | None
     Args:
         running: all that run, oldest first.
         prefill_chunk: the most prompt tokens of a call, padding included.
-        expected: where several prompts may advance in one call, how long calls take. They are
-            rows as long as the longest; one joins where that takes no longer than a call of its
-            own.
+        joins: where several prompts may advance in one call, which do: see `StallBound.joins`.
+            They are rows as long as the longest.
     """
     chunks = [Chunk(s, _end(s, prefill_chunk)) for s in _by_urgency(running)]
     chosen = chunks[:1]
-    if expected is not None and not any(chunk.sequence.is_alone for chunk in chosen):
+    if joins is not None and not any(chunk.sequence.is_alone for chunk in chosen):
         for chunk in chunks[1:]:
-            if not chunk.sequence.is_alone and _pays([*chosen, chunk], prefill_chunk, expected):
+            others = [other.tokens for other in chosen]
+            fits = (len(chosen) + 1) * max(*others, chunk.tokens) <= prefill_chunk
+            if fits and not chunk.sequence.is_alone and joins(others, chunk.tokens):
                 chosen.append(chunk)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
     return Batch(tuple(chosen), decode)
@@ -82,20 +84,6 @@ def _end(sequence: Sequence, prefill_chunk: int) -> int:
         offset for offset in (*sequence.chunk_boundaries, sequence.num_awaited) if offset > start
     )
     return min(grid, len(sequence.tokens) - 1, *stops)
-
-
-def _pays(chunks: Items[Chunk], most: int, expected: Expected) -> bool:
-    """Whether the last of some chunks is best computed in one call with the others."""
-    *others, joins = [chunk.tokens for chunk in chunks]
-    alone, before = joins, len(others) * max(others)
-    together = len(chunks) * max(*others, joins)
-    if together > most:
-        return False
-    seconds = expected(together), expected(before), expected(alone)
-    if None in seconds:
-        return _FULL * together <= alone + sum(others)
-    joint, *apart = (second or 0.0 for second in seconds)
-    return joint <= sum(apart)
 
 
 def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
@@ -114,7 +102,8 @@ class StallBound:
 
     A chunk takes a time of its own, to read the weights, and more for each token; both are
     fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
-    one does not halve its time, and why short chunks are a bad bargain.
+    one does not halve its time, and why short chunks are a bad bargain. A call of several rows
+    takes more for each row, which some layers compute by itself.
 
     Args:
         seconds: the longest that one chunk may take.
@@ -128,9 +117,19 @@ class StallBound:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
+        self._row: float | None = None  # seconds of each row more; None before any was measured
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a chunk how long chunks take."""
+    def observe(self, tokens: int, seconds: float, rows: int = 1) -> None:
+        """Learn from a call how long calls take.
+
+        Args:
+            tokens: that were computed, padding included.
+            seconds: that it took.
+            rows: of the call.
+        """
+        if rows > 1 and self.expected(tokens) is not None:
+            self._observe_rows(tokens, seconds, rows)
+            return
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = tuple(  # type: ignore[assignment]
             self._FORGET * old + more for old, more in zip(self._sums, new, strict=True)
@@ -145,6 +144,42 @@ class StallBound:
         each = (count * nt - n * t) / spread if spread > 1e-9 * nn else t / n
         each = min(max(each, 0.0), t / n)  # neither part of the time is negative
         return (t - each * n) / count + each * tokens
+
+    def joins(self, others: Items[int], tokens: int, *, bounded: bool) -> bool:
+        """Whether a chunk is best computed in one call with others.
+
+        That is where it takes no longer than a call of its own: rows are as long as the longest,
+        so that a long one makes the others longer.
+
+        Args:
+            others: tokens of these.
+            tokens: of the chunk.
+            bounded: others decode, and must not wait for longer than the bound.
+        """
+        longest, rows = max(*others, tokens), len(others) + 1
+        together = self._seconds_of(rows * longest, rows)
+        before = self._seconds_of(len(others) * max(others), len(others))
+        alone = self.expected(tokens)
+        if together is None or before is None or alone is None:
+            # Two that are nearly as long tell how long such calls take.
+            return rows == _TWO and rows * longest * _FULL <= sum(others) + tokens
+        return together <= before + alone and not (bounded and together > self._most)
+
+    def _seconds_of(self, tokens: int, rows: int) -> float | None:
+        """Estimate how many seconds a call of several rows takes."""
+        seconds = self.expected(tokens)
+        if rows == 1 or seconds is None:
+            return seconds
+        return None if self._row is None else seconds + (rows - 1) * self._row
+
+    def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
+        row = max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1)
+        before = row if self._row is None else self._row
+        self._row = self._FORGET * before + (1 - self._FORGET) * row
+
+    @property
+    def _most(self) -> float:
+        return self._SURE * self._seconds
 
     def chunk(self, limit: int) -> int:
         """Halve `limit` until a chunk of it takes no longer than it may.
@@ -161,6 +196,5 @@ class StallBound:
         expected, least = self.expected(chunk), self.expected(self._LEAST)
         if expected is None or least is None:
             return chunk <= self._UNTRIED
-        bound = self._SURE * self._seconds
         # Where no chunk fits, cutting saves the streams little and costs the prompt much.
-        return expected <= (bound if least <= bound else 2 * least)
+        return expected <= (self._most if least <= self._most else 2 * least)

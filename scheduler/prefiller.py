@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from functools import partial
 from typing import Generic
 
 import structlog
 
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
-from .policy import Chunk, Expected, StallBound
+from .policy import Chunk, Joins, StallBound
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -19,9 +20,6 @@ log = structlog.get_logger()
 
 class Prefiller(Generic[C, P, O, T]):
     """Advances prompts, and learns how long that takes.
-
-    Attributes:
-        expected: how long a call takes; None where each prompt has calls of its own.
 
     Args:
         runner: of the model.
@@ -59,14 +57,20 @@ class Prefiller(Generic[C, P, O, T]):
         self._clock = clock
 
     @property
-    def expected(self) -> Expected | None:
-        """How long a call takes; None where each prompt has calls of its own."""
-        return self._stall.expected if self._runner.prefills_together else None
+    def joins(self) -> Joins | None:
+        """Which prompts share a call; None where each has calls of its own."""
+        if not self._runner.prefills_together:
+            return None
+        return partial(self._stall.joins, bounded=self._bounded)
 
     def chunk(self) -> int:
         """The most tokens of the next call: fewer while others decode."""
+        return self._stall.chunk(self._most) if self._bounded else self._most
+
+    @property
+    def _bounded(self) -> bool:
         decoding = any(not s.num_left_to_prefill for s in self._scheduler.running)
-        return self._stall.chunk(self._most) if decoding and not self._exact else self._most
+        return decoding and not self._exact
 
     def run(self, chunks: Items[Chunk]) -> None:
         """Compute chunks in one call; a fault ends no prompt but one that is computed alone."""
@@ -84,7 +88,7 @@ class Prefiller(Generic[C, P, O, T]):
             self._failed([sequence for sequence, _ in chunks], error)
             return
         longest = max(chunk.tokens for chunk in chunks)
-        self._stall.observe(len(chunks) * longest, self._clock() - began)
+        self._stall.observe(len(chunks) * longest, self._clock() - began, len(chunks))
         self._age(chunks)
         for sequence, end in chunks:
             self._totals.update(prefill_tokens=end - sequence.num_computed_tokens)

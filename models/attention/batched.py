@@ -16,7 +16,7 @@ from ..kv.span_stack import SpanStack
 from ..kv.storage import SpanRun
 from ..load.device import DevicePolicy
 from .blocks import attend
-from .cascade import Part, merge, part_of, scores_of
+from .cascade import Part, merge, part_of, scores_of, spread, together
 from .fetched import Keys, Rotated, RotatedQueries
 from .products import LATENT, PLAIN, Products, Segment
 from .softmax import softmaxes
@@ -243,7 +243,7 @@ class BatchedTokenLayer(AttendingLayer):
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
         own = parts.pop()
         together = [
-            self._spread(part, members, grouped.shape)
+            spread(part, members, grouped.shape)
             for part, (_, members) in zip(parts, self._step.shared, strict=False)
         ]
         alone = parts[len(shared) :]
@@ -267,11 +267,8 @@ class BatchedTokenLayer(AttendingLayer):
         self, grouped: mx.array, shared: Sequence[Sequence[Segment]], products: Products
     ) -> Iterator[mx.array]:
         """Multiply queries of some rows with what they share, as if they were one sequence."""
-        _, kv_heads, _, size = grouped.shape
         for (_, members), segments in zip(self._step.shared, shared, strict=True):
-            chosen = grouped if members is None else grouped[members]
-            stacked = chosen.transpose(1, 0, 2, 3).reshape(1, kv_heads, -1, size)
-            yield scores_of(stacked, segments, products)
+            yield scores_of(together(grouped, members), segments, products)
 
     def _stack_scores(
         self, grouped: mx.array, stacks: Sequence[Sequence[Segment]], products: Products
@@ -286,13 +283,6 @@ class BatchedTokenLayer(AttendingLayer):
         """Leave out what is not a row's own."""
         mask = self._buffer.mask
         return scores if mask is None else mx.where(mask, scores, -mx.inf)
-
-    @staticmethod
-    def _spread(part: Part, members: mx.array | None, shape: tuple[int, ...]) -> Part:
-        """Give rows back what was computed for them as for one sequence."""
-        rows, kv_heads, group, _ = shape
-        back = Part(*[x.reshape(kv_heads, -1, group, x.shape[-1]).swapaxes(0, 1) for x in part])
-        return back if members is None else _scattered(back, members, rows)
 
     def _in_order(self, parts: Sequence[Part], order: mx.array | None) -> Part:
         """Make one part of what was computed for rows that read alone."""
@@ -312,13 +302,3 @@ class BatchedTokenLayer(AttendingLayer):
                 mx.full((1, *shape[:-1], 1), -mx.inf, part.lse.dtype),
             )
         return self._nothing
-
-
-def _scattered(part: Part, members: mx.array, rows: int) -> Part:
-    """Spread a part of some rows over all; the others have looked at nothing."""
-    spread = []
-    for x, fill in zip(part, (0.0, -mx.inf), strict=True):
-        empty = mx.full((rows, *x.shape[1:]), fill, x.dtype)
-        empty[members] = x
-        spread.append(empty)
-    return Part(*spread)

@@ -21,7 +21,7 @@ from .batched import BatchedLayer, NotBatchableError
 from .cascade import merge, part_of, scores_of
 from .chunked import CountsByRow
 from .fetched import Keys, RotatedQueries
-from .padded import RowKeys
+from .padded import PaddedKeys
 from .products import PLAIN, Products
 from .quantized import QuantizedProducts
 from .softmax import softmaxes
@@ -64,7 +64,7 @@ class Attention:
         Returns:
             `[1, heads, tokens, size of a value]`.
         """
-        if isinstance(keys, RowKeys):
+        if isinstance(keys, PaddedKeys):
             return keys.attend(queries, scale, mask, sinks, self)
         layer = keys.layer if isinstance(keys, Keys) else cache
         if isinstance(layer, BatchedLayer):

@@ -34,6 +34,40 @@ def scores_of(
     return scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
 
 
+def together(queries: mx.array, members: mx.array | None) -> mx.array:
+    """Put the queries of some rows side by side, as if they were one sequence.
+
+    Args:
+        queries: `[rows, kv_heads, n, size]`.
+        members: numbers of the rows; None for all.
+
+    Returns:
+        `[1, kv_heads, members * n, size]`.
+    """
+    chosen = queries if members is None else queries[members]
+    return chosen.transpose(1, 0, 2, 3).reshape(1, queries.shape[1], -1, queries.shape[3])
+
+
+def spread(part: Part, members: mx.array | None, shape: tuple[int, ...]) -> Part:
+    """Give rows back what was computed for them `together`.
+
+    Args:
+        part: of all of them.
+        members: as before.
+        shape: of all rows' queries. Rows that are no members have looked at nothing.
+    """
+    rows, kv_heads, count, _ = shape
+    back = Part(*[x.reshape(kv_heads, -1, count, x.shape[-1]).swapaxes(0, 1) for x in part])
+    if members is None:
+        return back
+    scattered = []
+    for x, fill in zip(back, (0.0, -mx.inf), strict=True):
+        empty = mx.full((rows, *x.shape[1:]), fill, x.dtype)
+        empty[members] = x
+        scattered.append(empty)
+    return Part(*scattered)
+
+
 def part_of(softmax: Softmax, segments: Sequence[Segment], products: Products = PLAIN) -> Part:
     """Weigh the values of segments in a row."""
     shares, lse = softmax

@@ -1,7 +1,7 @@
 """The layers of a prefill of several prompts: rows of different lengths, padded to the longest.
 
-The model's products are computed for all rows together. Each row attends by itself, to its own
-tokens only, and writes to the caches of its own sequence: no padding gets there.
+The model's products are computed for all rows together. Each row looks at its own tokens only, and
+writes to the caches of its own sequence: no padding gets there.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,12 @@ import mlx.core as mx
 from mlx_lm.models.cache import ChunkedKVCache
 
 from ..kv.recurrent import SeparateRecurrentLayer
-from ..kv.sequence_cache import layer_caches_of
+from ..kv.sequence_cache import SequenceCache, layer_caches_of
 from ..kv.token_layer import TokenLayerCache
+from ..load.device import DevicePolicy
 from .batched import NotBatchableError
+from .blocks import BLOCK
+from .joint import Prompts, attend_jointly, own_tensors, prompts_of
 from .separate import layers_of
 
 Attend = Callable[..., mx.array]
@@ -26,8 +29,13 @@ class RowMasks(NamedTuple):
 
     masks: tuple[Any, ...]
 
+    @property
+    def plain(self) -> bool:
+        """Whether each row looks at all that comes before."""
+        return all(mask is None or isinstance(mask, str) for mask in self.masks)
 
-class RowKeys(mx.array):
+
+class PaddedKeys(mx.array):
     """A call's keys, which know where each row's are.
 
     They are what the model holds of all rows' keys and values in one piece: these are freed with
@@ -35,12 +43,14 @@ class RowKeys(mx.array):
 
     Args:
         keys: `[rows, kv_heads, tokens, size]`, padded.
-        rows: each row's cache, what it returned, and how many tokens of the call are the row's.
+        layer: whose they are.
+        fetched: what each row's cache returned, all of its tokens.
     """
 
-    def __init__(self, keys: mx.array, rows: Sequence[tuple[Any, Any, int]]) -> None:
+    def __init__(self, keys: mx.array, layer: "PaddedLayer", fetched: Sequence[Any]) -> None:
         super().__init__(keys)
-        self._rows = rows
+        self._layer = layer
+        self._fetched = fetched
 
     def attend(
         self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None, attend: Attend
@@ -55,7 +65,8 @@ class RowKeys(mx.array):
             attend: computes one row's.
 
         Returns:
-            `[rows, heads, tokens, size of a value]`, with zeros behind a row's own tokens.
+            `[rows, heads, tokens, size of a value]`. What stands behind a row's own tokens means
+            nothing.
 
         Raises:
             NotBatchableError: the model changed the mask.
@@ -63,8 +74,8 @@ class RowKeys(mx.array):
         if not isinstance(mask, RowMasks):
             raise NotBatchableError("the model brings a mask of its own for prompts of a batch")
         outputs = []
-        for row, ((cache, fetched, tokens), own) in enumerate(
-            zip(self._rows, mask.masks, strict=True)
+        for row, (cache, fetched, tokens, own) in enumerate(
+            zip(self._layer.caches, self._fetched, self._layer.lengths, mask.masks, strict=True)
         ):
             output = attend(
                 queries[row : row + 1, :, :tokens],
@@ -79,65 +90,138 @@ class RowKeys(mx.array):
         return mx.concatenate(outputs, axis=0)
 
 
+class JointKeys(PaddedKeys):
+    """The same where what rows share is read once for all of them.
+
+    Args:
+        keys: as above.
+        layer: as above.
+        own: keys and values that each row reads alone, those of the call included.
+    """
+
+    def __init__(self, keys: mx.array, layer: "JointLayer", own: tuple[mx.array, ...]) -> None:
+        super().__init__(keys, layer, ())
+        self._joint = layer
+        self._own = own
+
+    def attend(
+        self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None, attend: Attend
+    ) -> mx.array:
+        """See `PaddedKeys.attend`."""
+        if isinstance(mask, RowMasks) and mask.plain:
+            return self._joint.attend(self._own, queries, scale, sinks)
+        self._fetched = [cache.keys_and_values() for cache in self._layer.caches]
+        return super().attend(queries, scale, mask, sinks, attend)
+
+
 class PaddedLayer:
     """One layer of several sequences, which each keep a cache of mlx-lm's kind.
 
-    Args:
+    Attributes:
         caches: theirs.
         lengths: tokens of each in this call.
     """
 
-    def __init__(self, caches: Sequence[Any], *, lengths: Sequence[int]) -> None:
-        self._caches = caches
-        self._lengths = lengths
+    def __init__(self, caches: Sequence[Any], lengths: Sequence[int]) -> None:
+        self.caches = caches
+        self.lengths = lengths
 
     @property
     def offset(self) -> mx.array:
         """`[rows]` positions of the rows' next tokens."""
-        return mx.array([int(cache.offset) for cache in self._caches])
+        return mx.array([int(cache.offset) for cache in self.caches])
 
     def make_mask(self, tokens: int, **options: Any) -> RowMasks:
         """The mask that mlx-lm would make for each row."""
         del tokens
-        rows = zip(self._caches, self._lengths, strict=True)
+        rows = zip(self.caches, self.lengths, strict=True)
         return RowMasks(tuple(cache.make_mask(length, **options) for cache, length in rows))
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowKeys, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PaddedKeys, mx.array]:
         """Append each row's own tokens to its cache."""
-        rows = []
-        for row, (cache, length) in enumerate(zip(self._caches, self._lengths, strict=True)):
+        fetched = []
+        for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
             part = slice(row, row + 1), slice(None), slice(0, length)
-            fetched = cache.update_and_fetch(keys[part], values[part])
+            fetched.append(cache.update_and_fetch(keys[part], values[part]))
             if isinstance(cache, TokenLayerCache):
                 cache.let_go()  # it is freed layer by layer, with what is returned here
-            rows.append((cache, fetched, length))
-        return RowKeys(keys, rows), values
+        return PaddedKeys(keys, self, fetched), values
 
-    def keys_and_values(self) -> tuple[RowKeys, mx.array]:
+    def keys_and_values(self) -> tuple[PaddedKeys, mx.array]:
         """What stands for all that the caches hold, for layers that have none of their own."""
-        rows = [
-            (cache, cache.keys_and_values(), length)
-            for cache, length in zip(self._caches, self._lengths, strict=True)
-        ]
-        nothing = mx.zeros((len(rows), 1, 1, 1))
-        return RowKeys(nothing, rows), nothing
+        nothing = mx.zeros((len(self.caches), 1, 1, 1))
+        return PaddedKeys(nothing, self, [c.keys_and_values() for c in self.caches]), nothing
 
 
-def padded(caches: Sequence[list[Any]], lengths: Sequence[int]) -> list[Any]:
+class JointLayer(PaddedLayer):
+    """One that is token-addressable: what rows share is read once.
+
+    Args:
+        caches: of the rows.
+        lengths: tokens of each in this call.
+        prompts: what they share.
+        index: of the layer, among those that spans hold.
+        device: how attention is computed.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[TokenLayerCache],
+        lengths: Sequence[int],
+        prompts: Prompts,
+        index: int,
+        device: DevicePolicy,
+    ) -> None:
+        super().__init__(caches, lengths)
+        self._prompts = prompts
+        self._index = index
+        self._device = device
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PaddedKeys, mx.array]:
+        """Append each row's own tokens to its cache, and join nothing that rows share."""
+        held = [cache.suffix_tensors() if cache.has_suffix else None for cache in self.caches]
+        own = own_tensors(self._prompts, held, self._index, (keys, values))
+        for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
+            part = slice(row, row + 1), slice(None), slice(0, length)
+            cache.append(keys[part], values[part])
+        return JointKeys(keys, self, own), values
+
+    def attend(
+        self,
+        own: tuple[mx.array, ...],
+        queries: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """See `joint.attend_jointly`."""
+        return attend_jointly(self._prompts, own, self._index, queries, scale, sinks, self._device)
+
+
+def padded(
+    caches: Sequence[SequenceCache], lengths: Sequence[int], device: DevicePolicy
+) -> list[Any]:
     """View the caches of several sequences as those of one call.
 
     Args:
-        caches: for each row what the model would be called with.
+        caches: for each row its sequence's.
         lengths: tokens of each row in this call.
+        device: how attention is computed.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
-    if any(type(cache) is ChunkedKVCache for cache in layer_caches_of(caches[0])):
+    first = caches[0]
+    if any(type(layer) is ChunkedKVCache for layer in layer_caches_of(first.layers)):
         raise NotBatchableError("prompts of layers that attend in chunks are computed one by one")
+    joint = max(lengths) <= BLOCK and not any(cache.is_contiguous for cache in caches)
+    prompts = prompts_of(caches, max(lengths)) if joint else None
+    index = {id(layer): number for number, layer in enumerate(first.token_layers)}
+
+    def attending(rows: list[Any]) -> PaddedLayer:
+        if prompts is None or type(rows[0]) is not TokenLayerCache:
+            return PaddedLayer(rows, lengths)
+        return JointLayer(rows, lengths, prompts, index[id(rows[0])], device)
+
     differ = lengths if len(set(lengths)) > 1 else None
-    return layers_of(
-        caches,
-        partial(PaddedLayer, lengths=lengths),
-        partial(SeparateRecurrentLayer, lengths=differ),
-    )
+    recurrent = partial(SeparateRecurrentLayer, lengths=differ)
+    return layers_of([cache.layers for cache in caches], attending, recurrent)

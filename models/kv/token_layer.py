@@ -107,6 +107,14 @@ class TokenLayerCache:
         self._fetched = self._whole(_flat(self.suffix.update_and_fetch(keys, values)))
         return self._fetched
 
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        """Append to the suffix, and fetch nothing. What is first in it is not copied."""
+        if self.suffix.empty():
+            self.suffix.keys, self.suffix.values = keys, values
+            self.suffix.offset = keys.shape[-2]
+        else:
+            self.suffix.update_and_fetch(keys, values)
+
     def keys_and_values(self) -> Any:
         """Keys and values of all tokens, without writing."""
         return self._whole(None if self.suffix.empty() else self._held())

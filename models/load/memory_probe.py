@@ -1,7 +1,7 @@
 """Measures what a loaded model's state and its computing take in memory."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..memory_profile import (
     FITTED,
     GROWTH,
     SMALL,
+    UNBROKEN,
     UNFORESEEN,
     MemoryProfile,
     Ring,
@@ -33,8 +34,9 @@ _FEW, _CONTEXT = 32, 1024  # tokens of a short chunk, and before chunks
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
 _MOST = 4 * BLOCK  # tokens of a chunk that show what is not cut though attention is
 _TIMES, _QUICK = 3, 0.1  # runs of a probe, while they take less than so many seconds
+_ROWS = 3  # of a call that shows what several take more
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 4  # of what is kept
+_FORMAT = 5  # of what is kept
 
 
 def measure(
@@ -45,6 +47,7 @@ def measure(
     *,
     contiguous: bool,
     multiple: int,
+    together: bool,
     folder: Path | None = None,
     of: Iterable[Any] = (),
 ) -> MemoryProfile:
@@ -52,27 +55,33 @@ def measure(
 
     Args:
         layout: the model's.
-        prefill: called with token ids and a sequence's cache, advances it over them.
+        prefill: advances sequences; see `models.prefill`.
         device: how it is run.
         vocab_size: logits of a row.
         contiguous: see `MemoryProfile`.
         multiple: see `MemoryProfile`.
+        together: whether prompts of several sequences are computed in one call.
         folder: where what varies is kept for later starts; None measures it now.
         of: what names the model there.
     """
     sizes = measure_sizes(layout, prefill)
     if folder is None:
-        transients = measure_transients(layout, prefill, device)
+        transients = measure_transients(layout, prefill, device, together=together)
     else:
         key = key_of(
-            _FORMAT, getattr(mx, "__version__", ""), *of, device, contiguous, multiple, sizes
+            *(_FORMAT, getattr(mx, "__version__", ""), *of, device),
+            *(contiguous, multiple, together, sizes),
         )
         names = {field.name for field in fields(Transients)}
         kept = measured_once(
-            folder, key, names, lambda: asdict(measure_transients(layout, prefill, device))
+            folder,
+            key,
+            names,
+            lambda: asdict(measure_transients(layout, prefill, device, together=together)),
         )
         shape = kept["base"], kept["token"], kept["context"], kept["pair"]
-        transients = Transients(*shape, int(kept["block"]), kept["within"], kept["margin"])
+        rest = kept["within"], kept["joint"], kept["margin"]
+        transients = Transients(*shape, int(kept["block"]), *rest)
     return MemoryProfile(sizes, transients, vocab_size, contiguous=contiguous, multiple=multiple)
 
 
@@ -81,10 +90,10 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
 
     Args:
         layout: the model's.
-        prefill: called with token ids and a sequence's cache, advances it over them.
+        prefill: advances sequences; see `models.prefill`.
     """
     cache = layout.open()
-    prefill([1, 2, 3, 4], cache)
+    prefill([([1, 2, 3, 4], cache)])
     token = sum(_per_token((layer.keys, layer.values)) for layer in cache.token_layers)
     rings, fixed = [], 0
     for layer in cache.non_trimmable:
@@ -101,11 +110,13 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
     return StateSizes(token, tuple(rings), fixed, arrays, layers)
 
 
-def measure_transients(layout: CacheLayout, prefill: Any, device: DevicePolicy) -> Transients:
+def measure_transients(
+    layout: CacheLayout, prefill: Any, device: DevicePolicy, *, together: bool = False
+) -> Transients:
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
 
-    def peak(tokens: int, context: int) -> int:
-        return _highest(layout, prefill, tokens, context)
+    def peak(tokens: int, context: int, rows: int = 1) -> int:
+        return _highest(layout, prefill, tokens, context, rows)
 
     probes = [(tokens, context) for context in (0, _CONTEXT) for tokens in (_FEW, FITTED)]
     peaks = np.array([peak(*probe) for probe in probes], float)
@@ -113,21 +124,31 @@ def measure_transients(layout: CacheLayout, prefill: Any, device: DevicePolicy) 
     features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
     solved = np.linalg.solve(np.array(features, float), peaks)
     base, token, context, pair = np.maximum(solved, 0).tolist()
-    together = Transients(base, token, context, pair)
-    if device.fused:
-        return together
-    in_blocks = Transients(base, token, context, pair, block=BLOCK)
-    # Some models bring an attention, or scores, of their own: of all of a chunk together. If some
-    # of their layers only do, the peak lies between, and grows with the chunk like the larger.
-    fitted = in_blocks.worst_case(_MANY, _MANY) / UNFORESEEN
-    chosen = together if peak(_MANY, _MANY) > _NOISE * fitted else in_blocks
-    fitted, seen_most = chosen.worst_case(_MOST, 0) / UNFORESEEN, peak(_MOST, 0)
-    if seen_most > _NOISE * fitted:
-        chosen.within = (seen_most - fitted + SMALL) / (_MOST - FITTED) ** 2
-    return chosen
+    fitted = Transients(base, token, context, pair)
+    if not device.fused:
+        _fit_blocks(fitted, peak)
+    if together:
+        rows, pairs = [_CONTEXT] * _ROWS, _ROWS * _FEW * (_CONTEXT + _FEW)
+        more = peak(_FEW, _CONTEXT, _ROWS) - fitted.together(_FEW, rows) / UNFORESEEN
+        fitted.joint = max(0.0, more + SMALL) / pairs
+    return fitted
 
 
-def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int) -> int:
+def _fit_blocks(fitted: Transients, peak: Callable[[int, int], int]) -> None:
+    """Find out whether attention is computed in blocks of a chunk.
+
+    Some models bring an attention, or scores, of their own: of all of a chunk together. If some
+    of their layers only do, the peak lies between, and grows with the chunk like the larger.
+    """
+    fitted.block = BLOCK
+    if peak(_MANY, _MANY) > _NOISE * fitted.worst_case(_MANY, _MANY) / UNFORESEEN:
+        fitted.block = UNBROKEN
+    expected, seen_most = fitted.worst_case(_MOST, 0) / UNFORESEEN, peak(_MOST, 0)
+    if seen_most > _NOISE * expected:
+        fitted.within = (seen_most - expected + SMALL) / (_MOST - FITTED) ** 2
+
+
+def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int) -> int:
     """Run a probe until its peak is the highest it can be, or nearly.
 
     A buffer is free once the operation that reads it has run. How many have not depends on how
@@ -136,29 +157,30 @@ def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int) -> in
     """
     begun, peaks = time.perf_counter(), list[int]()
     while not peaks or (len(peaks) < _TIMES and time.perf_counter() - begun < _QUICK):
-        peaks.append(_peak(layout, prefill, tokens, context))
+        peaks.append(_peak(layout, prefill, tokens, context, rows))
     return max(peaks)
 
 
-def _peak(layout: CacheLayout, prefill: Any, tokens: int, context: int) -> int:
-    cache = _after(layout, prefill, context)
-    _, peak = peak_of(lambda: prefill([1] * tokens, cache))
+def _peak(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int) -> int:
+    chunks = [([1] * tokens, cache) for cache in _after(layout, prefill, context, rows)]
+    _, peak = peak_of(lambda: prefill(chunks))
     return peak
 
 
-def _after(layout: CacheLayout, prefill: Any, context: int) -> SequenceCache:
-    """Make a cache that has a context to look at, which nobody needs to compute."""
-    first = layout.open()
+def _after(layout: CacheLayout, prefill: Any, context: int, rows: int) -> list[SequenceCache]:
+    """Make caches that share a context to look at, which nobody needs to compute."""
+    caches = [layout.open() for _ in range(rows)]
     if not context:
-        return first
-    prefill([1, 2], first)
-    spans = first.take_packed()
+        return caches
+    prefill([([1, 2], caches[0])])
+    spans = caches[0].take_packed()
     if not spans:
-        return first
+        return [*caches[1:], layout.open()]
     (span,) = spans
     arrays = [mx.zeros((*a.shape[:2], context, a.shape[3]), a.dtype) for a in span.arrays]
     mx.eval(arrays)
-    return layout.open(context, [PackedSpan(Storage(arrays, span.places))])
+    span = PackedSpan(Storage(arrays, span.places))
+    return [layout.open(context, [span]) for _ in range(rows)]
 
 
 def _per_token(pair: Iterable[Any]) -> int:

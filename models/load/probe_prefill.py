@@ -8,6 +8,7 @@ from ..attention.batched import NotBatchableError
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache
 from ..prefill import prefill
+from .device import DevicePolicy
 from .probe import BOUND, MARGIN, PROBED, deviation, forward, prefilled
 
 _CHUNKS = ((6, 7, 8, 9, 10, 11, 12), (9, 3), (2, 9, 4, 1))
@@ -15,7 +16,7 @@ _NEIGHBOURS = ((6, 7, 8, 9, 10, 11, 12), (4, 8), (7, 3, 3, 8, 1, 2, 5, 6, 9))
 _NEXT = 5  # the token whose logits show what the state is worth
 
 
-def prefills_together(model: Any, layout: CacheLayout) -> bool:
+def prefills_together(model: Any, layout: CacheLayout, device: DevicePolicy) -> bool:
     """Try out whether rows of different lengths leave the state that they leave alone.
 
     Models treat padding in many ways (some recurrent layers have no mask for it), so this is
@@ -25,6 +26,7 @@ def prefills_together(model: Any, layout: CacheLayout) -> bool:
     Args:
         model: mlx-lm's.
         layout: of its layers.
+        device: how attention is computed.
     """
 
     def after(chunks: tuple[tuple[int, ...], ...], *, together: bool, cut: int = 0) -> mx.array:
@@ -32,8 +34,8 @@ def prefills_together(model: Any, layout: CacheLayout) -> bool:
         parts = list(zip(chunks, caches, strict=True))
         for calls in [parts] if together else [[part] for part in parts]:
             if cut:
-                prefill(model, [(tokens[:cut], cache) for tokens, cache in calls])
-            prefill(model, [(tokens[cut:], cache) for tokens, cache in calls])
+                prefill(model, [(tokens[:cut], cache) for tokens, cache in calls], device)
+            prefill(model, [(tokens[cut:], cache) for tokens, cache in calls], device)
         return _logits(model, caches)
 
     try:

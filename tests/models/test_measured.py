@@ -91,7 +91,7 @@ def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
     measured: list[Transients] = []
 
-    def noisy(*_: Any) -> Transients:
+    def noisy(*_: Any, **__: Any) -> Transients:
         measured.append(Transients(1e5 + 7e4 * (len(measured) % 4), 100.0, 50.0, 1.0))
         return measured[-1]
 

@@ -296,14 +296,16 @@ def test_probes_are_fitted(block: int, within: int, monkeypatch: pytest.MonkeyPa
     if loaded.device.fused:
         block, within = 1 << 30, 0  # nothing is cut there, and longer chunks are not tried
 
-    def peak(layout: object, prefill: object, tokens: int, context: int) -> int:
+    def peak(layout: object, prefill: object, tokens: int, context: int, rows: int = 1) -> int:
         del layout, prefill
         seen, beyond = context + tokens, max(0, tokens - BLOCK)
-        each = 200 + 5 * min(tokens, block)
-        return 500_000 + 3000 * tokens + each * seen + within * beyond**2
+        each = 200 + 5 * min(tokens, block) + (7 * tokens if rows > 1 else 0)
+        return 500_000 + rows * (3000 * tokens + each * seen + within * beyond**2)
 
     monkeypatch.setattr(memory_probe, "_peak", peak)
-    fitted = measure_transients(loaded.layout, None, loaded.device)
+    fitted = measure_transients(loaded.layout, None, loaded.device, together=True)
+    joint = peak(None, None, 20, 500, rows=5) + 2**16
+    assert fitted.together(20, [500] * 5) == pytest.approx(1.25 * joint, abs=2)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
         measured_now = peak(None, None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
@@ -314,8 +316,8 @@ def test_a_probe_that_computed_at_once_is_run_again(monkeypatch: pytest.MonkeyPa
     """A chunk takes more the further its launch is ahead; the highest peak seen is fitted."""
     loaded, times = zoo_model("llama"), itertools.count(1)
 
-    def peak(layout: object, prefill: object, tokens: int, context: int) -> int:
-        del layout, prefill
+    def peak(layout: object, prefill: object, tokens: int, context: int, rows: int) -> int:
+        del layout, prefill, rows
         full = 500_000 + 3000 * tokens + 200 * (tokens + context)
         return full if next(times) % 3 == 0 else full // 2
 

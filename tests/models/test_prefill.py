@@ -8,6 +8,7 @@ import pytest
 
 from umbel.models.attention.batched import NotBatchableError
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
+from umbel.models.load.device import CPU
 from umbel.models.prefill import prefill
 from umbel.models.runtime import resident_bytes
 
@@ -77,7 +78,7 @@ def test_chunked_layers_say_so() -> None:
     world = BatchFixture("llama4")
     caches = [world.come().cache for _ in range(2)]
     with pytest.raises(NotBatchableError, match="attend in chunks"):
-        prefill(world.model, [([1, 2], cache) for cache in caches])
+        prefill(world.model, [([1, 2], cache) for cache in caches], CPU)
 
 
 @pytest.mark.parametrize("name", TOGETHER)

@@ -1,7 +1,7 @@
 """What a step computes, as a function of the running sequences."""
 
+import functools
 import itertools
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -191,62 +191,87 @@ def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
     assert 16 <= bound.chunk(512) <= 512
 
 
-def linear(own: float, each: float) -> Callable[[int], float]:
-    """Calls that take a time of their own, and more for each token."""
-    return lambda tokens: own + each * tokens
+def taking(own: float, each: float, row: float = 0.0, most: float = 1e9) -> StallBound:
+    """What has learned that calls take a time of their own, and more for each token and row."""
+    bound = StallBound(most)
+    for tokens in (16, 512, 64):
+        bound.observe(tokens, own + each * tokens)
+    for rows in (2, 5):
+        bound.observe(100, own + each * 100 + row * (rows - 1), rows)
+    return bound
 
 
-def lengths(batch: Batch) -> list[int]:
-    """Tokens of a batch's chunks."""
+def lengths(running: list[Sequence], bound: StallBound, *, bounded: bool = False) -> list[int]:
+    """Tokens of the chunks that are computed in one call."""
+    batch = plan(running, 512, functools.partial(bound.joins, bounded=bounded))
     return [chunk.tokens for chunk in batch.prefill]
 
 
 def test_prompts_join_where_a_call_of_their_own_takes_longer() -> None:
     """Padding is computed, so that a long one joins a short one only where calls are dear."""
     running = [sequence(11), sequence(101), sequence(21)]
-    assert lengths(plan(running, 512, linear(0.2, 0.001))) == [10, 20, 100]
-    assert lengths(plan(running, 512, linear(0.1, 0.003))) == [10, 20]
-    assert lengths(plan(running, 512, linear(0.0, 0.003))) == [10]
-    assert lengths(plan(running, 512)) == [10]
+    assert lengths(running, taking(0.2, 0.001)) == [10, 20, 100]
+    assert lengths(running, taking(0.1, 0.003)) == [10, 20]
+    assert lengths(running, taking(0.0, 0.003)) == [10]
+    assert [chunk.tokens for chunk in plan(running, 512).prefill] == [10]
 
 
-def test_before_calls_were_measured_little_is_padded() -> None:
-    """A quarter at most of what is computed."""
-    assert lengths(plan([sequence(11), sequence(11), sequence(12)], 512, lambda _: None)) == [
-        10,
-        10,
-        11,
-    ]
-    assert lengths(plan([sequence(11), sequence(31)], 512, lambda _: None)) == [10]
+def test_rows_have_a_price() -> None:
+    """Where layers compute each row by itself, a call of several is no gain."""
+    running = [sequence(11), sequence(11), sequence(11)]
+    assert lengths(running, taking(0.1, 0.001, 0.05)) == [10, 10, 10]
+    assert lengths(running, taking(0.1, 0.001, 0.2)) == [10]
+
+
+def test_those_who_decode_wait_no_longer_for_several() -> None:
+    """Than for one: chunks join up to the bound."""
+    running = [sequence(11) for _ in range(9)]
+    bound = taking(0.1, 0.002, 0.01, most=0.25)
+    assert len(lengths(running, bound)) == 9
+    assert len(lengths(running, bound, bounded=True)) == 3  # 0.1 + 0.08 + 0.03 is more than 0.2
+
+
+def test_before_calls_were_measured_two_are_tried() -> None:
+    """If a quarter at most of what is computed is padding."""
+    tens = [sequence(11) for _ in range(4)]
+    assert lengths(tens, StallBound(1.0)) == [10, 10]
+    assert lengths([sequence(11), sequence(31)], StallBound(1.0)) == [10]
+    bound = StallBound(1.0)
+    bound.observe(10, 0.1)
+    assert lengths(tens, bound) == [10, 10], "what rows take is not known"
+    bound.observe(20, 0.2, rows=2)
+    assert lengths(tens, bound) == [10, 10, 10, 10]
 
 
 def test_who_must_be_alone_is() -> None:
     """It neither joins others nor is joined."""
     running = [sequence(11), sequence(12), sequence(13)]
     running[1].is_alone = True
-    assert lengths(plan(running, 512, linear(1, 0))) == [10, 12]
+    assert lengths(running, taking(1, 0)) == [10, 12]
     running[0].is_alone = True
-    assert lengths(plan(running, 512, linear(1, 0))) == [10]
+    assert lengths(running, taking(1, 0)) == [10]
 
 
 @given(
     states=st.lists(st.tuples(st.integers(1, 90), st.integers(0, 80)), max_size=12),
     chunk=st.integers(1, 200),
-    own=st.floats(0, 1),
-    each=st.floats(0, 0.1),
+    own=st.floats(0.01, 1),
+    each=st.floats(0.001, 0.1),
+    row=st.floats(0, 1),
 )
 def test_a_joint_call_is_never_slower(
-    states: list[tuple[int, int]], chunk: int, own: float, each: float
+    states: list[tuple[int, int]], chunk: int, own: float, each: float, row: float
 ) -> None:
     """It takes no longer than calls of their own, padding included, and keeps to the bound."""
-    running, takes = [sequence(*state) for state in states], linear(own, each)
-    batch = plan(running, chunk, takes)
-    (alone,) = [plan(running, chunk)]
+    running = [sequence(*state) for state in states]
+    batch = plan(running, chunk, functools.partial(taking(own, each, row).joins, bounded=False))
+    alone = plan(running, chunk)
     assert batch.prefill[:1] == alone.prefill
     assert batch.decode == alone.decode
-    if batch.prefill:
-        padded = len(batch.prefill) * max(lengths(batch))
-        assert padded <= max(chunk, lengths(batch)[0])
-        apart = sum(map(takes, lengths(batch)))
-        assert takes(padded) <= apart + 1e-9 * len(batch.prefill)
-        assert len({id(each.sequence) for each in batch.prefill}) == len(batch.prefill)
+    assert len({id(piece.sequence) for piece in batch.prefill}) == len(batch.prefill)
+    if len(batch.prefill) > 1:
+        counts = [piece.tokens for piece in batch.prefill]
+        padded = len(counts) * max(counts)
+        assert padded <= chunk
+        joint = own + each * padded + row * (len(counts) - 1)
+        assert joint <= sum(own + each * count for count in counts) * (1 + 1e-6)

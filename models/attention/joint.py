@@ -1,0 +1,141 @@
+"""Attention of several prompts to what they share, and each to its own tokens.
+
+As in a step of decoding (see `batched`), but each row has several queries: the number of operations
+depends on the shared prefixes, and hardly on the rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+
+from ..kv.packed import runs_of
+from ..kv.prefix_groups import prefix_groups
+from ..kv.sequence_cache import SequenceCache
+from ..kv.storage import SpanRun
+from ..load.device import DevicePolicy
+from .cascade import merge, part_of, scores_of, spread, together
+from .products import Segment
+from .softmax import softmaxes
+
+
+@dataclass
+class Prompts:
+    """What all layers must know of a call.
+
+    Attributes:
+        shared: runs of spans that several rows lease, each with the numbers of these rows; None
+            for all of them.
+        alone: runs that a row leases alone.
+        before: tokens that each row reads alone, before those of the call.
+        mask: `[rows, 1, tokens, before + tokens]`, where a row's queries may look in what it reads
+            alone.
+    """
+
+    shared: list[tuple[list[SpanRun], mx.array | None]] = field(default_factory=list)
+    alone: dict[int, list[SpanRun]] = field(default_factory=dict)
+    before: list[int] = field(default_factory=list)
+    mask: mx.array = field(default_factory=lambda: mx.array([True]))
+
+    @property
+    def room(self) -> int:
+        """Tokens before those of the call, of the row that reads the most alone."""
+        return max(self.before)
+
+
+def prompts_of(caches: Sequence[SequenceCache], tokens: int) -> Prompts:
+    """Find what prompts share.
+
+    Args:
+        caches: of their sequences.
+        tokens: of each row in the call, padding included.
+    """
+    found = Prompts(before=[cache.suffix_length for cache in caches])
+    prefixes = [cache.prefix for cache in caches]
+    for rows, start, stop in prefix_groups(dict(enumerate(prefixes))):
+        spans = prefixes[rows[0]][start:stop]
+        if len(rows) > 1:
+            members = None if len(rows) == len(caches) else mx.array(rows)
+            found.shared.append((runs_of(spans), members))
+        else:
+            found.alone.setdefault(rows[0], []).extend(runs_of(spans))
+            found.before[rows[0]] += sum(span.length for span in spans)
+    seen = np.tri(tokens, found.room + tokens, found.room, np.bool_)
+    columns, before = np.arange(found.room + tokens), np.array(found.before)
+    own = columns[None] >= found.room - before[:, None]
+    found.mask = mx.array(seen[None, None] & own[:, None, None])
+    return found
+
+
+def own_tensors(
+    prompts: Prompts, held: Sequence[Segment | None], index: int, new: Segment
+) -> Segment:
+    """Put what each row reads alone side by side.
+
+    Args:
+        prompts: the call.
+        held: each row's suffix before it, if it had one.
+        index: of the layer, among those that spans hold.
+        new: keys and values of the call, `[rows, kv_heads, tokens, size]`.
+    """
+    if not prompts.room:
+        return new
+    wide = [mx.zeros((*x.shape[:2], prompts.room, x.shape[3]), x.dtype) for x in new]
+    for row, (suffix, before) in enumerate(zip(held, prompts.before, strict=True)):
+        at = prompts.room - before
+        pieces = [run.layer(index) for run in prompts.alone.get(row, ())]
+        for piece in [*pieces, *([] if suffix is None else [suffix])]:
+            end = at + piece[0].shape[2]
+            for tensor, part in zip(wide, piece, strict=True):
+                tensor[row : row + 1, :, at:end] = part
+            at = end
+    return tuple(mx.concatenate([x, y], axis=2) for x, y in zip(wide, new, strict=True))
+
+
+def attend_jointly(
+    prompts: Prompts,
+    own: Segment,
+    index: int,
+    queries: mx.array,
+    scale: float,
+    sinks: mx.array | None,
+    device: DevicePolicy,
+) -> mx.array:
+    """Compute attention of all rows.
+
+    Args:
+        prompts: the call.
+        own: of `own_tensors`.
+        index: of the layer, among those that spans hold.
+        queries: `[rows, heads, tokens, size]`.
+        scale: of the scores.
+        sinks: `[heads]`, or None.
+        device: how it is computed.
+
+    Returns:
+        `[rows, heads, tokens, size of a value]`.
+    """
+    rows, heads, tokens, size = queries.shape
+    kv_heads = own[0].shape[1]
+    grouped = (queries * scale).reshape(rows, kv_heads, -1, size)
+    shared = [[run.layer(index) for run in runs] for runs, _ in prompts.shared]
+    scores = [
+        scores_of(together(grouped, members), segments)
+        for segments, (_, members) in zip(shared, prompts.shared, strict=True)
+    ]
+    alone = scores_of(grouped, [own])
+    by_head = alone.reshape(rows, heads, tokens, -1)
+    masked = mx.where(prompts.mask, by_head, -mx.inf).reshape(alone.shape)
+    softmaxed = softmaxes([*scores, masked], device)
+    *parts, last = [
+        part_of(softmax, segments)
+        for softmax, segments in zip(softmaxed, [*shared, [own]], strict=True)
+    ]
+    back = [
+        spread(part, members, grouped.shape)
+        for part, (_, members) in zip(parts, prompts.shared, strict=True)
+    ]
+    each = None if sinks is None else mx.repeat(sinks, tokens)
+    output = merge([*back, last], each, device)
+    return output.astype(queries.dtype).reshape(rows, heads, tokens, -1)
