@@ -154,7 +154,8 @@ class StallBound:
         Args:
             others: tokens of these.
             tokens: of the chunk.
-            bounded: others decode, and must not wait for longer than the bound.
+            bounded: others decode, and must not wait for longer than the bound. Half of it is for
+                the call; with each row then comes a sequence that enters their batch.
         """
         longest, rows = max(*others, tokens), len(others) + 1
         together = self._seconds_of(rows * longest, rows)
@@ -163,7 +164,7 @@ class StallBound:
         if together is None or before is None or alone is None:
             # Two that are nearly as long tell how long such calls take.
             return rows == _TWO and rows * longest * _FULL <= sum(others) + tokens
-        return together <= before + alone and not (bounded and together > self._most)
+        return together <= before + alone and not (bounded and together > self._most / 2)
 
     def _seconds_of(self, tokens: int, rows: int) -> float | None:
         """Estimate how many seconds a call of several rows takes."""

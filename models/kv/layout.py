@@ -114,5 +114,6 @@ def _revived(
     if type(cache) is CacheList:
         return CacheList(*[_revived(part, prefix, numbers, restored) for part in cache.caches])
     if type(cache) in _ADDRESSABLE:
-        return token_layer_cache(cache, LayerPrefix(prefix, next(numbers)))
+        length = sum(run.length for run in prefix)
+        return token_layer_cache(cache, LayerPrefix(prefix, next(numbers)), length)
     return cache if restored is None else next(restored)

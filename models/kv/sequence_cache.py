@@ -115,7 +115,7 @@ class SequenceCache:
 
     def held(self) -> Held:
         """What it has of its own, outside of the batch."""
-        arrays = flat_arrays(self.arrays())
+        arrays = [array for layer in self.layers for array in _arrays_of(layer)]
         return Held(
             sum(array.nbytes for array in arrays) + sum(span.nbytes for span in self.packed),
             len(arrays) + sum(span.buffers for span in self.packed),
@@ -186,8 +186,9 @@ class SequenceCache:
 
     def _read_prefix(self) -> None:
         runs = runs_of(self.prefix)
+        length = sum(run.length for run in runs)
         for index, layer in enumerate(self.token_layers):
-            layer.set_prefix(LayerPrefix(runs, index))
+            layer.set_prefix(LayerPrefix(runs, index), length)
 
 
 def checkpoint_of(offset: int, layers: Sequence[Any]) -> PackedCheckpoint:
@@ -211,6 +212,13 @@ def _in_one_piece(cache: Any) -> Any:
     if type(cache) is CacheList:
         return CacheList(*[_in_one_piece(part) for part in cache.caches])
     return cache.suffix if isinstance(cache, TokenLayerCache) else cache
+
+
+def _arrays_of(layer: Any) -> list[mx.array]:
+    """A layer's arrays. Layers whose suffix is empty are many, and looked at often."""
+    if isinstance(layer, TokenLayerCache) and layer.suffix.keys is None:
+        return []
+    return flat_arrays(layer.state)
 
 
 def flat_arrays(nested: Any) -> list[mx.array]:

@@ -33,19 +33,24 @@ class TokenLayerCache:
         withholds: give out NaNs in the place of what is joined, which shows who reads it.
     """
 
-    def __init__(self, suffix: Any, prefix: Sequence[Tensors]) -> None:
+    def __init__(self, suffix: Any, prefix: Sequence[Tensors], length: int | None = None) -> None:
         self.suffix = suffix
         self._copied = 0  # tokens of the suffix that are a copy of the prefix
         self._fetched: Any = None
         self.withholds = False
-        self.set_prefix(prefix)
+        self.set_prefix(prefix, length)
 
-    def set_prefix(self, prefix: Sequence[Tensors]) -> None:
-        """Read the prefix from other segments: the same tokens, cut or merged elsewhere."""
+    def set_prefix(self, prefix: Sequence[Tensors], length: int | None = None) -> None:
+        """Read the prefix from other segments: the same tokens, cut or merged elsewhere.
+
+        Args:
+            prefix: the segments.
+            length: their tokens; counted where it is not known. To count them looks at each.
+        """
         if self._copied:
             return  # it is read from the copy
         self.prefix = prefix  # and no array of it: spans may move
-        self._prefix_length = sum(segment[0].shape[-2] for segment in prefix)
+        self._prefix_length = sum(x[0].shape[-2] for x in prefix) if length is None else length
 
     def make_contiguous(self) -> None:
         """Copy the prefix into the suffix, so that a step reads keys that lie in one piece."""
@@ -180,10 +185,12 @@ class QuantizedTokenLayerCache(TokenLayerCache):
         return int(self.suffix.group_size)
 
 
-def token_layer_cache(like: Any, prefix: Sequence[Tensors]) -> TokenLayerCache:
+def token_layer_cache(
+    like: Any, prefix: Sequence[Tensors], length: int | None = None
+) -> TokenLayerCache:
     """Make the state of one layer, with an empty suffix, in the place of mlx-lm's `like`."""
     kind = QuantizedTokenLayerCache if type(like) is QuantizedKVCache else TokenLayerCache
-    return kind(_like(like), prefix)
+    return kind(_like(like), prefix, length)
 
 
 def _like(cache: Any) -> Any:

@@ -224,9 +224,9 @@ def test_rows_have_a_price() -> None:
 
 
 def test_those_who_decode_wait_no_longer_for_several() -> None:
-    """Than for one: chunks join up to the bound."""
+    """Than for one: chunks join up to half of the bound, and those who join the batch cost more."""
     running = [sequence(11) for _ in range(9)]
-    bound = taking(0.1, 0.002, 0.01, most=0.25)
+    bound = taking(0.1, 0.002, 0.01, most=0.5)
     assert len(lengths(running, bound)) == 9
     assert len(lengths(running, bound, bounded=True)) == 3  # 0.1 + 0.08 + 0.03 is more than 0.2
 
