@@ -1,6 +1,7 @@
 """State that holds nothing but its length, so that the cost of what manages it is seen."""
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class PretendedStorage:
@@ -11,6 +12,7 @@ class PretendedStorage:
     def __init__(self, length: int, views: "list[Pretended]") -> None:
         self.length = length
         self.views = views
+        self.loan: Any = None
 
     def trim(self) -> None:
         """Free what nobody views; neighbours stay together."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .extents import Extent
 from .ledger import Size
 from .record import Record
-from .state import Checkpoint, Span, Storage
+from .state import Checkpoint, Span
 
 Tokens = NDArray[np.int32]
 
@@ -21,8 +21,8 @@ Tokens = NDArray[np.int32]
 class Writer(Protocol):
     """Who writes a node's state to disk."""
 
-    def left(self, state: Storage | Checkpoint) -> None:
-        """The trie gives up some state; if it is what is written, only the writer has it now."""
+    def left(self, checkpoint: Checkpoint) -> None:
+        """The trie gives a checkpoint up; if it is being written, only the writer has it now."""
         ...
 
 
@@ -69,8 +69,8 @@ class TrieNode:
 
     @property
     def writing(self) -> bool:
-        """Whether its state is being written: giving it up would free nothing yet."""
-        return bool(self.writers)
+        """Whether its state is being written, or lies where such does: it cannot be freed yet."""
+        return bool(self.writers) or (self.span is not None and self.span.storage.loan is not None)
 
     @property
     def persisted_soon(self) -> bool:

@@ -45,8 +45,10 @@ class Spans:
 
     def join(self, spans: Sequence[Span]) -> None:
         """Have consecutive spans lie in one storage: a copy of all that lies where they do."""
-        with self._recounted(view for span in spans for view in span.storage.views):
+        left = {span.storage: None for span in spans}
+        with self._recounted(view for storage in left for view in storage.views):
             spans[0].join(spans[1:])
+        _count_loans(left)
 
     def close(self, span: Span) -> None:
         """Give a span up. Call `trim` when all that shall go has gone."""
@@ -55,6 +57,7 @@ class Spans:
         with self._recounted(stay):
             self._account.add(-total([span]))
             span.close(trim=not stay)
+        _count_loans([storage])
         if stay:
             self._loose[storage] = None
         else:
@@ -66,6 +69,7 @@ class Spans:
             storage, _ = self._loose.popitem()
             with self._recounted(storage.views):
                 storage.trim()
+            _count_loans([storage])
 
     @contextmanager
     def _recounted(self, spans: Iterable[Span]) -> Iterator[None]:
@@ -74,6 +78,13 @@ class Spans:
         before = total(moved)
         yield
         self._account.add(total(moved) - before)
+
+
+def _count_loans(left: Iterable[Storage]) -> None:
+    """Have it counted what only a reader has of storages that were left."""
+    for storage in left:
+        if storage.loan is not None:
+            storage.loan.count()
 
 
 def total(spans: Iterable[Span]) -> Size:

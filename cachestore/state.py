@@ -13,7 +13,10 @@ Ownership is explicit, so that bytes can be counted: whoever holds one closes it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from .loans import Loan
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,10 @@ class Storage(Protocol):
         length: how many tokens.
         buffers: how many buffers.
         views: the open spans that lie there, in order.
+        loan: if another thread reads it; `loans` alone writes this.
     """
+
+    loan: "Loan | None"
 
     @property
     def length(self) -> int: ...  # noqa: D102  (described above)

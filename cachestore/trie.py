@@ -28,7 +28,7 @@ from .ledger import Kind, Ledger
 from .node import Match, Tokens, TrieNode, common_length, has_checkpoint, size_of
 from .persistence import Persistence
 from .spans import Spans
-from .state import Checkpoint, Span, Storage
+from .state import Checkpoint, Span
 
 
 class RadixTrie:
@@ -136,9 +136,6 @@ class RadixTrie:
         ):
             raise ValueError("what is retained or has a checkpoint is not merged away")
         if node.span is not None and child.span is not None:
-            if not node.span.adjoins(child.span):
-                self._give_up(node, node.span.storage)
-                self._give_up(child, child.span.storage)
             child.span, node.span = self.spans.merge(node.span, child.span), None
         self.persistence.merge(node, child)
         child.tokens = np.concatenate([node.tokens, child.tokens])
@@ -156,8 +153,6 @@ class RadixTrie:
         spans = [node.span for node in nodes if node.span is not None and not node.ref_count]
         if len(spans) < len(nodes):
             raise ValueError("what is retained, or not there, is not moved")
-        for node, span in zip(nodes, spans, strict=True):
-            self._give_up(node, span.storage)
         self.spans.join(spans)
 
     def shorten(self, leaf: TrieNode, end: int) -> None:
@@ -177,7 +172,6 @@ class RadixTrie:
         self.persistence.drop_extents(leaf, end)
         if end > leaf.start:
             if leaf.span is not None:
-                self._give_up(leaf, leaf.span.storage)
                 leaf.span, gone = self.spans.split(leaf.span, end - leaf.start)
                 self.spans.close(gone)
             leaf.tokens = leaf.tokens[: end - leaf.start].copy()
@@ -216,14 +210,8 @@ class RadixTrie:
         self.spans.trim()
         self.prune(parent)
 
-    @staticmethod
-    def _give_up(node: TrieNode, state: Storage | Checkpoint) -> None:
-        for writer in node.writers:
-            writer.left(state)
-
     def _close_span(self, node: TrieNode) -> None:
         if node.span is not None:
-            self._give_up(node, node.span.storage)
             self.spans.close(node.span)
             node.span = None
 
@@ -247,7 +235,8 @@ class RadixTrie:
     def drop_checkpoint(self, node: TrieNode) -> None:
         """Close a node's checkpoint in memory, if it has one."""
         if node.checkpoint is not None:
-            self._give_up(node, node.checkpoint)
+            for writer in node.writers:
+                writer.left(node.checkpoint)
             self.checkpoints.add(-size_of(node.checkpoint))
             node.checkpoint.close()
             node.checkpoint = None

@@ -16,8 +16,8 @@ from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
-from ..models.kv import stored
 from ..models.kv.sequence_cache import SequenceCache
+from ..models.kv.stored import DiskCodec
 from ..models.load.loader import LoadedModel
 from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
@@ -182,7 +182,7 @@ def _pager(
     return Pager(
         cache,
         disk,
-        stored,
+        DiskCodec(host_reads=loaded.device.host_reads),
         budget=_disk_budget(settings, disk),
         fingerprint=loaded.fingerprint,
         make_room=governor.make_room,

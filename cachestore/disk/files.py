@@ -18,11 +18,12 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import xxhash
@@ -47,18 +48,36 @@ _ITEM_BYTES = {
 }
 
 
+class Part(Protocol):
+    """Some of a tensor. Its buffer is asked for on the thread that writes, once it is its turn.
+
+    Attributes:
+        nbytes: how many bytes it has.
+    """
+
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102  (described above)
+
+
 class HostTensor(NamedTuple):
-    """One array in host memory.
+    """One array that the host can read.
 
     Attributes:
         dtype: the safetensors name of its type, as in "BF16".
         shape: its dimensions.
-        data: its bytes, contiguous; of whatever item type. Must not change until written.
+        parts: its items in order, in objects with a buffer; of whatever item type. They must not
+            change until written. A NumPy array may have gaps between its items: it is copied
+            when it is written, so it should be short.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    data: "memoryview | np.ndarray[tuple[int, ...], np.dtype[np.generic]]"
+    parts: Sequence[Part]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
 
 
 class Payload(NamedTuple):
@@ -70,7 +89,11 @@ class Payload(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; the file has a header more."""
-        return sum(tensor.data.nbytes for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def release(self) -> None:
+        """Let go of the tensors, whoever else has the payload."""
+        self.tensors.clear()
 
 
 def _never() -> bool:
@@ -101,10 +124,10 @@ def write_file(
 
     Raises:
         OSError: it cannot be written. Nothing of it is left, unless that too failed.
-        ValueError: a tensor is not contiguous or not as long as its shape says.
+        ValueError: a tensor is not as long as its shape says.
         DiskTierError: `stopped` said so.
     """
-    blocks = [_header(payload), *(_bytes(tensor) for tensor in payload.tensors.values())]
+    blocks = chain([_header(payload)], _blocks(payload))
     temporary = name.removesuffix(_SUFFIX) + _TEMPORARY
     # All through one descriptor: a folder put in this one's place meanwhile gets nothing.
     folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -127,7 +150,7 @@ def write_file(
 
 
 def _write_blocks(
-    fd: int, blocks: list[memoryview], stopped: Callable[[], bool]
+    fd: int, blocks: Iterable[memoryview], stopped: Callable[[], bool]
 ) -> tuple[int, bytes]:
     """Write all blocks, sync and close; return how many bytes, and their checksum."""
     checksum, nbytes = xxhash.xxh3_128(), 0
@@ -154,7 +177,7 @@ def _header(payload: Payload) -> memoryview:
         header["__metadata__"] = payload.metadata
     end = 0
     for name, tensor in payload.tensors.items():
-        start, end = end, end + tensor.data.nbytes
+        start, end = end, end + tensor.nbytes
         if prod(tensor.shape) * _ITEM_BYTES.get(tensor.dtype, 0) != end - start:
             raise ValueError(f"{name}: {end - start} bytes are no {tensor.dtype} {tensor.shape}")
         described = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end]}
@@ -164,11 +187,21 @@ def _header(payload: Payload) -> memoryview:
     return memoryview(len(text).to_bytes(LENGTH, "little") + text)
 
 
-def _bytes(tensor: HostTensor) -> memoryview:
-    """Look at a tensor's bytes, whatever its items are, without a copy."""
-    if not tensor.data.nbytes:
-        return memoryview(b"")
-    return np.frombuffer(tensor.data, np.uint8).data
+def _blocks(payload: Payload) -> Iterator[memoryview]:
+    """The bytes of all tensors. Of what has to be copied, one part at a time is."""
+    for tensor in payload.tensors.values():
+        for part in tensor.parts:
+            if part.nbytes:
+                yield _bytes(part)
+
+
+def _bytes(part: Part) -> memoryview:
+    """A part's bytes, whatever its items are: no copy, if they follow one another in memory."""
+    items: Any = part
+    if not isinstance(part, np.ndarray):  # NumPy may not know the type
+        held: Any = memoryview(cast("bytes", part))
+        items = np.ndarray(held.shape, f"u{held.itemsize}", held.obj, strides=held.strides)
+    return np.ascontiguousarray(items).reshape(-1).view(np.uint8).data
 
 
 # -- the folder ----------------------------------------------------------------------------

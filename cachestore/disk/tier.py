@@ -45,6 +45,7 @@ class DiskTier:
 
     Attributes:
         folder: where, absolute.
+        queue_bytes: as above.
         records: what was found at the start, ascending by start.
         collected: what was removed at the start.
 
@@ -63,6 +64,7 @@ class DiskTier:
         retry_after: float = 60.0,
     ) -> None:
         self.folder = folder.absolute()
+        self.queue_bytes = queue_bytes
         opened = open_folder(self.folder, fingerprint)
         self.records: list[Record] = opened.records
         self.collected: Collected = opened.collected

@@ -188,10 +188,15 @@ class WriteQueue:
     # -- what came of it -----------------------------------------------------------------
 
     def answer(self, job: WriteJob, record: Record | None) -> None:
-        """Note the result of a write. One that was kept ends a suspension."""
+        """Note the result of a write. One that was kept ends a suspension.
+
+        Its payload is let go of first: who hears of the result counts on its memory.
+        """
+        nbytes = job.nbytes
+        job.payload.release()
         with self._changed:
             self._completed.append(Written(job.token, record))
-            self._queued -= job.nbytes
+            self._queued -= nbytes
             if record is not None:
                 self._sizes[record.id] = record.nbytes
                 self._writes += 1
@@ -239,8 +244,9 @@ class WriteQueue:
     def _refuse(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             if isinstance(job, WriteJob):
-                self._completed.append(Written(job.token, None))
                 self._queued -= job.nbytes
+                job.payload.release()
+                self._completed.append(Written(job.token, None))
 
     def statistics(self) -> DiskStatistics:
         """Describe the queue and what is on disk."""

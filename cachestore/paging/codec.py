@@ -1,4 +1,4 @@
-"""What the pager asks of whoever knows what state is made of; `models.extents` fulfils it."""
+"""What the pager asks of whoever knows what state is made of; `models/kv/stored.py` fulfils it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Exported(Protocol):
-    """State in host memory.
+    """State for the thread that writes it.
 
     Attributes:
         tensors: by name the fields of a `HostTensor`.
@@ -21,18 +21,28 @@ class Exported(Protocol):
 
 
 class Codec(Protocol):
-    """Turns state into host memory, and files into state.
+    """Hands state to the thread that writes files, and turns files into state.
+
+    What is handed over shall cost the thread that runs the model next to nothing: it is there
+    for the other thread to read, or to wait for.
+
+    Attributes:
+        copies: whether what is handed over takes memory of its own. Else it is the state's own
+            buffers, whole, which stay in memory until they are written.
 
     Loading raises a ValueError where a file is not what was written, and an OSError where it
     cannot be read at present.
     """
 
+    @property
+    def copies(self) -> bool: ...  # noqa: D102  (described above)
+
     def export_span(self, span: Any, start: int, stop: int, /) -> Exported:
-        """Make some tokens of a span, counted from its first, readable on any thread."""
+        """Hand over some tokens of a span, counted from its first."""
         ...
 
     def export_checkpoint(self, checkpoint: Any, /) -> Exported:
-        """Make a checkpoint readable on any thread."""
+        """Hand over a checkpoint."""
         ...
 
     def load_span(self, parts: Sequence[tuple[Path, int, int]], /) -> Any:

@@ -7,6 +7,7 @@ new is written: a node that grew is written from where the disk's copy of it end
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from ..digests import hasher, record_digest
 from ..disk.files import HostTensor, Payload
@@ -14,17 +15,18 @@ from ..disk.tier import DiskTier
 from ..disk.write_queue import WriteJob, Written
 from ..extents import Extent
 from ..ledger import Account, Kind, Size
+from ..loans import Loan, lend, size_of_storage
 from ..node import Tokens, TrieNode, path_tokens, size_of
 from ..persistence import Persistence
 from ..prefix_cache import PrefixCache
 from ..record import Record, RecordKind
-from ..state import Checkpoint, Span, Storage
+from ..state import Checkpoint, Span
 from ..trie import RadixTrie
 from ..tries import Namespace
 from .codec import Codec, Exported
 
-_AT_ONCE = 4  # nodes handed over between two steps: exporting takes the engine's time
-_REST = 5.0  # seconds that nothing is exported after the disk took nothing, or a write failed
+_AT_ONCE = 4  # nodes handed over between two steps: that takes the engine's time
+_REST = 5.0  # seconds that nothing is handed over after the disk took nothing, or a write failed
 
 _clock = time.monotonic
 
@@ -34,22 +36,28 @@ class _Job:
     """What is being written: whose state, and which tokens lead to its end.
 
     Attributes:
-        state: what is written without a copy.
-        paging: what of it is in memory for the writer only.
-        size: what it takes there once the trie has given it up.
+        paging: what only the writer has in memory: copies, or a checkpoint that was given up.
+        whole: the checkpoint that is written where it lies, if it is one.
+        loan: of the storage that is written where it lies, if it is a span.
     """
 
     namespace: Namespace
     path: Tokens
     node: TrieNode
-    state: Storage | Checkpoint | None
     paging: Account
-    size: Size
+    whole: Checkpoint | None = None
+    loan: Loan | None = None
 
-    def left(self, state: Storage | Checkpoint) -> None:
-        """The trie gives up some state: what is written without a copy is only here then."""
-        if state is self.state:
-            self.paging.set(self.size)
+    def left(self, checkpoint: Checkpoint) -> None:
+        """The trie gives a checkpoint up: what is written where it lies is only here then."""
+        if checkpoint is self.whole:
+            self.paging.set(size_of(checkpoint))
+
+    def end(self) -> None:
+        """Hold nothing any more."""
+        self.paging.close()
+        if self.loan is not None:
+            self.loan.give_back()
 
 
 class PageOut:
@@ -98,7 +106,7 @@ class PageOut:
     def give_up(self) -> None:
         """Hold nothing for the disk any more: it is the cache's alone, to be evicted like any."""
         for job in self._jobs:
-            job.paging.close()
+            job.end()
             Persistence.forget_writers(job.node)  # which may be in no trie any more
         self._jobs = {}
         for trie in self._cache.tries:
@@ -109,7 +117,7 @@ class PageOut:
         left = _AT_ONCE
         for namespace, trie in self._cache.tries.items():
             dirty = trie.persistence.dirty
-            for node in [node for node in dirty if not node.writing]:
+            for node in [node for node in dirty if not node.writers]:
                 if node not in dirty:
                     continue  # it was forgotten: another one's copy needed room
                 if not left:
@@ -127,61 +135,79 @@ class PageOut:
             if node.parent not in trie.persistence.dirty:
                 trie.persistence.mark_clean(node)
         elif node.span is not None and node.persisted_end < node.end:
-            return self._write_span(namespace, trie, node, node.span)
+            return self._write_span(namespace, node, node.span)
         elif node.checkpoint is not None and node.persisted_checkpoint is None:
             return self._write_checkpoint(namespace, node, node.checkpoint)
         else:
             trie.persistence.mark_clean(node)
         return None
 
-    def _write_span(
-        self, namespace: Namespace, trie: RadixTrie, node: TrieNode, span: Span
-    ) -> bool:
-        start, storage = node.persisted_end, span.storage
-        tokens = node.end - start
-        copied = tokens < storage.length  # what is not a whole storage is copied
-        paging = self._cache.ledger.account(Kind.PAGING)
-        size = Size(span.nbytes * tokens // span.length, storage.buffers)
-        state = None if copied else storage
-        job = _Job(namespace, path_tokens(node), node, state, paging, size)
-        Persistence.begin_write(node, job, node.end)  # so that making room does not take it away
-        if copied and self._make_room(job.size):
-            paging.set(job.size)
-        elif copied and start == node.start and not node.ref_count:
-            trie.join([node])  # it takes no more apart from the others, and is written as it is
-            job.state = span.storage
-        elif copied:
-            Persistence.end_write(node, job)
-            return False
+    def _write_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
+        start = node.persisted_end
+        job = self._begin(namespace, node, node.end)
+        if self._codec.copies:
+            nbytes = span.nbytes // span.length * (node.end - start)
+            if not self._count_copy(job, Size(nbytes, span.storage.buffers)):
+                return False
+        elif not self._may_lend(span):
+            return self._drop(job)
+        else:
+            job.loan = lend(span, self._cache.ledger)
         exported = self._codec.export_span(span, start - node.start, len(node.tokens))
         return self._submit(job, RecordKind.SPAN, start, exported)
 
     def _write_checkpoint(
         self, namespace: Namespace, node: TrieNode, checkpoint: Checkpoint
     ) -> bool:
+        job = self._begin(namespace, node, node.start)
+        if not self._codec.copies:
+            job.whole = checkpoint
+        elif not self._count_copy(job, size_of(checkpoint)):
+            return False
         exported = self._codec.export_checkpoint(checkpoint)
-        paging = self._cache.ledger.account(Kind.PAGING)
-        size = size_of(checkpoint)
-        job = _Job(namespace, path_tokens(node), node, checkpoint, paging, size)
-        Persistence.begin_write(node, job, node.start)
         # Where no spans are kept, nothing else on disk tells which tokens lead there.
         start = node.end if self._cache.layout.spans else 0
         return self._submit(job, RecordKind.CHECKPOINT, start, exported)
 
+    def _begin(self, namespace: Namespace, node: TrieNode, until: int) -> _Job:
+        """Begin to write a node's state: from now on, making room does not take it away."""
+        paging = self._cache.ledger.account(Kind.PAGING)
+        job = _Job(namespace, path_tokens(node), node, paging)
+        Persistence.begin_write(node, job, until)
+        return job
+
+    def _count_copy(self, job: _Job, size: Size) -> bool:
+        """Make room for a copy and count it; where there is none, the job is dropped."""
+        if not self._make_room(size):
+            return self._drop(job)
+        job.paging.set(size)
+        return True
+
+    def _may_lend(self, span: Span) -> bool:
+        """Whether not too much is lent: what of it the trie gives up is not free yet."""
+        loans = {job.loan: job.loan.size.nbytes for job in self._jobs if job.loan is not None}
+        if not loans or span.storage.loan is not None:
+            return True
+        return sum(loans.values()) + size_of_storage(span).nbytes <= self._tier.queue_bytes
+
+    @staticmethod
+    def _drop(job: _Job) -> Literal[False]:
+        """Do not write after all."""
+        Persistence.end_write(job.node, job)
+        job.end()
+        return False
+
     def _submit(self, job: _Job, kind: RecordKind, start: int, exported: Exported) -> bool:
-        taken = self._tier.write(_write_job(job, kind, start, exported))
-        if taken:
-            self._jobs[job] = None
-        else:
-            Persistence.end_write(job.node, job)
-            job.paging.close()
-        return taken
+        if not self._tier.write(_write_job(job, kind, start, exported)):
+            return self._drop(job)
+        self._jobs[job] = None
+        return True
 
     def _take(self, written: Written) -> None:
         job = written.token
         assert isinstance(job, _Job)  # noqa: S101  (the tier returns what it was given)
         del self._jobs[job]
-        job.paging.close()
+        job.end()
         trie, record = self._cache.tries.get(job.namespace), written.record
         parts = [] if trie is None else trie.match(job.path).node.path()
         for node in (*parts, job.node):

@@ -81,11 +81,6 @@ class PackedSpan:
         storage = self._storage
         return storage.buffers if storage is not None and storage.first == self._start else 0
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of its storage."""
-        return self.length == self.storage.length
-
     def layer(self, index: int) -> Tensors:
         """One layer's tensors, `[1, heads, tokens, size]` each, without a copy."""
         return self.storage.tensors(index, self.start, self.stop)

@@ -44,6 +44,7 @@ class Storage:
     Attributes:
         length: how many tokens.
         places: where each layer's tensors are.
+        loan: the cache's note that another thread reads it.
 
     Args:
         arrays: `[rows, heads, tokens, size]` each, evaluated, each with a buffer of its own.
@@ -57,6 +58,7 @@ class Storage:
         self._first: int | None = None  # where the first view starts, where that is known
         self.length = int(arrays[0].shape[-2])
         self.places = places
+        self.loan: Any = None
 
     # -- the arrays --------------------------------------------------------------------
 

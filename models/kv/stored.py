@@ -1,16 +1,16 @@
-"""Stored state as host memory, to be written to a file, and back from one.
+"""Stored state for the thread that writes it to a file, and back from one.
 
 Bytes go out and come in as they are, so that what is restored is what was saved.
 """
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..runtime import backend
+from ..runtime import launch
 
 import mlx.core as mx  # isort: skip  (after runtime, which chooses the BLAS first)
 import numpy as np
@@ -30,51 +30,30 @@ _NAMES = {
     mx.uint8: "U8",
     mx.bool_: "BOOL",
 }
+_PIECE = 4 << 20  # bytes that are copied at a time by the thread that writes
 _LENGTH = 8  # bytes at a file's start that say how long its header is
 _METADATA = "__metadata__"  # in the header, the one entry that is no array
 _RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Ring, Recurrent, Chunk)}
 
 
 class HostArray(NamedTuple):
-    """One array, readable on any thread.
+    """One array, for the thread that writes it.
 
     Attributes:
         dtype: its type as safetensors names it.
-        data: its elements, as unsigned integers where NumPy lacks the type. It keeps MLX's
-            buffer alive, and is a copy only where host and device have memory of their own.
+        parts: its items in order, in pieces: see `DiskCodec`.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[Any]
+    parts: Sequence[Any]
 
 
 class Exported(NamedTuple):
-    """State in host memory: its arrays by name, and what they are."""
+    """State for the thread that writes it: its arrays by name, and what they are."""
 
     tensors: dict[str, HostArray]
     metadata: dict[str, str]
-
-
-def export_span(span: PackedSpan, start: int, stop: int) -> Exported:
-    """Make the tokens `[start, stop)` of a span readable for the thread that writes files.
-
-    A copy, unless it is a whole storage.
-    """
-    whole = start == 0 and stop == span.length and span.is_whole
-    part = span if whole else span.copy(start, stop)
-    return Exported(_hosted(part.arrays), {"places": json.dumps(span.places)})
-
-
-def export_checkpoint(checkpoint: PackedCheckpoint) -> Exported:
-    """Make a checkpoint readable for the thread that writes files."""
-    records = [{"kind": type(r).__name__, **asdict(r)} for r in checkpoint.records]
-    metadata = {
-        "places": json.dumps(checkpoint.places),
-        "records": json.dumps(records),
-        "offset": str(checkpoint.offset),
-    }
-    return Exported(_hosted(checkpoint.arrays), metadata)
 
 
 def load_span(parts: Sequence[tuple[Path, int, int]]) -> PackedSpan:
@@ -120,16 +99,83 @@ def load_checkpoint(path: Path) -> PackedCheckpoint:
     return PackedCheckpoint(offset, records, arrays, _places(metadata))
 
 
-def _hosted(arrays: Sequence[mx.array]) -> dict[str, HostArray]:
-    return {str(number): _host(array) for number, array in enumerate(arrays)}
+class DiskCodec:
+    """Hands state to the thread that writes files, and reads it back.
+
+    The thread that runs the model copies nothing for that, and waits for nothing. Where the host
+    can read what the device wrote, the parts of an array are views of it: they keep the whole
+    buffer alive, and the reader makes its own copy of one part at a time. Where it cannot (CUDA),
+    they are copies that the device has been told to make. To read one moves its buffer to the
+    host, which must not happen to an array that the model reads.
+
+    Attributes:
+        copies: whether what it exports takes memory of its own.
+
+    Args:
+        host_reads: the host can read arrays where they lie.
+    """
+
+    def __init__(self, *, host_reads: bool) -> None:
+        self.copies = not host_reads
+
+    load_span = staticmethod(load_span)
+    load_checkpoint = staticmethod(load_checkpoint)
+
+    def export_span(self, span: PackedSpan, start: int, stop: int) -> Exported:
+        """Hand over the tokens `[start, stop)` of a span."""
+        storage, first = span.storage, span.start
+        arrays = storage.arrays(0, storage.length)
+        tokens = (Ellipsis, slice(first + start, first + stop), slice(None))
+        return Exported(self._hosted(arrays, tokens), {"places": json.dumps(span.places)})
+
+    def export_checkpoint(self, checkpoint: PackedCheckpoint) -> Exported:
+        """Hand over a checkpoint."""
+        records = [{"kind": type(r).__name__, **asdict(r)} for r in checkpoint.records]
+        metadata = {
+            "places": json.dumps(checkpoint.places),
+            "records": json.dumps(records),
+            "offset": str(checkpoint.offset),
+        }
+        return Exported(self._hosted(checkpoint.arrays, (Ellipsis,)), metadata)
+
+    def _hosted(self, arrays: Sequence[mx.array], which: tuple[Any, ...]) -> dict[str, HostArray]:
+        """Hand over some items of each array, which are evaluated."""
+        hosted = {}
+        for number, array in enumerate(arrays):
+            part = array[which] if self.copies else _seen(array)[which]
+            pieces = [mx.array(piece) if self.copies else piece for piece in _pieces(part)]
+            hosted[str(number)] = HostArray(_NAMES[array.dtype], tuple(part.shape), pieces)
+        if self.copies:
+            launch([array.parts for array in hosted.values()])
+        return hosted
 
 
-def _host(array: mx.array) -> HostArray:
-    if backend() == "cuda":
-        array = mx.array(array)  # reading moves a buffer to the host for good: a copy's, then
-    bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    mx.eval(bits)
-    return HostArray(_NAMES[array.dtype], tuple(array.shape), np.asarray(bits))
+def _seen(array: mx.array) -> NDArray[Any]:
+    """Look at an evaluated array where it lies, as unsigned integers: NumPy lacks some types.
+
+    Not by way of MLX's `view`: to evaluate that waits for all that was launched before.
+
+    Raises:
+        ValueError: its items have gaps between them.
+    """
+    buffer: Any = array
+    bits, strides = f"u{array.itemsize}", memoryview(buffer).strides
+    return np.ndarray(tuple(array.shape), bits, buffer, strides=strides)
+
+
+def _pieces(array: Any) -> Iterator[Any]:
+    """Cut an array, of MLX or NumPy, into pieces of at most `_PIECE` bytes, in row-major order."""
+    if array.nbytes <= _PIECE or not array.ndim:
+        yield array
+        return
+    each = array.nbytes // len(array)
+    if each > _PIECE:
+        for row in array:
+            yield from _pieces(row)
+        return
+    rows = _PIECE // each
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
 
 
 def _read(path: Path) -> tuple[list[mx.array], dict[str, str]]:

@@ -1,6 +1,6 @@
 """What differs by device, in one record that is chosen when a model is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..runtime import backend
 
@@ -22,6 +22,7 @@ class DevicePolicy:
             the first request.
         contiguous_keys: the keys of a single sequence are put in one piece, also where the
             model runs in batches.
+        host_reads: the host can read arrays where the device wrote them.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
             as many at most.
@@ -34,6 +35,7 @@ class DevicePolicy:
     overlaps: bool
     warms_up: bool
     contiguous_keys: bool
+    host_reads: bool
     stacks: bool
     row_limit: int
     spare_steps: int
@@ -48,6 +50,7 @@ CPU = DevicePolicy(
     overlaps=False,
     warms_up=False,
     contiguous_keys=False,
+    host_reads=True,
     stacks=False,
     row_limit=512,
     spare_steps=0,
@@ -60,12 +63,15 @@ GPU = DevicePolicy(
     overlaps=True,
     warms_up=True,
     contiguous_keys=True,
+    host_reads=True,
     stacks=True,
     row_limit=2048,
     spare_steps=64,
 )
+# What the host reads is moved to the host's memory, for good.
+CUDA = replace(GPU, host_reads=False)
 
 
 def device_policy() -> DevicePolicy:
     """The policy of this process's default device."""
-    return CPU if backend() == "cpu" else GPU
+    return {"cpu": CPU, "metal": GPU, "cuda": CUDA}[backend()]

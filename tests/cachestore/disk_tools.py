@@ -31,7 +31,7 @@ FINGERPRINT = "model"
 def payload(items: int = 1000, seed: int = 0) -> Payload:
     """Make float32 noise."""
     values = np.random.default_rng(seed).random(items, np.float32)
-    return Payload({"x": HostTensor("F32", values.shape, values)}, {"seed": str(seed)})
+    return Payload({"x": HostTensor("F32", values.shape, [values])}, {"seed": str(seed)})
 
 
 def job(token: int = 0, *, items: int = 1000, **changes: object) -> WriteJob:

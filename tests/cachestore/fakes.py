@@ -1,8 +1,12 @@
 """Model state whose content can be read back: it is the tokens that it was computed from."""
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from umbel.cachestore import check
 from umbel.cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
@@ -13,7 +17,11 @@ from umbel.cachestore.state import Layout
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import Namespace
 
+if TYPE_CHECKING:
+    from umbel.cachestore.loans import Loan
+
 TokenIds = tuple[int, ...]
+Buffer = NDArray[np.int32]
 
 PLENTY = 1 << 40
 WINDOW = 16
@@ -63,6 +71,7 @@ class Registry:
         splits: how often a span was cut.
         copied: tokens that were copied from one storage to another.
         on_copy: called while a copy exists beside what it is a copy of.
+        buffers: who holds what state lies in, whoever has closed it; and how many bytes.
     """
 
     def __init__(self) -> None:
@@ -73,6 +82,19 @@ class Registry:
         self.splits = 0
         self.copied = 0
         self.on_copy: Callable[[], None] = lambda: None
+        self.buffers: list[tuple[weakref.ref[Buffer], int]] = []
+
+    def buffer(self, tokens: Iterable[int], nbytes: int) -> Buffer:
+        """Make a buffer that counts while anybody holds it."""
+        made = np.array(list(tokens), "<i4")
+        self.buffers.append((weakref.ref(made), nbytes))
+        return made
+
+    @property
+    def held(self) -> int:
+        """Bytes of buffers that anybody holds, state that was closed included."""
+        self.buffers = [each for each in self.buffers if each[0]() is not None]
+        return sum(nbytes for _, nbytes in self.buffers)
 
     @property
     def nbytes(self) -> int:
@@ -91,6 +113,8 @@ class FakeStorage:
         self.registry = registry
         self.tokens = tokens
         self.each = each
+        self.loan: Loan | None = None
+        self.buffer: Buffer | None = registry.buffer(tokens, each * len(tokens))
         self._views: list[FakeSpan] = []
         registry.storages.add(self)
 
@@ -136,6 +160,7 @@ class FakeStorage:
             for view in views:
                 view.move(copy, view.start - start)
         self.registry.storages.remove(self)
+        self.buffer = None
 
 
 class FakeSpan:
@@ -267,6 +292,7 @@ class FakeCheckpoint:
         self._tokens = tuple(tokens)
         self._window = window
         self._nbytes = nbytes
+        self.buffer: Buffer | None = registry.buffer(self._tokens, nbytes)
         registry.checkpoints.add(self)
 
     @property
@@ -301,6 +327,7 @@ class FakeCheckpoint:
         """Give it back, once."""
         self._check()
         self._registry.checkpoints.remove(self)
+        self.buffer = None
 
     def _check(self) -> None:
         assert self in self._registry.checkpoints, "a checkpoint was used after it was closed"

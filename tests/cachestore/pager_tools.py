@@ -29,6 +29,7 @@ from .disk_tools import TIMEOUT
 from .fakes import (
     NAMESPACE,
     PLENTY,
+    Buffer,
     FakeCheckpoint,
     FakeSequence,
     FakeSpan,
@@ -58,31 +59,38 @@ class FakeCodec:
         exported: tokens that were.
         loads: files that were read.
         poisoned: how many exports to come cannot be written.
+        copies: what is exported is a copy, as on CUDA.
     """
 
-    def __init__(self, registry: Registry, stack: Stack, each: int) -> None:
+    def __init__(self, registry: Registry, stack: Stack, each: int, *, copies: bool) -> None:
+        self.copies = copies
         self.exports = self.exported = self.loads = self.poisoned = 0
         self._registry = registry
         self._window = 0 if stack.recurrent else stack.window
         self._each = each
 
     def export_span(self, span: FakeSpan, start: int, stop: int) -> Exported:
-        """Make some tokens of a span readable."""
+        """Hand over some tokens of a span."""
         assert 0 <= start < stop <= span.length
-        return self._export(span.tokens[start:stop], {})
+        assert span.storage.buffer is not None
+        tokens = span.storage.buffer[span.start + start : span.start + stop]
+        return self._export(tokens, span.storage.each * len(tokens), {})
 
     def export_checkpoint(self, checkpoint: FakeCheckpoint) -> Exported:
-        """Make a checkpoint readable."""
-        tokens = checkpoint.restore(checkpoint.offset)
-        return self._export(tokens, {"nbytes": str(checkpoint.nbytes)})
+        """Hand over a checkpoint."""
+        assert checkpoint.buffer is not None
+        nbytes = checkpoint.nbytes
+        return self._export(checkpoint.buffer[:], nbytes, {"nbytes": str(nbytes)})
 
-    def _export(self, tokens: TokenIds, metadata: dict[str, str]) -> Exported:
+    def _export(self, tokens: Buffer, nbytes: int, metadata: dict[str, str]) -> Exported:
         self.exports += 1
         self.exported += len(tokens)
         broken = self.poisoned > 0
         self.poisoned -= broken
         marks = {POISON: "1"} if broken else {}
-        tensors = {"0": ("I32", (len(tokens),), np.array(tokens, "<i4"))}
+        if self.copies:
+            tokens = self._registry.buffer(tokens.tolist(), nbytes)
+        tensors = {"0": ("I32", (len(tokens),), [tokens])}
         return Exported(tensors, metadata | marks)
 
     def load_span(self, parts: Sequence[tuple[Path, int, int]]) -> FakeSpan:
@@ -205,6 +213,7 @@ class PagedWorld(World):
         disk: bytes that files may take.
         queue: bytes that may wait to be written.
         longest: tokens that are joined at most.
+        copies: what is written is copied first, as on CUDA.
     """
 
     def __init__(
@@ -217,6 +226,7 @@ class PagedWorld(World):
         queue: int = PLENTY,
         longest: int = 1 << 62,
         retry_after: float = 0.0,
+        copies: bool = False,
         **options: int,
     ) -> None:
         super().__init__(stack, **options)
@@ -224,6 +234,7 @@ class PagedWorld(World):
         self.folder = folder
         self.memory = memory
         self.disk = disk
+        self.copies = copies
         self._tier_options = {"queue_bytes": queue, "retry_after": retry_after}
         self.open()
 
@@ -232,7 +243,7 @@ class PagedWorld(World):
         fingerprint = NAMESPACE.fingerprint
         self.governor = Governor(self.cache, self.memory)
         self.tier = Watched(self.folder, fingerprint=fingerprint, **self._tier_options)
-        self.codec = FakeCodec(self.registry, self.stack, self.each)
+        self.codec = FakeCodec(self.registry, self.stack, self.each, copies=self.copies)
         self.pager = Pager(
             self.cache,
             self.tier,
@@ -266,10 +277,13 @@ class PagedWorld(World):
     def write_all(self) -> None:
         """Write all that can be written."""
         for _ in range(ENOUGH):
+            taken = len(self.tier.jobs)
             if not self.pager.write_all():
                 break
             self.check_disk()
             assert self.tier.flush(TIMEOUT)
+            if self.copies and len(self.tier.jobs) == taken and not self.cache.tries.writing:
+                break  # there is no room for a copy
         else:
             raise AssertionError("it is written for ever")
         self.check()
@@ -320,6 +334,8 @@ class PagedWorld(World):
         ledger = self.cache.ledger
         stored = ledger.held(Kind.KV) + ledger.held(Kind.CHECKPOINT)
         assert stored.nbytes == self.registry.nbytes
+        # What the writer holds is counted, whoever else has given it up.
+        assert self.registry.held <= (stored + ledger.held(Kind.PAGING)).nbytes
         for trie in self.cache.tries:
             for node in trie.nodes():
                 path = path_tokens(node)

@@ -333,8 +333,12 @@ def paging(world: PagedWorld) -> int:
 
 def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
     """Of a long node of which a little is new, only that is copied."""
-    world = PagedWorld(KV, folder)
+    world = PagedWorld(KV, folder, copies=True)
     world.serve(range(1000))
+    world.tier.slow = True
+    world.pager.step()
+    assert paging(world) == 4 * 1000, "a whole storage, too"
+    world.tier.slow = False
     world.write_all()
     world.serve(range(1500))
     assert world.ends() == [1500]
@@ -351,7 +355,7 @@ def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
 
 def test_a_copy_needs_room(folder: Path) -> None:
     """Where there is none, it waits; the rest of the cache is not evicted for it in vain."""
-    world = PagedWorld(KV, folder, memory=Size(16_000, 1000))
+    world = PagedWorld(KV, folder, memory=Size(16_000, 1000), copies=True)
     world.serve(range(1500))
     world.write_all()
     world.serve(range(2250))

@@ -52,8 +52,9 @@ class PagerMachine(RuleBasedStateMachine):
         always=st.sampled_from([1, 6, 256]),
         queue=st.sampled_from([1, 90, PLENTY]),
         memory=st.sampled_from([400, PLENTY]),
+        copies=st.sampled_from([False, False, True]),
     )
-    def start(self, longest: int, always: int, queue: int, memory: int) -> None:
+    def start(self, longest: int, always: int, queue: int, memory: int, *, copies: bool) -> None:
         """Open a tier in an empty folder."""
         self.patch.setattr(compaction, "_ALWAYS", always)
         self.folder = Path(mkdtemp(dir=self.folder))
@@ -63,6 +64,7 @@ class PagerMachine(RuleBasedStateMachine):
             longest=longest,
             queue=queue,
             memory=Size(memory, PLENTY),
+            copies=copies,
             interval=10,
         )
 

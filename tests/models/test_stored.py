@@ -3,8 +3,9 @@
 import errno
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import mlx.core as mx
 import numpy as np
@@ -12,16 +13,11 @@ import pytest
 
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.models.errors import StoredStateError
+from umbel.models.kv import stored
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.kv.stored import (
-    Exported,
-    export_checkpoint,
-    export_span,
-    load_checkpoint,
-    load_span,
-)
+from umbel.models.kv.stored import DiskCodec, Exported, load_checkpoint, load_span
 from umbel.models.runtime import backend
 
 from .. import zoo
@@ -42,6 +38,8 @@ EVERY = [
         if name not in _FP32_ONLY or backend() != "cpu"
     ],
 ]
+HOST, APART = DiskCodec(host_reads=True), DiskCodec(host_reads=False)
+CODECS = pytest.mark.parametrize("codec", [HOST, APART], ids=["host", "apart"])
 CUTS = (0, 1, 37, 64, 99, 150)
 
 
@@ -90,19 +88,22 @@ class Stored:
         return [self.advance(live, tokens) for tokens in more]
 
 
+@CODECS
 @pytest.mark.parametrize(("name", "dtype"), EVERY)
-def test_from_disk_is_from_memory(name: str, dtype: mx.Dtype, tmp_path: Path) -> None:
+def test_from_disk_is_from_memory(
+    name: str, dtype: mx.Dtype, codec: DiskCodec, tmp_path: Path
+) -> None:
     """The same bytes come back, also cut and joined; continuing gives the same logits."""
     state = Stored(name, dtype)
     spans, loaded_spans = [], []
     if state.span is not None:
         spans = [state.span]
-        loaded_spans = [_through_files(state.span, tmp_path)]
+        loaded_spans = [_through_files(codec, state.span, tmp_path)]
         assert bits(loaded_spans[0].arrays) == bits(state.span.arrays)
         assert loaded_spans[0].places == state.span.places
     checkpoint = None
     if state.checkpoint is not None:
-        path = write(tmp_path, "c.safetensors", export_checkpoint(state.checkpoint))
+        path = write(tmp_path, "c.safetensors", codec.export_checkpoint(state.checkpoint))
         checkpoint = load_checkpoint(path)
         assert bits(checkpoint.arrays) == bits(state.checkpoint.arrays)
         assert checkpoint.places == state.checkpoint.places
@@ -112,14 +113,81 @@ def test_from_disk_is_from_memory(name: str, dtype: mx.Dtype, tmp_path: Path) ->
     assert state.goes_on(loaded_spans, checkpoint) == state.goes_on(spans, state.checkpoint)
 
 
-def _through_files(span: PackedSpan, folder: Path) -> PackedSpan:
+def _through_files(codec: DiskCodec, span: PackedSpan, folder: Path) -> PackedSpan:
     """Save a span in pieces, and read it back from parts of these."""
     parts = []
     for start, stop in itertools.pairwise(CUTS):
         saved_from = max(0, start - 20)  # of each file only the end is wanted
-        path = write(folder, f"{start}.safetensors", export_span(span, saved_from, stop))
+        path = write(folder, f"{start}.safetensors", codec.export_span(span, saved_from, stop))
         parts.append((path, start - saved_from, stop - saved_from))
     return load_span(parts)
+
+
+def _addresses(parts: Sequence[Any]) -> list[int]:
+    return [np.frombuffer(cast("bytes", part), np.uint8).ctypes.data for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama", mx.bfloat16), ("gemma3_text", mx.float32), ("deepseek_v3", mx.float32)],
+    ids=str,
+)
+def test_to_hand_over_copies_nothing(
+    name: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a whole storage nor a part of one: the parts are views of its very buffers."""
+    state = Stored(name, dtype)
+    assert state.span is not None
+    monkeypatch.setattr(mx, "eval", _fail)
+    active = mx.get_active_memory()
+    for start, stop in ((0, 150), (20, 131)):
+        exported = HOST.export_span(state.span, start, stop)
+        own: list[Any] = state.span.storage.arrays(0, 150)
+        for held, array in zip(own, exported.tensors.values(), strict=True):
+            whole = np.ndarray(held.shape, f"u{held.itemsize}", held)
+            assert all(np.shares_memory(part, whole) for part in array.parts)
+            assert not any(part.flags.owndata for part in array.parts)
+    if state.checkpoint is not None:
+        HOST.export_checkpoint(state.checkpoint)
+    assert mx.get_active_memory() == active
+
+
+def test_what_the_host_cannot_read_is_copied_by_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is launched and not waited for, and the model's own buffers are left alone."""
+    span = Stored("llama", mx.bfloat16).span
+    assert span is not None
+    launched: list[Any] = []
+    monkeypatch.setattr(stored, "launch", launched.append)
+    active = mx.get_active_memory()
+    parts = [
+        part
+        for start, stop in ((0, 150), (20, 131))
+        for array in APART.export_span(span, start, stop).tensors.values()
+        for part in array.parts
+    ]
+    assert mx.get_active_memory() == active, "nothing is computed here"
+    assert len(launched) == 2
+    own = _addresses(span.storage.arrays(0, 150))
+    assert not set(own) & set(_addresses(parts))
+    assert mx.get_active_memory() - active >= sum(part.nbytes for part in parts)
+
+
+@CODECS
+@pytest.mark.parametrize("piece", [1, 100, 3000, 20_000])
+def test_parts_are_short(
+    codec: DiskCodec, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes copies no more than one at a time; in order they are the array."""
+    span = Stored("gemma3_text", mx.float32).span
+    assert span is not None
+    monkeypatch.setattr(stored, "_PIECE", piece)
+    exported = codec.export_span(span, 20, 131)
+    longest = max(part.nbytes for array in exported.tensors.values() for part in array.parts)
+    assert longest <= max(piece, 4)
+    loaded = load_span([(write(tmp_path, "s.safetensors", exported), 0, 111)])
+    assert bits(loaded.arrays) == bits(span.copy(20, 131).arrays)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3"])
@@ -127,11 +195,11 @@ def test_split_and_merged_spans_are_saved_alike(name: str, tmp_path: Path) -> No
     """It makes no difference whether a span was cut before it was saved, or after."""
     span = Stored(name, mx.float32).span
     assert span is not None
-    whole = load_span([(write(tmp_path, "w.safetensors", export_span(span, 0, 150)), 0, 150)])
+    whole = load_span([(write(tmp_path, "w.safetensors", HOST.export_span(span, 0, 150)), 0, 150)])
     left, right = span.copy(0, 150).split(60)
     files = [
-        (write(tmp_path, "l.safetensors", export_span(left, 0, 60)), 0, 60),
-        (write(tmp_path, "r.safetensors", export_span(right, 0, 90)), 0, 90),
+        (write(tmp_path, "l.safetensors", HOST.export_span(left, 0, 60)), 0, 60),
+        (write(tmp_path, "r.safetensors", HOST.export_span(right, 0, 90)), 0, 90),
     ]
     assert bits(load_span(files).arrays) == bits(whole.arrays)
     assert bits(left.merge(right).arrays) == bits(whole.arrays)
@@ -144,7 +212,7 @@ def test_what_is_read_does_not_depend_on_its_file(tmp_path: Path) -> None:
     """Once loaded, a file may be removed or overwritten."""
     state = Stored("qwen3_next", mx.float32)
     assert state.checkpoint is not None
-    path = write(tmp_path, "c.safetensors", export_checkpoint(state.checkpoint))
+    path = write(tmp_path, "c.safetensors", HOST.export_checkpoint(state.checkpoint))
     loaded = load_checkpoint(path)
     path.write_bytes(b"\xff" * path.stat().st_size)
     assert bits(loaded.arrays) == bits(state.checkpoint.arrays)
@@ -156,8 +224,8 @@ def test_a_file_that_makes_no_sense_is_refused(damage: str, tmp_path: Path) -> N
     state = Stored("falcon_h1", mx.float32)
     assert state.checkpoint is not None
     assert state.span is not None
-    exported = export_checkpoint(state.checkpoint)
-    spans = export_span(state.span, 0, 150)
+    exported = HOST.export_checkpoint(state.checkpoint)
+    spans = HOST.export_span(state.span, 0, 150)
     if damage in ("layout", "records"):
         key = "places" if damage == "layout" else "records"
         exported.metadata[key] = spans.metadata["places"] = "[[1"
@@ -193,8 +261,8 @@ def test_a_file_that_cannot_be_read_is_not_broken(
     state = Stored("falcon_h1", mx.float32)
     assert state.checkpoint is not None
     assert state.span is not None
-    checkpoint = write(tmp_path, "c.safetensors", export_checkpoint(state.checkpoint))
-    span = write(tmp_path, "s.safetensors", export_span(state.span, 0, 150))
+    checkpoint = write(tmp_path, "c.safetensors", HOST.export_checkpoint(state.checkpoint))
+    span = write(tmp_path, "s.safetensors", HOST.export_span(state.span, 0, 150))
 
     def load(path: Path) -> None:
         if path == checkpoint:

@@ -1,0 +1,96 @@
+"""What is written where it lies: in memory until it is written, counted, and bounded."""
+
+from pathlib import Path
+
+from umbel.cachestore.ledger import Kind, Size
+
+from .disk_tools import TIMEOUT
+from .fakes import KV, conversation
+from .pager_tools import PagedWorld, written
+
+
+def paging(world: PagedWorld) -> int:
+    """Bytes that only the writer has."""
+    return world.cache.ledger.held(Kind.PAGING).nbytes
+
+
+def test_what_is_written_where_it_lies_is_counted_whole(folder: Path) -> None:
+    """A little of a long storage keeps all of that in memory, and is not copied."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(1000))
+    world.write_all()
+    world.serve(range(1500))
+    copied = world.registry.copied
+    world.tier.slow = True
+    world.pager.step()
+    assert written(world)[-1] == (1000, 1500)
+    assert (world.registry.copied, paging(world)) == (copied, 0)
+    world.begin([*range(700), 777]).fail()
+    world.trie.join([world.node(700), world.node(1500)])
+    assert paging(world) == 4 * 1500
+    world.check()
+    world.tier.slow = False
+    world.write_all()
+    assert paging(world) == 0
+    world.finish()
+
+
+def test_what_lies_with_what_is_written_is_not_evicted(folder: Path) -> None:
+    """That would free nothing, and copy the rest. Once it is written, it goes."""
+    world = PagedWorld(KV, folder, queue=1)
+    world.serve(range(100))
+    world.begin([*range(60), 777]).fail()
+    world.tier.slow = True
+    world.pager.step()
+    assert written(world) == [(0, 60)]
+    lower = world.node(100)
+    assert not lower.writers
+    assert lower.writing, "it lies in the same storage"
+    assert world.cache.evictor.evictable() == Size()
+    world.cache.evictor.evict(0)
+    assert world.ends() == [60, 100]
+    world.tier.slow = False
+    world.write_all()
+    assert not lower.writing
+    world.page_out()
+    assert world.cache.tries.size == Size()
+    world.finish()
+
+
+def test_no_more_is_lent_than_may_wait(folder: Path) -> None:
+    """However little of each storage is written."""
+    world = PagedWorld(KV, folder, queue=8000)
+    for number in range(1, 4):
+        world.serve(conversation(number, 500))
+    world.write_all()
+    for number in range(1, 4):
+        world.serve(conversation(number, 800))
+    world.tier.slow = True
+    for _ in range(3):
+        world.pager.step()
+    assert written(world)[3:] == [(500, 800), (500, 800)]
+    world.tier.slow = False
+    world.write_all()
+    assert written(world)[3:] == [(500, 800)] * 3
+    world.finish()
+
+
+def test_a_storage_is_lent_once(folder: Path) -> None:
+    """To however many it is lent, it is in memory once; and until the last of them is done."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(100))
+    world.begin([*range(60), 777]).fail()
+    world.tier.slow = True
+    world.pager.step()
+    assert written(world) == [(0, 60), (60, 100)]
+    world.trie.join([world.node(60), world.node(100)])
+    assert paging(world) == 4 * 100
+    world.tier.slow = False
+    assert world.tier.flush(TIMEOUT)
+    first, second = world.tier.completed()
+    world.pager._page_out._take(first)
+    assert paging(world) == 4 * 100
+    world.pager._page_out._take(second)
+    assert paging(world) == 0
+    world.write_all()
+    world.finish()
