@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from umbel.cachestore.ledger import Kind, Size
 
 from .disk_tools import TIMEOUT
@@ -94,3 +96,31 @@ def test_a_storage_is_lent_once(folder: Path) -> None:
     assert paging(world) == 0
     world.write_all()
     world.finish()
+
+
+@pytest.mark.parametrize("how", ["fails", "refused", "given up"])
+def test_what_is_not_written_is_not_lent_any_more(folder: Path, how: str) -> None:
+    """Whether the write failed, waited for a disk that takes nothing, or nobody wants it."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(100))
+    span = world.node(100).span
+    assert span is not None
+    world.codec.poisoned = how == "fails"
+    if how == "refused":
+        world.close_tier()
+    world.tier.slow = True
+    world.pager.step()
+    assert (span.storage.loan is None) == (how == "refused")
+    world.tier.slow = False
+    if how == "given up":
+        world.pager.give_up("a test")
+    else:
+        world.tier.flush(TIMEOUT)
+        for written in world.tier.completed():
+            world.pager._page_out._take(written)
+    assert span.storage.loan is None
+    assert not world.node(100).writing
+    assert world.cache.evictor.evictable().nbytes == 400
+    world.cache.evictor.clear()
+    assert world.cache.ledger.total == Size()
+    world.close_tier()

@@ -3,9 +3,8 @@
 import errno
 import itertools
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.models.errors import StoredStateError
-from umbel.models.kv import stored
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.sequence_cache import SequenceCache
@@ -121,73 +119,6 @@ def _through_files(codec: DiskCodec, span: PackedSpan, folder: Path) -> PackedSp
         path = write(folder, f"{start}.safetensors", codec.export_span(span, saved_from, stop))
         parts.append((path, start - saved_from, stop - saved_from))
     return load_span(parts)
-
-
-def _addresses(parts: Sequence[Any]) -> list[int]:
-    return [np.frombuffer(cast("bytes", part), np.uint8).ctypes.data for part in parts]
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("llama", mx.bfloat16), ("gemma3_text", mx.float32), ("deepseek_v3", mx.float32)],
-    ids=str,
-)
-def test_to_hand_over_copies_nothing(
-    name: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a whole storage nor a part of one: the parts are views of its very buffers."""
-    state = Stored(name, dtype)
-    assert state.span is not None
-    monkeypatch.setattr(mx, "eval", _fail)
-    active = mx.get_active_memory()
-    for start, stop in ((0, 150), (20, 131)):
-        exported = HOST.export_span(state.span, start, stop)
-        own: list[Any] = state.span.storage.arrays(0, 150)
-        for held, array in zip(own, exported.tensors.values(), strict=True):
-            whole = np.ndarray(held.shape, f"u{held.itemsize}", held)
-            assert all(np.shares_memory(part, whole) for part in array.parts)
-            assert not any(part.flags.owndata for part in array.parts)
-    if state.checkpoint is not None:
-        HOST.export_checkpoint(state.checkpoint)
-    assert mx.get_active_memory() == active
-
-
-def test_what_the_host_cannot_read_is_copied_by_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is launched and not waited for, and the model's own buffers are left alone."""
-    span = Stored("llama", mx.bfloat16).span
-    assert span is not None
-    launched: list[Any] = []
-    monkeypatch.setattr(stored, "launch", launched.append)
-    active = mx.get_active_memory()
-    parts = [
-        part
-        for start, stop in ((0, 150), (20, 131))
-        for array in APART.export_span(span, start, stop).tensors.values()
-        for part in array.parts
-    ]
-    assert mx.get_active_memory() == active, "nothing is computed here"
-    assert len(launched) == 2
-    own = _addresses(span.storage.arrays(0, 150))
-    assert not set(own) & set(_addresses(parts))
-    assert mx.get_active_memory() - active >= sum(part.nbytes for part in parts)
-
-
-@CODECS
-@pytest.mark.parametrize("piece", [1, 100, 3000, 20_000])
-def test_parts_are_short(
-    codec: DiskCodec, piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever writes copies no more than one at a time; in order they are the array."""
-    span = Stored("gemma3_text", mx.float32).span
-    assert span is not None
-    monkeypatch.setattr(stored, "_PIECE", piece)
-    exported = codec.export_span(span, 20, 131)
-    longest = max(part.nbytes for array in exported.tensors.values() for part in array.parts)
-    assert longest <= max(piece, 4)
-    loaded = load_span([(write(tmp_path, "s.safetensors", exported), 0, 111)])
-    assert bits(loaded.arrays) == bits(span.copy(20, 131).arrays)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3"])
