@@ -21,7 +21,7 @@ from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.cachestore.disk.recovery import Collected
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.disk.verifier import Verified
-from umbel.cachestore.disk.write_queue import WriteJob
+from umbel.cachestore.disk.write_queue import WriteJob, WriteQueue
 from umbel.cachestore.errors import DiskTierError
 
 from .disk_tools import (
@@ -154,6 +154,25 @@ def test_the_owner_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert asked[6] is False
         gate.set()
         assert len(results(tier)) == 3
+
+
+def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
+    """Whoever still has the job, as the writer has; its owner counts on the memory."""
+    with structlog.testing.capture_logs(), opened(tmp_path) as tier:
+        for folder in (tmp_path, tmp_path / "gone"):
+            tier._writer._folder = folder
+            given = job()
+            assert tier.write(given)
+            (answer,) = results(tier)
+            assert (answer.record is None) == (folder != tmp_path)
+            assert given.payload.tensors == {}
+        assert tier.statistics().queued_bytes == 0
+    queue, waits = WriteQueue(1 << 20, 0.0, []), job()
+    assert queue.write(waits)
+    queue.abandon()
+    assert [written.record for written in queue.completed()] == [None]
+    assert waits.payload.tensors == {}
+    assert queue.statistics().queued_bytes == 0
 
 
 def test_payloads_are_let_go_of(tmp_path: Path) -> None:

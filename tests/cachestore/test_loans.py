@@ -37,6 +37,25 @@ def test_what_is_written_where_it_lies_is_counted_whole(folder: Path) -> None:
     world.finish()
 
 
+def test_what_stays_beside_what_was_given_up_is_counted_twice(folder: Path) -> None:
+    """It is copied, and the writer has the storage that it was copied from."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(100))
+    kept = world.begin([*range(60), 777])
+    world.tier.slow = True
+    world.pager.step()
+    world.cache.evictor.clear()
+    assert world.ends() == [60]
+    assert world.cache.tries.size.nbytes == 4 * 60
+    assert paging(world) == 4 * 100
+    world.check()
+    kept.fail()
+    world.tier.slow = False
+    world.write_all()
+    assert paging(world) == 0
+    world.finish()
+
+
 def test_what_lies_with_what_is_written_is_not_evicted(folder: Path) -> None:
     """That would free nothing, and copy the rest. Once it is written, it goes."""
     world = PagedWorld(KV, folder, queue=1)
