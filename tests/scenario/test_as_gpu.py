@@ -1,4 +1,7 @@
-"""What only a GPU runs, run on the CPU: warm-up, overlap, contiguous keys, fused attention."""
+"""What only a GPU runs, run on the CPU: warm-up, overlap, contiguous keys, fused attention.
+
+As with CUDA, so that what goes to the disk is copied by the device, too.
+"""
 
 from collections.abc import Sequence as Items
 from dataclasses import replace
@@ -11,7 +14,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.load.device import GPU
+from umbel.models.load.device import CUDA
 from umbel.models.warmup import longest
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
 
 # To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled.
-AS_GPU = replace(GPU, compiles=False)
+AS_GPU = replace(CUDA, compiles=False)
 MEMORY = 1 << 30
 _SHORTEST = 80
 """Tokens that the warm-up's longest sequence has at least where the budget is small."""

@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from re import findall
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from umbel.cachestore.node import as_tokens
 from umbel.daemon.config import Settings
 from umbel.daemon.errors import StartError
 from umbel.models.kv.layout import CacheLayout
+from umbel.models.load.device import device_policy
 from umbel.scheduler.admission import Admission
 from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
 from umbel.scheduler.request import FinishReason
@@ -77,6 +79,19 @@ def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
     check_budget(server, [Ask(base, 16), *forks, Ask(base, 16)])
     check_budget(server, agents(6, user=(40, 130), answer=(20, 50), every=3))
     server.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", *[pytest.param(n, marks=pytest.mark.slow) for n in ("falcon_h1", "mamba2")]]
+)
+def test_the_budget_holds_where_what_is_written_is_copied(name: str, tmp_path: Path) -> None:
+    """As on CUDA: the copies that wait for the disk are counted."""
+    model = zoo_model(name, device=replace(device_policy(), host_reads=False))
+    server = ServerFixture(model, promised(name, 420), disk=tmp_path)
+    check_budget(server, agents(6, user=(40, 130), answer=(20, 50), every=3))
+    server.close()
+    assert server.assembly.pager is not None
+    assert server.assembly.pager.statistics().writes > 0
 
 
 @pytest.mark.slow
