@@ -1,15 +1,18 @@
 """The budget holds at every moment, and what fits it is served."""
 
 import gc
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from re import findall
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
 
+from umbel.cachestore.disk import writer
+from umbel.cachestore.disk.files import write_file
 from umbel.cachestore.ledger import Kind
 from umbel.cachestore.node import as_tokens
 from umbel.daemon.config import Settings
@@ -81,12 +84,21 @@ def test_the_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
     server.close()
 
 
+@pytest.mark.parametrize("host_reads", [True, False], ids=["in place", "copied"])
 @pytest.mark.parametrize(
     "name", ["llama", *[pytest.param(n, marks=pytest.mark.slow) for n in ("falcon_h1", "mamba2")]]
 )
-def test_the_budget_holds_where_what_is_written_is_copied(name: str, tmp_path: Path) -> None:
-    """As on CUDA: the copies that wait for the disk are counted."""
-    model = zoo_model(name, device=replace(device_policy(), host_reads=False))
+def test_the_budget_holds_on_a_slow_disk(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, host_reads: bool
+) -> None:
+    """What waits for the disk is counted: what the cache gave up, and copies as on CUDA."""
+
+    def write_slowly(*args: Any) -> tuple[int, bytes]:
+        time.sleep(0.1)
+        return write_file(*args)
+
+    monkeypatch.setattr(writer, "write_file", write_slowly)
+    model = zoo_model(name, device=replace(device_policy(), host_reads=host_reads))
     server = ServerFixture(model, promised(name, 420), disk=tmp_path)
     check_budget(server, agents(6, user=(40, 130), answer=(20, 50), every=3))
     server.close()
