@@ -1,6 +1,6 @@
 """A short request that comes in the middle of a long prompt does not wait for it.
 
-Steps are counted, and not seconds: each has at most one chunk of one prompt.
+Steps are counted, and not seconds: each has at most one call that computes prompts.
 """
 
 import pytest
