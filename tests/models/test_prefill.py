@@ -67,6 +67,45 @@ def test_together_as_alone(name: str) -> None:
         assert mx.abs(logits[0] - logits[1]).max() < TOLERANCE * (100 if "kv" in name else 1)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gpt_oss"])
+def test_whatever_each_reads_alone(name: str) -> None:
+    """Prefixes of their own, of several spans, a suffix after them, or nothing at all."""
+    world = BatchFixture(name)
+    trunk = world.branch(40)
+    first = world.branch(9, trunk)
+    places = [trunk, first, first, world.branch(30, world.branch(5, trunk)), Branch()]
+    joined, alone = ([world.come(place).cache for place in places] for _ in range(2))
+    held = [3, 0, 0, 6, 0]
+    for length, one, other in zip(held, joined, alone, strict=True):
+        if length:
+            tokens = world.words(length)
+            for cache in (one, other):
+                world.runner.prefill([(tokens, cache)])
+    chunks = [world.words(length) for length in (4, 9, 2, 12, 7)]
+    world.runner.prefill(list(zip(chunks, joined, strict=True)))
+    for tokens, cache in zip(chunks, alone, strict=True):
+        world.runner.prefill([(tokens, cache)])
+    for one, other in zip(joined, alone, strict=True):
+        for mine, theirs in zip(state(one), state(other), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+
+
+def test_keys_in_one_piece_stay_so() -> None:
+    """Who has a copy of its prefix writes to that, beside others who have none."""
+    world = BatchFixture("llama")
+    branch = world.branch(40)
+    joined, alone = ([world.come(branch).cache for _ in range(2)] for _ in range(2))
+    joined[0].make_contiguous()
+    chunks = [world.words(length) for length in (4, 9)]
+    world.runner.prefill(list(zip(chunks, joined, strict=True)))
+    for tokens, cache in zip(chunks, alone, strict=True):
+        world.runner.prefill([(tokens, cache)])
+    assert joined[0].is_contiguous
+    for one, other in zip(joined, alone, strict=True):
+        logits = [world.model(mx.array([[3]]), cache=each.layers) for each in (one, other)]
+        assert mx.abs(logits[0] - logits[1]).max() < TOLERANCE
+
+
 @pytest.mark.parametrize("name", BY_THEMSELVES)
 def test_who_cannot_is_found_out(name: str) -> None:
     """A model that would give other state, or fail, is never asked for several prompts at once."""
