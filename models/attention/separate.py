@@ -113,13 +113,18 @@ def layers_of(rows: Sequence[list[Any] | None], attending: Make, recurrent: Make
         attending: makes a layer of caches, None among them.
         recurrent: the same, of caches of recurrent states.
     """
-
-    def layer(caches: list[Any]) -> Any:
-        used = next(cache for cache in caches if cache is not None)
-        if type(used) is CacheList:
-            parts = range(len(used.caches))
-            return CacheList(*[layer([c and c.caches[i] for c in caches]) for i in parts])
-        return recurrent(caches) if type(used) is ArraysCache else attending(caches)
-
     used = next(row for row in rows if row is not None)
-    return [layer([row and row[index] for row in rows]) for index in range(len(used))]
+    return [
+        _layer([row and row[index] for row in rows], attending, recurrent)
+        for index in range(len(used))
+    ]
+
+
+def _layer(caches: list[Any], attending: Make, recurrent: Make) -> Any:
+    used = next(cache for cache in caches if cache is not None)
+    if type(used) is not CacheList:
+        return recurrent(caches) if type(used) is ArraysCache else attending(caches)
+    parts = range(len(used.caches))
+    return CacheList(
+        *[_layer([c and c.caches[i] for c in caches], attending, recurrent) for i in parts]
+    )
