@@ -1,8 +1,9 @@
 """Warming up: all shapes that batches start with, and nothing left behind."""
 
 import gc
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,26 +11,31 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import pytest
+from structlog.testing import capture_logs
 
 from umbel.models.attention.cascade import Part, merge
-from umbel.models.warmup import longest, warm_up
+from umbel.models.planned_for import Rules
+from umbel.models.runtime import resident_bytes
+from umbel.models.warmup import FULL_SECONDS, QUICK_SECONDS, longest, warm_up
+from umbel.models.warmup.scenarios import quick
 
 from .batch_fixture import NAMES, BatchFixture
 
+CHUNK = 32  # tokens of a prompt that a warm-up computes at once
 _CONSTANTS = 64
 """Bytes: MLX itself keeps one of 4 or 8 now and then. The smallest state has thousands."""
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_number_of_rows(name: str) -> None:
-    """Batches of every size were computed with, and what comes after is right."""
-    fixture = BatchFixture(name)
-    warm_up(fixture.runner, 5)
-    assert {shape[0] for shape in fixture.runner.shapes} == {2, 3, 4, 6}
-    for prompt in (20, 3, 30):
-        fixture.come(prompt=prompt)
-    fixture.decode(steps=3)
-    fixture.check()
+@pytest.mark.parametrize(
+    ("most", "rows"),
+    [(1, set()), (5, {2, 3, 4, 5}), (32, {2, 3, 4, 6, 8, 12, 16, 24, 32})],
+)
+def test_rows_that_start_together(most: int, rows: set[int]) -> None:
+    """Each number of rows that a batch may have is one scenario, up to the most that run."""
+    names = {scenario.name for scenario in quick(most, Rules(), CHUNK)}
+    assert {name for name in names if name.endswith(" rows")} - {"more rows", "fewer rows"} == {
+        f"{count} rows" for count in rows
+    }
 
 
 def at_rest(before: int) -> int:
@@ -47,29 +53,37 @@ def at_rest(before: int) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_left(name: str) -> None:
-    """Its sequences are gone with their memory, which was not more than it says."""
+def test_every_number_of_rows(name: str) -> None:
+    """Batches of every size were computed with, and what comes after is right.
+
+    The warm-up's own sequences are gone with their memory, which was not more than it says.
+    """
     fixture = BatchFixture(name)
     held, peaks = list[int](), list[int]()
-    for _ in range(3):
+    for _ in range(2):
         mx.reset_peak_memory()
-        warm_up(fixture.runner, 5)
+        warm_up(fixture.runner, 5, chunk=CHUNK)
         peaks.append(mx.get_peak_memory())
         assert not fixture.placement.sequences
         held.append(at_rest(held[0] if held else 1 << 62))
-    assert max(held) - held[0] <= _CONSTANTS
+    assert held[1] - held[0] <= _CONSTANTS
     most = fixture.runner.profile.worst_case(longest(fixture.runner)).nbytes
-    assert max(peaks[1:]) - held[0] <= 5 * most
+    assert peaks[1] - held[0] <= 5 * most
+    assert {shape[0] for shape in fixture.runner.shapes} == {2, 3, 4, 6}
+    for prompt in (20, 3, 30):
+        fixture.come(prompt=prompt)
+    fixture.decode(steps=3)
+    fixture.check()
 
 
 def test_one_by_one() -> None:
     """With a single row, or a model without batches, a single sequence decodes."""
     fixture = BatchFixture("llama")
-    warm_up(fixture.runner, 1)
+    warm_up(fixture.runner, 1, chunk=CHUNK)
     assert not fixture.runner.shapes
     fixture.runner.batches = False
     fixture.runner.use(replace(fixture.runner.rules, batches=False))
-    warm_up(fixture.runner, 8)
+    warm_up(fixture.runner, 8, chunk=CHUNK)
     assert not fixture.runner.shapes
 
 
@@ -83,6 +97,55 @@ def test_rows_are_merged_of_every_number_of_parts(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("umbel.models.attention.batched.merge", noted)
     fixture = BatchFixture("llama", stacks=True)
-    warm_up(fixture.runner, 8)
-    assert seen == {2, 3, 4, 5}
+    warm_up(fixture.runner, 8, chunk=CHUNK)
+    assert seen - {1} == {2, 3, 4, 5}
     assert not fixture.batch.arrays()
+
+
+def left_out(lines: Sequence[MutableMapping[str, Any]]) -> dict[str, list[str]]:
+    """What the log says was left out, by the bound."""
+    lines = [line for line in lines if line["event"] == "not all was warmed up"]
+    return {line["bound"]: line["left_out"] for line in lines}
+
+
+@pytest.mark.parametrize(("every_shape", "bound"), [(False, QUICK_SECONDS), (True, FULL_SECONDS)])
+def test_it_ends_in_time(*, every_shape: bool, bound: float) -> None:
+    """No step begins after the bound; what was not run is named, and all is as it was."""
+    fixture = BatchFixture("llama", limit=64)
+    rules, times = fixture.runner.rules, itertools.count(0.0, bound / 50)
+    with capture_logs() as lines:
+        warm_up(fixture.runner, 5, every_shape=every_shape, chunk=CHUNK, clock=lambda: next(times))
+    assert [line["steps"] for line in lines if line["event"] == "warmed up"] < [50]
+    assert next(times) < bound * 2  # it was not asked again and again, nor never
+    assert list(left_out(lines)) == ["time"]
+    assert left_out(lines)["time"][-1] == (f"prompts of {CHUNK}" if every_shape else "turns")
+    assert fixture.runner.rules == rules
+    assert not fixture.placement.sequences
+    fixture.come(prompt=20)
+    fixture.come(prompt=9)
+    fixture.decode(steps=2)
+    fixture.check()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        pytest.param("gemma3_text", marks=pytest.mark.slow),
+        pytest.param("falcon_h1", marks=pytest.mark.slow),
+    ],
+)
+def test_it_stays_within_its_memory(name: str) -> None:
+    """What does not fit is left out and named; the rest takes no more than it may."""
+    fixture = BatchFixture(name, limit=64, stacks=name != "gemma3_text")
+    few = fixture.runner.profile.worst_case(80).nbytes
+    for nbytes in (few, 20 * few):
+        before = resident_bytes()
+        mx.reset_peak_memory()
+        with capture_logs() as lines:
+            warm_up(fixture.runner, 5, every_shape=True, nbytes=nbytes, chunk=CHUNK)
+        mx.synchronize()
+        assert mx.get_peak_memory() - before <= nbytes
+        assert left_out(lines).keys() <= {"memory"}
+        assert left_out(lines) or nbytes != few
+    assert not left_out(lines)

@@ -1,0 +1,68 @@
+"""Steps that are run before the first request, so that none waits for kernels to be compiled.
+
+What a CUDA device has not computed yet it compiles, or loads, when it meets it: the first batch
+of four rows took 5 seconds on a machine that had never seen one, and the first rows of which some
+share, some do not and some are free 3 more (one H200, 8B shapes). Streams would stand still for
+it. In later processes the same steps take a tenth of a second each, because MLX keeps on disk
+what it compiled.
+"""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from ..runner import ModelRunner
+from .running import BoundError, Bounds, ScenarioRunner
+from .scenarios import COMMON, full, quick
+
+QUICK_SECONDS, FULL_SECONDS = 60.0, 300.0
+"""After these no further step is begun."""
+
+_NO_BOUND = 1 << 62
+
+log = structlog.get_logger()
+
+
+def longest(runner: ModelRunner) -> int:
+    """Tokens of the longest sequence: a row reads so many where they lie, if nobody shares them."""
+    return max(runner.rules.own + 8, 2 * COMMON)
+
+
+def warm_up(
+    runner: ModelRunner,
+    max_batch: int,
+    *,
+    every_shape: bool = False,
+    nbytes: int = _NO_BOUND,
+    chunk: int = 512,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Run every kind of step that serving meets, and leave nothing behind.
+
+    What would exceed a bound is left out, and logged.
+
+    Args:
+        runner: of the model. Nothing may run on it.
+        max_batch: sequences that run at once.
+        every_shape: also compute in every shape that a batch may have.
+        nbytes: what state and computing may take together.
+        chunk: the most tokens of a prompt that are computed at once.
+        clock: seconds, monotonic.
+    """
+    rows, rules, began = max_batch if runner.batches else 1, runner.rules, clock()
+    if every_shape:
+        window = max(runner.placement.windows, default=0)
+        scenarios, seconds = full(rows, rules, chunk, window), FULL_SECONDS
+    else:
+        scenarios, seconds = quick(rows, rules, chunk), QUICK_SECONDS
+    running = ScenarioRunner(runner, Bounds(rows, nbytes, chunk, began + seconds), clock)
+    left_out: dict[str, list[str]] = {}
+    for scenario in scenarios:
+        try:
+            running.run(scenario)
+        except BoundError as error:
+            left_out.setdefault(str(error), []).append(scenario.name)
+    log.info("warmed up", steps=running.steps, seconds=round(clock() - began, 1))
+    for bound, names in left_out.items():
+        log.warning("not all was warmed up", bound=bound, left_out=names)
