@@ -172,8 +172,9 @@ def _cache(loaded: LoadedModel, settings: Settings, budget: int, longest: int) -
 def _warm_up(loaded: LoadedModel, settings: Settings, runner: ModelRunner, budget: int) -> None:
     """Compile kernels for as many rows as there is memory for."""
     rows = min(settings.max_batch, budget // runner.profile.worst_case(longest(runner)).nbytes)
-    if loaded.device.warms_up and rows:
-        warm_up(runner, rows)
+    every_shape = settings.warmup == "full"
+    if rows and (every_shape or (settings.warmup == "quick" and loaded.device.warms_up)):
+        warm_up(runner, rows, every_shape=every_shape, nbytes=budget, chunk=settings.prefill_chunk)
 
 
 def _pager(

@@ -13,6 +13,7 @@ from .setting import About, settings_of
 from .sizes import Size, parse_size
 
 LogFormat = Literal["text", "json"]
+WarmUp = Literal["none", "quick", "full"]
 _Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -135,6 +136,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[float, Meta(gt=0)],
         About("Longest wait of a stream for another's prefill chunk.", unit="milliseconds"),
     ] = 200.0
+    warmup: Annotated[
+        WarmUp,
+        About("Steps before the first request: none, each kind (on a GPU only), or each shape."),
+    ] = "quick"
     exact: Annotated[
         bool, About("The same request gives the same tokens, whatever else runs or is cached.")
     ] = False

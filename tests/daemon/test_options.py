@@ -33,6 +33,7 @@ FLAGS_OF_SERVE = {
     "--kv-group-size": "64",
     "--max-batch": "32",
     "--max-stall-ms": "200",
+    "--warmup": "quick",
     "--exact": "off",
     "--max-waiting": "1024",
     "--request-timeout": "3600",
@@ -90,7 +91,7 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "--model m --alias a --alias b=m --socket s --host ::1 --port 1 --cors-origin http://[::1] "
         "--prefill-chunk 2 --cache-bytes 3KiB --no-cache --disk-dir d --disk-bytes 4 --no-disk "
         "--checkpoint-interval 5 --checkpoints-kept 6 --kv-bits 4 --kv-group-size 32 --max-batch 7 "
-        "--max-stall-ms 8.5 --exact "
+        "--max-stall-ms 8.5 --warmup full --exact "
         "--max-waiting 9 --request-timeout 10 --stop-grace 11 --log-format json"
     )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -113,6 +114,7 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         kv_group_size=32,
         max_batch=7,
         max_stall_ms=8.5,
+        warmup="full",
         exact=True,
         max_waiting=9,
         request_timeout=10.0,

@@ -14,7 +14,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models.load.device import CUDA
+from umbel.models.load.device import CPU, CUDA, DevicePolicy
 from umbel.models.warmup import longest
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
@@ -112,6 +112,24 @@ def test_a_small_budget_warms_up_less(name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "warmup", "shapes"),
+    [
+        (AS_GPU, "none", 0),
+        (AS_GPU, "quick", 3),
+        (CPU, "quick", 0),
+        (replace(CPU, row_limit=128), "full", 4),
+    ],
+    ids=["none", "quick", "quick-cpu", "full-cpu"],
+)
+def test_what_is_run_at_start(device: DevicePolicy, warmup: str, shapes: int) -> None:
+    """As the setting says; a CPU compiles nothing, so that it must be asked for all of it."""
+    loaded = zoo_model("llama", device=device)
+    server = ServerFixture(loaded, MEMORY, max_batch=2, warmup=warmup)
+    assert len(server.assembly.runner.shapes) == shapes
+    check(server, asks := agents(2, answer=(3,)), server.serve(asks))
+
+
+@pytest.mark.parametrize(
     ("name", "how"),
     kinds(
         *("llama-cancel", "deepseek_v3-fail", "gemma3_text-preempt"),
@@ -122,7 +140,7 @@ def test_one_ends_while_its_step_is_under_way(
     name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sequence that goes with a token on its way; its neighbours' answers are mlx-lm's."""
-    server = ServerFixture(model(name), 1 << 26, max_batch=6)
+    server = ServerFixture(model(name), 1 << 26, max_batch=6, warmup="none")
     asks = agents(3, system=70, user=(9, 20, 14), answer=(30,))
     names = [server.send(ask) for ask in asks]
     live = [server.live[name] for name in names]
@@ -161,7 +179,7 @@ def fail_for(server: ServerFixture, victim: Sequence, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", kinds("llama", "qwen3_next"))
 def test_keys_in_one_piece_are_nobodys_but_the_sequences_own(name: str) -> None:
     """One that was alone copied what it leases: cut, evicted or shared, it is answered right."""
-    server = ServerFixture(model(name), 1 << 26, max_batch=6)
+    server = ServerFixture(model(name), 1 << 26, max_batch=6, warmup="none")
     first = Ask(words(150, "shared"), 40)
     other = Ask([*first.prompt[:90], *words(30, "other")], 30)
     (told,) = server.serve([replace(first, tokens=2)])
