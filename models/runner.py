@@ -59,6 +59,7 @@ class ModelRunner:
         profile: what sequences and steps take.
         resident: bytes that were active when it was made: the weights.
         prefills_together: whether `prefill` takes several sequences.
+        device: how it is run.
         overlaps: whether the device computes while the host goes on; see `DevicePolicy`.
         placement: where the state of sequences lies.
     """
@@ -71,7 +72,7 @@ class ModelRunner:
         self._layout = loaded.layout
         self._vocab_size = loaded.text.vocab_size
         self.shapes: set[tuple[int, ...]] = set()
-        self._device = loaded.device
+        self.device = loaded.device
         self.overlaps = loaded.device.overlaps
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
@@ -112,16 +113,16 @@ class ModelRunner:
 
     def _rules(self) -> Rules:
         """What is fixed by the model and the device; the budget is not known yet."""
-        later = Contiguous.LATER if self._device.contiguous_keys else Contiguous.NEVER
+        later = Contiguous.LATER if self.device.contiguous_keys else Contiguous.NEVER
         return Rules(
             exact=self._exact,
             batches=self.batches,
             contiguous=later if self._reads_parts else Contiguous.ALWAYS,
             gathers=self._mask_axes > 0,
-            stacks=self._device.stacks and not self._mask_axes,
-            row_limit=self._device.row_limit,
-            own=self._device.row_limit // 2,
-            spare_steps=self._device.spare_steps,
+            stacks=self.device.stacks and not self._mask_axes,
+            row_limit=self.device.row_limit,
+            own=self.device.row_limit // 2,
+            spare_steps=self.device.spare_steps,
             overlaps=self.overlaps,
         )
 
@@ -131,7 +132,7 @@ class ModelRunner:
         if self.batches and not self._exact:
             batch = BatchCache(
                 self._layout.open().layers,
-                self._device,
+                self.device,
                 row_limit=rules.row_limit,
                 mask_axes=self._mask_axes,
             )
@@ -200,7 +201,7 @@ class ModelRunner:
         """
         offsets = [cache.offset for _, cache in chunks]
         longest = max(len(tokens) for tokens, _ in chunks)
-        _, peak = peak_of(lambda: prefill(self._model, chunks, self._device))
+        _, peak = peak_of(lambda: prefill(self._model, chunks, self.device))
         self.profile.observe(longest, offsets, peak)
 
     def run(
@@ -269,7 +270,7 @@ class ModelRunner:
     def _exactly(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         unused = EXACT_ROWS - len(caches)
         fed = mx.pad(tokens, (0, unused))
-        layers = separate([*[cache.layers for cache in caches], *[None] * unused], self._device)
+        layers = separate([*[cache.layers for cache in caches], *[None] * unused], self.device)
         logits: mx.array = self._model(fed[:, None], cache=layers)[: len(caches), -1, :]
         launch(logits, [cache.arrays() for cache in caches])
         self._note((EXACT_ROWS,))

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kv import stored
 from ..kv.packed import PackedCheckpoint, PackedSpan
 from ..kv.sequence_cache import SequenceCache
+from ..kv.stored import DiskCodec
 from ..outputs import ForwardOutput, NextToken, SamplerOutput
 from ..params import Row
 from ..runner import ModelRunner
-from .scenarios import COMMON, Decode, NextTurn, Scenario, Start
+from .scenarios import COMMON, Decode, Event, NextTurn, Prompts, Scenario, Start
 
 _WORDS = range(8)  # tokens that all prompts consist of
 
@@ -78,6 +78,7 @@ class ScenarioRunner:
         self._bounds = bounds
         self._clock = clock
         self._served = runner.rules
+        self._codec = DiskCodec(host_reads=runner.device.host_reads)
         self._captures = bool(runner.open().non_trimmable)
         self._agents: list[_Agent] = []
         self._prompts: dict[tuple[int, ...], _Stored] = {}
@@ -101,11 +102,13 @@ class ScenarioRunner:
             self._prompts, self._sampled = {}, SamplerOutput.empty()
             self._runner.use(self._served)
 
-    def _happen(self, event: Start | Decode | NextTurn) -> None:
+    def _happen(self, event: Event) -> None:
         match event:
             case Start():
                 for _ in range(min(event.sequences, self._bounds.rows - len(self._agents))):
-                    self._start(event)
+                    self._prefill(self._start(event), event.prompt)
+            case Prompts():
+                self._together([agent.cache for agent in self._agents], event.tokens)
             case Decode():
                 for left in reversed(range(event.steps if self._agents else 0)):
                     self._decode(event, 0 if left else event.end)
@@ -116,7 +119,7 @@ class ScenarioRunner:
 
     # -- events ------------------------------------------------------------------------
 
-    def _start(self, event: Start) -> None:
+    def _start(self, event: Start) -> SequenceCache:
         lengths = (COMMON,) * event.shared
         shared = self._prompt(lengths).spans
         prompt = self._prompt(lengths + event.spans)
@@ -125,7 +128,7 @@ class ScenarioRunner:
         own = [span.copy(0, span.length) for span in alone]
         cache = self._runner.open(prompt.tokens, [*shared, *own], prompt.checkpoint)
         self._agents.append(_Agent(cache, own))
-        self._prefill(cache, event.prompt)
+        return cache
 
     def _prompt(self, lengths: tuple[int, ...]) -> _Stored:
         """Compute a prompt, and store it as spans of so many tokens."""
@@ -182,9 +185,20 @@ class ScenarioRunner:
 
     def _prefill(self, cache: SequenceCache, tokens: int) -> None:
         for done in range(0, tokens, self._bounds.chunk):
-            count = min(tokens - done, self._bounds.chunk)
-            self._allow(self._runner.cost(self._runner.plan([], (cache, count))).nbytes)
-            self._runner.prefill(list(itertools.islice(itertools.cycle(_WORDS), count)), cache)
+            self._compute([(cache, min(tokens - done, self._bounds.chunk))])
+
+    def _together(self, caches: list[SequenceCache], tokens: int) -> None:
+        """Advance prompts in one call, where the model allows that."""
+        chunks = [(cache, tokens + more) for more, cache in enumerate(caches)]
+        for call in [chunks] if self._runner.prefills_together else [[chunk] for chunk in chunks]:
+            self._compute(call)
+
+    def _compute(self, chunks: list[tuple[SequenceCache, int]]) -> None:
+        self._allow(self._runner.cost(self._runner.plan([], chunks)).nbytes)
+        words = itertools.cycle(_WORDS)
+        self._runner.prefill(
+            [(list(itertools.islice(words, count)), cache) for cache, count in chunks]
+        )
 
     def _store(self, cache: SequenceCache) -> tuple[list[PackedSpan], PackedCheckpoint | None]:
         """Pack what a sequence does not lease, and capture what is not packed."""
@@ -192,7 +206,7 @@ class ScenarioRunner:
         if self._captures:
             self._allow(self._runner.profile.captured(cache.offset).nbytes)
             checkpoint = self._runner.placement.capture(cache)
-            stored.export_checkpoint(checkpoint)
+            self._codec.export_checkpoint(checkpoint)
         return self._pack(cache), checkpoint
 
     def _pack(self, cache: SequenceCache) -> list[PackedSpan]:
@@ -204,7 +218,7 @@ class ScenarioRunner:
         if spans:
             self._allow(sum(span.nbytes for span in spans))
             spans[0].join(spans[1:])
-            stored.export_span(spans[0], 0, spans[0].length - 1)
+            self._codec.export_span(spans[0], 0, spans[0].length - 1)
 
     def _allow(self, nbytes: int) -> None:
         """Check that so many bytes more are within the bounds.

@@ -87,6 +87,19 @@ class NextTurn(NamedTuple):
     prompt: int
 
 
+class Prompts(NamedTuple):
+    """The prompts of all advance, in one call where the model allows that.
+
+    Attributes:
+        tokens: of the first one's; each other's has one more.
+    """
+
+    tokens: int
+
+
+Event = Start | Decode | NextTurn | Prompts
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Sequences that run together. In the end all end.
@@ -101,7 +114,7 @@ class Scenario:
     """
 
     name: str
-    events: tuple[Start | Decode | NextTurn, ...]
+    events: tuple[Event, ...]
     limit: int = 0
     spare_steps: int | None = None
 
@@ -128,6 +141,7 @@ def quick(rows: int, served: Rules, chunk: int) -> list[Scenario]:
     counts = sorted({min(bucket(count), rows) for count in range(2, rows + 1)})
     return [
         _prompts(chunk),
+        _TOGETHER,
         _ALONE,
         _SAMPLING,
         *[Scenario(f"{count} rows", (Start(count, 1), Decode(3))) for count in counts],
@@ -171,6 +185,14 @@ def _prompts(chunk: int) -> Scenario:
         ),
     )
 
+
+_TOGETHER = Scenario(
+    "prompts together",
+    (
+        *(Start(2, 1), Prompts(3), Decode(0, end=2)),  # all share, and have nothing else
+        *(Start(2, 1), Start(1, 1, (9,)), Start(1), Prompts(3), Prompts(1), Decode(0, end=4)),
+    ),
+)
 
 _ALONE = Scenario(
     "alone",

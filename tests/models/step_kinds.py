@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from umbel.models.kv import stored
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.placement import Placement
+from umbel.models.kv.prefix_groups import prefix_groups
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.kv.stacking import Stack
+from umbel.models.kv.stored import DiskCodec
 from umbel.models.moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from umbel.models.outputs import ForwardOutput, NextToken, PendingToken
 from umbel.models.params import Row, SamplingParams
@@ -53,7 +54,7 @@ class Recorder:
             self._listen(patch, PackedSpan, "copy", lambda *_: self.note("copy"))
             self._listen(patch, PackedCheckpoint, "restore_all", lambda *_: self.note("restore"))
             for name in ("export_span", "export_checkpoint"):
-                self._listen(patch, stored, name, lambda *_, name=name: self.note(name))
+                self._listen(patch, DiskCodec, name, lambda *_, name=name: self.note(name))
             yield self
 
     @staticmethod
@@ -96,8 +97,14 @@ class Recorder:
         self.note("sampled", "filtered", any(p.top_k or p.top_p < 1 or p.min_p for p in params))
         self.note("sampled", "told", any(p.top_logprobs is not None for p in params))
 
-    def _prefilled(self, runner: ModelRunner, tokens: Sequence[int], cache: SequenceCache) -> None:
+    def _prefilled(
+        self, runner: ModelRunner, chunks: Sequence[tuple[Sequence[int], SequenceCache]]
+    ) -> None:
         del runner
+        if len(chunks) > 1:
+            self.seen |= set(_of_prompts(chunks))
+            return
+        ((tokens, cache),) = chunks
         before = len(cache.prefix), bool(cache.suffix_length)
         self.note("prefill", "tokens", len(tokens).bit_length())
         self.note("prefill", "after", few(before[0]), before[1], len(tokens) == 1)
@@ -108,6 +115,18 @@ class Recorder:
     def _taken(self, _: Placement, cache: SequenceCache) -> None:
         if cache.suffix_length:
             self.note("take packed", cache.slot is not None)
+
+
+def _of_prompts(chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> Iterator[Label]:
+    """What makes other kernels of a call of several prompts."""
+    caches = [cache for _, cache in chunks]
+    groups = prefix_groups({row: cache.prefix for row, cache in enumerate(caches)})
+    yield "together", "padded", len({len(tokens) for tokens, _ in chunks}) > 1
+    yield "together", "own tokens", any(cache.suffix_length for cache in caches)
+    yield "together", "own spans", any(len(group.slots) == 1 for group in groups)
+    for group in groups:
+        if len(group.slots) > 1:
+            yield "together", "shared by all", len(group.slots) == len(chunks)
 
 
 def _of_move(move: Move, placement: Placement) -> Iterator[Label]:
