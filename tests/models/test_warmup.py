@@ -26,6 +26,10 @@ _CONSTANTS = 64
 """Bytes: MLX itself keeps one of 4 or 8 now and then. The smallest state has thousands."""
 
 
+SIMILAR = {"llama_kv8", "deepseek_v3"}
+"""Models whose warm-up has the steps of others here."""
+
+
 @pytest.mark.parametrize(
     ("most", "rows"),
     [(1, set()), (5, {2, 3, 4, 5}), (32, {2, 3, 4, 6, 8, 12, 16, 24, 32})],
@@ -52,7 +56,10 @@ def at_rest(before: int) -> int:
     return mx.get_active_memory()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in SIMILAR else n for n in NAMES],
+)
 def test_every_number_of_rows(name: str) -> None:
     """Batches of every size were computed with, and what comes after is right.
 
