@@ -172,10 +172,11 @@ def _after(layout: CacheLayout, prefill: Any, context: int, rows: int) -> list[S
     caches = [layout.open() for _ in range(rows)]
     if not context:
         return caches
-    prefill([([1, 2], caches[0])])
+    for cache in caches:
+        prefill([([1, 2], cache)])
     spans = caches[0].take_packed()
     if not spans:
-        return [*caches[1:], layout.open()]
+        return caches
     (span,) = spans
     arrays = [mx.zeros((*a.shape[:2], context, a.shape[3]), a.dtype) for a in span.arrays]
     mx.eval(arrays)
