@@ -112,6 +112,7 @@ class StallBound:
     _LEAST = 16  # smaller chunks cost more in overhead than they save in waiting
     _UNTRIED = 64  # tokens, before the first measurement
     _SURE = 0.8  # of the bound: chunks take longer than estimated about as often as shorter
+    _DOUBT = 0.98  # what a row's time still counts after a call of one: some time it is tried anew
     _FORGET = 0.8  # what a measurement still counts when the next one comes
 
     def __init__(self, seconds: float) -> None:
@@ -130,6 +131,8 @@ class StallBound:
         if rows > 1 and self.expected(tokens) is not None:
             self._observe_rows(tokens, seconds, rows)
             return
+        if self._row is not None:
+            self._row *= self._DOUBT
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = tuple(  # type: ignore[assignment]
             self._FORGET * old + more for old, more in zip(self._sums, new, strict=True)
@@ -154,24 +157,21 @@ class StallBound:
         Args:
             others: tokens of these.
             tokens: of the chunk.
-            bounded: others decode, and must not wait for longer than the bound. Half of it is for
-                the call; with each row then comes a sequence that enters their batch.
+            bounded: others decode, and must not wait for longer than the bound. With each row comes
+                a sequence that then enters their batch, which takes about as long again as the
+                row does here.
         """
         longest, rows = max(*others, tokens), len(others) + 1
-        together = self._seconds_of(rows * longest, rows)
-        before = self._seconds_of(len(others) * max(others), len(others))
+        row = self._row or 0.0
+        together = (self.expected(rows * longest) or 0.0) + (rows - 1) * row
+        if bounded and together + (rows - 1) * row > self._most:
+            return False
         alone = self.expected(tokens)
-        if together is None or before is None or alone is None:
+        if self._row is None or alone is None:
             # Two that are nearly as long tell how long such calls take.
             return rows == _TWO and rows * longest * _FULL <= sum(others) + tokens
-        return together <= before + alone and not (bounded and together > self._most / 2)
-
-    def _seconds_of(self, tokens: int, rows: int) -> float | None:
-        """Estimate how many seconds a call of several rows takes."""
-        seconds = self.expected(tokens)
-        if rows == 1 or seconds is None:
-            return seconds
-        return None if self._row is None else seconds + (rows - 1) * self._row
+        before = self.expected(len(others) * max(others)) or 0.0
+        return together <= before + (rows - 2) * row + alone
 
     def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
         row = max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1)

@@ -87,13 +87,14 @@ class Prefiller(Generic[C, P, O, T]):
         except BaseException as error:  # noqa: BLE001  (as in `Lifecycle.guard`)
             self._failed([sequence for sequence, _ in chunks], error)
             return
-        longest = max(chunk.tokens for chunk in chunks)
-        self._stall.observe(len(chunks) * longest, self._clock() - began, len(chunks))
+        tokens = len(chunks) * max(chunk.tokens for chunk in chunks)
         self._age(chunks)
         for sequence, end in chunks:
             self._totals.update(prefill_tokens=end - sequence.num_computed_tokens)
             sequence.num_computed_tokens = end
             self._lifecycle.guard(sequence, self._advanced)
+        # What is done for each prompt after the call keeps others waiting, too.
+        self._stall.observe(tokens, self._clock() - began, len(chunks))
 
     def _advanced(self, sequence: Sequence) -> None:
         self._kv_cache.advanced(sequence)
