@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 _ASKED = os.environ.get("UMBEL_SCHEMAS")
-_FEW, _WITH_SMOLLM2 = 80, 12
+_FEW, _WITH_SMOLLM2 = 80, 8
 _TOKENS, _SMOLLM2_TOKENS = 400, 64
 
 
