@@ -209,10 +209,10 @@ class MemoryProfile:
             + self.sizes.non_trimmable(chunk.offset + chunk.tokens, chunk.tokens)
             for chunk in chunks
         )
-        if (
-            len(chunks) > 1
-        ):  # recurrent layers put the states of all rows together, and replace them
-            grown += 2 * self.gathered(len(chunks))
+        if len(chunks) > 1:
+            # Recurrent layers put the states of all rows together, and replace them; what a layer's
+            # suffixes grow by is made beside them, for all rows.
+            grown += 2 * self.gathered(len(chunks)) + len(chunks) * self.sizes.one_layer(2 * GROWTH)
         longest = max(chunk.tokens for chunk in chunks)
         computing = self._transients.together(longest, [chunk.offset for chunk in chunks])
         return Held(grown + computing, 2 * self.sizes.arrays * len(chunks))

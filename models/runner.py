@@ -202,7 +202,8 @@ class ModelRunner:
         offsets = [cache.offset for _, cache in chunks]
         longest = max(len(tokens) for tokens, _ in chunks)
         _, peak = peak_of(lambda: prefill(self._model, chunks, self.device))
-        self.profile.observe(longest, offsets, peak)
+        if len(chunks) == 1:  # what suffixes grow by is much of a peak of several
+            self.profile.observe(longest, offsets, peak)
 
     def run(
         self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]

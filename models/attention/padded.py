@@ -213,7 +213,9 @@ def padded(
     first = caches[0]
     if any(type(layer) is ChunkedKVCache for layer in layer_caches_of(first.layers)):
         raise NotBatchableError("prompts of layers that attend in chunks are computed one by one")
-    joint = max(lengths) <= BLOCK and not any(cache.is_contiguous for cache in caches)
+    # A suffix that grows is written after all else: old and new would be there for all layers.
+    own = any(cache.is_contiguous or cache.suffix_length for cache in caches)
+    joint = max(lengths) <= BLOCK and not own
     prompts = prompts_of(caches, max(lengths)) if joint else None
     index = {id(layer): number for number, layer in enumerate(first.token_layers)}
 

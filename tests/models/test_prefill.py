@@ -9,6 +9,7 @@ import pytest
 from umbel.models.attention.batched import NotBatchableError
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU
+from umbel.models.memory_profile import Chunk
 from umbel.models.prefill import prefill
 from umbel.models.runtime import resident_bytes
 
@@ -137,6 +138,25 @@ def test_it_takes_no_more_than_planned(name: str, rows: int) -> None:
     world.runner.prefill(chunks)
     peak = mx.get_peak_memory() - before
     assert peak <= price < 4 * peak
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_suffixes_that_grow_are_priced_and_teach_nothing_odd(name: str) -> None:
+    """A second call over what a first one left takes no more than planned, layer by layer."""
+    world = BatchFixture(name)
+    caches = [world.come().cache for _ in range(4)]
+    chunk = Chunk(8, 100, 8)
+    before = world.runner.profile.prefill([chunk] * 4).nbytes
+    for tokens in (3, 1, 40, 2):
+        plan = world.runner.plan([], [(cache, tokens) for cache in caches])
+        price = world.runner.cost(plan).nbytes
+        chunks = [(world.words(tokens), cache) for cache in caches]
+        mx.clear_cache()
+        held = resident_bytes()
+        mx.reset_peak_memory()
+        world.runner.prefill(chunks)
+        assert mx.get_peak_memory() - held <= price
+    assert world.runner.profile.prefill([chunk] * 4).nbytes < 1.5 * before
 
 
 def test_what_was_fetched_is_freed_layer_by_layer() -> None:
