@@ -48,10 +48,10 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int) -> Prompts:
     """Find what prompts share.
 
     Args:
-        caches: of their sequences.
+        caches: of their sequences, none of which has a suffix.
         tokens: of each row in the call, padding included.
     """
-    found = Prompts(before=[cache.suffix_length for cache in caches])
+    found = Prompts(before=[0] * len(caches))
     prefixes = [cache.prefix for cache in caches]
     for rows, start, stop in prefix_groups(dict(enumerate(prefixes))):
         spans = prefixes[rows[0]][start:stop]
@@ -68,28 +68,23 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int) -> Prompts:
     return found
 
 
-def own_tensors(
-    prompts: Prompts, held: Sequence[Segment | None], index: int, new: Segment
-) -> Segment:
+def own_tensors(prompts: Prompts, index: int, new: Segment) -> Segment:
     """Put what each row reads alone side by side.
 
     Args:
         prompts: the call.
-        held: each row's suffix before it, if it had one.
         index: of the layer, among those that spans hold.
         new: keys and values of the call, `[rows, kv_heads, tokens, size]`.
     """
     if not prompts.room:
         return new
     wide = [mx.zeros((*x.shape[:2], prompts.room, x.shape[3]), x.dtype) for x in new]
-    for row, (suffix, before) in enumerate(zip(held, prompts.before, strict=True)):
-        at = prompts.room - before
-        pieces = [run.layer(index) for run in prompts.alone.get(row, ())]
-        for piece in [*pieces, *([] if suffix is None else [suffix])]:
-            end = at + piece[0].shape[2]
-            for tensor, part in zip(wide, piece, strict=True):
-                tensor[row : row + 1, :, at:end] = part
-            at = end
+    for row, runs in prompts.alone.items():
+        at = prompts.room - prompts.before[row]
+        for run in runs:
+            for tensor, part in zip(wide, run.layer(index), strict=True):
+                tensor[row : row + 1, :, at : at + run.length] = part
+            at += run.length
     return tuple(mx.concatenate([x, y], axis=2) for x, y in zip(wide, new, strict=True))
 
 

@@ -157,7 +157,7 @@ class JointLayer(PaddedLayer):
     """One that is token-addressable: what rows share is read once.
 
     Args:
-        caches: of the rows.
+        caches: of the rows; their suffixes are empty.
         lengths: tokens of each in this call.
         prompts: what they share.
         index: of the layer, among those that spans hold.
@@ -178,12 +178,11 @@ class JointLayer(PaddedLayer):
         self._device = device
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PaddedKeys, mx.array]:
-        """Append each row's own tokens to its cache, and join nothing that rows share."""
-        held = [cache.suffix_tensors() if cache.has_suffix else None for cache in self.caches]
-        own = own_tensors(self._prompts, held, self._index, (keys, values))
+        """Begin each cache's suffix with the row's own tokens, and join nothing that rows share."""
+        own = own_tensors(self._prompts, self._index, (keys, values))
         for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
             part = slice(row, row + 1), slice(None), slice(0, length)
-            cache.append(keys[part], values[part])
+            cache.begin_suffix(keys[part], values[part])
         return JointKeys(keys, self, own), values
 
     def attend(

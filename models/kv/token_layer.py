@@ -112,13 +112,10 @@ class TokenLayerCache:
         self._fetched = self._whole(_flat(self.suffix.update_and_fetch(keys, values)))
         return self._fetched
 
-    def append(self, keys: mx.array, values: mx.array) -> None:
-        """Append to the suffix, and fetch nothing. What is first in it is not copied."""
-        if self.suffix.empty():
-            self.suffix.keys, self.suffix.values = keys, values
-            self.suffix.offset = keys.shape[-2]
-        else:
-            self.suffix.update_and_fetch(keys, values)
+    def begin_suffix(self, keys: mx.array, values: mx.array) -> None:
+        """Have these tokens as the suffix, which is empty. They are not copied, nor fetched."""
+        self.suffix.keys, self.suffix.values = keys, values
+        self.suffix.offset = keys.shape[-2]
 
     def keys_and_values(self) -> Any:
         """Keys and values of all tokens, without writing."""
