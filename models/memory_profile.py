@@ -142,21 +142,22 @@ class Transients:
     joint: float = 0.0
     margin: float = UNFORESEEN
 
-    def estimate(self, tokens: int, context: int) -> int:
-        """Estimate a chunk's peak, in bytes, over what was there before or stays after it."""
-        return int(self.margin * self._fitted(tokens, context))
+    def estimate(self, tokens: int, *contexts: int) -> int:
+        """Estimate a chunk's peak, in bytes, over what was there before or stays after it.
+
+        Args:
+            tokens: of each row, padding included.
+            contexts: tokens before these, a row each.
+        """
+        return int(self.margin * self._fitted(tokens, *contexts))
 
     def worst_case(self, tokens: int, context: int) -> int:
         """Estimate it as if nothing had been learned since the model was loaded."""
         return int(UNFORESEEN * self._fitted(tokens, context))
 
-    def together(self, tokens: int, contexts: Sequence[int]) -> int:
-        """Estimate the peak of a call with a row for each context, all as long."""
-        return int(self.margin * self._fitted(tokens, *contexts))
-
-    def observe(self, tokens: int, contexts: Sequence[int], measured: int) -> None:
-        """Learn from the peak of such a call."""
-        fitted = self._fitted(tokens, *contexts)
+    def observe(self, tokens: int, context: int, measured: int) -> None:
+        """Learn from the peak of a chunk."""
+        fitted = self._fitted(tokens, context)
         if fitted > 0:
             self.margin = max(self.margin, min(UNFORESEEN * measured / fitted, 8.0))
 
@@ -214,7 +215,7 @@ class MemoryProfile:
             # suffixes grow by is made beside them, for all rows.
             grown += 2 * self.gathered(len(chunks)) + len(chunks) * self.sizes.one_layer(2 * GROWTH)
         longest = max(chunk.tokens for chunk in chunks)
-        computing = self._transients.together(longest, [chunk.offset for chunk in chunks])
+        computing = self._transients.estimate(longest, *[chunk.offset for chunk in chunks])
         return Held(grown + computing, 2 * self.sizes.arrays * len(chunks))
 
     def kept(self, tokens: int) -> int:
@@ -225,15 +226,9 @@ class MemoryProfile:
         """What a checkpoint after so many tokens takes."""
         return Held(self.sizes.in_windows(tokens) + self.sizes.fixed, self.sizes.arrays)
 
-    def observe(self, tokens: int, offsets: Sequence[int], peak: int) -> None:
-        """Learn from the peak of a prefill.
-
-        Args:
-            tokens: of each row, padding included.
-            offsets: tokens before it, of each.
-            peak: in bytes.
-        """
-        self._transients.observe(tokens, offsets, peak)
+    def observe(self, tokens: int, offset: int, peak: int) -> None:
+        """Learn from a chunk's peak."""
+        self._transients.observe(tokens, offset, peak)
 
     def compute(self, rows: int, offset: int) -> int:
         """Bytes that a decode step computes with, besides all state.

@@ -199,11 +199,11 @@ class ModelRunner:
         Args:
             chunks: each sequence's tokens, and its state. One only unless `prefills_together`.
         """
-        offsets = [cache.offset for _, cache in chunks]
-        longest = max(len(tokens) for tokens, _ in chunks)
+        (tokens, cache), *others = chunks
+        offset = cache.offset
         _, peak = peak_of(lambda: prefill(self._model, chunks, self.device))
-        if len(chunks) == 1:  # what suffixes grow by is much of a peak of several
-            self.profile.observe(longest, offsets, peak)
+        if not others:  # what suffixes grow by is much of a peak of several
+            self.profile.observe(len(tokens), offset, peak)
 
     def run(
         self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]

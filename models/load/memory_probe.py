@@ -129,7 +129,7 @@ def measure_transients(
         _fit_blocks(fitted, peak)
     if together:
         rows, pairs = [_CONTEXT] * _ROWS, _ROWS * _FEW * (_CONTEXT + _FEW)
-        more = peak(_FEW, _CONTEXT, _ROWS) - fitted.together(_FEW, rows) / UNFORESEEN
+        more = peak(_FEW, _CONTEXT, _ROWS) - fitted.estimate(_FEW, *rows) / UNFORESEEN
         fitted.joint = max(0.0, more + SMALL) / pairs
     return fitted
 

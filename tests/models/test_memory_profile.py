@@ -305,7 +305,7 @@ def test_probes_are_fitted(block: int, within: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory_probe, "_peak", peak)
     fitted = measure_transients(loaded.layout, None, loaded.device, together=True)
     joint = peak(None, None, 20, 500, rows=5) + 2**16
-    assert fitted.together(20, [500] * 5) == pytest.approx(1.25 * joint, abs=2)
+    assert fitted.estimate(20, *[500] * 5) == pytest.approx(1.25 * joint, abs=2)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
         measured_now = peak(None, None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
@@ -575,7 +575,7 @@ def test_a_higher_peak_raises_the_forecast(name: str) -> None:
         learned.compute(3, 500),
         learned.start(64, 500).nbytes,
     )
-    learned.observe(64, [500], 2 * before)
+    learned.observe(64, 500, 2 * before)
     assert transients_of(runner).estimate(64, 500) == pytest.approx(1.25 * 2 * before, abs=2)
     assert learned.prefill([Chunk(64, cache.offset, 0)]).nbytes > chunk
     assert learned.compute(3, 500) > step
@@ -587,10 +587,10 @@ def test_a_higher_peak_raises_the_forecast(name: str) -> None:
 def test_a_lower_peak_changes_nothing() -> None:
     """What was seen once may come again."""
     transients = Transients(1e6, 1e4, 100.0, 1.0)
-    transients.observe(32, [100], 3 * transients.estimate(32, 100))
+    transients.observe(32, 100, 3 * transients.estimate(32, 100))
     raised = transients.estimate(77, 900)
     for peak in (0, 1, transients.estimate(32, 100) // 2):
-        transients.observe(32, [100], peak)
+        transients.observe(32, 100, peak)
         assert transients.estimate(77, 900) == raised
 
 
@@ -598,7 +598,7 @@ def test_one_odd_peak_does_not_stop_everything() -> None:
     """However high it was, the forecast grows to eight times what was fitted."""
     transients = Transients(1e6, 1e4, 100.0, 1.0)
     before = transients.worst_case(32, 100)
-    transients.observe(32, [100], 1 << 50)
+    transients.observe(32, 100, 1 << 50)
     assert transients.estimate(32, 100) == pytest.approx(8 / 1.25 * before, abs=8)
     assert transients.worst_case(32, 100) == before
 
