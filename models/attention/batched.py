@@ -242,16 +242,16 @@ class BatchedTokenLayer(AttendingLayer):
         softmaxed = softmaxes(scores, self._step.device)
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
         own = parts.pop()
-        together = [
+        whole = [
             spread(part, members, grouped.shape)
             for part, (_, members) in zip(parts, self._step.shared, strict=False)
         ]
         alone = parts[len(shared) :]
         if stacks:
-            together.append(self._in_order(alone[: len(stacks)], self._step.of_stacks))
+            whole.append(self._in_order(alone[: len(stacks)], self._step.of_stacks))
         if private:
-            together.append(self._in_order(alone[len(stacks) :], self._step.of_private))
-        output = merge([*together, own], sinks, self._step.device)
+            whole.append(self._in_order(alone[len(stacks) :], self._step.of_private))
+        output = merge([*whole, own], sinks, self._step.device)
         return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
 
     def _segments(self, spans: Sequence[SpanRun]) -> list[Segment]:
