@@ -65,14 +65,16 @@ def plan(running: Items[Sequence], prefill_chunk: int, joins: Joins | None = Non
         joins: where several prompts may advance in one call, which do: see `StallBound.joins`.
             They are rows as long as the longest.
     """
-    chunks = [Chunk(s, _end(s, prefill_chunk)) for s in _by_urgency(running)]
-    chosen = chunks[:1]
-    if joins is not None and not any(chunk.sequence.is_alone for chunk in chosen):
-        for chunk in chunks[1:]:
-            others = [other.tokens for other in chosen]
-            fits = (len(chosen) + 1) * max(*others, chunk.tokens) <= prefill_chunk
-            if fits and not chunk.sequence.is_alone and joins(others, chunk.tokens):
+    prompts = _by_urgency(running)
+    chosen = [Chunk(s, _end(s, prefill_chunk)) for s in prompts[:1]]
+    if chosen and joins is not None and not chosen[0].sequence.is_alone:
+        lengths = [chosen[0].tokens]
+        for sequence in prompts[1:]:
+            chunk = Chunk(sequence, _end(sequence, prefill_chunk))
+            fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= prefill_chunk
+            if fits and not sequence.is_alone and joins(lengths, chunk.tokens):
                 chosen.append(chunk)
+                lengths.append(chunk.tokens)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
     return Batch(tuple(chosen), decode)
 
