@@ -37,7 +37,7 @@ BODIES: tuple[type[msgspec.Struct], ...] = (
 # Answers of random requests come to their end soon.
 CONTEXT = 96
 # For each operation; 40 send about 3,000 requests.
-EXAMPLES = os.environ.get("UMBEL_EXAMPLES", "5")
+EXAMPLES = os.environ.get("UMBEL_EXAMPLES", "3")
 SEED = 20261122
 
 

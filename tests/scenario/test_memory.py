@@ -107,7 +107,7 @@ def test_the_budget_holds_on_a_slow_disk(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3"])
 def test_the_budget_holds_for_longer(name: str, times: int) -> None:
     """The same with several budgets, prompts of a thousand tokens and many at once."""
@@ -120,8 +120,8 @@ def test_the_budget_holds_for_longer(name: str, times: int) -> None:
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "gemma3_text"])
 def test_long_answers_end_within_the_budget(name: str) -> None:
     """What a long answer has computed becomes stored state without a second copy of it all."""
-    server = ServerFixture(zoo_model(name), promised(name, 1700))
-    check_budget(server, loners(2, (9,), (min(server.limit, 1700) - 9,)))
+    server = ServerFixture(zoo_model(name), promised(name, 1100))
+    check_budget(server, loners(2, (9,), (min(server.limit, 1100) - 9,)))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import pytest
 
 from ..daemon.running import RunningDaemon, eventually, running
 
-REQUESTS = int(os.environ.get("UMBEL_MIXED", "240"))
+REQUESTS = int(os.environ.get("UMBEL_MIXED", "160"))
 AT_ONCE = 16
 LONG = 300  # a random model fills JSON with all the blanks it may have
 COMPLETE = {"schema", "points", "regex", "choice", "by name", "drawn schema"}

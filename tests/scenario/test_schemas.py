@@ -20,6 +20,7 @@ import pytest
 from jsonschema import FormatChecker
 from jsonschema.validators import validator_for
 
+from umbel.daemon.config import Settings
 from umbel.models.errors import GrammarError
 from umbel.models.params import SamplingParams
 from umbel.models.text.constraint import JSONSchema
@@ -106,9 +107,10 @@ def serve(
     grammars: dict[str, tuple[Real, Grammar]],
     counts: Counter[str],
     tokens: int,
+    measured: Path | None = None,
 ) -> None:
     """Answer to each schema, several at once: what ended by itself is valid."""
-    server = ServerFixture(loaded, 1 << 28, max_batch=16)
+    server = ServerFixture(loaded, 1 << 28, max_batch=16, measured=measured)
     asks = [
         Ask(
             words(20, name, 300),
@@ -166,7 +168,8 @@ def test_smollm2_answers_to_real_schemas(
     """A real model with a real vocabulary, for some of them."""
     counts = Counter[str]()
     grammars = compiled(smollm2.text, counts, None if _ASKED else _WITH_SMOLLM2)
-    serve(smollm2, smollm2.text, grammars, counts, _SMOLLM2_TOKENS)
+    measured = Settings().measured_folder  # it takes as long as the answers
+    serve(smollm2, smollm2.text, grammars, counts, _SMOLLM2_TOKENS, measured)
     with capsys.disabled():
         print(f"\nsmollm2: {dict(counts)}")  # noqa: T201  (figures)
     assert counts["valid"]
