@@ -47,13 +47,16 @@ class CopiesAtOnce(DiskCodec):
     def __init__(self) -> None:
         super().__init__(host_reads=False)
 
-    def _hosted(self, arrays: Sequence[mx.array], which: tuple[Any, ...]) -> dict[str, HostArray]:
+    def _hosted(
+        self, arrays: Sequence[mx.array], which: tuple[Any, ...], *, copy: bool
+    ) -> dict[str, HostArray]:
+        del copy
         hosted = {}
         for number, array in enumerate(arrays):
-            copy = mx.array(array[which]) if backend() == "cuda" else mx.contiguous(array[which])
-            bits = copy.view(mx.uint16)
+            own = mx.array(array[which]) if backend() == "cuda" else mx.contiguous(array[which])
+            bits = own.view(mx.uint16)
             mx.eval(bits)
-            hosted[str(number)] = HostArray("BF16", tuple(copy.shape), [np.asarray(bits)])
+            hosted[str(number)] = HostArray("BF16", tuple(own.shape), [np.asarray(bits)])
         return hosted
 
 

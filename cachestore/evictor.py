@@ -95,7 +95,7 @@ class Evictor:
         return forgotten
 
     def evictable(self) -> Size:
-        """What could be evicted: all but what a lease holds or is being written.
+        """What could be evicted: all but what a lease holds, is being written or is lodged.
 
         Costs a walk over all nodes.
         """
@@ -103,11 +103,11 @@ class Evictor:
         for trie in self._tries:
             below: set[TrieNode | None] = set()  # something stays below them, so their span does
             for node in reversed(list(trie.nodes())):
-                if node.ref_count or node.writing or node in below:
+                if node.ref_count or node.staying or node in below:
                     below.add(node.parent)
                 if node.ref_count or node.writing:
                     continue
-                if node not in below:
+                if node not in below and not node.staying:
                     free += size_in_memory(node)
                 elif node.checkpoint is not None:
                     free += size_of(node.checkpoint)

@@ -73,6 +73,11 @@ class TrieNode:
         return bool(self.writers) or (self.span is not None and self.span.storage.loan is not None)
 
     @property
+    def staying(self) -> bool:
+        """Whether giving its tokens' state up would free nothing yet, though nobody leases it."""
+        return self.writing or (self.span is not None and self.span.storage.lodged)
+
+    @property
     def persisted_soon(self) -> bool:
         """Whether the disk has all of its tokens, or will when what is under way is done."""
         return max([self.persisted_end, *self.writers.values()]) >= self.end

@@ -121,6 +121,7 @@ class Rules:
         gathers: each layer puts all keys of all rows together.
         stacks: what rows alone lease is read side by side: an operation costs more there than
             the copy and its padding.
+        stack_limit: tokens of a stack, padding included: it can be given up at any time.
         own: tokens of its prefix's end, at most, that a row copies so as to read them as its own:
             many short spans of single rows cost more to read one by one than the copy takes.
         row_limit: tokens of its own after which a row is packed.
@@ -135,6 +136,7 @@ class Rules:
     chunked: frozenset[int] = frozenset()
     gathers: bool = False
     stacks: bool = False
+    stack_limit: int = 1 << 62
     own: int = 256
     row_limit: int = 512
     longest: int = 1 << 62

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .kv.buckets import bucket, padded_to, positions_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
-from .kv.stacking import Span, Stack, stacks_of
+from .kv.stacking import Span, Stack, moved, runs_in, stacks_of
 from .memory_profile import Chunk
 from .moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from .planned_for import Batch, Buffer, Contiguous, Rules, State
@@ -60,7 +60,7 @@ def plan_decode(
     elif rules.batches and (len(decode) > 1 or (decode[0].slot is not None and not may_copy)):
         calls = [_BatchPlanner(decode, batch, rules).call(may_copy=may_copy)]
     else:
-        calls = [_single(state, rules, may_copy=may_copy) for state in decode]
+        calls = [_single(state, batch, rules, may_copy=may_copy) for state in decode]
     return DecodePlan(tuple(calls), rules.overlaps)
 
 
@@ -80,7 +80,7 @@ def _exact(decode: Sequence[State]) -> Call:
     )
 
 
-def _single(state: State, rules: Rules, *, may_copy: bool) -> Call:
+def _single(state: State, batch: Batch, rules: Rules, *, may_copy: bool) -> Call:
     moves: list[Move] = []
     if state.slot is not None:
         moves.append(leave(state, state.slot, rules))
@@ -101,14 +101,14 @@ def _single(state: State, rules: Rules, *, may_copy: bool) -> Call:
         state.offset,
         growing=int(not copies and (begins or state.suffix_is_full)),
         changing=(state.offset,) if begins or state.windows_change else (),
+        emptied=0 if state.slot is None else _room_in(batch.stacks),
     )
 
 
 class _Packed(NamedTuple):
-    """A span that there will be; what has no number yet is like no other."""
+    """A span that there will be; it lies nowhere yet."""
 
     length: int
-    number: int = -1
 
 
 def leave(state: State, slot: int, rules: Rules) -> Leave:
@@ -152,7 +152,8 @@ class _BatchPlanner:
         self._moves += [leave(state, slot, rules) for slot, state in gone]
         self._slots = {s: state for s, state in batch.sequences.items() if state.number in stay}
         self._new = [state for state in decode if state.slot is None]
-        self._prefixes: dict[int, list[Span]] = {}  # as they will be, where somebody asked
+        self._prefixes: dict[int, list[Span | _Packed]] = {}  # as they will be, where asked for
+        self._stays = len(self._new) < len(decode)  # somebody does: it is not made anew
         self._used = batch.rows  # slots below it have had somebody
         self._own = dict(self._lengths_now())
         self._windows = {
@@ -178,7 +179,10 @@ class _BatchPlanner:
         positions, windows = self._resize(rows)
         self._moves += enters + packs
         groups, regroups = self._groups(changed=bool(self._moves))
-        stacks = self._stacks(groups, may_copy=may_copy) if regroups else self._batch.stacks
+        before = self._batch.stacks
+        stacks = self._stacks(groups, may_copy=may_copy) if regroups else before
+        made = [stack for stack in stacks if regroups and stack.made]
+        left = set(range(len(before))) - {stack.kept for stack in stacks} if regroups else ()
         shared, padded = self._put_together(groups) if self._rules.gathers else (0, 0)
         slots = {state.number: slot for slot, state in self._slots.items()}
         return Call(
@@ -193,6 +197,9 @@ class _BatchPlanner:
             groups=groups,
             regroups=regroups,
             stacks=stacks,
+            stacked=_room_in(made),
+            moved=moved(stacks) if made else 0,
+            emptied=_room_in(before[at] for at in left),
             spare_steps=spare,
             shared=shared,
             padded=padded,
@@ -226,7 +233,7 @@ class _BatchPlanner:
         prefix.append(_Packed(move.merged or move.tokens))
         return move
 
-    def _prefix(self, state: State) -> list[Span]:
+    def _prefix(self, state: State) -> list[Span | _Packed]:
         if state.number not in self._prefixes:
             self._prefixes[state.number] = list(state.prefix)
         return self._prefixes[state.number]
@@ -263,7 +270,7 @@ class _BatchPlanner:
     def _resize(self, rows: int) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Have room for a token more in every row."""
         suffixes, before = self._batch.suffixes, self._batch.rows
-        stay = len(self._new) < len(self._decode)
+        stay = self._stays
         positions = 0 if suffixes is None else _room(suffixes, self._own.values(), keep=stay)
         windows = tuple(
             (limit, _room(buffer, self._windows[limit].values(), keep=stay))
@@ -291,18 +298,24 @@ class _BatchPlanner:
 
     def _stacks(self, groups: Iterable[PrefixGroup], *, may_copy: bool) -> tuple[Stack, ...]:
         """What is read side by side of that which rows read alone."""
-        if not (self._rules.stacks and may_copy and self._batch.may_stack):
+        if not self._rules.stacks:
             return ()
         alone = {
             slots[0]: self._prefix(self._slots[slots[0]])[start:stop]
             for slots, start, stop in groups
             if len(slots) == 1
         }
-        # What this step packs has no number yet.
-        alone = {
-            slot: [span for span in spans if span.number >= 0] for slot, spans in alone.items()
+        # What this step packs lies nowhere yet.
+        lying = {
+            slot: runs_in(span for span in spans if not isinstance(span, _Packed))
+            for slot, spans in alone.items()
         }
-        return stacks_of(alone, self._batch.stacks)
+        return stacks_of(
+            lying,
+            self._batch.stacks if self._stays else (),
+            most=self._rules.stack_limit,
+            may_copy=may_copy and self._batch.may_stack,
+        )
 
     def _put_together(self, groups: Iterable[PrefixGroup]) -> tuple[int, int]:
         """How many tokens of prefixes each row gets: those that several read, and its own."""
@@ -325,3 +338,8 @@ def _room(buffer: Buffer, lengths: Iterable[int], *, keep: bool) -> int:
     """
     needed = min(positions_for(max(lengths, default=0) + 1), buffer.limit)
     return max(buffer.positions, needed) if keep else needed
+
+
+def _room_in(stacks: Iterable[Stack]) -> int:
+    """Tokens that stacks have room for."""
+    return sum(stack.capacity for stack in stacks)

@@ -153,7 +153,8 @@ class ModelRunner:
         while limit > _LEAST_ROW and limit * token * max_batch * _ROWS_SHARE > budget:
             limit //= 2
         longest = max(_LEAST_COPY, max_copy_bytes // token)
-        self.use(replace(self.rules, row_limit=limit, longest=longest))
+        most = max_copy_bytes // max(1, self.profile.sizes.part)
+        self.use(replace(self.rules, row_limit=limit, longest=longest, stack_limit=most))
 
     # -- state -------------------------------------------------------------------------
 
@@ -187,8 +188,12 @@ class ModelRunner:
         """What a plan takes at its peak."""
         return plan.cost(self.profile)
 
+    def release_idle(self) -> bool:
+        """Have what nobody reads lie apart from what is read, so that it can be evicted."""
+        return self.placement.release_idle()
+
     def forget_copies(self) -> bool:
-        """Free what is held twice only to be read faster; whether there was any."""
+        """Give up what lies side by side only to be read faster; whether there was any."""
         return self.placement.forget_copies()
 
     def prefill(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:

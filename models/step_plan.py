@@ -46,6 +46,9 @@ class Call:
         groups: who reads which spans there.
         regroups: whether these differ from those of the step before.
         stacks: what rows alone read side by side there.
+        stacked: tokens, padding included, of those stacks that are made.
+        moved: tokens that they become the only place of.
+        emptied: tokens, padding included, of those that are given up.
         spare_steps: for which fewer rows were enough, this one included.
         shared: tokens of prefixes of several rows that each layer puts together for each row,
             where the model attends by itself.
@@ -65,15 +68,12 @@ class Call:
     groups: tuple[PrefixGroup, ...] = ()
     regroups: bool = False
     stacks: tuple[Stack, ...] = ()
+    stacked: int = 0
+    moved: int = 0
+    emptied: int = 0
     spare_steps: int = 0
     shared: int = 0
     padded: int = 0
-
-    @property
-    def stacked(self) -> int:
-        """Tokens, padding included, of those stacks that are made anew."""
-        made = [stack for stack in self.stacks if self.regroups and stack.kept < 0]
-        return sum(stack.positions * len(stack.rows) for stack in made)
 
     @property
     def gathered(self) -> int:
@@ -87,7 +87,9 @@ class Call:
         taken = sum(move.nbytes(profile) for move in self.moves)
         taken += sizes.growth * self.growing
         taken += sum(sizes.non_trimmable(offset + 1) for offset in self.changing)
-        taken += sizes.token * self.stacked
+        # What moves into a stack, or out of one, is in two places for the time of one array.
+        taken += sizes.token * (self.stacked - self.moved)
+        taken += sizes.part * (self.stacked + self.emptied)
         taken += profile.gathered(self.rows)  # recurrent layers replace their states
         if self.kind is Kind.EXACT:
             # Rows are put together in each layer, and given back to each sequence.

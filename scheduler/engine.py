@@ -149,6 +149,7 @@ class Engine(Generic[C, P, O, T]):
 
     def _afford(self) -> Affordable[P] | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
+        self._record()  # what lies side by side has gaps where stored state has gone since
         while self._running:
             self._kv_cache.refresh(self._running)
             step = self._memory.afford(

@@ -85,6 +85,8 @@ class MemoryPlanner(Generic[C, P]):
             need += self._growth(other)
         if self._governor.fits(need):
             return True
+        if self._runner.release_idle() and self._governor.fits(need):
+            return True
         return not running and self._governor.make_room(self._worst_case(sequence))
 
     def needed(self, sequence: Sequence) -> int:
@@ -114,7 +116,7 @@ class MemoryPlanner(Generic[C, P]):
         """
         batch = plan(running, chunk, joins)
         while (planned := self._reserved(batch, caches)) is None:
-            if self._runner.forget_copies():
+            if self._runner.release_idle() or self._runner.forget_copies():
                 self.record(caches.values())
                 continue
             if not batch.prefill:

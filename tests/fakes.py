@@ -189,6 +189,10 @@ class FakeRunner:
         """Leave state where it is."""
         return FakePlacement()
 
+    def release_idle(self) -> bool:
+        """Nothing lies side by side."""
+        return False
+
     def forget_copies(self) -> bool:
         """Nothing is held twice."""
         return False

@@ -19,7 +19,7 @@ from ..record import Pin, Record
 from .files import INDEX
 from .rows import COLUMNS, pin_digest, pin_of, record_of, row_of
 
-FORMAT = 2  # of the index and of the files' contents; raised when either changes
+FORMAT = 3  # of the index and of the files' contents; raised when either changes
 
 _BUSY_SECONDS = 5.0  # someone else looks at the index, with sqlite3's shell for example
 _SCHEMA = (

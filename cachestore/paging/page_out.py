@@ -145,7 +145,8 @@ class PageOut:
     def _write_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
         start = node.persisted_end
         job = self._begin(namespace, node, node.end)
-        if self._codec.copies:
+        copy = self._codec.copies or span.storage.lodged  # to make room may end that
+        if copy:
             nbytes = span.nbytes // span.length * (node.end - start)
             if not self._count_copy(job, Size(nbytes, span.storage.buffers)):
                 return False
@@ -153,7 +154,8 @@ class PageOut:
             return self._drop(job)
         else:
             job.loan = lend(span, self._cache.ledger)
-        exported = self._codec.export_span(span, start - node.start, len(node.tokens))
+        first, end = start - node.start, len(node.tokens)
+        exported = self._codec.export_span(span, first, end, copy=copy)
         return self._submit(job, RecordKind.SPAN, start, exported)
 
     def _write_checkpoint(

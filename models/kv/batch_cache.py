@@ -57,7 +57,7 @@ class BatchCache:
         self._suffixes, self._non_trimmable = made.suffixes, made.non_trimmable
         self.suffixes = made.suffixes if made.token_layers else None
         self._num_token_layers = len(made.token_layers)
-        self.stacks = SpanStacks(self._num_token_layers)
+        self.stacks = SpanStacks()
         leaves = list(layer_caches_of(self.layers))
         self._attending = [layer for layer in leaves if isinstance(layer, BufferedLayer)]
         self._recurrent = [layer for layer in leaves if isinstance(layer, BatchedRecurrentLayer)]
@@ -72,15 +72,15 @@ class BatchCache:
         return self.rows, *[buffer.positions for buffer in self._buffers]
 
     def arrays(self) -> list[mx.array]:
-        """Every array of the rows, to evaluate."""
+        """Every array that a step writes, to evaluate."""
         held = [t for buffer in self._buffers for t in buffer.tensors if t is not None]
-        held += self.stacks.arrays()
         return held + [array for layer in self._recurrent for array in layer.arrays()]
 
     def held(self) -> Held:
-        """What the rows take in memory."""
-        arrays = self.arrays()
-        return Held(sum(array.nbytes for array in arrays), len(arrays))
+        """What the rows take in memory, and stacks over what is counted where it is leased."""
+        arrays, spare = self.arrays(), self.stacks.held()
+        nbytes = sum(array.nbytes for array in arrays) + spare.nbytes
+        return Held(nbytes, len(arrays) + spare.buffers)
 
     # -- rows --------------------------------------------------------------------------
 

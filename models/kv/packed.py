@@ -1,11 +1,11 @@
 """Stored state: packed, immutable, detached from what made it.
 
-Arrays of one shape become one array, layers first, because Metal allows 499,000 buffers in a
+Arrays of one shape become a few arrays, layers first, because Metal allows 499,000 buffers in a
 process. Spans are views of such arrays (see `storage`); a checkpoint has arrays of its own.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from itertools import count
 from typing import Any, Self
 
 import mlx.core as mx
@@ -14,7 +14,8 @@ from .non_trimmable import Record
 from .storage import Places, SpanRun, Storage, copied
 from .token_layer import Tensors
 
-_numbers = count()
+_PARTS = 8
+"""Arrays that the tensors of one shape become in a span, at most: they move one after the other."""
 
 
 class PackedSpan:
@@ -23,7 +24,6 @@ class PackedSpan:
     What it holds does not change; where it lies does, as others close their views of the storage.
 
     Attributes:
-        number: its name, never given twice in a process.
         length: how many tokens.
 
     Args:
@@ -33,7 +33,6 @@ class PackedSpan:
     """
 
     def __init__(self, storage: Storage, start: int = 0, length: int | None = None) -> None:
-        self.number = next(_numbers)
         self._storage: Storage | None = storage
         self._start = start
         self.length = storage.length - start if length is None else length
@@ -111,7 +110,8 @@ class PackedSpan:
         """Lie in one new storage with the spans that follow. What others view is copied, too."""
         spans = [self, *following]
         packed = zip(*[span.arrays for span in spans], strict=True)
-        arrays = [mx.concatenate(list(parts), axis=-2) for parts in packed]
+        # To put one slice together is to have a slice, which keeps all that it is of.
+        arrays = [mx.contiguous(mx.concatenate(list(parts), axis=-2)) for parts in packed]
         mx.eval(arrays)
         storage, start = Storage(arrays, self.places), 0
         left = {id(span.storage): span.storage for span in spans}
@@ -245,22 +245,27 @@ class PackedCheckpoint:
 
 def pack_suffix(layers: Sequence[Tensors]) -> PackedSpan:
     """Pack the suffixes of all token-addressable layers."""
-    return PackedSpan(Storage(*pack([list(tensors) for tensors in layers])))
+    return PackedSpan(Storage(*pack([list(tensors) for tensors in layers], parts=_PARTS)))
 
 
-def pack(layers: list[list[mx.array]]) -> tuple[list[mx.array], Places]:
+def pack(layers: list[list[mx.array]], parts: int = 1) -> tuple[list[mx.array], Places]:
     """Put arrays of one shape and type together, each in buffers of its own, evaluated.
 
     Args:
         layers: for each layer its arrays, `[1, ...]` each.
+        parts: how many arrays those of one shape become, at most.
     """
+    alike = Counter(_form(array) for arrays in layers for array in arrays)
+    seen = Counter[tuple[Any, ...]]()
     groups: dict[tuple[Any, ...], list[mx.array]] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     places = []
     for arrays in layers:
         place = []
         for array in arrays:
-            key = (*array.shape, array.dtype)
+            form = _form(array)
+            key = (*form, seen[form] * parts // alike[form])
+            seen[form] += 1
             group = groups.setdefault(key, [])
             place.append((numbers.setdefault(key, len(numbers)), len(group)))
             group.append(array)
@@ -268,6 +273,10 @@ def pack(layers: list[list[mx.array]]) -> tuple[list[mx.array], Places]:
     packed = [mx.contiguous(mx.concatenate(group, axis=0)) for group in groups.values()]
     mx.eval(packed)
     return packed, tuple(places)
+
+
+def _form(array: mx.array) -> tuple[Any, ...]:
+    return (*array.shape, array.dtype)
 
 
 def _views(arrays: Sequence[mx.array], place: tuple[tuple[int, int], ...]) -> Tensors:

@@ -20,6 +20,7 @@ from .prefix_groups import PrefixGroup
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
 from .stacking import Stack
+from .storage import SpanRun
 from .token_layer import Tensors
 
 _STEPS_WITHOUT_STACKS = 64
@@ -214,15 +215,26 @@ class Placement:
         new = call.regroups or bool(call.moves)
         return self._batch.step(model, tokens, list(call.slots), offsets, new=new)
 
+    def release_idle(self) -> bool:
+        """Give up stacks in which something lies that no row reads; whether there were any.
+
+        It can then be evicted, or paged out.
+        """
+        if self.batch is None or not self.batch.stacks.idle:
+            return False
+        self._regroup()
+        self.batch.stacks.release()
+        return True
+
     def forget_copies(self) -> bool:
-        """Free what is held twice so as to be read side by side; whether there was any.
+        """Give up what lies side by side only to be read faster; whether there was any.
 
         It is not made again for some steps: what takes the memory would be refused in turn.
         """
         if self.batch is None or not self.stacks:
             return False
-        self.batch.stacks.clear()
         self._regroup()
+        self.batch.stacks.clear()
         self._steps_before_stacks = _STEPS_WITHOUT_STACKS
         return True
 
@@ -234,9 +246,10 @@ class Placement:
                 shared.append((runs_of(prefix[start:stop]), slots))
             else:
                 alone[slots[0]] = prefix[start:stop]
+        self._batch.forget_prefixes()
         self._batch.stacks.make(stacks, alone)
-        stacked = {row.slot: len(row.spans) for stack in stacks for row in stack.rows if row}
-        private = {slot: runs_of(spans[stacked.get(slot, 0) :]) for slot, spans in alone.items()}
+        stacked = {row.slot: row.tokens for stack in stacks for row in stack.rows}
+        private = {slot: _after(stacked.get(slot, 0), spans) for slot, spans in alone.items()}
         self._batch.read(
             shared, {slot: runs for slot, runs in private.items() if runs}, len(self.sequences)
         )
@@ -267,3 +280,13 @@ class Placement:
         self.groups = None
         if self.batch is not None:
             self.batch.forget_prefixes()
+
+
+def _after(tokens: int, spans: Sequence[PackedSpan]) -> list[SpanRun]:
+    """What follows the first tokens of some spans."""
+    left = []
+    for span in spans:
+        if tokens <= 0:
+            left.append(span)
+        tokens -= span.length
+    return runs_of(left)

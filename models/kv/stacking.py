@@ -8,173 +8,265 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 LOOSE = 2
-"""Spans that are read one by one: as many operations as another stack takes."""
+"""Runs that are read one by one: as many operations as another stack takes."""
 
 _FULL_PART, _FULL_OF = 4, 5
-"""A row fills at least this part of its stack's positions, so that padding stays small."""
+"""A row fills at least this part of its stack's positions: the rest is computed for nothing."""
 
-_USED_PART, _USED_OF = 3, 5
-"""At least this part of a stack's rows is in use, or it is made anew."""
+_PADDING_OF = 8
+"""Of a new stack's tokens, one for so many is padding, at most."""
 
-_STEPS_AN_OCTAVE = 8
-_LEAST_STEP = 64
-_SPARE = 8
-"""A stack has a free row for each so many: who comes next is written there."""
+_USED_PART, _USED_OF = 2, 3
+"""At least this part of a stack's rows is read, or it is given up."""
+
+_HELD_PART, _HELD_OF = 4, 5
+"""At least this part of its positions holds tokens of somebody, or it is given up."""
+
+_STEP = 64
+"""Positions of a stack are a multiple of this, as products want them."""
 
 
-class Span(Protocol):
-    """State of consecutive tokens that is read and no longer written.
+class Storage(Protocol):
+    """Where spans lie.
 
     Attributes:
         number: its name, never given twice.
         length: how many tokens.
+        movable: its bytes are free when its tokens are put elsewhere.
     """
 
     @property
     def number(self) -> int: ...  # noqa: D102  (described above)
     @property
     def length(self) -> int: ...  # noqa: D102
+    @property
+    def movable(self) -> bool: ...  # noqa: D102
+
+
+class Span(Protocol):
+    """State of consecutive tokens that is read and no longer written.
+
+    Attributes:
+        length: how many tokens.
+        start: where it begins in its storage.
+        storage: where it lies.
+    """
+
+    @property
+    def length(self) -> int: ...  # noqa: D102  (described above)
+    @property
+    def start(self) -> int: ...  # noqa: D102
+    @property
+    def storage(self) -> Storage: ...  # noqa: D102
+
+
+class Run(NamedTuple):
+    """Consecutive tokens of one storage.
+
+    Attributes:
+        storage: by its number.
+        start: the first of them there.
+        stop: one after the last.
+        moves: whether they are all of it, and it can have its place in a stack.
+    """
+
+    storage: int
+    start: int
+    stop: int
+    moves: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+        return self.stop - self.start
 
 
 class StackRow(NamedTuple):
-    """What one row of a stack holds.
+    """One row of a stack.
 
     Attributes:
-        slot: of the batch's row that reads it.
-        spans: by their numbers, oldest first.
-        tokens: of all of them.
+        slot: of the batch's row that reads it; None where none does.
+        runs: what was written into it, oldest first.
+        tokens: of these, from the first one on, that are read.
+        held: those that have their only place there.
     """
 
-    slot: int
-    spans: tuple[int, ...]
+    slot: int | None
+    runs: tuple[Run, ...]
     tokens: int
+    held: int = 0
 
 
 class Stack(NamedTuple):
-    """Rows side by side.
+    """Rows side by side, as many as were there when it was made.
 
     Attributes:
         positions: that each row has room for.
-        rows: what they hold; None where one is free.
-        kept: which of the stacks before it was, or -1; rows that hold what they held there are
-            not written again.
+        rows: as above.
+        kept: which of the stacks before it was, or -1.
     """
 
     positions: int
-    rows: tuple[StackRow | None, ...]
+    rows: tuple[StackRow, ...]
     kept: int = -1
 
     @property
     def slots(self) -> tuple[int, ...]:
         """Of the batch's rows that read it."""
-        return tuple(row.slot for row in self.rows if row is not None)
+        return tuple(row.slot for row in self.rows if row.slot is not None)
 
-    def written(self, before: Sequence["Stack"]) -> tuple[int, ...]:
-        """The rows that are to be written, if these stacks were before."""
-        had = before[self.kept].rows if self.kept >= 0 else ()
-        return tuple(
-            place
-            for place, row in enumerate(self.rows)
-            if row is not None
-            and (place >= len(had) or (old := had[place]) is None or old.spans != row.spans)
-        )
+    @property
+    def capacity(self) -> int:
+        """Tokens that it has room for."""
+        return self.positions * len(self.rows)
+
+    @property
+    def made(self) -> bool:
+        """Whether it is a new one."""
+        return self.kept < 0
+
+
+def runs_in(spans: Iterable[Span]) -> tuple[Run, ...]:
+    """Find which of some consecutive spans are neighbours in one storage."""
+    runs: list[Run] = []
+    for span in spans:
+        storage, stop = span.storage, span.start + span.length
+        start = span.start
+        if runs and (runs[-1].storage, runs[-1].stop) == (storage.number, start):
+            start = runs.pop().start
+        moves = stop - start == storage.length and storage.movable
+        runs.append(Run(storage.number, start, stop, moves))
+    return tuple(runs)
+
+
+def moved(stacks: Iterable[Stack]) -> int:
+    """How many tokens have their only place in new stacks: none that lie in one that stays."""
+    stay = {run.storage for s in stacks if not s.made for row in s.rows for run in row.runs}
+    runs = [run for stack in stacks if stack.made for row in stack.rows for run in row.runs]
+    return sum(run.tokens for run in runs if run.moves and run.storage not in stay)
 
 
 def stacks_of(
-    private: Mapping[int, Sequence[Span]], before: Sequence[Stack] = ()
+    private: Mapping[int, Sequence[Run]],
+    before: Sequence[Stack] = (),
+    *,
+    most: int = 1 << 62,
+    may_copy: bool = True,
 ) -> tuple[Stack, ...]:
     """Say which rows read side by side.
 
-    Stacks that are there stay as they are while at most `LOOSE` spans are in none of them and
-    their rows are in use; what is free in them is given to those who come. Otherwise all are made
-    anew.
+    Stacks that are there stay as they are while at most `LOOSE` runs are in none of them, and
+    they are of use. Else those who are in none get stacks of their own, or all are made anew.
 
     Args:
-        private: for each slot the spans that its row alone reads, oldest first.
+        private: for each slot what its row alone reads, oldest first.
         before: the stacks of the step before.
+        most: tokens of a stack, padding included; a row that is longer is in none.
+        may_copy: stacks may be made, and given up.
 
     Returns:
-        The stacks. Spans that are in none are read one by one.
+        The stacks. Runs that are in none are read one by one.
     """
-    wanted = {slot: _row(slot, spans) for slot, spans in sorted(private.items()) if spans}
-    kept = _kept(wanted, before)
-    held = {row.slot: row for stack in kept for row in stack.rows if row is not None}
-    come = [row for slot, row in wanted.items() if slot not in held]
-    kept, loose = _placed(kept, come)
-    late = sum(len(wanted[slot].spans) - len(row.spans) for slot, row in held.items())
-    if late + sum(len(row.spans) for row in loose) <= LOOSE and all(map(_dense, kept)):
+    wanted = {slot: tuple(runs) for slot, runs in sorted(private.items()) if runs}
+    there = _there(wanted, before)
+    if not may_copy:
+        return tuple(there)
+    kept = [stack for stack in there if _useful(stack)]
+    late = _late(wanted, kept)
+    if sum(late.values()) <= LOOSE:
         return tuple(kept)
-    if sum(len(row.spans) for row in wanted.values()) <= LOOSE:
+    if sum(map(len, wanted.values())) <= LOOSE:
         return ()
-    return _anew(wanted.values(), kept)
+    held = {slot for stack in kept for slot in stack.slots}
+    anew = _anew(wanted, most)
+    more = _anew({slot: runs for slot, runs in wanted.items() if slot not in held}, most)
+    behind = sum(late[slot] for slot in held)
+    if behind <= LOOSE and len(kept) + len(more) <= len(anew) + 1:
+        return (*kept, *more)
+    same = {_content(stack): stack for stack in kept}
+    return tuple(same.get(_content(stack), stack) for stack in anew)
 
 
-def _row(slot: int, spans: Sequence[Span]) -> StackRow:
-    return StackRow(slot, tuple(span.number for span in spans), sum(span.length for span in spans))
-
-
-def _kept(wanted: Mapping[int, StackRow], before: Sequence[Stack]) -> list[Stack]:
-    """What is still read of the stacks that are there, by whichever slots now."""
-    by_first = {row.spans[0]: row for row in wanted.values()}
-    kept = []
+def _there(wanted: Mapping[int, tuple[Run, ...]], before: Sequence[Stack]) -> list[Stack]:
+    """The stacks that are there, with who reads them now."""
+    by_first = {runs[0][:2]: slot for slot, runs in wanted.items()}
+    there = []
     for number, stack in enumerate(before):
-        rows: list[StackRow | None] = []
+        rows = []
         for row in stack.rows:
-            now = None if row is None else by_first.get(row.spans[0])
-            same = row and now and now.spans[: len(row.spans)] == row.spans
-            rows.append(row._replace(slot=now.slot) if row and now and same else None)
-        if any(rows):
-            kept.append(Stack(stack.positions, tuple(rows), number))
-    return kept
+            slot = by_first.get(row.runs[0][:2])
+            tokens = 0 if slot is None else _common(row.runs, wanted[slot])
+            rows.append(row._replace(slot=slot if tokens else None, tokens=tokens))
+        there.append(Stack(stack.positions, tuple(rows), number))
+    return there
 
 
-def _placed(stacks: list[Stack], come: Sequence[StackRow]) -> tuple[list[Stack], list[StackRow]]:
-    """Give those who come the free rows that fit them; the others are left."""
-    loose = []
-    for row in come:
-        fitting = (
-            number
-            for number, stack in enumerate(stacks)
-            if None in stack.rows and _fits(row.tokens, stack.positions)
-        )
-        number = next(fitting, None)
-        if number is None:
-            loose.append(row)
-            continue
-        rows = list(stacks[number].rows)
-        rows[rows.index(None)] = row
-        stacks[number] = stacks[number]._replace(rows=tuple(rows))
-    return stacks, loose
+def _common(held: Sequence[Run], wanted: Sequence[Run]) -> int:
+    """How many tokens of what a row holds are the first ones that somebody reads."""
+    tokens = 0
+    for one, other in zip(held, wanted, strict=False):
+        if one[:2] != other[:2] or one.stop < other.stop:
+            break
+        tokens += other.tokens
+        if one.stop > other.stop:
+            break
+    return tokens
 
 
-def _fits(tokens: int, positions: int) -> bool:
-    room = min(positions * _FULL_PART // _FULL_OF, positions - _LEAST_STEP)
-    return room <= tokens <= positions
+def _useful(stack: Stack) -> bool:
+    """Whether enough of its rows are read, and enough of it holds tokens of somebody."""
+    held = sum(max(row.tokens, row.held) for row in stack.rows)
+    few = _STEP * len(stack.rows)  # to which positions are rounded
+    return (
+        len(stack.slots) * _USED_OF >= len(stack.rows) * _USED_PART
+        and (held + few) * _HELD_OF >= stack.capacity * _HELD_PART
+    )
 
 
-def _dense(stack: Stack) -> bool:
-    """Whether enough of its rows are in use."""
-    return len(stack.slots) * _USED_OF >= len(stack.rows) * _USED_PART
+def _late(wanted: Mapping[int, tuple[Run, ...]], stacks: Iterable[Stack]) -> dict[int, int]:
+    """How many runs of each row are in no stack."""
+    left = {slot: len(runs) for slot, runs in wanted.items()}
+    for row in (row for stack in stacks for row in stack.rows if row.slot is not None):
+        tokens = row.tokens
+        for run in wanted[row.slot] if row.slot is not None else ():
+            tokens -= run.tokens
+            left[row.slot or 0] -= tokens >= 0
+    return left
 
 
-def _anew(rows: Iterable[StackRow], before: Iterable[Stack]) -> tuple[Stack, ...]:
-    """Put rows of similar length together, the longest first; a stack of the same rows stays."""
+def _anew(wanted: Mapping[int, tuple[Run, ...]], most: int) -> tuple[Stack, ...]:
+    """Put rows of similar length together, the longest first."""
+    rows = [StackRow(slot, runs, sum(run.tokens for run in runs)) for slot, runs in wanted.items()]
     groups: list[list[StackRow]] = []
     for row in sorted(rows, key=lambda row: -row.tokens):
-        if groups and _fits(row.tokens, padded(groups[-1][0].tokens)):
+        if padded(row.tokens) > most:
+            continue
+        if groups and _fits(row, groups[-1], most):
             groups[-1].append(row)
         else:
             groups.append([row])
-    there = {frozenset(filter(None, stack.rows)): stack for stack in before if _dense(stack)}
-    return tuple(there.get(frozenset(group)) or _stack(group) for group in groups)
+    return tuple(
+        Stack(padded(group[0].tokens), tuple(sorted(group, key=lambda row: row.slot or 0)))
+        for group in groups
+    )
 
 
-def _stack(rows: Sequence[StackRow]) -> Stack:
-    ordered = sorted(rows, key=lambda row: row.slot)
-    return Stack(padded(rows[0].tokens), (*ordered, *[None] * (len(rows) // _SPARE)))
+def _fits(row: StackRow, group: Sequence[StackRow], most: int) -> bool:
+    positions, rows = padded(group[0].tokens), len(group) + 1
+    tokens = row.tokens + sum(other.tokens for other in group)
+    room = min(positions * _FULL_PART // _FULL_OF, positions - _STEP)
+    padding = group[0].tokens * rows - tokens
+    little = padding <= max(tokens // _PADDING_OF, _STEP * rows // 2)
+    return row.tokens >= room and little and positions * rows <= most
+
+
+def _content(stack: Stack) -> frozenset[tuple[int | None, int, tuple[Run, ...]]]:
+    return frozenset(
+        (row.slot, row.tokens, tuple(run._replace(moves=False) for run in row.runs))
+        for row in stack.rows
+    )
 
 
 def padded(tokens: int) -> int:
-    """Round up to one of few lengths: at most an eighth of it is padding, or `_LEAST_STEP`."""
-    step = max(_LEAST_STEP, (1 << (tokens - 1).bit_length()) // 2 // _STEPS_AN_OCTAVE)
-    return -(-tokens // step) * step
+    """Round up to what products want."""
+    return -(-tokens // _STEP) * _STEP

@@ -3,15 +3,21 @@
 What a trie cuts stays where it is, and both parts are views of one storage. So cutting copies
 nothing, and what reads neighbours of one storage reads them as one piece. When a view is closed,
 what stays of its storage is copied, so that the bytes of what went are free.
+
+A storage's arrays are its own, or they are a row's part of a stack's (see `span_stack`): then it is
+*lodged*, and its tokens are held there and nowhere else.
 """
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
 from .token_layer import Tensors
+
+_numbers = count()
 
 Places = tuple[tuple[tuple[int, int], ...], ...]
 """For each layer, for each of its tensors: the packed array, and the row in it."""
@@ -42,9 +48,12 @@ class Storage:
     they hold it.
 
     Attributes:
+        number: its name, never given twice in a process.
         length: how many tokens.
         places: where each layer's tensors are.
-        loan: the cache's note that another thread reads it.
+        host: in whose arrays its tokens lie; None where in its own.
+        loan: the cache's note that another thread reads its arrays. They stay in memory for that
+            time, wherever its tokens are, so it is not lodged then.
 
     Args:
         arrays: `[rows, heads, tokens, size]` each, evaluated, each with a buffer of its own.
@@ -52,6 +61,8 @@ class Storage:
     """
 
     def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
+        self.number = next(_numbers)
+        self.host: object | None = None
         self._arrays = list(arrays)
         self._views: WeakSet[View] = WeakSet()
         self._runs: WeakValueDictionary[tuple[int, int], SpanRun] = WeakValueDictionary()
@@ -77,16 +88,41 @@ class Storage:
             return self._arrays
         return [array[..., start:stop, :] for array in self._arrays]
 
+    def part(self, number: int, start: int, stop: int) -> mx.array:
+        """Some tokens of one packed array."""
+        return self._arrays[number][..., start:stop, :]
+
+    def replace(self, number: int, array: mx.array) -> None:
+        """Have the same tokens in the place of one packed array."""
+        self._arrays[number] = array
+        for run in self._runs.values():
+            run.let_go()
+
     def free(self) -> None:
         """Let go of the arrays: nobody views them any more."""
-        self._arrays = []
+        self._arrays, self.host = [], None
         for run in self._runs.values():
             run.let_go()
 
     @property
+    def lodged(self) -> bool:
+        """Whether its tokens lie in a stack: to give them up frees nothing while that is there."""
+        return self.host is not None
+
+    @property
+    def movable(self) -> bool:
+        """Whether its arrays are freed when its tokens are put elsewhere."""
+        return self.loan is None
+
+    @property
     def token_bytes(self) -> int:
         """What a token takes."""
-        return sum(array.nbytes for array in self._arrays) // self.length
+        return self.nbytes // self.length
+
+    @property
+    def nbytes(self) -> int:
+        """What all of it takes, wherever it lies."""
+        return sum(array.nbytes for array in self._arrays)
 
     @property
     def buffers(self) -> int:
@@ -177,6 +213,10 @@ class SpanRun:
         if index not in self._layers:
             self._layers[index] = self.storage.tensors(index, self.start, self.stop)
         return self._layers[index]
+
+    def part(self, number: int) -> mx.array:
+        """One packed array of its tokens."""
+        return self.storage.part(number, self.start, self.stop)
 
     def move(self, storage: Storage, start: int) -> None:
         """Read the same tokens in another storage from now on."""

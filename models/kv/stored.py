@@ -108,8 +108,10 @@ class DiskCodec:
     they are copies that the device has been told to make. To read one moves its buffer to the
     host, which must not happen to an array that the model reads.
 
+    What lies in a stack is copied in any case: a view would keep the other rows in memory, too.
+
     Attributes:
-        copies: whether what it exports takes memory of its own.
+        copies: whether all that it exports takes memory of its own.
 
     Args:
         host_reads: the host can read arrays where they lie.
@@ -121,12 +123,22 @@ class DiskCodec:
     load_span = staticmethod(load_span)
     load_checkpoint = staticmethod(load_checkpoint)
 
-    def export_span(self, span: PackedSpan, start: int, stop: int) -> Exported:
-        """Hand over the tokens `[start, stop)` of a span."""
+    def export_span(
+        self, span: PackedSpan, start: int, stop: int, *, copy: bool = False
+    ) -> Exported:
+        """Hand over the tokens `[start, stop)` of a span.
+
+        Args:
+            span: whose; not lodged, unless it is copied.
+            start: the first of them.
+            stop: one after the last.
+            copy: hand over copies, though the host could read it.
+        """
         storage, first = span.storage, span.start
         arrays = storage.arrays(0, storage.length)
         tokens = (Ellipsis, slice(first + start, first + stop), slice(None))
-        return Exported(self._hosted(arrays, tokens), {"places": json.dumps(span.places)})
+        hosted = self._hosted(arrays, tokens, copy=copy or self.copies)
+        return Exported(hosted, {"places": json.dumps(span.places)})
 
     def export_checkpoint(self, checkpoint: PackedCheckpoint) -> Exported:
         """Hand over a checkpoint."""
@@ -136,16 +148,19 @@ class DiskCodec:
             "records": json.dumps(records),
             "offset": str(checkpoint.offset),
         }
-        return Exported(self._hosted(checkpoint.arrays, (Ellipsis,)), metadata)
+        hosted = self._hosted(checkpoint.arrays, (Ellipsis,), copy=self.copies)
+        return Exported(hosted, metadata)
 
-    def _hosted(self, arrays: Sequence[mx.array], which: tuple[Any, ...]) -> dict[str, HostArray]:
+    def _hosted(
+        self, arrays: Sequence[mx.array], which: tuple[Any, ...], *, copy: bool
+    ) -> dict[str, HostArray]:
         """Hand over some items of each array, which are evaluated."""
         hosted = {}
         for number, array in enumerate(arrays):
-            part = array[which] if self.copies else _seen(array)[which]
-            pieces = [mx.array(piece) if self.copies else piece for piece in _pieces(part)]
+            part = array[which] if copy else _seen(array)[which]
+            pieces = [mx.array(piece) if copy else piece for piece in _pieces(part)]
             hosted[str(number)] = HostArray(_NAMES[array.dtype], tuple(part.shape), pieces)
-        if self.copies:
+        if copy:
             launch([array.parts for array in hosted.values()])
         return hosted
 

@@ -69,26 +69,30 @@ class FakeCodec:
         self._window = 0 if stack.recurrent else stack.window
         self._each = each
 
-    def export_span(self, span: FakeSpan, start: int, stop: int) -> Exported:
+    def export_span(self, span: FakeSpan, start: int, stop: int, *, copy: bool) -> Exported:
         """Hand over some tokens of a span."""
         assert 0 <= start < stop <= span.length
+        assert copy or not (self.copies or span.storage.lodged)
         assert span.storage.buffer is not None
         tokens = span.storage.buffer[span.start + start : span.start + stop]
-        return self._export(tokens, span.storage.each * len(tokens), {})
+        return self._export(tokens, span.storage.each * len(tokens), {}, copy=copy)
 
     def export_checkpoint(self, checkpoint: FakeCheckpoint) -> Exported:
         """Hand over a checkpoint."""
         assert checkpoint.buffer is not None
         nbytes = checkpoint.nbytes
-        return self._export(checkpoint.buffer[:], nbytes, {"nbytes": str(nbytes)})
+        metadata = {"nbytes": str(nbytes)}
+        return self._export(checkpoint.buffer[:], nbytes, metadata, copy=self.copies)
 
-    def _export(self, tokens: Buffer, nbytes: int, metadata: dict[str, str]) -> Exported:
+    def _export(
+        self, tokens: Buffer, nbytes: int, metadata: dict[str, str], *, copy: bool
+    ) -> Exported:
         self.exports += 1
         self.exported += len(tokens)
         broken = self.poisoned > 0
         self.poisoned -= broken
         marks = {POISON: "1"} if broken else {}
-        if self.copies:
+        if copy:
             tokens = self._registry.buffer(tokens.tolist(), nbytes)
         tensors = {"0": ("I32", (len(tokens),), [tokens])}
         return Exported(tensors, metadata | marks)

@@ -353,6 +353,23 @@ def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
     world.finish()
 
 
+def test_what_is_lodged_is_copied(folder: Path) -> None:
+    """The buffers are somebody else's, and may be gone before it is written."""
+    world = PagedWorld(KV, folder)
+    world.serve(range(1000))
+    (storage,) = world.registry.storages
+    storage.lodged = True
+    world.tier.slow = True
+    world.pager.step()
+    world.pager.step()
+    assert paging(world) == 4 * 1000
+    world.tier.slow = False
+    world.write_all()
+    assert paging(world) == 0
+    storage.lodged = False
+    world.finish()
+
+
 def test_a_copy_needs_room(folder: Path) -> None:
     """Where there is none, it waits; the rest of the cache is not evicted for it in vain."""
     world = PagedWorld(KV, folder, memory=Size(16_000, 1000), copies=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.placement import Placement
 from umbel.models.kv.prefix_groups import prefix_groups
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.kv.stacking import Stack
 from umbel.models.kv.stored import DiskCodec
 from umbel.models.moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from umbel.models.outputs import ForwardOutput, NextToken, PendingToken
@@ -50,6 +50,7 @@ class Recorder:
             self._listen(patch, ModelRunner, "prefill", self._prefilled)
             self._listen(patch, Placement, "capture", self._captured)
             self._listen(patch, Placement, "take_packed", self._taken)
+            self._listen(patch, BatchCache, "read", self._reads)
             self._listen(patch, PackedSpan, "join", lambda *_: self.note("join"))
             self._listen(patch, PackedSpan, "copy", lambda *_: self.note("copy"))
             self._listen(patch, PackedCheckpoint, "restore_all", lambda *_: self.note("restore"))
@@ -82,7 +83,7 @@ class Recorder:
             for move in call.moves:
                 self.seen |= set(_of_move(move, runner.placement))
             if call.kind is Kind.BATCH:
-                self.seen |= set(_of_batch(call, runner.placement.stacks))
+                self.seen |= set(_of_batch(call))
             else:
                 self.seen |= {_of_own_caches(call, known[n]) for n in call.sequences}
 
@@ -111,6 +112,9 @@ class Recorder:
 
     def _captured(self, _: Placement, cache: SequenceCache) -> None:
         self.note("capture", cache.slot is not None)
+
+    def _reads(self, *told: Any) -> None:
+        self.seen |= set(_of_reading(*told))
 
     def _taken(self, _: Placement, cache: SequenceCache) -> None:
         if cache.suffix_length:
@@ -147,46 +151,31 @@ def _of_move(move: Move, placement: Placement) -> Iterator[Label]:
             yield (type(move).__name__,)
 
 
-def _of_batch(call: Call, before: Sequence[Stack]) -> Iterator[Label]:
+def _of_batch(call: Call) -> Iterator[Label]:
     yield "positions", call.rows, call.positions
     for window, positions in call.windows:
         yield "window", window, call.rows, positions
     yield "rows", call.rows
     yield "gathered", call.slots != tuple(range(call.rows))
-    shared = [group for group in call.groups if len(group.slots) > 1]
-    stacked = {row.slot: len(row.spans) for stack in call.stacks for row in stack.rows if row}
-    private = [
-        stop - start - stacked.get(slots[0], 0)
-        for slots, start, stop in call.groups
-        if len(slots) == 1 and stop - start > stacked.get(slots[0], 0)
-    ]
-    parts = 1 + len(shared) + bool(call.stacks) + bool(private)
-    yield "merge", min(parts, 5)
-    for slots, start, stop in shared:
-        yield "shared", len(slots) == len(call.sequences), few(stop - start)
-    yield "stacks", few(len(call.stacks))
-    yield "private rows", few(len(private))
-    yield "private spans", few(max(private, default=0))
     yield "put together", call.shared > 0, call.padded > 0
-    for stack in call.stacks:
-        yield from _of_stack(stack, before, call.rows, new=call.regroups)
 
 
-def _of_stack(stack: Stack, before: Sequence[Stack], rows: int, *, new: bool) -> Iterator[Label]:
-    lengths = [0 if row is None else row.tokens for row in stack.rows]
-    readers = [0 if row is None else row.slot for row in stack.rows]
-    yield "stack", "masked", any(max(length, 1) < stack.positions for length in lengths)
-    yield "stack", "in order", readers == list(range(rows))
-    if new:
-        written = stack.written(before)
-        there = stack.kept >= 0
-        taken = there and any(
-            row is None and old is not None
-            for row, old in zip(stack.rows, before[stack.kept].rows, strict=False)
-        )
-        yield "stack", "kept" if there else "made", few(len(written))
-        yield "stack", "rows taken out", taken
-        yield "stack", "spans", max(few(len(row.spans)) for row in stack.rows if row)
+def _of_reading(
+    batch: BatchCache, shared: Sequence[tuple[Any, Any]], private: Mapping[int, Any], everyone: int
+) -> Iterator[Label]:
+    """What makes other kernels of what rows read besides their own tokens."""
+    stacks = batch.stacks.read_by(batch.rows)
+    yield "merge", min(1 + len(shared) + bool(stacks) + bool(private), 5)
+    for runs, slots in shared:
+        yield "shared", len(slots) == everyone, few(len(runs))
+    yield "stacks", few(len(stacks))
+    yield "private rows", few(len(private))
+    yield "private runs", few(max(map(len, private.values()), default=0))
+    for stack, slots in stacks:
+        yield "stack", "masked", stack.mask is not None
+        yield "stack", "in order", slots is None
+    for planned in batch.stacks.plan:
+        yield "stack", "made", planned.made
 
 
 def _of_own_caches(call: Call, cache: SequenceCache) -> Label:

@@ -18,7 +18,8 @@ from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedSpan, pack_suffix, runs_of
 from umbel.models.kv.ring_buffer import RingBuffer
-from umbel.models.kv.span_stack import SpanStack, order_of
+from umbel.models.kv.span_stack import SpanStacks, order_of
+from umbel.models.kv.stacking import Stack, StackRow, runs_in
 from umbel.models.kv.token_layer import QuantizedTokenLayerCache
 from umbel.models.load.device import GPU, DevicePolicy, device_policy
 from umbel.models.load.loader import _try_quantized
@@ -91,10 +92,9 @@ def test_rows_attend_as_each_alone(
     step = Step(device)
     step.shared = [(runs_of(leased), mx.array([0, 1]))]
     if side_by_side:
-        stack = SpanStack(1, 40)
-        stack.put(0, single, layers=1)
-        stack.look([33])
-        step.stacks, step.of_stacks = [(stack, mx.array([2]))], order_of([2], 4)
+        stacks = SpanStacks()
+        stacks.make((Stack(40, (StackRow(2, runs_in(single), 33),)),), {2: single})
+        step.stacks, step.of_stacks = stacks.read_by(4), order_of(stacks.readers, 4)
     else:
         step.private, step.of_private = {2: runs_of(single)}, order_of([2], 4)
     buffer = RingBuffer(64, scores_masked=True)

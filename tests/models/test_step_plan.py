@@ -20,10 +20,17 @@ from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan
 
 @dataclass(eq=False)
 class Span:
-    """State of so many tokens."""
+    """State of so many tokens, which are all of a storage."""
 
     length: int
     number: int = field(default_factory=count().__next__)
+    start: int = 0
+    movable: bool = True
+
+    @property
+    def storage(self) -> "Span":
+        """Where it lies."""
+        return self
 
 
 @dataclass

@@ -147,3 +147,15 @@ def test_closing_frees_what_it_counted() -> None:
         spans.pop(rng.randrange(len(spans))).close()
         held = sum(span.nbytes for span in spans)
         assert abs(mx.get_active_memory() - base - held) < 2 * 16 * 1024 * (len(spans) + 1)
+
+
+def test_a_part_that_is_joined_with_nothing_is_copied() -> None:
+    """It lies apart from the rest, which is freed when it is closed."""
+    mx.synchronize()
+    base = mx.get_active_memory()
+    front, back = stored(0, 20_000).split(5000)
+    front.join([])
+    assert front.length == front.storage.length
+    assert tokens(front)[:3] == [0, 1, 2]
+    back.close()
+    assert mx.get_active_memory() - base <= front.nbytes + 2 * 16 * 1024

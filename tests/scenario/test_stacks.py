@@ -1,0 +1,148 @@
+"""Agents whose own histories lie side by side: answered as ever, and held once."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import umbel.models  # noqa: F401  (before mlx.core)
+from umbel.cachestore.ledger import Kind
+
+from ..models.batch_fixture import STACKED
+from .memory_tools import Ask, ServerFixture, Watch, words, zoo_model
+from .test_as_gpu import AS_GPU
+from .test_memory import TOLERANCE, check_ledger
+
+if TYPE_CHECKING:
+    from umbel.models.load.loader import LoadedModel
+
+ROWS = 96
+"""Tokens of its own after which a row is packed here, so that what is longer is soon stacked."""
+MOST = 1.25
+"""What is held for state, padding included, as a multiple of what its tokens take."""
+ANSWER = 24
+
+
+def model(name: str, *, stacks: bool = True) -> "LoadedModel":
+    """Make a zoo model that runs as on a GPU, with short rows."""
+    return zoo_model(name, device=replace(AS_GPU, row_limit=ROWS, stacks=stacks))
+
+
+class Crowd:
+    """Agents that go on with their conversations, all at once.
+
+    Attributes:
+        server: that answers them.
+        histories: what each sends next.
+
+    Args:
+        own: how many tokens each has of its own at the start.
+        shared: how many all of them have in common.
+    """
+
+    def __init__(self, server: ServerFixture, own: list[int], shared: int = 120) -> None:
+        self.server = server
+        self.histories = [words(shared, "shared") + words(n, i) for i, n in enumerate(own)]
+
+    def turn(self, after: Callable[[], None] = lambda: None, gap: int = 0) -> list[list[int]]:
+        """Have all send their history and read an answer; what they send next is longer."""
+        asks = [
+            Ask(list(history), ANSWER, tag=str(number), at=gap * number)
+            for number, history in enumerate(self.histories)
+        ]
+        told = self.server.serve(asks, after)
+        assert [each.error for each in told] == [None] * len(told)
+        for number, each in enumerate(told):
+            self.histories[number] += [*each.tokens, *words(9, f"{number} {len(asks)}")]
+        return [each.tokens for each in told]
+
+
+def stacked(server: ServerFixture) -> int:
+    """How many rows are read side by side."""
+    return sum(len(stack.slots) for stack in server.assembly.runner.placement.stacks)
+
+
+def tokens(server: ServerFixture) -> int:
+    """How many tokens there is state of, wherever it lies; what several read counts once."""
+    spans = [node.span for trie in server.assembly.cache.tries for node in trie.nodes()]
+    own = [
+        cache.offset - sum(span.length for span in cache.leased)
+        for cache in server.engine._kv_cache.caches.values()
+    ]
+    return sum(span.length for span in spans if span is not None) + sum(own)
+
+
+def held(server: ServerFixture) -> int:
+    """Bytes that are booked for state, padding included."""
+    ledger = server.assembly.governor.ledger
+    return ledger.held(Kind.KV).nbytes + ledger.held(Kind.TAIL).nbytes
+
+
+@pytest.mark.parametrize("own", [[1200] * 8])
+def test_what_lies_side_by_side_is_held_once(own: list[int]) -> None:
+    """By the books and by the allocator: padding, rows' own room and copies included."""
+    server = ServerFixture(model("llama"), 1 << 28, max_batch=8)
+    crowd = Crowd(server, own, shared=400)
+    token = server.assembly.runner.profile.sizes.token
+    crowd.turn()
+    together, most = 0, 0
+
+    def watch() -> None:
+        nonlocal together, most
+        check_ledger(server)
+        if len(server.assembly.runner.placement.sequences) < len(own):
+            return
+        together += 1
+        most = max(most, stacked(server))
+        assert held(server) <= MOST * token * tokens(server)
+        assert server.active <= MOST * token * tokens(server)
+
+    for _ in range(2):
+        crowd.turn(watch)
+    assert together > ANSWER
+    assert most > len(own) // 2
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_answers_are_those_without_stacks(name: str) -> None:
+    """Whoever comes, goes, comes back or is written to disk meanwhile, and under any budget."""
+    answers, rows = [], list[int]()
+    for stacks in (True, False):
+        server = ServerFixture(model(name, stacks=stacks), 1 << 28, max_batch=8)
+        crowd = Crowd(server, [150, 160, 170, 165, 300])
+
+        def watch(server: ServerFixture = server) -> None:
+            rows.append(stacked(server))
+            check_ledger(server)
+
+        answers.append([crowd.turn(watch, gap) for gap in (0, 0, 5)])
+        assert any(rows)
+        server.check_rest()
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "llama_kv8"])
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_tight_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
+    """Stacks are given up for those who come, and what lay there is evicted or paged out."""
+    folder = tmp_path / "d" if disk else None
+    profile = ServerFixture(model(name), 1 << 28, max_batch=8).assembly.runner.profile
+    budget = profile.worst_case(450).nbytes + 900 * profile.sizes.token
+    server = ServerFixture(model(name), budget, disk=folder, max_batch=8)
+    crowd = Crowd(server, [150, 160, 170, 165, 300, 155])
+    watch, rows = Watch(server.assembly.runner.resident), list[int]()
+
+    def note() -> None:
+        check_ledger(server)
+        rows.append(stacked(server))
+
+    with watch.on():
+        for gap in (0, 3, 0, 7):
+            crowd.turn(note, gap)
+    assert watch.peak <= TOLERANCE * server.budget
+    assert any(rows)
+    evictor = server.assembly.cache.evictor
+    assert evictor.page_outs if disk else evictor.evictions
+    server.close()
