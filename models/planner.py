@@ -199,7 +199,7 @@ class _BatchPlanner:
             stacks=stacks,
             stacked=_room_in(made),
             moved=moved(stacks) if made else 0,
-            emptied=_room_in(before[at] for at in left),
+            emptied=_room_in(before[at] for at in left) + sum(stack.beside for stack in made),
             spare_steps=spare,
             shared=shared,
             padded=padded,

@@ -48,7 +48,8 @@ class Call:
         stacks: what rows alone read side by side there.
         stacked: tokens, padding included, of those stacks that are made.
         moved: tokens that they become the only place of.
-        emptied: tokens, padding included, of those that are given up.
+        emptied: tokens, padding included, of those that are given up, and of what lay beside
+            what moves into new ones.
         spare_steps: for which fewer rows were enough, this one included.
         shared: tokens of prefixes of several rows that each layer puts together for each row,
             where the model attends by itself.

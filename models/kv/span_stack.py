@@ -6,14 +6,14 @@ arrays are slices of its own. What is in it of other storages is a copy.
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import mlx.core as mx
 import numpy as np
 
 from ..memory_profile import Held
 from .packed import PackedSpan, runs_of
-from .stacking import Stack
+from .stacking import Run, Stack
 from .storage import SpanRun, Storage
 from .token_layer import Tensors
 
@@ -48,6 +48,7 @@ class SpanStack:
         self._arrays: list[mx.array] = []
         self._layers: list[Tensors] = []
         self._lodged: WeakKeyDictionary[Storage, int] = WeakKeyDictionary()
+        self._rests: WeakSet[Storage] = WeakSet()  # of what was divided for it
 
     def layer(self, index: int) -> Tensors:
         """One layer's tensors, `[rows, heads, positions, size]` each."""
@@ -73,7 +74,7 @@ class SpanStack:
     def parts(self) -> int:
         """How many arrays what lies there is in."""
         there = [placed.run.storage for placed in self._content] or [s for s, _ in self.lodged()]
-        return there[0].buffers if there else len(self._arrays)
+        return there[0].parts if there else len(self._arrays)
 
     def lodge(self, stay: Sequence["SpanStack"]) -> None:
         """Say what is to have its only place here: all that can.
@@ -82,10 +83,10 @@ class SpanStack:
             stay: the stacks that stay; what is lodged there stays, too.
         """
         for row, _, run in self._content:
-            storage = run.storage
-            whole = run.length == storage.length
-            if whole and storage.movable and all(storage.host is not host for host in stay):
-                self._lodged[storage] = row
+            free = all(run.storage.host is not host for host in stay)
+            if free and run.storage.may_move(run.start, run.stop):
+                self._rests.update(_apart(run))
+                self._lodged[run.storage] = row
 
     def fill(self, number: int) -> None:
         """Make one array of what the storages have there, and have it take the place of that."""
@@ -103,14 +104,20 @@ class SpanStack:
                 mx.eval(view)  # a slice that is not computed keeps what it is of for itself
                 run.storage.host = self
                 run.storage.replace(number, view)
+        for rest in self._rests:
+            _own(rest, number)
 
-    def finish(self) -> None:
-        """Be read from now on."""
+    def finish(self) -> tuple[tuple[Run, ...], ...]:
+        """Be read from now on; say what is in each row."""
+        runs: list[list[Run]] = [[] for _ in range(self._rows)]
+        for row, _, run in self._content:
+            runs[row].append(Run(run.storage.number, run.start, run.stop))
         places = self._content[0].run.storage.places
         views = [[self._arrays[n][i : i + 1].squeeze(0) for n, i in place] for place in places]
         self._layers = [tuple(tensors) for tensors in views]
         mx.eval(self._layers)
-        self._content = []
+        self._content, self._rests = [], WeakSet()
+        return tuple(map(tuple, runs))
 
     # -- giving up ---------------------------------------------------------------------
 
@@ -120,10 +127,8 @@ class SpanStack:
 
     def empty(self, number: int) -> None:
         """Let go of one array: what is still lodged here has one of its own instead."""
-        for storage, _ in self.lodged():
-            own = mx.contiguous(storage.part(number, 0, storage.length))
-            mx.eval(own)
-            storage.replace(number, own)
+        for storage in (*self._rests, *[storage for storage, _ in self.lodged()]):
+            _own(storage, number)
         if number < len(self._arrays):
             self._arrays[number] = mx.array([])
 
@@ -160,9 +165,13 @@ class SpanStacks:
         self._plan, self._stacks = (), []
         self._leaving += [*before, *made]  # if something fails, all go
         _move(made, gone, kept)
-        self._leaving = []
         there, new = iter(kept), iter(made)
-        self._plan, self._stacks = stacks, [next(new if s.made else there) for s in stacks]
+        self._stacks = [next(new if stack.made else there) for stack in stacks]
+        self._plan = tuple(
+            _filled(stack, held.finish()) if stack.made else stack
+            for stack, held in zip(stacks, self._stacks, strict=True)
+        )
+        self._leaving = []
         for stack, held in zip(stacks, self._stacks, strict=True):
             held.look([row.tokens for row in stack.rows])
 
@@ -230,8 +239,6 @@ def _move(made: Sequence[SpanStack], gone: Sequence[SpanStack], kept: Sequence[S
             stack.empty(number)
     for stack in gone:
         stack.leave()
-    for stack in made:
-        stack.finish()
 
 
 def _begun(stack: Stack, alone: Mapping[int, Sequence[PackedSpan]]) -> SpanStack:
@@ -252,6 +259,30 @@ def _placed(row: int, spans: Sequence[PackedSpan]) -> Iterable[_Placed]:
     for run in runs_of(spans):
         yield _Placed(row, at, run)
         at += run.length
+
+
+def _apart(run: SpanRun) -> list[Storage]:
+    """Have a run's tokens be a storage; return those that have what was beside them."""
+    storage, start, rests = run.storage, run.start, list[Storage]()
+    if run.stop < storage.length:
+        rests.append(storage.divide(run.stop))
+    if start:
+        storage.divide(start)
+        rests.append(storage)
+    return rests
+
+
+def _own(storage: Storage, number: int) -> None:
+    """Have a storage's array be a buffer of its own."""
+    own = mx.contiguous(storage.part(number, 0, storage.length))
+    mx.eval(own)
+    storage.replace(number, own)
+
+
+def _filled(stack: Stack, runs: Sequence[tuple[Run, ...]]) -> Stack:
+    """With what is in its rows, which may have moved since it was planned."""
+    rows = zip(stack.rows, runs, strict=True)
+    return stack._replace(rows=tuple(row._replace(runs=there) for row, there in rows))
 
 
 def _now(stack: Stack, held: SpanStack) -> Stack:

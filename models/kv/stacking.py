@@ -32,15 +32,16 @@ class Storage(Protocol):
     Attributes:
         number: its name, never given twice.
         length: how many tokens.
-        movable: its bytes are free when its tokens are put elsewhere.
     """
 
     @property
     def number(self) -> int: ...  # noqa: D102  (described above)
     @property
     def length(self) -> int: ...  # noqa: D102
-    @property
-    def movable(self) -> bool: ...  # noqa: D102
+
+    def may_move(self, start: int, stop: int) -> bool:
+        """Whether some tokens can have another place than those beside them."""
+        ...
 
 
 class Span(Protocol):
@@ -67,13 +68,15 @@ class Run(NamedTuple):
         storage: by its number.
         start: the first of them there.
         stop: one after the last.
-        moves: whether they are all of it, and it can have its place in a stack.
+        moves: whether they can have their place in a stack.
+        rest: tokens of the storage beside them, which have another place then.
     """
 
     storage: int
     start: int
     stop: int
     moves: bool = False
+    rest: int = 0
 
     @property
     def tokens(self) -> int:
@@ -121,6 +124,11 @@ class Stack(NamedTuple):
         return self.positions * len(self.rows)
 
     @property
+    def beside(self) -> int:
+        """Tokens of the storages that what it holds was in, which have another place then."""
+        return sum(run.rest for row in self.rows for run in row.runs)
+
+    @property
     def made(self) -> bool:
         """Whether it is a new one."""
         return self.kept < 0
@@ -134,8 +142,8 @@ def runs_in(spans: Iterable[Span]) -> tuple[Run, ...]:
         start = span.start
         if runs and (runs[-1].storage, runs[-1].stop) == (storage.number, start):
             start = runs.pop().start
-        moves = stop - start == storage.length and storage.movable
-        runs.append(Run(storage.number, start, stop, moves))
+        moves, rest = storage.may_move(start, stop), storage.length - (stop - start)
+        runs.append(Run(storage.number, start, stop, moves, rest))
     return tuple(runs)
 
 
@@ -262,8 +270,7 @@ def _fits(row: StackRow, group: Sequence[StackRow], most: int) -> bool:
 
 def _content(stack: Stack) -> frozenset[tuple[int | None, int, tuple[Run, ...]]]:
     return frozenset(
-        (row.slot, row.tokens, tuple(run._replace(moves=False) for run in row.runs))
-        for row in stack.rows
+        (row.slot, row.tokens, tuple(Run(*run[:3]) for run in row.runs)) for row in stack.rows
     )
 
 

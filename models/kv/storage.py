@@ -58,12 +58,14 @@ class Storage:
     Args:
         arrays: `[rows, heads, tokens, size]` each, evaluated, each with a buffer of its own.
         places: as above.
+        counted: its buffers are not counted where it was divided from.
     """
 
-    def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
+    def __init__(self, arrays: Sequence[mx.array], places: Places, *, counted: bool = True) -> None:
         self.number = next(_numbers)
         self.host: object | None = None
         self._arrays = list(arrays)
+        self._counted = counted
         self._views: WeakSet[View] = WeakSet()
         self._runs: WeakValueDictionary[tuple[int, int], SpanRun] = WeakValueDictionary()
         self._first: int | None = None  # where the first view starts, where that is known
@@ -114,6 +116,14 @@ class Storage:
         """Whether its arrays are freed when its tokens are put elsewhere."""
         return self.loan is None
 
+    def may_move(self, start: int, stop: int) -> bool:
+        """Whether some tokens can have another place than those beside them."""
+        whole = stop - start == self.length
+        apart = self.host is None and not any(
+            run.start < at < run.stop for run in self._runs.values() for at in (start, stop)
+        )
+        return (whole or apart) and self.movable
+
     @property
     def token_bytes(self) -> int:
         """What a token takes."""
@@ -125,9 +135,14 @@ class Storage:
         return sum(array.nbytes for array in self._arrays)
 
     @property
-    def buffers(self) -> int:
-        """In how many allocations it is."""
+    def parts(self) -> int:
+        """How many packed arrays there are."""
         return len(self._arrays)
+
+    @property
+    def buffers(self) -> int:
+        """In how many allocations it is; none where others have counted them."""
+        return len(self._arrays) if self._counted else 0
 
     # -- views -------------------------------------------------------------------------
 
@@ -161,6 +176,24 @@ class Storage:
     def watch(self, run: "SpanRun") -> None:
         """Have a run follow its tokens when they move."""
         self._runs[run.start, run.stop] = run
+
+    def divide(self, at: int) -> "Storage":
+        """Become two, of which the other one has the tokens from one on.
+
+        Both go on to lie where this one did: they are to be put elsewhere, part by part. Views
+        must end there; see `may_move`.
+        """
+        rest = [array[..., at:, :] for array in self._arrays]
+        self._arrays = [array[..., :at, :] for array in self._arrays]
+        mx.eval(rest, self._arrays)
+        other = Storage(rest, self.places, counted=False)
+        for moved in [x for x in (*self.views, *self._runs.values()) if x.start >= at]:
+            moved.move(other, moved.start - at)
+        stay = {where: run for where, run in self._runs.items() if run.storage is self}
+        for run in stay.values():
+            run.let_go()
+        self._runs, self.length = WeakValueDictionary(stay), at
+        return other
 
     def trim(self) -> None:
         """Free what nobody views: what stays is copied, neighbours together."""

@@ -73,7 +73,8 @@ class Alone:
         made = sum(stack.capacity for stack in plan if stack.made)
         kept = {stack.kept for stack in plan}
         gone = sum(stack.capacity for at, stack in enumerate(stacks.plan) if at not in kept)
-        price = PER_TOKEN * (made - moved(plan)) + PART * (made + gone)
+        beside = sum(stack.beside for stack in plan if stack.made)
+        price = PER_TOKEN * (made - moved(plan)) + PART * (made + gone + beside)
         mx.reset_peak_memory()
         stacks.make(plan, self.spans)
         assert mx.get_peak_memory() - self.base - before <= price + SLACK
@@ -164,6 +165,53 @@ def test_what_went_leaves_a_gap_that_is_counted(alone: Alone) -> None:
     stacks.clear()
     assert abs(alone.active - alone.nbytes) <= SLACK
     alone.check()
+
+
+def test_what_lies_beside_it_has_a_place_of_its_own(alone: Alone) -> None:
+    """What others read of the same storage before it, and what nobody reads after it."""
+    begin, own, end = [], [], []
+    for slot in (1, 2, 3):
+        whole = alone.spans[slot].pop(0)
+        before, rest = whole.split(200)
+        private, after = rest.split(350)
+        begin.append(before)
+        own.append(private)
+        end.append(after)
+        alone.spans[slot] = [private]
+    counted = sum(span.buffers for span in (*begin, *own, *end))
+    stacks = SpanStacks()
+    shared = [runs_of([span])[0] for span in begin]
+    alone.make(stacks)
+    assert all(span.storage.lodged for span in own)
+    assert not any(span.storage.lodged for span in (*begin, *end))
+    assert sum(span.buffers for span in (*begin, *own, *end)) == counted
+    apart = sum(span.nbytes for span in (*begin, *end))
+    assert abs(alone.active - alone.nbytes - apart - stacks.held().nbytes) <= SLACK
+    assert alone.make(stacks)[0].kept == 0
+    for slot, (one, two, three) in enumerate(zip(begin, own, end, strict=True), 1):
+        first = 10_000 * slot
+        assert tokens(one) == list(range(first, first + 200))
+        assert tokens(two) == list(range(first + 200, first + 550))
+        assert tokens(three) == list(range(first + 550, first + 600))
+    assert [run.layer(0)[0].shape[2] for run in shared] == [200] * 3
+    stacks.clear()
+    for span in (*begin, *end):
+        span.close()
+    assert abs(alone.active - alone.nbytes) <= SLACK
+
+
+def test_what_somebody_reads_as_one_is_not_divided(alone: Alone) -> None:
+    """A copy of it is read side by side, and counted."""
+    whole = alone.spans[0].pop(0)
+    (run,) = runs_of([whole])
+    front, back = whole.split(200)
+    alone.spans[0] = [back]
+    stacks = SpanStacks()
+    alone.make(stacks)
+    assert not back.storage.lodged
+    assert run.layer(0)[0].shape[2] == 600
+    assert front.storage is back.storage
+    assert abs(alone.active - alone.nbytes - front.nbytes - stacks.held().nbytes) <= SLACK
 
 
 def test_idle_state_is_given_up_apart_from_the_rest(alone: Alone) -> None:

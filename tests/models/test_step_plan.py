@@ -25,12 +25,15 @@ class Span:
     length: int
     number: int = field(default_factory=count().__next__)
     start: int = 0
-    movable: bool = True
 
     @property
     def storage(self) -> "Span":
         """Where it lies."""
         return self
+
+    def may_move(self, start: int, stop: int) -> bool:
+        """All of it may."""
+        return (start, stop) == (0, self.length)
 
 
 @dataclass

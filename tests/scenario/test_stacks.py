@@ -80,7 +80,7 @@ def held(server: ServerFixture) -> int:
     return ledger.held(Kind.KV).nbytes + ledger.held(Kind.TAIL).nbytes
 
 
-@pytest.mark.parametrize("own", [[1200] * 8])
+@pytest.mark.parametrize("own", [[1200] * 8, [900, 1000, 1100, 1150, 1200, 1300, 1500, 2000]])
 def test_what_lies_side_by_side_is_held_once(own: list[int]) -> None:
     """By the books and by the allocator: padding, rows' own room and copies included."""
     server = ServerFixture(model("llama"), 1 << 28, max_batch=8)
