@@ -20,7 +20,7 @@ from .batch_layers import BatchLayers
 from .non_trimmable import chunk_in_order, make_chunk, make_ring, ring_in_order
 from .recurrent import BatchedRecurrentLayer
 from .sequence_cache import layer_caches_of
-from .span_stack import SpanStacks, order_of
+from .span_stacks import SpanStacks, order_of
 from .storage import SpanRun
 from .token_layer import Tensors
 

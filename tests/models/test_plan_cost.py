@@ -79,6 +79,30 @@ def test_no_step_takes_more_than_its_price(
             fixture.decode(some, rng.randrange(1, 9))
 
 
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_what_lies_beside_a_stacks_rows_is_priced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of several has what all share and its own in one storage, which is divided."""
+    monkeypatch.setattr(stacking, "LOOSE", 0)
+    fixture = Accountant(name, own=4, limit=24, stacks=True)
+    whole = fixture.branch(500)
+    shared, own = whole.spans[0].split(300)
+    whole.spans = [shared, own]
+    others = [
+        fixture.branch(200 - 9 * i, after=Branch(whole.tokens[:300], [shared])) for i in range(2)
+    ]
+    for branch in (whole, *others):
+        fixture.come(branch, 1)
+    fixture.decode(steps=3)
+    assert own.storage.lodged
+    assert (own.length, shared.length) == (own.storage.length, shared.storage.length)
+    assert not shared.storage.lodged
+    fixture.leave(fixture.agents[0])
+    fixture.decode(steps=3)
+    assert not own.storage.lodged
+
+
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "gemma3_text"])
 def test_rows_that_move_take_no_copies_of_all_rows(name: str) -> None:
     """A batch that becomes smaller reads the rows that stay before it writes them elsewhere."""

@@ -18,7 +18,7 @@ from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedSpan, pack_suffix, runs_of
 from umbel.models.kv.ring_buffer import RingBuffer
-from umbel.models.kv.span_stack import SpanStacks, order_of
+from umbel.models.kv.span_stacks import SpanStacks, order_of
 from umbel.models.kv.stacking import Stack, StackRow, runs_in
 from umbel.models.kv.token_layer import QuantizedTokenLayerCache
 from umbel.models.load.device import GPU, DevicePolicy, device_policy

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from umbel.models.kv.packed import PackedSpan, runs_of
-from umbel.models.kv.span_stack import SpanStack, SpanStacks
+from umbel.models.kv.span_stack import SpanStack
+from umbel.models.kv.span_stacks import SpanStacks
 from umbel.models.kv.stacking import Run, Stack, moved, runs_in, stacks_of
 from umbel.models.kv.storage import Storage
 

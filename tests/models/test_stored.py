@@ -17,7 +17,7 @@ from umbel.models.errors import StoredStateError
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.kv.span_stack import SpanStacks
+from umbel.models.kv.span_stacks import SpanStacks
 from umbel.models.kv.stacking import runs_in, stacks_of
 from umbel.models.kv.stored import DiskCodec, Exported, load_checkpoint, load_span
 from umbel.models.runtime import backend
