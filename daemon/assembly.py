@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -103,7 +104,8 @@ def assemble(
     governor = Governor(cache, budget)
     _warm_up(loaded, settings, runner, budget.nbytes)
     disk = _open_disk(settings, loaded.fingerprint, copied, wake)
-    pager = None if disk is None else _pager(loaded, settings, cache, governor, disk)
+    room = partial(_make_room, governor, runner)
+    pager = None if disk is None else _pager(loaded, settings, cache, room, disk)
     pins = Pins(cache, loaded.fingerprint, disk)
     engine = Engine(
         runner,
@@ -177,8 +179,17 @@ def _warm_up(loaded: LoadedModel, settings: Settings, runner: ModelRunner, budge
         warm_up(runner, rows, every_shape=every_shape, nbytes=budget, chunk=settings.prefill_chunk)
 
 
+def _make_room(governor: Governor, runner: ModelRunner, need: Size) -> bool:
+    """Make room between steps, also where something lies in a batch's stacks that nobody reads."""
+    return governor.make_room(need) or (runner.release_idle() and governor.make_room(need))
+
+
 def _pager(
-    loaded: LoadedModel, settings: Settings, cache: PrefixCache, governor: Governor, disk: DiskTier
+    loaded: LoadedModel,
+    settings: Settings,
+    cache: PrefixCache,
+    make_room: Callable[[Size], bool],
+    disk: DiskTier,
 ) -> Pager:
     return Pager(
         cache,
@@ -186,7 +197,7 @@ def _pager(
         DiskCodec(host_reads=loaded.device.host_reads),
         budget=_disk_budget(settings, disk),
         fingerprint=loaded.fingerprint,
-        make_room=governor.make_room,
+        make_room=make_room,
     )
 
 

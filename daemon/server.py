@@ -9,7 +9,6 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from ..cachestore.governor import Governor
 from ..models.errors import ModelError
 from ..models.load.loader import LoadedModel, load
 from ..models.params import KVQuantization
@@ -260,7 +259,7 @@ class Daemon:
         """Shrink the budget, or let it grow again, as the system's memory allows."""
         assembly = self._assembly
         if assembly is not None and not self._entry.stopping:
-            self._thread.submit(_shrink, assembly.governor, share)
+            self._thread.submit(_shrink, assembly, share)
             self._thread.wake()
 
     def _on_signal(self) -> None:
@@ -280,6 +279,7 @@ class Daemon:
             log.warning("matrix products are slow", blas=BLAS.name, advice=BLAS.advice)
 
 
-def _shrink(governor: Governor, share: float) -> None:
-    governor.shrink(share)
+def _shrink(assembly: Assembly, share: float) -> None:
+    assembly.runner.release_idle()  # so that it can be given back
+    assembly.governor.shrink(share)
     give_freed_memory_back()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
-from umbel.cachestore.ledger import Kind
+from umbel.cachestore.ledger import Kind, Size
+from umbel.daemon.server import _shrink
 
 from ..models.batch_fixture import STACKED
 from .memory_tools import Ask, ServerFixture, Watch, words, zoo_model
@@ -145,4 +146,38 @@ def test_a_tight_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
     assert any(rows)
     evictor = server.assembly.cache.evictor
     assert evictor.page_outs if disk else evictor.evictions
+    server.close()
+
+
+@pytest.mark.parametrize("how", ["pressure", "disk"])
+def test_what_is_idle_in_a_stack_makes_room(how: str, tmp_path: Path) -> None:
+    """For what is read back from disk, and for the system; those who run are answered as ever."""
+    server = ServerFixture(model("llama"), 1 << 24, disk=tmp_path / "d", max_batch=8)
+    crowd = Crowd(server, [300, 310, 320, 305, 315])
+    crowd.turn()
+    server.save()  # what is being written does not move
+    asks = [Ask(list(h), 8 if n == 2 else 60) for n, h in enumerate(crowd.histories)]
+    names = [server.send(ask) for ask in asks]
+    runner = server.assembly.runner
+    stacks = runner.placement.batch.stacks if runner.placement.batch is not None else None
+    assert stacks is not None
+    server.until(lambda: stacks.idle and len(runner.placement.sequences) == len(asks) - 1)
+    server.save()  # nor is it evicted
+    governor, before = server.assembly.governor, server.assembly.cache.tries.size.nbytes
+    if how == "disk":
+        assert server.assembly.pager is not None
+        need = governor.room + server.assembly.cache.evictor.evictable() + Size(1)
+        assert not governor.make_room(need)
+        assert server.assembly.pager._page_in._make_room(need)
+    else:
+        _shrink(server.assembly, 0.5)
+    assert not stacks.idle
+    assert server.assembly.cache.tries.size.nbytes < before
+    check_ledger(server)
+    governor.shrink(1.0)
+    server.until(lambda: server.idle)
+    answers = [server.told[name] for name in names]
+    assert [told.error for told in answers] == [None] * len(asks)
+    plain = ServerFixture(model("llama", stacks=False), 1 << 28, max_batch=8)
+    assert [told.tokens for told in answers] == [told.tokens for told in plain.serve(asks)]
     server.close()
