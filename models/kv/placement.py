@@ -115,7 +115,10 @@ class Placement:
         self._restart_suffix(cache)
 
     def close(self, cache: SequenceCache) -> None:
-        """Give a slot back; the state is of no more use. Nothing is computed. Idempotent."""
+        """Give a slot back; the state is of no more use. Idempotent.
+
+        The last one's batch gives up its stacks: what lies there is copied out.
+        """
         slot, cache.slot = cache.slot, None
         if slot is None or self.sequences.get(slot) is not cache:
             return
