@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from umbel.models.attention.batched import NotBatchableError
+from umbel.models.kv import stacking
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU
 from umbel.models.memory_profile import Chunk
@@ -89,6 +90,34 @@ def test_whatever_each_reads_alone(name: str) -> None:
     for one, other in zip(joined, alone, strict=True):
         for mine, theirs in zip(state(one), state(other), strict=True):
             np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "falcon_h1", "llama_kv8"])
+def test_what_lies_in_stacks_is_read_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others decode with side by side: read by several prompts, or by one of them alone."""
+    monkeypatch.setattr(stacking, "LOOSE", 0)
+    world = BatchFixture(name, own=4, limit=24, stacks=True)
+    branches = [world.branch(300 - 9 * number) for number in range(3)]
+    decoding = [world.come(branch, 1) for branch in branches]
+    world.decode(decoding, steps=2)
+    assert all(span.storage.lodged for branch in branches for span in branch.spans)
+    places, lengths = [branches[0], branches[0], branches[1]], [9, 4, 12]
+    joined, alone = ([world.come(place).cache for place in places] for _ in range(2))
+    chunks = [world.words(length) for length in lengths]
+    plan = world.runner.plan([], list(zip(joined, lengths, strict=True)))
+    price, before = world.runner.cost(plan).nbytes, resident_bytes()
+    mx.reset_peak_memory()
+    world.runner.prefill(list(zip(chunks, joined, strict=True)))
+    assert mx.get_peak_memory() - before <= price
+    for tokens, cache in zip(chunks, alone, strict=True):
+        world.runner.prefill([(tokens, cache)])
+    for one, other in zip(joined, alone, strict=True):
+        logits = [world.model(mx.array([[3]]), cache=each.layers) for each in (one, other)]
+        assert mx.abs(logits[0] - logits[1]).max() < TOLERANCE * (100 if "kv" in name else 1)
+    world.placement.forget_copies()
+    assert not any(span.storage.lodged for branch in branches for span in branch.spans)
+    world.decode(decoding, steps=2)
+    world.check(*decoding)
 
 
 def test_keys_in_one_piece_stay_so() -> None:
