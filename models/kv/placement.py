@@ -212,6 +212,7 @@ class Placement:
         """
         if call.regroups:
             self._read(call.groups, call.stacks)
+        self._batch.stacks.adopt()
         self._steps_before_stacks -= 1
         self.groups, self.spare_steps = call.groups, call.spare_steps
         offsets = [self.sequences[slot].offset for slot in call.slots]

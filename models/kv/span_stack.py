@@ -48,6 +48,7 @@ class SpanStack:
         self._arrays: list[mx.array] = []
         self._layers: list[Tensors] = []
         self._lodged: WeakKeyDictionary[Storage, int] = WeakKeyDictionary()
+        self._copied: WeakKeyDictionary[Storage, tuple[int, int]] = WeakKeyDictionary()
         self._rests: WeakSet[Storage] = WeakSet()  # of what was divided for it
 
     def layer(self, index: int) -> Tensors:
@@ -82,11 +83,13 @@ class SpanStack:
         Args:
             stay: the stacks that stay; what is lodged there stays, too.
         """
-        for row, _, run in self._content:
+        for row, at, run in self._content:
             free = all(run.storage.host is not host for host in stay)
             if free and run.storage.may_move(run.start, run.stop):
                 self._rests.update(_divided(run))
                 self._lodged[run.storage] = row
+            elif run.length == run.storage.length:
+                self._copied[run.storage] = row, at
 
     def fill(self, number: int) -> None:
         """Make one array of what the storages have there, and have it take the place of that."""
@@ -99,14 +102,22 @@ class SpanStack:
         mx.eval(array)
         self._arrays.append(array)
         moved = [placed for placed in self._content if placed.run.storage in self._lodged]
+        self._take(number, [(run.storage, row, at) for row, at, run in moved])
+        _apart(self._rests, number)
+
+    def _take(self, number: int, there: Sequence[tuple[Storage, int, int]]) -> None:
+        """Have storages lie in one array, where their tokens are: each in a row, from a position.
+
+        Of a slice that is not computed nobody knows yet that it shares the array's buffer.
+        """
         views = [
-            array[:, row : row + 1, :, at : at + run.length].squeeze(1) for row, at, run in moved
+            self._arrays[number][:, row : row + 1, :, at : at + storage.length].squeeze(1)
+            for storage, row, at in there
         ]
         mx.eval(views)
-        for (_, _, run), view in zip(moved, views, strict=True):
-            run.storage.host = self
-            run.storage.replace(number, view)
-        _apart(self._rests, number)
+        for (storage, _, _), view in zip(there, views, strict=True):
+            storage.host = self
+            storage.replace(number, view)
 
     def finish(self) -> tuple[tuple[Run, ...], ...]:
         """Be read from now on; say what is in each row."""
@@ -119,6 +130,18 @@ class SpanStack:
         mx.eval(self._layers)
         self._content, self._rests = [], WeakSet()
         return tuple(map(tuple, runs))
+
+    def adopt(self) -> None:
+        """Be the only place of what is here as a copy because it was being written to disk.
+
+        Frees memory, and takes none.
+        """
+        for storage, (row, at) in list(self._copied.items()):
+            if storage.movable and not storage.lodged:
+                del self._copied[storage]
+                self._lodged[storage] = row
+                for number in range(storage.parts):  # none where nobody holds it any more
+                    self._take(number, [(storage, row, at)])
 
     # -- giving up ---------------------------------------------------------------------
 

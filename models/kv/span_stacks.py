@@ -46,6 +46,11 @@ class SpanStacks:
         for stack, held in zip(stacks, self._stacks, strict=True):
             held.look([row.tokens for row in stack.rows])
 
+    def adopt(self) -> None:
+        """Be the only place of what has been written to disk since it was copied."""
+        for stack in self._stacks:
+            stack.adopt()
+
     def read_by(self, rows: int) -> list[tuple[SpanStack, mx.array | None]]:
         """The stacks that are read, each with the slots of its rows; None where all are in order.
 

@@ -26,9 +26,10 @@ MOST = 1.25
 ANSWER = 24
 
 
-def model(name: str, *, stacks: bool = True) -> "LoadedModel":
+def model(name: str, *, stacks: bool = True, host_reads: bool = True) -> "LoadedModel":
     """Make a zoo model that runs as on a GPU, with short rows."""
-    return zoo_model(name, device=replace(AS_GPU, row_limit=ROWS, stacks=stacks))
+    device = replace(AS_GPU, row_limit=ROWS, stacks=stacks, host_reads=host_reads)
+    return zoo_model(name, device=device)
 
 
 class Crowd:
@@ -106,6 +107,37 @@ def test_what_lies_side_by_side_is_held_once(own: list[int]) -> None:
     assert most > len(own) // 2
 
 
+@pytest.mark.parametrize("host_reads", [True, False], ids=["in place", "copied"])
+def test_what_is_written_to_disk_is_held_once_then(tmp_path: Path, *, host_reads: bool) -> None:
+    """What was lent when it was put side by side is counted twice no longer than that."""
+    loaded = model("llama", host_reads=host_reads)
+    server = ServerFixture(loaded, 1 << 28, disk=tmp_path, max_batch=8)
+    server.serve([Ask(words(400, "shared"), 1)])
+    crowd = Crowd(server, [900, 1000, 1100, 1150, 1200, 1300, 1500, 2000], shared=400)
+    placement, tries = server.assembly.runner.placement, server.assembly.cache.tries
+    steps, checked, lent = 0, 0, 0
+
+    def watch() -> None:
+        nonlocal steps, checked, lent
+        check_ledger(server)
+        spans = [node.span for trie in tries for node in trie.nodes()]
+        lent += any(span is not None and span.storage.loan is not None for span in spans)
+        together = len(placement.sequences) == len(crowd.histories)
+        steps = steps + 1 if together else 0
+        if steps > 2 and placement.batch is not None:  # all was written before the last one
+            copied = {s for stack in placement.batch.stacks._stacks for s in stack._copied}
+            checked += 1
+            assert all(storage.lodged for storage in copied if storage.parts)
+        if together:
+            server.save()
+
+    for _ in range(3):
+        crowd.turn(watch)
+    assert checked > ANSWER // 2
+    assert bool(lent) == host_reads
+    server.close()
+
+
 @pytest.mark.parametrize("name", STACKED)
 def test_answers_are_those_without_stacks(name: str) -> None:
     """Whoever comes, goes, comes back or is written to disk meanwhile, and under any budget."""
@@ -125,13 +157,14 @@ def test_answers_are_those_without_stacks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "llama_kv8"])
-@pytest.mark.parametrize("disk", [False, True])
-def test_a_tight_budget_holds(name: str, *, disk: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("disk", ["", "in place", "copied"])
+def test_a_tight_budget_holds(name: str, disk: str, tmp_path: Path) -> None:
     """Stacks are given up for those who come, and what lay there is evicted or paged out."""
     folder = tmp_path / "d" if disk else None
-    profile = ServerFixture(model(name), 1 << 28, max_batch=8).assembly.runner.profile
+    loaded = model(name, host_reads=disk != "copied")
+    profile = ServerFixture(loaded, 1 << 28, max_batch=8).assembly.runner.profile
     budget = profile.worst_case(450).nbytes + 900 * profile.sizes.token
-    server = ServerFixture(model(name), budget, disk=folder, max_batch=8)
+    server = ServerFixture(loaded, budget, disk=folder, max_batch=8)
     crowd = Crowd(server, [150, 160, 170, 165, 300, 155])
     watch, rows = Watch(server.assembly.runner.resident), list[int]()
 
@@ -161,8 +194,12 @@ def test_what_is_idle_in_a_stack_makes_room(how: str, tmp_path: Path) -> None:
     runner = server.assembly.runner
     stacks = runner.placement.batch.stacks if runner.placement.batch is not None else None
     assert stacks is not None
-    server.until(lambda: stacks.idle and len(runner.placement.sequences) == len(asks) - 1)
-    server.save()  # nor is it evicted
+
+    def one_is_idle() -> bool:
+        server.save()  # nor is it evicted
+        return stacks.idle and len(runner.placement.sequences) == len(asks) - 1
+
+    server.until(one_is_idle)
     governor, before = server.assembly.governor, server.assembly.cache.tries.size.nbytes
     if how == "disk":
         assert server.assembly.pager is not None
