@@ -79,6 +79,7 @@ class Batch(Protocol):
         groups: who reads which spans; None where that must be looked at anew.
         stacks: what rows alone read side by side.
         may_stack: whether there has been memory for that of late.
+        restack_due: what is read apart has cost as much as making stacks of it.
     """
 
     @property
@@ -97,6 +98,8 @@ class Batch(Protocol):
     def stacks(self) -> tuple[Stack, ...]: ...  # noqa: D102
     @property
     def may_stack(self) -> bool: ...  # noqa: D102
+    @property
+    def restack_due(self) -> bool: ...  # noqa: D102
 
 
 class Contiguous(Enum):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .kv.buckets import bucket, padded_to, positions_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
-from .kv.stacking import Span, Stack, moved, runs_in, stacks_of
+from .kv.stacking import Run, Span, Stack, moved, restacked_after, runs_in, stacks_of
 from .memory_profile import Chunk
 from .moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from .planned_for import Batch, Buffer, Contiguous, Rules, State
@@ -178,9 +178,12 @@ class _BatchPlanner:
         enters = self._enter()
         positions, windows = self._resize(rows)
         self._moves += enters + packs
-        groups, regroups = self._groups(changed=bool(self._moves))
-        before = self._batch.stacks
-        stacks = self._stacks(groups, may_copy=may_copy) if regroups else before
+        restacks = may_copy and self._batch.may_stack and self._batch.restack_due
+        groups, regroups = self._groups(changed=bool(self._moves) or restacks)
+        before = stacks = self._batch.stacks
+        again = 0
+        if regroups and self._rules.stacks:
+            stacks, again = self._stacks(groups, may_copy=may_copy)
         made = [stack for stack in stacks if regroups and stack.made]
         left = set(range(len(before))) - {stack.kept for stack in stacks} if regroups else ()
         shared, padded = self._put_together(groups) if self._rules.gathers else (0, 0)
@@ -200,6 +203,7 @@ class _BatchPlanner:
             stacked=_room_in(made),
             moved=moved(stacks) if made else 0,
             emptied=_room_in(before[at] for at in left) + sum(stack.beside for stack in made),
+            restacked_after=again,
             spare_steps=spare,
             shared=shared,
             padded=padded,
@@ -296,26 +300,29 @@ class _BatchPlanner:
             count += 1
         return prefix[:count]
 
-    def _stacks(self, groups: Iterable[PrefixGroup], *, may_copy: bool) -> tuple[Stack, ...]:
-        """What is read side by side of that which rows read alone."""
-        if not self._rules.stacks:
-            return ()
+    def _stacks(
+        self, groups: Iterable[PrefixGroup], *, may_copy: bool
+    ) -> tuple[tuple[Stack, ...], int]:
+        """What is read side by side of that which rows read alone, and when to look again."""
         alone = {
             slots[0]: self._prefix(self._slots[slots[0]])[start:stop]
             for slots, start, stop in groups
             if len(slots) == 1
         }
         # What this step packs lies nowhere yet.
-        lying = {
+        lying: dict[int, tuple[Run, ...]] = {
             slot: runs_in(span for span in spans if not isinstance(span, _Packed))
             for slot, spans in alone.items()
         }
-        return stacks_of(
+        most = self._rules.stack_limit
+        stacks = stacks_of(
             lying,
             self._batch.stacks if self._stays else (),
-            most=self._rules.stack_limit,
+            most=most,
+            fewest=self._batch.restack_due,
             may_copy=may_copy and self._batch.may_stack,
         )
+        return stacks, restacked_after(lying, stacks, most=most)
 
     def _put_together(self, groups: Iterable[PrefixGroup]) -> tuple[int, int]:
         """How many tokens of prefixes each row gets: those that several read, and its own."""

@@ -50,6 +50,7 @@ class Call:
         moved: tokens that they become the only place of.
         emptied: tokens, padding included, of those that are given up, and of what lay beside
             what moves into new ones.
+        restacked_after: steps after which to make stacks anew is worth it; 0 if it is not.
         spare_steps: for which fewer rows were enough, this one included.
         shared: tokens of prefixes of several rows that each layer puts together for each row,
             where the model attends by itself.
@@ -72,6 +73,7 @@ class Call:
     stacked: int = 0
     moved: int = 0
     emptied: int = 0
+    restacked_after: int = 0
     spare_steps: int = 0
     shared: int = 0
     padded: int = 0

@@ -47,6 +47,7 @@ class Placement:
         self.groups: tuple[PrefixGroup, ...] | None = None
         self.spare_steps = 0
         self._steps_before_stacks = 0
+        self._restacked_after: int | None = None
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -57,6 +58,11 @@ class Placement:
     def may_stack(self) -> bool:
         """Whether there has been memory for that of late."""
         return self._steps_before_stacks <= 0
+
+    @property
+    def restack_due(self) -> bool:
+        """Whether what is read apart has cost as much as making stacks of it."""
+        return self._restacked_after == 0
 
     @property
     def rows(self) -> int:
@@ -212,6 +218,14 @@ class Placement:
         """
         if call.regroups:
             self._read(call.groups, call.stacks)
+            # Who comes or goes meanwhile does not begin the time anew.
+            waited = None if self.restack_due else self._restacked_after
+            after = [steps for steps in (call.restacked_after, waited) if steps]
+            self._restacked_after = min(after) if call.restacked_after else None
+        elif self.restack_due:  # there was no memory for it
+            self._restacked_after = _STEPS_WITHOUT_STACKS
+        elif self._restacked_after:
+            self._restacked_after -= 1
         self._batch.stacks.adopt()
         self._steps_before_stacks -= 1
         self.groups, self.spare_steps = call.groups, call.spare_steps

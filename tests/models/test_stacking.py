@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.models.kv.stacking import LOOSE, Run, Stack, moved, padded, runs_in, stacks_of
+from umbel.models.kv.stacking import (
+    LOOSE,
+    Run,
+    Stack,
+    moved,
+    padded,
+    restacked_after,
+    runs_in,
+    stacks_of,
+)
 
 Private = dict[int, list[Run]]
 
@@ -57,6 +66,11 @@ def read(stacks: tuple[Stack, ...], private: Private) -> int:
             assert not tokens
             stacked[row.slot] = left
     return sum(len(runs) - stacked.get(slot, 0) for slot, runs in private.items())
+
+
+def products(stacks: tuple[Stack, ...], private: Private) -> int:
+    """How many a layer has of what single rows read."""
+    return read(stacks, private) + sum(bool(stack.slots) for stack in stacks)
 
 
 @dataclass(frozen=True)
@@ -181,6 +195,33 @@ def test_stacks_stay_few() -> None:
     assert read(stacks, private) <= LOOSE
 
 
+def test_the_longer_a_copy_takes_the_longer_it_waits() -> None:
+    """Who came late is read apart for as long as to put all together takes, and no longer."""
+    waits = []
+    for length in (10, 1000, 100_000):
+        private = rows(*[length] * 8)
+        before = after(stacks_of(private))
+        private[8] = [run(length)]
+        stacks = after(stacks_of(private, before))
+        assert read(stacks, private) == 1
+        waits.append(restacked_after(private, stacks, most=1 << 62))
+        (stack,) = stacks_of(private, stacks, fewest=True)
+        assert len(stack.slots) == len(private)
+        assert restacked_after(private, (stack,), most=1 << 62) == 0
+    assert waits == sorted(waits)
+    assert waits[0] == 1
+    assert waits[2] > 10 * waits[1] / 2
+
+
+def test_nothing_is_put_together_for_no_gain() -> None:
+    """Rows of other lengths, or longer than a stack may be, are read apart for good."""
+    private = rows(100, 1000, 10_000)
+    stacks = after(stacks_of(private))
+    assert restacked_after(private, stacks, most=1 << 62) == 0
+    alone = rows(1000, 1000)
+    assert restacked_after(alone, stacks_of(alone, most=900), most=900) == 0
+
+
 def test_a_stack_that_most_have_left_is_given_up() -> None:
     """What nobody reads in it is computed with."""
     private = rows(*[1000] * 16)
@@ -246,6 +287,10 @@ def test_any_crowd(crowds: list[dict[int, list[int]]]) -> None:
         private = {slot: runs for slot, runs in private.items() if runs}
         stacks = after(stacks_of(private, stacks))
         assert read(stacks, private) <= LOOSE
+        due = restacked_after(private, stacks, most=1 << 62)
+        best = after(stacks_of(private, stacks, fewest=True))
+        assert bool(due) == (products(best, private) < products(stacks, private))
+        assert restacked_after(private, best, most=1 << 62) == 0
         for stack in stacks:
             used = [row for row in stack.rows if row.slot is not None]
             assert used

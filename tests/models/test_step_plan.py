@@ -77,6 +77,7 @@ class Batch:
     groups: tuple[PrefixGroup, ...] | None = None
     stacks: tuple[Stack, ...] = ()
     may_stack: bool = True
+    restack_due: bool = False
 
 
 def planned(decode: list[State], batch: Batch | None = None, rules: Rules | None = None) -> Call:
@@ -219,6 +220,20 @@ def test_a_batch_shrinks_after_a_while() -> None:
     call = planned(left, batch, patient)
     assert call.moves == (Relocate(3, 1), Resize(2, 64, ()))
     assert (call.slots, call.spare_steps) == ((0, 1), 0)
+
+
+def test_stacks_are_made_anew_when_it_is_time() -> None:
+    """Although nobody comes or goes; not where memory is short."""
+    states = [State(n, 10) for n in range(3)]
+    batch = in_batch(*states)
+    assert not planned(states, batch).regroups
+    batch.restack_due = True
+    assert planned(states, batch).regroups
+    sparing = plan_step(states, (), batch, Rules(), may_copy=False).decode
+    assert sparing is not None
+    assert not sparing.calls[0].regroups
+    batch.may_stack = False
+    assert not planned(states, batch).regroups
 
 
 @pytest.mark.parametrize("left", [1, 2])

@@ -107,6 +107,26 @@ def test_what_lies_side_by_side_is_held_once(own: list[int]) -> None:
     assert most > len(own) // 2
 
 
+def test_who_comes_late_is_soon_read_with_the_others() -> None:
+    """No row is read apart for longer than it takes to put all of them together."""
+    server = ServerFixture(model("llama"), 1 << 28, max_batch=8)
+    crowd = Crowd(server, [1200] * 8, shared=400)
+    apart: list[int] = []
+    together = 0
+
+    def watch() -> None:
+        nonlocal together
+        rows = len(server.assembly.runner.placement.sequences)
+        together += rows == stacked(server) == 8
+        apart.append(rows - stacked(server) if rows > 2 else 0)
+
+    crowd.turn()
+    crowd.turn(watch, gap=1)
+    assert together > ANSWER // 4
+    assert max(apart) <= 2
+    assert sum(apart) <= 2 * len(crowd.histories) + 2
+
+
 @pytest.mark.parametrize("host_reads", [True, False], ids=["in place", "copied"])
 def test_what_is_written_to_disk_is_held_once_then(tmp_path: Path, *, host_reads: bool) -> None:
     """What was lent when it was put side by side is counted twice no longer than that."""
