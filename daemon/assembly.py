@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
@@ -19,7 +20,7 @@ from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
 from ..models.kv.sequence_cache import SequenceCache
 from ..models.kv.stored import DiskCodec
-from ..models.load.loader import LoadedModel
+from ..models.load.loader import LoadedModel, LoadPhase
 from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
 from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
@@ -38,6 +39,9 @@ _LEAST_CONTEXT = 32  # tokens; a budget that cannot hold these is a mistake
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
 _MOST_FREED = 1 << 30
 _DISK_SHARE = 4  # of what is free on disk, one part in this many
+
+Phase = LoadPhase | Literal["measuring", "warming up", "opening the disk tier"]
+"""What start-up does."""
 
 log = structlog.get_logger()
 
@@ -73,6 +77,7 @@ def assemble(
     publish: Publish,
     wake: Callable[[], None],
     measured: Path | None = None,
+    begin: Callable[[Phase], object] = lambda _: None,
 ) -> Assembly:
     """Measure the model, size its budget, and build what runs it. Belongs to the MLX thread.
 
@@ -84,11 +89,13 @@ def assemble(
         wake: tells this thread, from any other, that the disk is done with something.
         measured: where what is measured of models is kept, so that the same settings give the
             same context at every start.
+        begin: told what is done next.
 
     Raises:
         StartError: the budget, or the device, holds no request of this model; or another
             daemon uses the folder of the disk tier.
     """
+    begin("measuring")
     runner = ModelRunner(loaded, exact=settings.exact, measured=measured)
     if settings.exact:
         runner.profile.least_chunk = settings.prefill_chunk
@@ -102,7 +109,9 @@ def assemble(
     runner.live_within(budget.nbytes, max_copy_bytes=copied, max_batch=settings.max_batch)
     cache = _cache(loaded, settings, budget.nbytes, runner.rules.longest)
     governor = Governor(cache, budget)
-    _warm_up(loaded, settings, runner, budget.nbytes)
+    _warm_up(loaded, settings, runner, budget.nbytes, begin)
+    if settings.disk_folder is not None:
+        begin("opening the disk tier")
     disk = _open_disk(settings, loaded.fingerprint, copied, wake)
     room = partial(_make_room, governor, runner)
     pager = None if disk is None else _pager(loaded, settings, cache, room, disk)
@@ -171,11 +180,18 @@ def _cache(loaded: LoadedModel, settings: Settings, budget: int, longest: int) -
     )
 
 
-def _warm_up(loaded: LoadedModel, settings: Settings, runner: ModelRunner, budget: int) -> None:
+def _warm_up(
+    loaded: LoadedModel,
+    settings: Settings,
+    runner: ModelRunner,
+    budget: int,
+    begin: Callable[[Phase], object],
+) -> None:
     """Compile kernels for as many rows as there is memory for."""
     rows = min(settings.max_batch, budget // runner.profile.worst_case(longest(runner)).nbytes)
     every_shape = settings.warmup == "full"
     if rows and (every_shape or (settings.warmup == "quick" and loaded.device.warms_up)):
+        begin("warming up")
         warm_up(runner, rows, every_shape=every_shape, nbytes=budget, chunk=settings.prefill_chunk)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+from contextlib import closing
 from typing import Any
 
 import structlog
@@ -17,7 +18,7 @@ from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
 from .app import application
-from .assembly import Assembly, assemble, refuse_used_folder
+from .assembly import Assembly, Phase, assemble, refuse_used_folder
 from .cache_admin import CacheAdmin
 from .config import Settings
 from .connection import behind_connections
@@ -29,6 +30,7 @@ from .pressure import PressureWatch, find_source
 from .response_desk import ResponseDesk
 from .response_store import ResponseStore
 from .service import Service
+from .service_manager import InheritedListener, ServiceManager, inherited
 from .signals import StopSignals
 from .sockets import BACKLOG, UnixListener
 from .wire import WireProtocol
@@ -55,22 +57,32 @@ def serve(settings: Settings, *, temporary: bool = False) -> None:
         StartError: it cannot start; the message says why.
     """
     gc.freeze()  # what was imported stays: each collection would look through all of it
+    manager = ServiceManager.of(os.environ)
     with (
         StopSignals() as signals,
-        UnixListener(settings.socket_path, temporary=temporary) as listener,
+        closing(
+            inherited(os.environ) or UnixListener(settings.socket_path, temporary=temporary)
+        ) as listener,
     ):
-        uvloop.run(Daemon(settings, listener, signals).run())
+        uvloop.run(Daemon(settings, listener, signals, manager).run())
 
 
 class Daemon:
     """Owns the MLX thread, the HTTP server and everything between them."""
 
-    def __init__(self, settings: Settings, listener: UnixListener, signals: StopSignals) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        listener: UnixListener | InheritedListener,
+        signals: StopSignals,
+        manager: ServiceManager,
+    ) -> None:
         self._settings = settings
         self._listener = listener
         self._signals = signals
-        self._entry = Entry(settings)
+        self._manager = manager
         self._thread = MLXThread(on_exit=release_thread)
+        self._entry = Entry(settings, self._thread.busy_for)
         self._connections = Connections(
             most_connections(raise_limit(), settings.max_connections),
             header_timeout=settings.header_timeout,
@@ -92,12 +104,14 @@ class Daemon:
 
     async def run(self) -> None:
         """Start, serve, stop."""
+        beats = asyncio.create_task(self._manager.beat(self._entry.stalled))
         with self._signals.calling(self._on_signal):
             try:
                 await self.startup()
                 await self._stop.wait()
             finally:
                 await self.shutdown()
+                beats.cancel()
 
     async def startup(self) -> None:
         """Listen first, so that clients hear "loading" and not "no such file"; then load."""
@@ -114,6 +128,7 @@ class Daemon:
     async def shutdown(self) -> None:
         """Answer what waits, let what runs finish within the grace, then end it."""
         log.info("stopping")
+        self._manager.stopping()
         self._entry.stopping = True
         if self._watch is not None:
             self._watch.cancel()
@@ -188,7 +203,9 @@ class Daemon:
         if settings.kv_bits is not None:
             quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)
         log.info("loading", model=settings.model, backend=backend(), blas=BLAS.name)
-        loading = asyncio.wrap_future(self._thread.submit(load, settings.model, quantization))
+        loading = asyncio.wrap_future(
+            self._thread.submit(load, settings.model, quantization, self._begin)
+        )
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -210,6 +227,7 @@ class Daemon:
                 handoff.publish,
                 self._thread.wake,
                 self._settings.measured_folder,
+                self._begin,
             )
         )
         self._assembly = assembly
@@ -228,6 +246,8 @@ class Daemon:
             exact=self._settings.exact,
             request_timeout=self._settings.request_timeout,
         )
+        self._entry.phase = None
+        self._manager.ready(f"serving {loaded.name} on {self._listener.path}")
         self._warn_of_small_bodies(assembly.context_length)
         log.info(
             "ready",
@@ -236,6 +256,11 @@ class Daemon:
             batches=assembly.runner.batches,
             cache_bytes=assembly.governor.budget.nbytes,
         )
+
+    def _begin(self, phase: Phase) -> None:
+        """Say what start-up does next. For the MLX thread."""
+        self._entry.phase = phase
+        self._manager.status(phase)
 
     async def _open_responses(self, assembly: Assembly) -> ResponseDesk:
         """Open what is stored of responses: beside the state on disk, or else in memory."""

@@ -9,13 +9,14 @@ from .. import __version__
 from ..cachestore.disk.write_queue import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
 from ..scheduler.statistics import EngineStatistics
+from .assembly import Phase
 from .pressure import PressureStatus
 from .service import Service
 
 State = Literal["loading", "ready", "stalled", "stopping"]
 
 STALLED_AFTER = 120.0
-"""Seconds without a finished step, while requests run, after which the engine is stalled."""
+"""Seconds in one step, or without a finished one while requests run: the engine is stalled then."""
 
 
 class ModelStatus(msgspec.Struct):
@@ -48,6 +49,7 @@ class Status(msgspec.Struct, kw_only=True):
     """What `/status` answers.
 
     Attributes:
+        phase: what start-up does; None once the model is served.
         waiting: requests in the queue.
         step_age: seconds since the engine last finished a step.
         disk: the disk tier; None without one.
@@ -56,6 +58,7 @@ class Status(msgspec.Struct, kw_only=True):
 
     version: str = __version__
     state: State
+    phase: Phase | None = None
     backend: str
     blas: str
     model: ModelStatus | None = None
@@ -67,11 +70,21 @@ class Status(msgspec.Struct, kw_only=True):
     pressure: PressureStatus | None = None
 
 
-def status(service: Service | None, *, stopping: bool) -> Status:
-    """Take the picture. Waits for nothing, least of all for the MLX thread."""
+def status(
+    service: Service | None, *, stopping: bool, phase: Phase | None = None, busy_for: float = 0.0
+) -> Status:
+    """Take the picture. Waits for nothing, least of all for the MLX thread.
+
+    Args:
+        service: None until the model is loaded.
+        stopping: the daemon takes no further requests.
+        phase: of start-up.
+        busy_for: seconds since the MLX thread began what it does.
+    """
     memory = memory_statistics()
     picture = Status(
         state="stopping" if stopping else "loading",
+        phase=phase,
         backend=backend(),
         blas=BLAS.name,
         memory=MemoryStatus(memory.active, memory.cached, memory.peak),
@@ -94,6 +107,7 @@ def status(service: Service | None, *, stopping: bool) -> Status:
         service.exact,
     )
     if not stopping:
-        stalled = bool(engine.running) and picture.step_age > STALLED_AFTER
+        without_step = picture.step_age if engine.running else 0.0
+        stalled = max(without_step, busy_for) > STALLED_AFTER
         picture.state = "stalled" if stalled else "ready"
     return picture

@@ -6,6 +6,7 @@ other. So load, prefill, decode and every read of an array happen here.
 
 import enum
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -67,6 +68,7 @@ class MLXThread:
         self._condition = threading.Condition()
         self._woken = False
         self._stopping = False
+        self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
 
     def start(self) -> None:
@@ -125,6 +127,11 @@ class MLXThread:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    def busy_for(self) -> float:
+        """Seconds since the call or step began that runs now; 0 where none does."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def stop(self, timeout: float) -> None:
         """Finish the call or step that runs, cancel calls that wait, end the thread.
 
@@ -150,6 +157,7 @@ class MLXThread:
         try:
             pace = Pace.IDLE
             while self._wait(pace):
+                self._busy_since = time.monotonic()
                 pace = Pace.BUSY if self._run_next_job() else Pace(self._step())
         finally:
             self._work = None
@@ -157,6 +165,7 @@ class MLXThread:
 
     def _wait(self, pace: Pace) -> bool:
         """Sleep until there is something to do; False when the thread shall end."""
+        self._busy_since = None
         with self._condition:
             if pace is not Pace.BUSY:
                 self._condition.wait_for(

@@ -1,7 +1,8 @@
 """What every handler stands on: who asks, what was sent, and how answers go back."""
 
 import time
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -24,6 +25,9 @@ from ..status import Status, status
 from ..streaming import EventStream
 from ..tenants import identify
 
+if TYPE_CHECKING:
+    from ..assembly import Phase
+
 Named = TypeVar("Named", bound=ModelBody)
 
 
@@ -41,18 +45,25 @@ class Entry:
     Attributes:
         service: None until the model is loaded.
         responses: those that are stored; None until the model is loaded.
+        phase: what start-up does; None once the model is served.
         stopping: the daemon takes no further requests.
         bodies: the budget of what is read.
         cross_origin: which web pages may use the daemon.
+
+    Args:
+        settings: of the daemon.
+        busy_for: tells for how many seconds the MLX thread has been in one call or step.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, busy_for: Callable[[], float] = lambda: 0.0) -> None:
         self.service: Service | None = None
         self.responses: ResponseDesk | None = None
+        self.phase: Phase | None = None
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
         self.cross_origin = CrossOrigin(settings.cors_origins)
         self._settings = settings
+        self._busy_for = busy_for
 
     def caller(self, request: web.Request) -> Caller:
         """Say whose request it is.
@@ -91,7 +102,13 @@ class Entry:
 
     def status(self) -> Status:
         """Say how the daemon is."""
-        return status(self.service, stopping=self.stopping)
+        return status(
+            self.service, stopping=self.stopping, phase=self.phase, busy_for=self._busy_for()
+        )
+
+    def stalled(self) -> bool:
+        """Whether the engine does not get on any more."""
+        return self.status().state == "stalled"
 
     def model_names(self) -> list[str]:
         """List what the model may be called: its own name, and then its aliases."""

@@ -29,13 +29,16 @@ class InfoHandlers:
         ]
 
     async def health(self, _request: web.Request) -> web.Response:
-        """`GET /health`: the process answers. Waits for nothing."""
+        """`GET /health`: the process answers, and its engine gets on. Waits for nothing."""
+        if self._entry.stalled():
+            return json_response({"status": "stalled"}, status=503)
         return json_response({"status": "ok"})
 
     async def ready(self, _request: web.Request) -> web.Response:
         """`GET /ready`, also `/health/ready`: whether a request sent now would be served."""
         state = self._entry.status()
-        return json_response({"status": state.state}, status=200 if state.state == "ready" else 503)
+        told = {"status": state.state, **({"phase": state.phase} if state.phase else {})}
+        return json_response(told, status=200 if state.state == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """`GET /metrics`, in Prometheus's text format."""

@@ -1,16 +1,16 @@
 """A name to a model that can run: the embedded one, a directory, or a Hugging Face repo."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from .device import DevicePolicy, device_policy
 
 import mlx.core as mx  # isort: skip  (after device, which chooses the BLAS first)
 from . import open_files  # noqa: F401  # isort: skip  (the first import of mlx_lm)
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
@@ -20,6 +20,9 @@ from ..params import KVQuantization
 from ..text.codec import TextCodec
 from . import embedded
 from .fingerprint import fingerprint
+
+LoadPhase = Literal["downloading", "loading"]
+"""What is done to load a model."""
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 # No *.py: umbel never runs code that comes with a model.
@@ -55,7 +58,11 @@ class LoadedModel:
     device: DevicePolicy
 
 
-def load(name: str, quantization: KVQuantization | None = None) -> LoadedModel:
+def load(
+    name: str,
+    quantization: KVQuantization | None = None,
+    begin: Callable[[LoadPhase], object] = lambda _: None,
+) -> LoadedModel:
     """Load a model on the calling thread and evaluate its weights.
 
     On a CPU the weights are dequantised to fp32: MLX has no other fast type there.
@@ -63,6 +70,7 @@ def load(name: str, quantization: KVQuantization | None = None) -> LoadedModel:
     Args:
         name: `smollm2` (embedded), a directory, or a Hugging Face repo `org/name`.
         quantization: of keys and values, if they are to be quantised.
+        begin: told what is done next.
 
     Raises:
         ModelNotFoundError: the name leads to no model.
@@ -71,11 +79,13 @@ def load(name: str, quantization: KVQuantization | None = None) -> LoadedModel:
     """
     device = device_policy()
     if name == embedded.NAME:
+        begin("loading")
         model, tokenizer, config, path = embedded.load(mx.float32 if device.fp32 else mx.bfloat16)
         files = [path]
         mx.eval(model.parameters())
     else:
-        directory = _directory(name)
+        directory = _directory(name, begin)
+        begin("loading")
         model, tokenizer, config = _load_directory(directory, fp32=device.fp32)
         files = sorted(directory.glob("model*.safetensors"))
     text = TextCodec(tokenizer)
@@ -116,7 +126,7 @@ def _public_name(name: str) -> str:
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 
-def _directory(name: str) -> Path:
+def _directory(name: str, begin: Callable[[LoadPhase], object]) -> Path:
     if Path(name).is_dir():
         return Path(name)
     if not _REPO.fullmatch(name):
@@ -124,6 +134,8 @@ def _directory(name: str) -> Path:
             f"no model {name!r}: it is not the embedded {embedded.NAME!r}, "
             "not a directory, and not a Hugging Face repo of the form org/name"
         )
+    if try_to_load_from_cache(name, "config.json") is None:
+        begin("downloading")
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES))
     except Exception as error:  # its own errors, the HTTP client's, the file system's
