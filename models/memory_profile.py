@@ -274,10 +274,11 @@ class MemoryProfile:
     def worst_case(self, context: int) -> Held:
         """The same for a sequence of which nothing is known: the figure that does not change.
 
-        What was admitted by it is served, whatever has been learned of transients since.
+        What was admitted by it is served, whatever has been learned of transients since. A token
+        takes a byte at least: a recurrent model's takes none, and a budget bounds its context too.
         """
-        few = self.least_chunk
-        return self._started(context, context, self._transients.worst_case(few, context))
+        computing = self._transients.worst_case(self.least_chunk, context)
+        return self._started(context, context, computing + context)
 
     def _started(self, tokens: int, context: int, computing: int) -> Held:
         few = self.least_chunk

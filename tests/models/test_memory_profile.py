@@ -5,6 +5,7 @@ import functools
 import gc
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -537,6 +538,14 @@ def test_a_longer_context_is_promised_more(name: str) -> None:
     worst_cases = [known.worst_case(context).nbytes for context in range(1, 1200)]
     steps = [more - less for less, more in itertools.pairwise(worst_cases)]
     assert min(steps) >= max(1, known.sizes.token)
+
+
+def test_a_token_takes_something_whatever_was_measured() -> None:
+    """Of a recurrent model a longer context may be seen to take nothing, or half a byte."""
+    fitted = replace(transients_of(load("mamba")), context=0.2, pair=0.0)
+    known = MemoryProfile(profile("mamba").sizes, fitted, 99, contiguous=False, multiple=1)
+    for context in (1, 2, 3, 1000):
+        assert known.longest_context(known.worst_case(context).nbytes) == context
 
 
 @every_model
