@@ -70,20 +70,34 @@ class Status(msgspec.Struct, kw_only=True):
     pressure: PressureStatus | None = None
 
 
-def status(
-    service: Service | None, *, stopping: bool, phase: Phase | None = None, busy_for: float = 0.0
-) -> Status:
-    """Take the picture. Waits for nothing, least of all for the MLX thread.
+def state_of(service: Service | None, *, stopping: bool, busy_for: float) -> State:
+    """Say in a word how the daemon is. Asks MLX nothing, which may be what hangs.
 
     Args:
         service: None until the model is loaded.
         stopping: the daemon takes no further requests.
-        phase: of start-up.
         busy_for: seconds since the MLX thread began what it does.
+    """
+    if stopping:
+        return "stopping"
+    if service is None:
+        return "loading"
+    engine = service.engine.statistics()
+    without_step = time.monotonic() - engine.last_step_at if engine.running else 0.0
+    return "stalled" if max(without_step, busy_for) > STALLED_AFTER else "ready"
+
+
+def status(service: Service | None, state: State, phase: Phase | None) -> Status:
+    """Take the picture. Waits for nothing, least of all for the MLX thread.
+
+    Args:
+        service: None until the model is loaded.
+        state: see `state_of`.
+        phase: of start-up.
     """
     memory = memory_statistics()
     picture = Status(
-        state="stopping" if stopping else "loading",
+        state=state,
         phase=phase,
         backend=backend(),
         blas=BLAS.name,
@@ -106,8 +120,4 @@ def status(
         service.one_by_one,
         service.exact,
     )
-    if not stopping:
-        without_step = picture.step_age if engine.running else 0.0
-        stalled = max(without_step, busy_for) > STALLED_AFTER
-        picture.state = "stalled" if stalled else "ready"
     return picture

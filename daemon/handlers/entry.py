@@ -21,7 +21,7 @@ from ..protocols.answers import AnswerEncoder
 from ..quoting import quote
 from ..response_desk import ResponseDesk
 from ..service import Caller, Service, still_loading
-from ..status import Status, status
+from ..status import State, Status, state_of, status
 from ..streaming import EventStream
 from ..tenants import identify
 
@@ -102,13 +102,15 @@ class Entry:
 
     def status(self) -> Status:
         """Say how the daemon is."""
-        return status(
-            self.service, stopping=self.stopping, phase=self.phase, busy_for=self._busy_for()
-        )
+        return status(self.service, self.state(), self.phase)
+
+    def state(self) -> State:
+        """Say so in a word."""
+        return state_of(self.service, stopping=self.stopping, busy_for=self._busy_for())
 
     def stalled(self) -> bool:
         """Whether the engine does not get on any more."""
-        return self.status().state == "stalled"
+        return self.state() == "stalled"
 
     def model_names(self) -> list[str]:
         """List what the model may be called: its own name, and then its aliases."""

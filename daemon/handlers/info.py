@@ -36,9 +36,9 @@ class InfoHandlers:
 
     async def ready(self, _request: web.Request) -> web.Response:
         """`GET /ready`, also `/health/ready`: whether a request sent now would be served."""
-        state = self._entry.status()
-        told = {"status": state.state, **({"phase": state.phase} if state.phase else {})}
-        return json_response(told, status=200 if state.state == "ready" else 503)
+        state, phase = self._entry.state(), self._entry.phase
+        told = {"status": state, **({"phase": phase} if phase else {})}
+        return json_response(told, status=200 if state == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """`GET /metrics`, in Prometheus's text format."""

@@ -154,13 +154,6 @@ def entry(*, running: int = 0, step_age: float = 0.0, busy_for: float = 0.0) -> 
 class Engine:
     """A service whose engine hangs, as no real one can be made to."""
 
-    disk = None
-    queue = ()
-    model_name = fingerprint = "tiny"
-    context_length = weight_bytes = 1
-    batches, one_by_one, exact = True, None, False
-    pressure = SimpleNamespace(status=None)
-
     def __init__(self, running: int, step_age: float) -> None:
         self.engine = self
         self._running, self._age = running, step_age
