@@ -331,6 +331,18 @@ def paging(world: PagedWorld) -> int:
     return world.cache.ledger.held(Kind.PAGING).nbytes
 
 
+def copied(world: PagedWorld) -> int:
+    """Bytes that only the writer has in the second step of a slow disk; then all is written."""
+    world.tier.slow = True
+    world.pager.step()
+    world.pager.step()
+    found = paging(world)
+    world.tier.slow = False
+    world.write_all()
+    assert paging(world) == 0
+    return found
+
+
 def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
     """Of a long node of which a little is new, only that is copied."""
     world = PagedWorld(KV, folder, copies=True)
@@ -343,13 +355,7 @@ def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
     world.serve(range(1500))
     assert world.ends() == [1500]
     assert paging(world) == 0
-    world.tier.slow = True
-    world.pager.step()
-    world.pager.step()
-    assert paging(world) == 4 * 500
-    world.tier.slow = False
-    world.write_all()
-    assert paging(world) == 0
+    assert copied(world) == 4 * 500
     world.finish()
 
 
@@ -359,13 +365,7 @@ def test_what_is_lodged_is_copied(folder: Path) -> None:
     world.serve(range(1000))
     (storage,) = world.registry.storages
     storage.lodged = True
-    world.tier.slow = True
-    world.pager.step()
-    world.pager.step()
-    assert paging(world) == 4 * 1000
-    world.tier.slow = False
-    world.write_all()
-    assert paging(world) == 0
+    assert copied(world) == 4 * 1000
     storage.lodged = False
     world.finish()
 

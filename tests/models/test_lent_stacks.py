@@ -16,7 +16,7 @@ from umbel.models.kv.packed import PackedSpan, runs_of
 from umbel.models.kv.span_stacks import SpanStacks
 from umbel.models.kv.stored import Exported, load_span
 
-from .test_span_stack import PART, PER_TOKEN, SLACK, Alone, stored, tokens
+from .test_span_stack import PART, PER_TOKEN, SLACK, Alone, rows_of, tokens
 from .test_stored import HOST, write
 
 ROWS, TOKENS = 4, 600
@@ -64,14 +64,7 @@ class World:
 
 @pytest.fixture(name="world")
 def _world() -> World:
-    mx.synchronize()
-    mx.clear_cache()
-    base = mx.get_active_memory()
-    spans = {
-        slot: [stored(10_000 * slot, TOKENS), stored(10_000 * slot + TOKENS, 300)]
-        for slot in range(ROWS)
-    }
-    return World(Alone(spans, base))
+    return World(rows_of(TOKENS, *[300] * ROWS))
 
 
 @dataclass

@@ -82,17 +82,22 @@ class Alone:
         return plan
 
 
-@pytest.fixture(name="alone")
-def five_rows() -> Alone:
-    """Five rows of two spans each, about 1,000 tokens."""
+def rows_of(first: int, *rest: int) -> Alone:
+    """Rows of two spans each, the first of which are as long."""
     mx.synchronize()
     mx.clear_cache()
     base = mx.get_active_memory()
     spans = {
-        slot: [stored(10_000 * slot, 600), stored(10_000 * slot + 600, 300 + 30 * slot)]
-        for slot in range(5)
+        slot: [stored(10_000 * slot, first), stored(10_000 * slot + first, length)]
+        for slot, length in enumerate(rest)
     }
     return Alone(spans, base)
+
+
+@pytest.fixture(name="alone")
+def five_rows() -> Alone:
+    """Five rows of about 1,000 tokens."""
+    return rows_of(600, 300, 330, 360, 390, 420)
 
 
 def check_held(alone: Alone, stacks: SpanStacks) -> None:
