@@ -16,7 +16,7 @@ class ClientError(Exception):
     """The daemon cannot be reached, or refused; the message is for the user."""
 
 
-class Chunk(msgspec.Struct):
+class StreamEvent(msgspec.Struct):
     """One event of a stream: text, and at the end the usage."""
 
     text: str = ""
@@ -94,7 +94,7 @@ class Client:
         conversation: str,
         max_tokens: int | None = None,
         temperature: float | None = None,
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncIterator[StreamEvent]:
         """Stream the answer to a conversation.
 
         Raises:
@@ -116,7 +116,7 @@ class Client:
                     raise ClientError(_message(await response.read()))
                 async for line in response.content:
                     if line.startswith(b"data: {"):
-                        yield _chunk(line)
+                        yield _event(line)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClientError(f"the daemon on {self.path} went away ({error})") from error
 
@@ -127,12 +127,12 @@ class Client:
         return self._session
 
 
-def _chunk(line: bytes) -> Chunk:
+def _event(line: bytes) -> StreamEvent:
     data = msgspec.json.decode(line.removeprefix(b"data: "))
     if "error" in data:
         raise ClientError(data["error"]["message"])
     text = "".join(choice["delta"].get("content") or "" for choice in data["choices"])
-    return Chunk(text, data.get("usage"))
+    return StreamEvent(text, data.get("usage"))
 
 
 def _message(body: bytes) -> str:

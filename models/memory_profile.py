@@ -34,7 +34,7 @@ class Held(NamedTuple):
     buffers: int
 
 
-class Chunk(NamedTuple):
+class PlannedChunk(NamedTuple):
     """Tokens of a prompt that are computed at once.
 
     Attributes:
@@ -203,7 +203,7 @@ class MemoryProfile:
         self._contiguous = contiguous
         self._multiple = multiple
 
-    def prefill(self, chunks: Sequence[Chunk]) -> Held:
+    def prefill(self, chunks: Sequence[PlannedChunk]) -> Held:
         """What it takes, at its peak, to prefill several sequences in one call."""
         # The old states of recurrent and sliding layers go when the new ones are there.
         grown = sum(

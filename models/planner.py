@@ -1,22 +1,12 @@
 """Plans steps: a pure function of who runs, where their state lies, and a model's rules."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from .kv.buckets import bucket, padded_to, positions_for
-from .kv.prefix_groups import PrefixGroup, prefix_groups
-from .kv.stacking import Run, Span, Stack, moved, restacked_after, runs_in, stacks_of
-from .memory_profile import Chunk
-from .moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
-from .planned_for import Batch, Buffer, Contiguous, Rules, State
+from .batch_planner import BatchPlanner, leave, pack, room_in
+from .memory_profile import PlannedChunk
+from .moves import MakeContiguous, Move
+from .planned_for import Batch, Contiguous, Rules, State
 from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, PrefillPlan, StepPlan
-
-SHARED = 32
-"""Tokens of a span that a row does not copy, because another sequence leases it too."""
-
-_ALWAYS = 256
-"""Tokens up to which spans are merged: to read one more costs more than to copy them."""
 
 _SINGLE_STEPS = 8
 """Steps after which a sequence that decodes alone is worth a copy of what it leases."""
@@ -42,7 +32,7 @@ def plan_step(
     """
     plan = PrefillPlan(
         tuple(state.number for state, _ in prefill),
-        tuple(Chunk(tokens, state.offset, state.suffix_length) for state, tokens in prefill),
+        tuple(PlannedChunk(tokens, state.offset, state.suffix_length) for state, tokens in prefill),
     )
     return StepPlan(
         plan_decode(decode, batch, rules, may_copy=may_copy) if decode else None,
@@ -58,7 +48,7 @@ def plan_decode(
         parts = [decode[at : at + EXACT_ROWS] for at in range(0, len(decode), EXACT_ROWS)]
         calls = [_exact(part) for part in parts]
     elif rules.batches and (len(decode) > 1 or (decode[0].slot is not None and not may_copy)):
-        calls = [_BatchPlanner(decode, batch, rules).call(may_copy=may_copy)]
+        calls = [BatchPlanner(decode, batch, rules).call(may_copy=may_copy)]
     else:
         calls = [_single(state, batch, rules, may_copy=may_copy) for state in decode]
     return DecodePlan(tuple(calls), rules.overlaps)
@@ -101,252 +91,5 @@ def _single(state: State, batch: Batch, rules: Rules, *, may_copy: bool) -> Call
         state.offset,
         growing=int(not copies and (begins or state.suffix_is_full)),
         changing=(state.offset,) if begins or state.windows_change else (),
-        emptied=0 if state.slot is None else _room_in(batch.stacks),
+        emptied=0 if state.slot is None else room_in(batch.stacks),
     )
-
-
-class _Packed(NamedTuple):
-    """A span that there will be; it lies nowhere yet."""
-
-    length: int
-
-
-def leave(state: State, slot: int, rules: Rules) -> Leave:
-    """Have a sequence leave its slot of the batch."""
-    packed = pack(state, rules)
-    return Leave(state.number, slot, state.offset, packed.tokens, packed.merges, packed.merged)
-
-
-def pack(state: State, rules: Rules) -> Pack:
-    """Pack a suffix, and merge it with all spans from the highest on that is not long beside them.
-
-    Sizes grow geometrically, so a token is copied O(log n) times, and a prefix stays a few spans.
-    """
-    tokens = total = state.suffix_length
-    merges = merged = 0
-    for number, span in enumerate(reversed(state.packed) if tokens else (), 1):
-        below, total = total, total + span.length
-        if total > rules.longest:
-            break
-        if span.length <= 2 * below or total <= _ALWAYS:
-            merges, merged = number, total
-    return Pack(state.number, tokens, merges, merged)
-
-
-class _BatchPlanner:
-    """Plans one call for rows of the batch: who leaves, who enters, in which shapes.
-
-    Args:
-        decode: who is in the batch afterwards.
-        batch: as it is.
-        rules: of the model.
-    """
-
-    def __init__(self, decode: Sequence[State], batch: Batch, rules: Rules) -> None:
-        self._decode = decode
-        self._batch = batch
-        self._rules = rules
-        self._moves: list[Move] = []
-        stay = {state.number for state in decode}
-        gone = [(s, state) for s, state in batch.sequences.items() if state.number not in stay]
-        self._moves += [leave(state, slot, rules) for slot, state in gone]
-        self._slots = {s: state for s, state in batch.sequences.items() if state.number in stay}
-        self._new = [state for state in decode if state.slot is None]
-        self._prefixes: dict[int, list[Span | _Packed]] = {}  # as they will be, where asked for
-        self._stays = len(self._new) < len(decode)  # somebody does: it is not made anew
-        self._used = batch.rows  # slots below it have had somebody
-        self._own = dict(self._lengths_now())
-        self._windows = {
-            limit: {slot: buffer.lengths[slot] for slot in self._slots}
-            for limit, buffer in batch.windows.items()
-        }
-
-    def call(self, *, may_copy: bool) -> Call:
-        """Plan it.
-
-        Args:
-            may_copy: rows may be copied so that there are fewer, and what they lease so that it
-                is read side by side.
-        """
-        needed = bucket(len(self._decode))
-        spare = self._batch.spare_steps + 1 if needed < self._batch.rows else 0
-        rows = max(needed, self._batch.rows)
-        if may_copy and spare > self._rules.spare_steps:
-            self._relocate(needed)
-            rows, spare = needed, 0
-        packs = self._full()
-        enters = self._enter()
-        positions, windows = self._resize(rows)
-        self._moves += enters + packs
-        restacks = may_copy and self._batch.may_stack and self._batch.restack_due
-        groups, regroups = self._groups(changed=bool(self._moves) or restacks)
-        before = stacks = self._batch.stacks
-        again = 0
-        if regroups and self._rules.stacks:
-            stacks, again = self._stacks(groups, may_copy=may_copy)
-        made = [stack for stack in stacks if regroups and stack.made]
-        left = set(range(len(before))) - {stack.kept for stack in stacks} if regroups else ()
-        shared, padded = self._put_together(groups) if self._rules.gathers else (0, 0)
-        slots = {state.number: slot for slot, state in self._slots.items()}
-        return Call(
-            Kind.BATCH,
-            tuple(state.number for state in self._decode),
-            tuple(self._moves),
-            rows,
-            max(state.offset for state in self._decode),
-            slots=tuple(slots[state.number] for state in self._decode),
-            positions=positions,
-            windows=windows,
-            groups=groups,
-            regroups=regroups,
-            stacks=stacks,
-            stacked=_room_in(made),
-            moved=moved(stacks) if made else 0,
-            emptied=_room_in(before[at] for at in left) + sum(stack.beside for stack in made),
-            restacked_after=again,
-            spare_steps=spare,
-            shared=shared,
-            padded=padded,
-        )
-
-    def _lengths_now(self) -> Iterable[tuple[int, int]]:
-        """What each row has of its own."""
-        lengths = () if self._batch.suffixes is None else self._batch.suffixes.lengths
-        return ((slot, lengths[slot] if lengths else 0) for slot in self._slots)
-
-    def _relocate(self, rows: int) -> None:
-        for source in sorted(slot for slot in self._slots if slot >= rows):
-            target = next(slot for slot in range(rows) if slot not in self._slots)
-            self._moves.append(Relocate(source, target))
-            self._slots[target] = self._slots.pop(source)
-            for lengths in (self._own, *self._windows.values()):
-                lengths[target] = lengths.pop(source)
-        self._used = min(self._used, rows)
-
-    def _full(self) -> list[Move]:
-        """Pack what rows have of their own where it has become long."""
-        full = [s for s in self._slots if self._own[s] >= self._rules.row_limit]
-        for slot in full:
-            self._own[slot] = 0
-        return [self._packed(self._slots[slot]) for slot in full]
-
-    def _packed(self, state: State) -> Pack:
-        move = pack(state, self._rules)
-        prefix = self._prefix(state)
-        del prefix[len(prefix) - move.merges :]
-        prefix.append(_Packed(move.merged or move.tokens))
-        return move
-
-    def _prefix(self, state: State) -> list[Span | _Packed]:
-        if state.number not in self._prefixes:
-            self._prefixes[state.number] = list(state.prefix)
-        return self._prefixes[state.number]
-
-    def _enter(self) -> list[Move]:
-        """Give those who are new a slot each, and say what they copy into it."""
-        moves: list[Move] = []
-        everyone = self._decode if self._new else ()
-        leased = Counter(id(span) for state in everyone for span in self._prefix(state))
-        for state in self._new:
-            slot = next(slot for slot in range(len(self._slots) + 1) if slot not in self._slots)
-            tokens, spans = state.suffix_length, 0
-            if tokens > self._rules.own:
-                moves.append(self._packed(state))
-                tokens = 0
-            elif self._batch.suffixes is not None:
-                for span in reversed(self._prefix(state)):
-                    shared = leased[id(span)] > 1 and span.length > SHARED
-                    if shared or tokens + span.length > self._rules.own:
-                        break
-                    tokens, spans = tokens + span.length, spans + 1
-            reused = slot < self._used
-            moves.append(Enter(state.number, slot, state.offset, spans, tokens, reused))
-            self._slots[slot], self._own[slot] = state, tokens
-            for limit, lengths in self._windows.items():
-                lengths[slot] = self._in_window(state.offset, limit)
-        return moves
-
-    def _in_window(self, offset: int, limit: int) -> int:
-        if limit in self._rules.chunked and offset:
-            return (offset - 1) % limit + 1
-        return min(offset, limit)
-
-    def _resize(self, rows: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Have room for a token more in every row."""
-        suffixes, before = self._batch.suffixes, self._batch.rows
-        stay = self._stays
-        positions = 0 if suffixes is None else _room(suffixes, self._own.values(), keep=stay)
-        windows = tuple(
-            (limit, _room(buffer, self._windows[limit].values(), keep=stay))
-            for limit, buffer in self._batch.windows.items()
-        )
-        was = tuple((limit, buffer.positions) for limit, buffer in self._batch.windows.items())
-        had = 0 if suffixes is None else suffixes.positions
-        if not stay or (rows, positions, windows) != (before, had, was):
-            self._moves.append(Resize(rows, positions, windows, renewed=not stay))
-        return positions, windows
-
-    def _groups(self, *, changed: bool) -> tuple[tuple[PrefixGroup, ...], bool]:
-        if not changed and self._batch.groups is not None:
-            return self._batch.groups, False
-        return prefix_groups({slot: self._read_by(slot) for slot in self._slots}), True
-
-    def _read_by(self, slot: int) -> Sequence[object]:
-        """The part of a row's prefix that is not in the row itself."""
-        state = self._slots[slot]
-        prefix, left, count = self._prefix(state), state.offset - self._own[slot], 0
-        while left > 0 and count < len(prefix):
-            left -= prefix[count].length
-            count += 1
-        return prefix[:count]
-
-    def _stacks(
-        self, groups: Iterable[PrefixGroup], *, may_copy: bool
-    ) -> tuple[tuple[Stack, ...], int]:
-        """What is read side by side of that which rows read alone, and when to look again."""
-        alone = {
-            slots[0]: self._prefix(self._slots[slots[0]])[start:stop]
-            for slots, start, stop in groups
-            if len(slots) == 1
-        }
-        # What this step packs lies nowhere yet.
-        lying: dict[int, tuple[Run, ...]] = {
-            slot: runs_in(span for span in spans if not isinstance(span, _Packed))
-            for slot, spans in alone.items()
-        }
-        most = self._rules.stack_limit
-        stacks = stacks_of(
-            lying,
-            self._batch.stacks if self._stays else (),
-            most=most,
-            fewest=self._batch.restack_due,
-            may_copy=may_copy and self._batch.may_stack,
-        )
-        return stacks, restacked_after(lying, stacks, most=most)
-
-    def _put_together(self, groups: Iterable[PrefixGroup]) -> tuple[int, int]:
-        """How many tokens of prefixes each row gets: those that several read, and its own."""
-        shared, alone = 0, Counter[int]()
-        for slots, start, stop in groups:
-            prefix = self._prefix(self._slots[slots[0]])
-            tokens = sum(span.length for span in prefix[start:stop])
-            if len(slots) > 1:
-                shared += tokens
-            else:
-                alone[slots[0]] += tokens
-        return shared, padded_to(max(alone.values(), default=0))
-
-
-def _room(buffer: Buffer, lengths: Iterable[int], *, keep: bool) -> int:
-    """How many positions a buffer needs for a token more in each row.
-
-    It does not shrink under those who stay; what is wide for rows that left is narrow again for
-    the next ones.
-    """
-    needed = min(positions_for(max(lengths, default=0) + 1), buffer.limit)
-    return max(buffer.positions, needed) if keep else needed
-
-
-def _room_in(stacks: Iterable[Stack]) -> int:
-    """Tokens that stacks have room for."""
-    return sum(stack.capacity for stack in stacks)

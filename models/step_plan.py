@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 from .kv.prefix_groups import PrefixGroup
 from .kv.stacking import Stack
-from .memory_profile import Chunk, Held, MemoryProfile
+from .memory_profile import Held, MemoryProfile, PlannedChunk
 from .moves import Move, Resize
 
 EXACT_ROWS = 8
@@ -142,7 +142,7 @@ class PrefillPlan:
     """
 
     sequences: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[PlannedChunk, ...]
 
     def cost(self, profile: MemoryProfile) -> Held:
         """What it takes at its peak."""

@@ -99,6 +99,7 @@ class Engine(Generic[C, P, O, T]):
         self._cache = CacheStatistics()
         self._describe_at = 0.0
         self._steps = 0
+        self._step_seconds = 0.0
         self._last_step_at = clock()
         self._publish_statistics()
 
@@ -275,12 +276,15 @@ class Engine(Generic[C, P, O, T]):
             memory=self._memory.use(),
             running=tuple(map(describe, (*self._running, *self._scheduler.preempted))),
             steps=self._steps,
+            step_seconds=self._step_seconds,
             last_step_at=self._last_step_at,
         )
 
     def _publish_step(self) -> None:
+        now = self._clock()
         self._steps += 1
-        self._last_step_at = self._clock()
+        self._step_seconds += now - self._last_step_at
+        self._last_step_at = now
         self._publish_statistics()
         self._publish_events()
 

@@ -12,7 +12,7 @@ _FULL = 0.75
 """Of a call's tokens that must not be padding, where it is not known yet how long calls take."""
 
 
-class Chunk(NamedTuple):
+class PrefillChunk(NamedTuple):
     """A piece of a prompt.
 
     Attributes:
@@ -38,7 +38,7 @@ class Batch:
         decode: the sequences that get a token each.
     """
 
-    prefill: tuple[Chunk, ...]
+    prefill: tuple[PrefillChunk, ...]
     decode: tuple[Sequence, ...]
 
     @property
@@ -66,11 +66,11 @@ def plan(running: Items[Sequence], prefill_chunk: int, joins: Joins | None = Non
             They are rows as long as the longest.
     """
     prompts = _by_urgency(running)
-    chosen = [Chunk(s, _end(s, prefill_chunk)) for s in prompts[:1]]
+    chosen = [PrefillChunk(s, _end(s, prefill_chunk)) for s in prompts[:1]]
     if chosen and joins is not None and not chosen[0].sequence.is_alone:
         lengths = [chosen[0].tokens]
         for sequence in prompts[1:]:
-            chunk = Chunk(sequence, _end(sequence, prefill_chunk))
+            chunk = PrefillChunk(sequence, _end(sequence, prefill_chunk))
             fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= prefill_chunk
             if fits and not sequence.is_alone and joins(lengths, chunk.tokens):
                 chosen.append(chunk)

@@ -10,7 +10,7 @@ import structlog
 
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
-from .policy import Chunk, Joins, StallBound
+from .policy import Joins, PrefillChunk, StallBound
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -72,7 +72,7 @@ class Prefiller(Generic[C, P, O, T]):
         decoding = any(not s.num_left_to_prefill for s in self._scheduler.running)
         return decoding and not self._exact
 
-    def run(self, chunks: Items[Chunk]) -> None:
+    def run(self, chunks: Items[PrefillChunk]) -> None:
         """Compute chunks in one call; a fault ends no prompt but one that is computed alone."""
         began = self._clock()
         work = [
@@ -114,7 +114,7 @@ class Prefiller(Generic[C, P, O, T]):
                 self._lifecycle.keep(sequence, trusted=False)
                 sequence.preempt(replay=self._exact)
 
-    def _age(self, chunks: Items[Chunk]) -> None:
+    def _age(self, chunks: Items[PrefillChunk]) -> None:
         """Count for those who were passed over what was computed for later ones."""
         chosen = {chunk.sequence: chunk.tokens for chunk in chunks}
         later = 0

@@ -19,7 +19,7 @@ class ConversationQueue:
     """A bounded queue that never lets two requests of one conversation run at once.
 
     Args:
-        limit: the most requests that may wait.
+        limit: the most requests that may wait. It may change.
 
     Nothing is done under the lock but taking and giving.
 

@@ -11,11 +11,11 @@ to that.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from ..batch_planner import SHARED
 from ..kv.buckets import bucket, positions_for
 from ..kv.stacking import LOOSE
 from ..params import SamplingParams
 from ..planned_for import Rules
-from ..planner import SHARED
 
 COMMON = SHARED + 8
 """Tokens of a beginning that sequences read together."""

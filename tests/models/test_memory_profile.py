@@ -25,9 +25,9 @@ from umbel.models.load.device import device_policy
 from umbel.models.load.memory_probe import measure_transients
 from umbel.models.memory_profile import (
     GROWTH,
-    Chunk,
     Held,
     MemoryProfile,
+    PlannedChunk,
     Ring,
     StateSizes,
     Transients,
@@ -56,7 +56,7 @@ _QUANTIZED = 2 * 2 * (32 + 2 * 4)
 RING = Ring(_HEADS, zoo.WINDOW)
 
 SIZES = {
-    "llama": (4 * _HEADS, (), 8),
+    "llama": (2 * _HEADS, (), 4),
     "qwen3_next": (2 * _HEADS, (), 8),
     "gemma3_text": (2 * _HEADS, (RING, RING), 8),
     "gpt_oss": (2 * _HEADS, (RING, RING), 8),
@@ -72,7 +72,7 @@ SIZES = {
     "plamo2": (2 * _HEADS, (), 8),
     "mamba": (0, (), 6),
     "llama4": (_HEADS, (Ring(_HEADS, zoo.WINDOW, spare=GROWTH),) * 3, 8),
-    "llama_kv8": (4 * _QUANTIZED, (), 24),
+    "llama_kv8": (2 * _QUANTIZED, (), 12),
 }
 """By the models' configs: bytes of a token, rings, and arrays."""
 
@@ -580,13 +580,13 @@ def test_a_higher_peak_raises_the_forecast(name: str) -> None:
     worst_case, context = learned.worst_case(500), learned.longest_context(1 << 28)
     before = transients_of(runner).estimate(64, 500)
     chunk, step, start = (
-        learned.prefill([Chunk(64, cache.offset, 0)]).nbytes,
+        learned.prefill([PlannedChunk(64, cache.offset, 0)]).nbytes,
         learned.compute(3, 500),
         learned.start(64, 500).nbytes,
     )
     learned.observe(64, 500, 2 * before)
     assert transients_of(runner).estimate(64, 500) == pytest.approx(1.25 * 2 * before, abs=2)
-    assert learned.prefill([Chunk(64, cache.offset, 0)]).nbytes > chunk
+    assert learned.prefill([PlannedChunk(64, cache.offset, 0)]).nbytes > chunk
     assert learned.compute(3, 500) > step
     assert learned.start(64, 500).nbytes > start
     assert learned.worst_case(500) == worst_case, "what was admitted by it is served"

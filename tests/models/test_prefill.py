@@ -10,7 +10,7 @@ from umbel.models.attention.batched import NotBatchableError
 from umbel.models.kv import stacking
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU
-from umbel.models.memory_profile import Chunk
+from umbel.models.memory_profile import PlannedChunk
 from umbel.models.prefill import prefill
 from umbel.models.runtime import resident_bytes
 
@@ -174,7 +174,7 @@ def test_suffixes_that_grow_are_priced_and_teach_nothing_odd(name: str) -> None:
     """A second call over what a first one left takes no more than planned, layer by layer."""
     world = BatchFixture(name)
     caches = [world.come().cache for _ in range(4)]
-    chunk = Chunk(8, 100, 8)
+    chunk = PlannedChunk(8, 100, 8)
     before = world.runner.profile.prefill([chunk] * 4).nbytes
     for tokens in (3, 1, 40, 2):
         plan = world.runner.plan([], [(cache, tokens) for cache in caches])

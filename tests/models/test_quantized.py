@@ -143,7 +143,7 @@ def test_what_a_row_held_before_is_wiped(left_behind: float) -> None:
     batch = BatchCache(layout.open().layers, device_policy(), row_limit=64)
     assert batch.suffixes is not None
     batch.resize(1, 64, {})
-    tensors = held((mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32))), 8) * 4
+    tensors = held((mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32))), 8) * 2
     batch.put(0, [t if t.dtype == mx.uint32 else t + left_behind for t in tensors], [])
     batch.wipe(0)
     assert all(not t.any() for t in batch.suffixes.tensors if t is not None)
@@ -159,7 +159,7 @@ def test_a_model_that_attends_by_itself_is_no_batch() -> None:
 def test_layers_are_quantised_as_asked() -> None:
     """All of them, and the setting goes with each."""
     cache = CacheLayout(zoo.make("llama"), KVQuantization(4, 32)).open()
-    assert [layer.quantization for layer in cache.layers] == [KVQuantization(4, 32)] * 4
+    assert [layer.quantization for layer in cache.layers] == [KVQuantization(4, 32)] * 2
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from umbel.models import planner
+from umbel.models import batch_planner
+from umbel.models.batch_planner import SHARED
 from umbel.models.kv import stacking
 from umbel.models.kv.span_stack import SpanStack
 from umbel.models.planned_for import Rules
-from umbel.models.planner import SHARED
 
 from .batch_fixture import NAMES, STACKED, Agent, BatchFixture, Branch, each
 from .steps import in_one_piece
@@ -88,7 +88,7 @@ def test_any_bounds(
     name: str, own: int, shared: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same wherever the bounds lie between what is a row's own and what is read elsewhere."""
-    monkeypatch.setattr(planner, "SHARED", shared)
+    monkeypatch.setattr(batch_planner, "SHARED", shared)
     schedule(BatchFixture(name, 7, own=own, limit=limit), 15)
 
 

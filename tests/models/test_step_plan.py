@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.models.batch_planner import SHARED, pack
 from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
 from umbel.models.kv.stacking import Stack
-from umbel.models.memory_profile import Chunk
+from umbel.models.memory_profile import PlannedChunk
 from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
 from umbel.models.planned_for import Contiguous, Rules
-from umbel.models.planner import SHARED, pack, plan_step
+from umbel.models.planner import plan_step
 from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan
 
 
@@ -110,7 +111,7 @@ def test_nobody_runs() -> None:
     """A step of nothing but pieces of prompts has no call of rows that decode."""
     plan = plan_step([], [(State(7, 30), 12), (State(9, 0), 5)], Batch(), Rules())
     assert plan.decode is None
-    assert plan.prefill == PrefillPlan((7, 9), (Chunk(12, 30, 30), Chunk(5, 0, 0)))
+    assert plan.prefill == PrefillPlan((7, 9), (PlannedChunk(12, 30, 30), PlannedChunk(5, 0, 0)))
 
 
 def test_those_who_come_get_rows() -> None:

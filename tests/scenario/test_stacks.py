@@ -82,7 +82,13 @@ def held(server: ServerFixture) -> int:
     return ledger.held(Kind.KV).nbytes + ledger.held(Kind.TAIL).nbytes
 
 
-@pytest.mark.parametrize("own", [[1200] * 8, [900, 1000, 1100, 1150, 1200, 1300, 1500, 2000]])
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param([1200] * 8, marks=pytest.mark.slow),
+        [900, 1000, 1100, 1150, 1200, 1300, 1500, 2000],
+    ],
+)
 def test_what_lies_side_by_side_is_held_once(own: list[int]) -> None:
     """By the books and by the allocator: padding, rows' own room and copies included."""
     server = ServerFixture(model("llama"), 1 << 28, max_batch=8)
@@ -127,7 +133,11 @@ def test_who_comes_late_is_soon_read_with_the_others() -> None:
     assert sum(apart) <= 2 * len(crowd.histories) + 2
 
 
-@pytest.mark.parametrize("host_reads", [True, False], ids=["in place", "copied"])
+@pytest.mark.parametrize(
+    "host_reads",
+    [pytest.param(True, marks=pytest.mark.slow), False],
+    ids=["in place", "copied"],
+)
 def test_what_is_written_to_disk_is_held_once_then(tmp_path: Path, *, host_reads: bool) -> None:
     """What was lent when it was put side by side is counted twice no longer than that."""
     loaded = model("llama", host_reads=host_reads)
@@ -176,8 +186,18 @@ def test_answers_are_those_without_stacks(name: str) -> None:
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "llama_kv8"])
-@pytest.mark.parametrize("disk", ["", "in place", "copied"])
+# Each kind of state, and each way to the disk and without one: how state gets there is not the
+# model's, so not each with each.
+@pytest.mark.parametrize(
+    ("name", "disk"),
+    [
+        ("llama", ""),
+        ("llama", "in place"),
+        ("llama", "copied"),
+        ("deepseek_v3", "in place"),
+        ("llama_kv8", "copied"),
+    ],
+)
 def test_a_tight_budget_holds(name: str, disk: str, tmp_path: Path) -> None:
     """Stacks are given up for those who come, and what lay there is evicted or paged out."""
     folder = tmp_path / "d" if disk else None

@@ -404,6 +404,27 @@ class TestStatistics:
         assert (watched.request, watched.computed_tokens) == ("a", 0)
         assert (first.steps, first.prefill_tokens) == (0, 0)
 
+    def test_time_of_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Steps and what comes between them while requests run are counted, idle time is not."""
+        bench = Bench(prefill_chunk=4)
+        compute = bench.runner.prefill
+
+        def slow_prefill(chunks: Items[tuple[Items[int], FakeState]]) -> None:
+            bench.clock.advance(2)
+            compute(chunks)
+
+        monkeypatch.setattr(bench.runner, "prefill", slow_prefill)
+        bench.clock.advance(50)
+        bench.put("a", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+        bench.engine.step()
+        assert bench.engine.statistics().step_seconds == 2
+        bench.clock.advance(1)
+        bench.drain()
+        assert bench.engine.statistics().step_seconds == 5
+        bench.clock.advance(50)
+        bench.engine.step()
+        assert bench.engine.statistics().step_seconds == 5
+
     def test_tokens_that_failed_are_not_counted(self) -> None:
         """Prefilled tokens are those really computed."""
         bench = Bench(prefill_chunk=4)

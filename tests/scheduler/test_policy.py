@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.policy import Batch, Chunk, StallBound, plan
+from umbel.scheduler.policy import Batch, PrefillChunk, StallBound, plan
 from umbel.scheduler.sequence import Sequence
 
 from ..fakes import make_request
@@ -20,7 +20,7 @@ def sequence(prompt_length: int, computed: int = 0) -> Sequence:
     return made
 
 
-def only(batch: Batch) -> Chunk:
+def only(batch: Batch) -> PrefillChunk:
     """The one chunk of a batch."""
     (chunk,) = batch.prefill
     return chunk
