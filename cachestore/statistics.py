@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from .evictor import Evictor
+from .node import TrieNode, size_in_memory
 from .tries import Tries
 
 
@@ -13,6 +14,7 @@ class CacheStatistics:
     Attributes:
         tokens: that are recognised.
         stored_tokens: of these, whose state is on disk (too).
+        held_bytes: of what is in memory, what running requests and pins hold.
         evictions: states that were forgotten.
         page_outs: states that were left to the disk.
     """
@@ -25,6 +27,7 @@ class CacheStatistics:
     span_bytes: int = 0
     checkpoint_bytes: int = 0
     stored_tokens: int = 0
+    held_bytes: int = 0
     evictions: int = 0
     page_outs: int = 0
 
@@ -41,6 +44,18 @@ def describe(tries: Tries, evictor: Evictor) -> CacheStatistics:
         span_bytes=sum(trie.spans.size.nbytes for trie in tries),
         checkpoint_bytes=sum(trie.checkpoints.size.nbytes for trie in tries),
         stored_tokens=sum(node.persisted_end - node.start for node in nodes),
+        held_bytes=sum(_held(trie.root) for trie in tries),
         evictions=evictor.evictions,
         page_outs=evictor.page_outs,
     )
+
+
+def _held(root: TrieNode) -> int:
+    """Bytes of what somebody holds: whoever holds a node holds all above it."""
+    total, nodes = 0, [root]
+    while nodes:
+        node = nodes.pop()
+        if node.ref_count:
+            total += size_in_memory(node).nbytes
+            nodes += node.children.values()
+    return total

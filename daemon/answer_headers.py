@@ -4,6 +4,9 @@ from aiohttp import web
 
 from .bodies import Share
 
+ARRIVED_AT = web.RequestKey("arrived_at", float)
+"""When its headers had been read, on the engine's clock, in seconds."""
+
 REQUEST_ID = web.RequestKey("request_id", str)
 """What the request is called, in the log and in its answer's headers."""
 

@@ -11,3 +11,7 @@ class ConfigError(StartError):
 
 class SocketError(StartError):
     """The socket cannot be had."""
+
+
+class ServiceError(Exception):
+    """umbel cannot be made a service of this machine, or is none; the message is for the user."""

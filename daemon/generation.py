@@ -11,6 +11,7 @@ from ..scheduler.handoff import EventChannel, Handoff
 from ..scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
 from .answer_reader import AnswerReader, Delta
 from .metrics import Metrics
+from .request_times import RequestTimes
 
 log = structlog.get_logger()
 
@@ -57,9 +58,7 @@ class Generation:
         self._metrics = metrics
         self._error: Exception | None = None
         self._matched = 0
-        self._arrived_at = arrived_at
-        self._first_at: float | None = None
-        self._last_at = 0.0
+        self._times = RequestTimes(arrived_at, metrics)
         self._channel: EventChannel | None = None
 
     async def __aenter__(self) -> Self:
@@ -82,6 +81,9 @@ class Generation:
             self.fail(error)
         elif self.finish_reason is None:  # the client left
             self.finish_reason = FinishReason.CANCELLED
+        now = self._handoff.clock()
+        computed_at = None if self._channel is None else self._channel.finished_at
+        self._times.end(now if computed_at is None else computed_at, now)
         self._metrics.requests.labels(str(self.finish_reason)).inc()
         self._write_log_line()
 
@@ -121,16 +123,11 @@ class Generation:
 
     def _start(self, event: Started) -> None:
         self._matched, self.cached_tokens = event.matched, event.cached
-        self._metrics.queue_seconds.observe(event.at - self._arrived_at)
+        self._times.start(event.at)
 
     def _take(self, event: TokenEvent) -> list[Delta]:
         """Count a token and read it; it may end the answer."""
-        if self._first_at is None:
-            self._first_at = event.at
-            self._metrics.time_to_first_token.observe(event.at - self._arrived_at)
-        else:
-            self._metrics.inter_token_latency.observe(event.at - self._last_at)
-        self._last_at = event.at
+        self._times.add_token(event.at)
         self.tokens.append(event.token)
         try:
             deltas = self.reader.push(event.token, event.logprobs)
@@ -153,8 +150,7 @@ class Generation:
         self.finish_reason, self._error = FinishReason.ERROR, error
 
     def _write_log_line(self) -> None:
-        usage, first = self.usage, self._first_at
-        gaps = usage.completion_tokens - 1
+        usage = self.usage
         log.info(
             "request",
             request=self.request.id,
@@ -164,9 +160,9 @@ class Generation:
             matched=self._matched,
             cached=usage.cached_tokens,
             left=usage.prompt_tokens - usage.cached_tokens,
-            ttft_ms=None if first is None else round((first - self._arrived_at) * 1e3),
-            itl_ms=round((self._last_at - first) * 1e3 / gaps, 1) if first and gaps else None,
+            **self._times.log_latencies(),
             out=usage.completion_tokens,
             finish=self.finish_reason,
+            **self._times.log_stages(),
             **({} if self._error is None else {"error": str(self._error)}),
         )

@@ -1,31 +1,42 @@
-"""Prometheus metrics: `umbel_…`, and `vllm:…` for the names that vLLM's tooling reads."""
+"""What the daemon measures, for Prometheus."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from ..cachestore.paging.pager import Pager
+from ..scheduler.request import FinishReason
 from ..scheduler.statistics import EngineStatistics
+from .request_times import Stage
+from .vllm_names import WithVLLMNames
+
+REFUSED = "refused"
+"""The outcome of a request that never got into the queue."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+_LONG = (*_SECONDS, 250, 500, 1000, 1800, 3600)  # the last is what a request may take, unless set
 
-_VLLM = {
-    "umbel_requests_running": "vllm:num_requests_running",
-    "umbel_requests_waiting": "vllm:num_requests_waiting",
-    "umbel_prompt_tokens": "vllm:prompt_tokens",
-    "umbel_generation_tokens": "vllm:generation_tokens",
-    "umbel_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
-    "umbel_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
-    "umbel_request_queue_seconds": "vllm:request_queue_time_seconds",
+_HELD = ("kv", "checkpoint", "tail", "paging", "transient")
+"""What model state takes memory for; together it is held against the budget."""
+
+_STAGES = {
+    Stage.QUEUE: "From arrival to the start of the work.",
+    Stage.PREFILL: "From the start of the work to the first token.",
+    Stage.DECODE: "From the first token to the end of the work.",
 }
 
 
 class Metrics:
-    """What the daemon measures. Reading it waits for nothing and disturbs nobody.
+    """All metrics. Reading them waits for nothing and disturbs nobody.
+
+    Attributes:
+        requests: that ended, by outcome.
+        refusals: requests that were refused, by the reason that their answers give.
+        stage_seconds: how long requests were in each stage.
+        e2e_seconds: how long they took in all.
 
     Args:
         engine: returns the engine's last published statistics.
@@ -40,32 +51,46 @@ class Metrics:
         disk: Pager | None,
     ) -> None:
         self._measured = CollectorRegistry()
-        self.requests = Counter(
-            "umbel_requests",
-            "Requests ended, by how.",
-            ["outcome"],
-            registry=self._measured,
-        )
+        self.requests = self._counter("umbel_requests", "Requests ended, by how.", "outcome")
+        for outcome in (*FinishReason, REFUSED):
+            self.requests.labels(outcome)  # so that a first one is an increase
+        self.refusals = self._counter("umbel_refusals", "Requests refused, by why.", "reason")
         self.time_to_first_token = self._histogram(
-            "umbel_time_to_first_token_seconds", "From arrival to the first token."
+            "umbel_time_to_first_token_seconds", "From arrival to the first token.", _LONG
         )
         self.inter_token_latency = self._histogram(
-            "umbel_inter_token_latency_seconds", "Between two tokens of one answer."
+            "umbel_inter_token_latency_seconds", "Between two tokens of one answer.", _SECONDS
         )
-        self.queue_seconds = self._histogram(
-            "umbel_request_queue_seconds", "From arrival to the start of the work."
+        self.stage_seconds = {
+            stage: self._histogram(f"umbel_request_{stage}_seconds", text, _LONG)
+            for stage, text in _STAGES.items()
+        }
+        self.e2e_seconds = self._histogram(
+            "umbel_e2e_request_latency_seconds", "From arrival until the answer is sent.", _LONG
         )
         self._measured.register(_EngineCollector(engine, waiting))
         self._measured.register(_MemoryCollector(engine, disk))
         self._exported = CollectorRegistry()
-        self._exported.register(_WithAliases(self._measured))
+        self._exported.register(WithVLLMNames(self._measured))
 
     def render(self) -> bytes:
         """Write all metrics in Prometheus's text format."""
         return generate_latest(self._exported)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(name, text, buckets=_SECONDS, registry=self._measured)
+    def refuse(self, reason: str) -> None:
+        """Count a request that was refused.
+
+        Args:
+            reason: one of few: the error's code, never what a client wrote.
+        """
+        self.requests.labels(REFUSED).inc()
+        self.refusals.labels(reason).inc()
+
+    def _counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(name, text, [label], registry=self._measured)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self._measured)
 
 
 class _EngineCollector(Collector):
@@ -86,6 +111,7 @@ class _EngineCollector(Collector):
             ("umbel_batch_shapes", "New shapes of batches.", now.batch_shapes),
             ("umbel_generation_tokens", "Tokens of answers.", now.generation_tokens),
             ("umbel_steps", "Steps of the engine.", now.steps),
+            ("umbel_step_seconds", "Time that steps took.", now.step_seconds),
             ("umbel_evictions", "States forgotten for room.", now.cache.evictions),
             ("umbel_page_outs", "States left to the disk for room.", now.cache.page_outs),
             ("umbel_page_ins", "States read back from disk.", now.page_ins),
@@ -104,11 +130,12 @@ class _MemoryCollector(Collector):
         self._disk = disk
 
     def collect(self) -> Iterator[Metric]:
-        memory = self._engine().memory
+        now = self._engine()
+        memory = now.memory
         held = GaugeMetricFamily(
             "umbel_cache_bytes", "Model state, by where it is.", labels=["tier", "kind"]
         )
-        for kind in ("kv", "checkpoint", "tail", "paging", "transient"):
+        for kind in _HELD:
             held.add_metric(["memory", kind], getattr(memory, kind))
         budget = GaugeMetricFamily("umbel_cache_budget_bytes", "What it may take.", labels=["tier"])
         budget.add_metric(["memory"], memory.budget)
@@ -118,29 +145,19 @@ class _MemoryCollector(Collector):
             budget.add_metric(["disk"], self._disk.budget)
         yield held
         yield budget
+        yield _gauge("umbel_cache_usage_ratio", "Of the budget in memory, in use.", _usage(now))
         yield _gauge("umbel_cache_buffers", "Allocations of model state.", memory.buffers)
 
 
-class _WithAliases(Collector):
-    """Repeats some families under the names that vLLM's dashboards query."""
+def _usage(now: EngineStatistics) -> float:
+    """How much of its budget state takes that somebody uses, from 0 to 1.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._registry.collect():
-            yield family
-            if (alias := _VLLM.get(family.name)) is not None:
-                yield _renamed(family, alias)
-
-
-def _renamed(family: Metric, name: str) -> Metric:
-    copy = Metric(name, family.documentation, family.type, family.unit)
-    copy.samples = [
-        Sample(name + s.name.removeprefix(family.name), s.labels, s.value, s.timestamp)
-        for s in family.samples
-    ]
-    return copy
+    What is idle counts as free, as vLLM counts it: routers avoid servers by this figure. More than
+    the budget is held while it shrinks.
+    """
+    memory = now.memory
+    used = now.cache.held_bytes + memory.tail + memory.paging + memory.transient
+    return min(1.0, used / memory.budget) if memory.budget else 0.0
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -84,14 +84,14 @@ class ResponseStore:
 
     Args:
         folder: where the file is, which belongs to this store alone; None: in memory.
-        budget: bytes of all texts and rows; 0 keeps nothing.
+        budget: bytes of all texts and rows; 0 keeps nothing. It may change.
         clock: seconds since 1970.
     """
 
     def __init__(
         self, folder: Path | None, budget: int, clock: Callable[[], float] = time.time
     ) -> None:
-        self._budget = budget
+        self.budget = budget
         self._clock = clock
         self._database = ResponseDatabase(folder)
         self._database.write(self._collect)
@@ -115,7 +115,7 @@ class ResponseStore:
         """
         named = tenant, response.id, previous, conversation, response.status
         nbytes = _ROW_BYTES + len(response.body) + _size(inputs) + _size(response.output)
-        if nbytes > self._budget:
+        if nbytes > self.budget:
             return  # there is no room for it, however much else is removed
 
         def insert(database: sqlite3.Connection) -> None:
@@ -249,7 +249,7 @@ class ResponseStore:
         """Remove what is too old, and then what the budget has no room for."""
         database.execute("DELETE FROM responses WHERE created <= ?", (self._oldest,))
         totals = _totals(database)
-        while sum(totals.values()) > self._budget:
+        while sum(totals.values()) > self.budget:
             tenant = max(totals, key=lambda name: totals[name])
             key, nbytes = database.execute(
                 "SELECT key, bytes FROM responses WHERE tenant = ? ORDER BY used, key LIMIT 1",

@@ -28,14 +28,14 @@ class Workers:
     Large bodies have a thread of their own, so that they never keep small ones waiting.
 
     Args:
-        most_waiting: how many requests may wait.
-        timeout: seconds for the wait and the work together.
+        most_waiting: how many requests may wait. It may change.
+        timeout: seconds for the wait and the work together. It may change.
         queued: says how many requests wait elsewhere; they count too.
     """
 
     def __init__(self, most_waiting: int, timeout: float, queued: Callable[[], int]) -> None:
-        self._most_waiting = most_waiting
-        self._timeout = timeout
+        self.most_waiting = most_waiting
+        self.timeout = timeout
         self._queued = queued
         self._waiting: set[_Job] = set()
         self._small = ThreadPoolExecutor(_THREADS, "umbel-text")
@@ -52,14 +52,14 @@ class Workers:
             QueueFullError: as many wait as may wait.
             DeadlineExceededError: it did not end in time.
         """
-        if self._queued() + len(self._waiting) >= self._most_waiting:
-            raise queue_full(self._most_waiting)
+        if self._queued() + len(self._waiting) >= self.most_waiting:
+            raise queue_full(self.most_waiting)
         job = _Job(work)
         del work  # or this frame, which an exception holds, would keep what the job lets go
         self._waiting.add(job)
         lane = self._small if size <= SMALL_BODY else self._large
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 return cast("T", await asyncio.wrap_future(lane.submit(self._start, job)))
         except TimeoutError as error:
             raise DeadlineExceededError("the prompt was not tokenised in time") from error

@@ -1,6 +1,7 @@
 """Between the event loop and the MLX thread: requests one way, events the other."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -13,23 +14,29 @@ from .sequence import Sequence
 class EventChannel:
     """One request's events, in order, for one reader on the event loop.
 
+    Attributes:
+        finished_at: when its `Finished` came, however late it is read; None before.
+
     Args:
         limit: the most events that may wait for the reader.
+        clock: the engine's, in seconds.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.finished_at: float | None = None
         self._limit = limit
+        self._clock = clock
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
-        self._finished = False
 
     def deliver(self, event: Event) -> bool:
         """Add an event; False when the reader is too far behind. After the end: ignored."""
-        if self._finished:
+        if self.finished_at is not None:
             return True
-        if len(self._events) >= self._limit and not isinstance(event, Finished):
+        if isinstance(event, Finished):
+            self.finished_at = self._clock()
+        elif len(self._events) >= self._limit:
             return False
-        self._finished = isinstance(event, Finished)
         self._events.append(event)
         self._arrived.set()
         return True
@@ -45,15 +52,25 @@ class EventChannel:
 class Handoff:
     """The crossing. Its methods belong to the event loop, but for `publish`.
 
+    Attributes:
+        clock: the engine's, in seconds.
+
     Args:
         queue: where admitted requests wait for the engine.
         wake: tells the MLX thread that something waits.
         channel_limit: the most events that may wait for one reader.
+        clock: tells the time, as the engine's does.
     """
 
     def __init__(
-        self, queue: ConversationQueue, wake: Callable[[], None], *, channel_limit: int
+        self,
+        queue: ConversationQueue,
+        wake: Callable[[], None],
+        *,
+        channel_limit: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.clock = clock
         self._queue = queue
         self._wake = wake
         self._channel_limit = channel_limit
@@ -69,7 +86,7 @@ class Handoff:
             QueueFullError: as many requests wait as may wait.
             UnavailableError: the daemon is stopping.
         """
-        sequence, channel = Sequence(request), EventChannel(self._channel_limit)
+        sequence, channel = Sequence(request), EventChannel(self._channel_limit, self.clock)
         self._queue.put(sequence)
         self._live[request.id] = sequence, channel
         self._idle.clear()

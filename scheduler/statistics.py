@@ -45,6 +45,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has done and is doing, as of its last step.
 
     Attributes:
+        step_seconds: that steps took, each from the end of the one before where requests ran.
         prefill_tokens: prompt tokens really computed.
         last_step_at: the engine's clock at the end of the last step, or when work came to an
             idle engine, in seconds.
@@ -57,6 +58,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     running: tuple[SequenceStatistics, ...] = ()
     steps: int = 0
+    step_seconds: float = 0.0
     last_step_at: float = 0.0
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0

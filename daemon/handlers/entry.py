@@ -1,6 +1,5 @@
 """What every handler stands on: who asks, what was sent, and how answers go back."""
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -8,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from ..aliases import DEFAULT_MODEL
-from ..answer_headers import ENTERED, REQUEST_ID, SHARE, answer_headers
+from ..answer_headers import ARRIVED_AT, ENTERED, REQUEST_ID, SHARE, answer_headers
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
 from ..config import Settings
 from ..connection import connection_of
@@ -49,6 +48,7 @@ class Entry:
         stopping: the daemon takes no further requests.
         bodies: the budget of what is read.
         cross_origin: which web pages may use the daemon.
+        settings: those in force.
 
     Args:
         settings: of the daemon.
@@ -61,9 +61,13 @@ class Entry:
         self.phase: Phase | None = None
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
-        self.cross_origin = CrossOrigin(settings.cors_origins)
-        self._settings = settings
         self._busy_for = busy_for
+        self.reload(settings)
+
+    def reload(self, settings: Settings) -> None:
+        """Answer by these settings from now on."""
+        self.settings = settings
+        self.cross_origin = CrossOrigin(settings.cors_origins)
 
     def caller(self, request: web.Request) -> Caller:
         """Say whose request it is.
@@ -73,10 +77,10 @@ class Entry:
         """
         return Caller(
             request[REQUEST_ID],
-            identify(request, self._settings.api_key, self._settings.cors_origins),
+            identify(request, self.settings.api_key, self.settings.cors_origins),
             named_conversation(request.headers),
             session(request.headers),
-            time.monotonic(),
+            request[ARRIVED_AT],
             request[SHARE],
         )
 
@@ -114,7 +118,7 @@ class Entry:
 
     def model_names(self) -> list[str]:
         """List what the model may be called: its own name, and then its aliases."""
-        return list(dict.fromkeys([self.loaded().model_name, *self._settings.aliases]))
+        return list(dict.fromkeys([self.loaded().model_name, *self.settings.aliases]))
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served.
@@ -154,7 +158,7 @@ class Entry:
             request,
             request[SHARE],
             largest=self.bodies.largest,
-            within=self._settings.read_timeout,
+            within=self.settings.read_timeout,
         )
         if (connection := connection_of(request)) is not None:
             connection.answering()
@@ -185,8 +189,8 @@ class Entry:
             events = EventStream(
                 request,
                 answer_headers(request),
-                keepalive=self._settings.keepalive,
-                write_timeout=self._settings.write_timeout,
+                keepalive=self.settings.keepalive,
+                write_timeout=self.settings.write_timeout,
             )
             return await events.send(generations, encoder)
 

@@ -37,6 +37,19 @@ def test_branch_creation_and_reuse(world: World) -> None:
     third.fail()
 
 
+def test_what_is_held_is_counted(make_world: MakeWorld) -> None:
+    """What a request has leased, once however many do; of what nobody uses, nothing."""
+    world = make_world(KV)
+    world.serve([*SYSTEM, *fresh(1, 30)])
+    world.serve([*SYSTEM, *fresh(2, 30)])
+    assert world.cache.statistics().held_bytes == 0
+    running = [world.begin([*SYSTEM, *fresh(n, 30)]) for n in (3, 4)]
+    assert world.cache.statistics().held_bytes == len(SYSTEM) * world.each
+    for sequence in running:
+        sequence.fail()
+    assert world.cache.statistics().held_bytes == 0
+
+
 def test_an_exact_repeat_computes_one_token(world: World) -> None:
     """All stacks saved their state one before the prompt's end: the last one gives logits."""
     world.serve(SYSTEM, fresh(1, 20))
