@@ -6,6 +6,7 @@ Both protocols are a few lines each and stable: sd_notify(3) and sd_listen_fds(3
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Self
@@ -53,6 +54,15 @@ class ServiceManager:
     def ready(self, text: str) -> None:
         """Say that requests are served."""
         self._send("READY=1", _status(text))
+
+    def reloading(self) -> None:
+        """Say that settings are read again."""
+        # systemd tells by the time which of several reloads this one is.
+        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def reloaded(self) -> None:
+        """Say that a reload is over, whatever came of it."""
+        self._send("READY=1")
 
     def stopping(self) -> None:
         """Say that the end has begun."""
@@ -141,5 +151,5 @@ def inherited(environment: MutableMapping[str, str]) -> InheritedListener | None
 def _useless(what: str) -> SocketError:
     return SocketError(
         f"the service manager should hand over one Unix socket that listens, and {what}; "
-        "see ListenStream in umbel.socket"
+        "see ListenStream in umbel.socket, or Listeners in org.umbel.daemon.plist"
     )

@@ -1,14 +1,16 @@
-"""The commands of `umbel`, but for those about the cache."""
+"""The commands of `umbel`, but for those about the cache and the service."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from ... import __version__
 from ..config import SETTINGS, Settings
+from ..early_signals import has_terminal
 from ..errors import StartError
 from ..signals import StopSignals
-from . import cache
+from . import cache, service
 from .options import takes_settings
 from .running import fail, report_console, run
 
@@ -19,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache.app, name="cache")
+app.add_typer(service.app, name="service")
 
 _MODEL = SETTINGS["model"]
 _OTHER_WAYS = (
@@ -39,13 +42,13 @@ def _version(
 
 @app.command(epilog=_OTHER_WAYS)
 @takes_settings()
-def serve(*, settings: Settings) -> None:
+def serve(*, read_again: Callable[[], Settings], settings: Settings) -> None:
     """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
     from .. import logs, server  # noqa: PLC0415  (imports mlx: --help must not wait for it)
 
     logs.configure(settings.log_format)
     try:
-        server.serve(settings)
+        server.serve(settings, read_again=None if has_terminal() else read_again)
     except StartError as error:
         fail(error)
 

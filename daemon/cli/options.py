@@ -17,15 +17,17 @@ from .running import fail
 _TEXT: Any = str | None
 _TEXTS: Any = list[str] | None
 _SWITCH: Any = bool | None
+_OURS = ("read_again", "settings")
 _TAKEN = {BoolType: _SWITCH, DictType: _TEXTS, ListType: _TEXTS}
 """What the library makes of the words of an option, where that is not one text."""
 
 
 def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Put options in the place of a command's last parameter, `settings`, and add `--config`.
+    """Put options in the place of a command's parameter `settings`, and add `--config`.
 
     The command gets the settings that these options, the variables and the file give. Where
-    they are wrong it does not run: the process ends with a sentence and status 1.
+    they are wrong it does not run: the process ends with a sentence and status 1. A command with
+    a parameter `read_again` gets a function as well that reads all three once more.
 
     Args:
         names: the settings that have an option; none for all that have a flag.
@@ -36,15 +38,19 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(command)
         def run(*, config: Path | None, **given: Any) -> None:
             flags = {setting.name: given.pop(setting.name) for setting in chosen}
+            read = functools.partial(load, flags, file=config)
+            if "read_again" in parameters:
+                given["read_again"] = read
             try:
-                settings = load(flags, file=config)
+                settings = read()
             except StartError as error:
                 fail(error)
             command(**given, settings=settings)
 
-        *own, _ = inspect.signature(command).parameters.values()
-        parameters = [*own, *map(_of_setting, chosen), _of_file()]
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        parameters = inspect.signature(command).parameters
+        own = [each for name, each in parameters.items() if name not in _OURS]
+        options = [*own, *map(_of_setting, chosen), _of_file()]
+        run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         return run
 
     return decorate

@@ -1,0 +1,72 @@
+"""`umbel service`: the daemon as a service of systemd or launchd."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ServiceError
+from .running import fail, report_console, run
+
+if TYPE_CHECKING:
+    from ..installation import Installation
+
+app = typer.Typer(help="Run the daemon as a service of systemd or launchd.", no_args_is_help=True)
+
+System = Annotated[
+    bool, typer.Option("--system/--user", help="Of the whole system, or of this user.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Also files that somebody has changed.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+
+
+@app.command("install")
+def install(*, system: System = False, force: Force = False, dry_run: DryRun = False) -> None:
+    """Write the service's files, and start it now and at every start from now on."""
+    from .. import installation  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        installation.install(_find(system=system), typer.echo, force=force, dry_run=dry_run)
+    except ServiceError as error:
+        fail(error)
+
+
+@app.command("uninstall")
+def uninstall(*, system: System = False, force: Force = False, dry_run: DryRun = False) -> None:
+    """Stop the service and remove its files; state and settings stay."""
+    from .. import installation  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        installation.uninstall(_find(system=system), typer.echo, force=force, dry_run=dry_run)
+    except ServiceError as error:
+        fail(error)
+
+
+@app.command("status")
+def status(*, system: System = False) -> None:
+    """Say how the service is; exit status 1 if it does not run."""
+    from ..installation import report  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        found = _find(system=system).status()
+    except ServiceError as error:
+        fail(error)
+    console = report_console()
+    for line in run(report(found)):
+        console.print(line, markup=False)
+    if not found.runs:
+        raise typer.Exit(1)
+
+
+@app.command("logs")
+def logs(*, system: System = False) -> None:
+    """Show the end of the service's log, and what comes, until Ctrl-C."""
+    try:
+        raise typer.Exit(_find(system=system).follow_log())
+    except ServiceError as error:
+        fail(error)
+
+
+def _find(*, system: bool) -> "Installation":
+    from ..installation import find  # noqa: PLC0415  (keeps --help quick)
+
+    return find(system=system)

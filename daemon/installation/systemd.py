@@ -1,0 +1,237 @@
+"""umbel as a service of systemd: units of the system, or of one user's manager."""
+
+import os
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import platformdirs
+
+from ..errors import ServiceError
+from .program import Program
+from .refusals import not_installed, not_root
+from .service_file import ServiceFile, seal
+from .service_status import ServiceStatus
+from .step import Step, command, remove, write
+from .umbel import Umbel, shipped
+
+_SERVICE, _SOCKET = UNITS = ("umbel.service", "umbel.socket")
+_NVIDIA = "umbel.service.d/nvidia.conf"
+_DEVICE = Path("/dev/nvidiactl")
+_WITHOUT = ("offline", "unknown", "")
+"""What a systemd says that does not manage anything."""
+_HIDDEN = [Path("/home"), Path("/root"), Path("/run/user")]
+"""What ProtectHome takes from a service's sight."""
+_BASES = {"Configuration": "/etc", "Cache": "/var/cache", "State": "/var/lib"}
+_PROPERTIES = (
+    "LoadState,ActiveState,SubState,MainPID,StateChangeTimestamp,NRestarts,Result,ExecMainStatus"
+)
+_REASONS = {
+    "exit-code": "it ended with status {ExecMainStatus}",
+    "signal": "signal {ExecMainStatus} ended it",
+    "core-dump": "signal {ExecMainStatus} ended it",
+    "watchdog": "its engine did not get on, and systemd ended it",
+    "timeout": "it did not start or stop in time",
+    "oom-kill": "the system was short of memory",
+    "start-limit-hit": "it failed too often",
+}
+
+
+class Systemctl(Program):
+    """systemctl, for the units of the system or of this user."""
+
+    def __init__(self, *scope: str) -> None:
+        super().__init__("systemctl", *scope)
+
+    def state(self) -> str:
+        """Ask whether there is a systemd, and how it is."""
+        return self.ask("is-system-running").text.strip()
+
+    def properties(self, unit: str, names: str) -> dict[str, str]:
+        """Ask what it knows of a unit.
+
+        Raises:
+            ServiceError: it does not answer.
+        """
+        words = ("show", unit, f"--property={names}")
+        answer = self.ask(*words)
+        if answer.status:
+            raise ServiceError(f"`{self.line(*words)}` failed: {answer.errors.strip()}")
+        pairs = (line.partition("=") for line in answer.text.splitlines())
+        return {name: value for name, _, value in pairs}
+
+
+class Systemd:
+    """umbel's units.
+
+    Args:
+        umbel: what they run.
+        system: they are the system's, and not this user's.
+        folder: where they are.
+        device: the file that a machine with NVIDIA GPUs has.
+    """
+
+    def __init__(
+        self,
+        umbel: Umbel,
+        *,
+        system: bool,
+        folder: Path | None = None,
+        device: Path = _DEVICE,
+    ) -> None:
+        self._umbel, self._is_system, self._device = umbel, system, device
+        own = platformdirs.user_config_path("systemd") / "user"
+        self._folder = folder or (Path("/etc/systemd/system") if system else own)
+        self._scope = () if system else ("--user",)
+        self._systemctl = Systemctl(*self._scope)
+
+    def require(self) -> None:
+        """Refuse where there is no systemd, or this user may not."""
+        if self._is_system and os.geteuid() != 0:
+            raise not_root()
+        self._require_systemd()
+
+    def _require_systemd(self) -> None:
+        otherwise = "have what starts programs on this machine run `umbel serve`"
+        if not self._systemctl.is_there():
+            raise ServiceError(f"there is no systemd here: systemctl is not in PATH; {otherwise}")
+        if (state := self._systemctl.state()) in _WITHOUT:
+            where = "here" if self._is_system else "for this user"
+            asked = self._systemctl.line("is-system-running")
+            raise ServiceError(
+                f"systemd does not run {where}: `{asked}` says {state or 'nothing'}; {otherwise}"
+            )
+
+    def files(self) -> list[ServiceFile]:
+        """Take the units that umbel ships, with the path of this umbel."""
+        folder = ("systemd",) if self._is_system else ("systemd", "user")
+        service = shipped(*folder, _SERVICE)
+        if self._is_system:
+            self._refuse_hidden(service)
+        start = " ".join(_quoted(word) for word in self._umbel.command)
+        line = re.compile(r"^ExecStart=.*$", re.MULTILINE)
+        service, count = line.subn(lambda _: f"ExecStart={start}", service)
+        if count != 1:
+            raise RuntimeError(f"{_SERVICE} has {count} lines ExecStart")
+        texts = {_SERVICE: service, _SOCKET: shipped(*folder, _SOCKET)}
+        if self._is_system and self._device.exists():
+            texts[_NVIDIA] = shipped("systemd", _NVIDIA)
+        return [ServiceFile(self._folder / name, seal(text)) for name, text in texts.items()]
+
+    def _refuse_hidden(self, service: str) -> None:
+        """Refuse an umbel in somebody's home, which the unit does not let the service see."""
+        if "ProtectHome=yes" not in service.splitlines():
+            return
+        for folder in self._umbel.folders:
+            if any(folder.is_relative_to(hidden) for hidden in _HIDDEN):
+                raise ServiceError(
+                    f"{folder} is in a home, which the system's service does not see; "
+                    "install umbel, and its Python, elsewhere, such as in /opt, or use --user"
+                )
+
+    def check(self, files: list[ServiceFile]) -> list[str]:
+        """Have systemd-analyze read them."""
+        analyze = Program("systemd-analyze", *self._scope)
+        runs = self._is_system or "XDG_RUNTIME_DIR" in os.environ  # or it finds no user's manager
+        if not (analyze.is_there() and runs):
+            return []
+        with TemporaryDirectory() as scratch:
+            for file in files:
+                path = scratch / file.path.relative_to(self._folder)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(file.text, encoding="utf-8")
+            answer = analyze.ask("verify", *(f"{scratch}/{unit}" for unit in UNITS))
+            said = answer.errors.replace(f"{scratch}/", "").strip().splitlines()
+        if answer.status:
+            raise ServiceError(f"systemd-analyze refuses the units: {' '.join(said)}")
+        return [f"systemd-analyze: {line}" for line in said if "umbel" in line]
+
+    def paths(self) -> list[Path]:
+        """List those of the units, and of the drop-in for GPUs, that are there."""
+        paths = [self._folder / name for name in (*UNITS, _NVIDIA)]
+        return [path for path in paths if path.exists()]
+
+    def to_install(self, files: list[ServiceFile]) -> list[Step]:
+        """Write, load, enable and start."""
+        stop = command(self._systemctl, "stop", *UNITS, why="the one before ends")
+        load = command(self._systemctl, "daemon-reload", why="systemd reads its units anew")
+        # A first start may download a model: nobody waits for that here.
+        words = ("enable", "--now", "--no-block", _SOCKET, _SERVICE)
+        when = "the system does" if self._is_system else "you log in"
+        start = command(self._systemctl, *words, why=f"they start now, and whenever {when}")
+        replaces = any(file.is_outdated() for file in files)
+        return [*([stop] if replaces else []), *(write(file) for file in files), load, start]
+
+    def to_uninstall(self, paths: list[Path]) -> list[Step]:
+        """Stop, disable, remove and load."""
+        words = ("disable", "--now", _SOCKET, _SERVICE)
+        stop = command(self._systemctl, *words, why="they are stopped, and start no more")
+        load = command(self._systemctl, "daemon-reload", why="systemd forgets the units")
+        return [stop, *(remove(path) for path in paths), load]
+
+    def leftovers(self) -> list[str]:
+        """Name the folders of the daemon, as its unit says where they are."""
+        if self._is_system:
+            unit = shipped("systemd", _SERVICE)
+            named = re.findall(r"^(\w+)Directory=(\S+)$", unit, re.MULTILINE)
+            folders = [Path(_BASES[kind], name) for kind, name in named if kind in _BASES]
+        else:
+            folders = [
+                platformdirs.user_config_path("umbel"),
+                platformdirs.user_cache_path("umbel"),
+            ]
+        there = [f"{path} stays" for path in folders if path.exists()]
+        drop_ins = [self._folder / f"{unit}.d" for unit in UNITS]
+        there += [f"{path} stays: it is not from umbel" for path in drop_ins if path.exists()]
+        return [*there, "what it logged stays in the journal"]
+
+    def status(self) -> ServiceStatus:
+        """Ask systemd, and the journal for the last line where something is wrong."""
+        self._require_systemd()
+        told = self._systemctl.properties(_SERVICE, _PROPERTIES)
+        if told.get("LoadState") == "not-found":
+            raise not_installed()
+        pid = told.get("MainPID", "0")
+        reason = self._reason(told)
+        return ServiceStatus(
+            state=f"{told.get('ActiveState', '')} ({told.get('SubState', '')})",
+            runs=pid != "0",
+            pid="" if pid == "0" else pid,
+            since=told.get("StateChangeTimestamp", ""),
+            restarts=told.get("NRestarts", ""),
+            reason=reason,
+            last_line=self._last_line() if reason else "",
+            socket=self._listens_on(),
+        )
+
+    def _reason(self, told: dict[str, str]) -> str:
+        result = told.get("Result", "")
+        if result in ("success", "") or told.get("ActiveState") == "active":
+            return ""
+        words = _REASONS.get(result, "systemd says {Result}").format_map(told)
+        if told.get("ActiveState") != "failed":
+            return words
+        again = [self._systemctl.line(word, *UNITS) for word in ("reset-failed", "start")]
+        return f"{words}, and systemd starts it no more until `{again[0]}` and `{again[1]}`"
+
+    def _last_line(self) -> str:
+        field = "_SYSTEMD_UNIT" if self._is_system else "_SYSTEMD_USER_UNIT"
+        words = (f"{field}={_SERVICE}", "--lines=1", "--output=cat", "--no-pager", "--quiet")
+        return Program("journalctl", *self._scope).ask(*words).text.strip()
+
+    def _listens_on(self) -> Path | None:
+        listen = self._systemctl.properties(_SOCKET, "Listen").get("Listen", "")
+        path = listen.removesuffix(" (Stream)")
+        return Path(path) if path.startswith("/") else None
+
+    def follow_log(self) -> int:
+        """Have journalctl show it."""
+        self._require_systemd()
+        return Program("journalctl", *self._scope).show("-u", "umbel", "-f")
+
+
+def _quoted(word: str) -> str:
+    """Write a word as ExecStart takes it: neither split nor replaced."""
+    for special, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        word = word.replace(special, written)
+    return f'"{word}"' if re.search(r"[\s'\";\\]", word) else word
