@@ -1,6 +1,7 @@
 """The HTTP application: routes, and what surrounds every request."""
 
 import secrets
+import time
 from contextlib import AbstractContextManager, nullcontext
 
 import structlog
@@ -8,7 +9,14 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from ..scheduler.errors import RequestError
-from .answer_headers import ENTERED, FOR_BROWSERS, REQUEST_ID, SHARE, answer_headers
+from .answer_headers import (
+    ARRIVED_AT,
+    ENTERED,
+    FOR_BROWSERS,
+    REQUEST_ID,
+    SHARE,
+    answer_headers,
+)
 from .connection import connection_of
 from .failures import APIError, as_api_error
 from .handlers.cache import CacheHandlers
@@ -47,6 +55,7 @@ def _middleware(entry: Entry) -> Middleware:
     @web.middleware
     async def surround(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Give every request an id and a share of the budget, and every error a shape."""
+        request[ARRIVED_AT] = time.monotonic()
         request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
         request[FOR_BROWSERS] = entry.cross_origin.headers(request)
         with _handling(request), entry.bodies.share() as share:
@@ -54,8 +63,7 @@ def _middleware(entry: Entry) -> Middleware:
             try:
                 response = entry.cross_origin.preflight(request) or await handler(request)
             except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
-                response = _failure(request, error)
-                _count_refusal(entry, request)
+                response = _failure(entry, request, error)
             if not response.prepared:
                 response.headers.update(answer_headers(request))
             return response
@@ -63,39 +71,45 @@ def _middleware(entry: Entry) -> Middleware:
     return surround
 
 
-def _count_refusal(entry: Entry, request: web.Request) -> None:
-    """Count a request that never became a generation; those count themselves."""
-    refused = request.method == hdrs.METH_POST and not request.get(ENTERED, False)
-    if entry.service is not None and refused:
-        entry.service.metrics.requests.labels("refused").inc()
-
-
 def _handling(request: web.Request) -> AbstractContextManager[None]:
     connection = connection_of(request)
     return nullcontext() if connection is None else connection.handling(request)
 
 
-def _failure(request: web.Request, error: Exception) -> web.Response:
-    if isinstance(error, web.HTTPException):
-        message = f"{shorten(request.method)} {shorten(request.path)}: {error.reason}"
-        failure = APIError(error.status, message, code="not_found" if error.status == 404 else None)  # noqa: PLR2004
-    else:
-        failure = as_api_error(error)
-        if not isinstance(error, APIError | RequestError) and failure.status >= 500:  # noqa: PLR2004
-            log.error("handler failed", path=shorten(request.path), exc_info=error)
+def _failure(entry: Entry, request: web.Request, error: Exception) -> web.Response:
+    failure = _as_failure(request, error)
     response = error_response(request, failure)
     if request.get(ENTERED, False):
-        return response  # the generation has written its own line
-    write = log.info if failure.status < 500 else log.warning  # noqa: PLR2004
-    write(
-        "refused",
-        request=request[REQUEST_ID],
-        status=response.status,
-        code=failure.code,
-        message=failure.message,
-    )
+        return response  # the generation counts itself, and has written its own line
+    _tell_refusal(entry, request, failure, response.status)
     if isinstance(error, web.HTTPMethodNotAllowed):
         response.headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))
     if not request.content.is_eof():
         response.force_close()  # the rest of the body is never read
     return response
+
+
+def _as_failure(request: web.Request, error: Exception) -> APIError:
+    if isinstance(error, web.HTTPException):
+        message = f"{shorten(request.method)} {shorten(request.path)}: {error.reason}"
+        code = "not_found" if error.status == 404 else None  # noqa: PLR2004
+        return APIError(error.status, message, code=code)
+    failure = as_api_error(error)
+    if not isinstance(error, APIError | RequestError) and failure.status >= 500:  # noqa: PLR2004
+        log.error("handler failed", path=shorten(request.path), exc_info=error)
+    return failure
+
+
+def _tell_refusal(entry: Entry, request: web.Request, failure: APIError, status: int) -> None:
+    """Log and count a request that never became a generation."""
+    write = log.info if failure.status < 500 else log.warning  # noqa: PLR2004
+    write(
+        "refused",
+        request=request[REQUEST_ID],
+        status=status,
+        code=failure.code,
+        message=failure.message,
+        e2e_s=round(time.monotonic() - request[ARRIVED_AT], 3),
+    )
+    if entry.service is not None and request.method == hdrs.METH_POST:
+        entry.service.metrics.refuse(failure.code or failure.kind)

@@ -22,6 +22,8 @@ class Connections:
     Where the bound is reached, the connection that has been idle longest makes room; where all
     have a request, the new one is answered with a 503.
 
+    All four bounds may change; what has begun keeps the time that it was given.
+
     Args:
         limit: the most that may be open.
         header_timeout: seconds until a request's headers are complete, from its first byte on,

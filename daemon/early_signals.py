@@ -1,4 +1,4 @@
-"""What SIGTERM, SIGINT and SIGHUP do until anything else is imported.
+"""What SIGTERM, SIGINT and SIGHUP do until anything else is imported, and what SIGHUP means.
 
 This module imports next to nothing, so that it is in force within the first lines. Before
 them, while the interpreter itself starts, the system's own reaction to a signal holds, and no
@@ -10,17 +10,32 @@ import signal
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
+kept: list[int] = []
+"""Signals that came early and wait for `StopSignals`."""
 
-def leave_at_once(status: int | None) -> None:
+
+def has_terminal() -> bool:
+    """Whether a standard stream is a terminal, whose end SIGHUP then tells of.
+
+    Without one, SIGHUP asks a daemon to reload its settings, as service managers do.
+    """
+    return any(map(os.isatty, (0, 1, 2)))
+
+
+def leave_at_once(status: int | None, *, keep: tuple[int, ...] = ()) -> None:
     """End the process without a word when a signal comes, until `StopSignals` takes over.
 
     Only while nothing is open yet that somebody would have to close.
 
     Args:
         status: the exit status; None for 128 plus the signal's number.
+        keep: signals that end nothing; `StopSignals` gets them.
     """
 
     def leave(number: int, _frame: object) -> None:
+        if number in keep:
+            kept.append(number)
+            return
         # An exception could be lost in an import that catches it, or in a finaliser.
         os._exit(128 + number if status is None else status)
 

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import os
+import signal
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -17,6 +19,7 @@ from ..models.runtime import BLAS, backend, give_freed_memory_back, release_thre
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
+from . import launchd
 from .app import application
 from .assembly import Assembly, Phase, assemble, refuse_used_folder
 from .cache_admin import CacheAdmin
@@ -27,6 +30,7 @@ from .descriptors import most_connections, raise_limit
 from .errors import SocketError, StartError
 from .handlers.entry import Entry
 from .pressure import PressureWatch, find_source
+from .reload import Reloader
 from .response_desk import ResponseDesk
 from .response_store import ResponseStore
 from .service import Service
@@ -46,12 +50,18 @@ _LINGER = 2.0  # a client still sending a refused body gets this long to read th
 log = structlog.get_logger()
 
 
-def serve(settings: Settings, *, temporary: bool = False) -> None:
+def serve(
+    settings: Settings,
+    *,
+    temporary: bool = False,
+    read_again: Callable[[], Settings] | None = None,
+) -> None:
     """Run a daemon until it is told to stop (SIGTERM, SIGINT, SIGHUP); they are ignored then.
 
     Args:
         settings: what it serves, and where.
         temporary: it leaves nothing behind, not even the folder of its socket.
+        read_again: reads the settings when SIGHUP comes, which then stops nothing.
 
     Raises:
         StartError: it cannot start; the message says why.
@@ -61,10 +71,12 @@ def serve(settings: Settings, *, temporary: bool = False) -> None:
     with (
         StopSignals() as signals,
         closing(
-            inherited(os.environ) or UnixListener(settings.socket_path, temporary=temporary)
+            inherited(os.environ)
+            or launchd.inherited()
+            or UnixListener(settings.socket_path, temporary=temporary)
         ) as listener,
     ):
-        uvloop.run(Daemon(settings, listener, signals, manager).run())
+        uvloop.run(Daemon(settings, listener, signals, manager, read_again).run())
 
 
 class Daemon:
@@ -76,8 +88,8 @@ class Daemon:
         listener: UnixListener | InheritedListener,
         signals: StopSignals,
         manager: ServiceManager,
+        read_again: Callable[[], Settings] | None,
     ) -> None:
-        self._settings = settings
         self._listener = listener
         self._signals = signals
         self._manager = manager
@@ -98,20 +110,33 @@ class Daemon:
         self._queue = ConversationQueue(settings.max_waiting)
         self._handoff: Handoff | None = None
         self._assembly: Assembly | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._reloader: Reloader | None = None
+        if read_again is not None:
+            self._reloader = Reloader(read_again, self._entry, self._connections, manager)
+        self._tasks: list[asyncio.Task[None]] = []  # that run for as long as requests are served
         self._stop = asyncio.Event()
         self._force_stop = asyncio.Event()
 
+    @property
+    def _settings(self) -> Settings:
+        """Those in force."""
+        return self._entry.settings
+
     async def run(self) -> None:
         """Start, serve, stop."""
-        beats = asyncio.create_task(self._manager.beat(self._entry.stalled))
-        with self._signals.calling(self._on_signal):
+        guards = [
+            asyncio.create_task(self._manager.beat(self._entry.stalled)),
+            asyncio.create_task(launchd.end_when_stalled(self._entry.stalled)),
+        ]
+        calling = self._signals.calling
+        with calling(self._on_signal), calling(self._on_hangup, signal.SIGHUP):
             try:
                 await self.startup()
                 await self._stop.wait()
             finally:
                 await self.shutdown()
-                beats.cancel()
+                for guard in guards:
+                    guard.cancel()
 
     async def startup(self) -> None:
         """Listen first, so that clients hear "loading" and not "no such file"; then load."""
@@ -130,8 +155,8 @@ class Daemon:
         log.info("stopping")
         self._manager.stopping()
         self._entry.stopping = True
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._handoff is not None:
             self._handoff.refuse_waiting()
             await self._drain(self._handoff)
@@ -232,7 +257,7 @@ class Daemon:
         )
         self._assembly = assembly
         self._pressure = PressureWatch(find_source(), self._on_share)
-        self._watch = asyncio.create_task(self._pressure.run())
+        self._tasks.append(asyncio.create_task(self._pressure.run()))
         self._handoff = handoff
         self._thread.attach(assembly.engine.step)
         self._entry.responses = await self._open_responses(assembly)
@@ -249,6 +274,8 @@ class Daemon:
         self._entry.phase = None
         self._manager.ready(f"serving {loaded.name} on {self._listener.path}")
         self._warn_of_small_bodies(assembly.context_length)
+        if self._reloader is not None:
+            self._tasks.append(asyncio.create_task(self._reloader.run()))
         log.info(
             "ready",
             model=loaded.name,
@@ -292,6 +319,13 @@ class Daemon:
         if self._stop.is_set():
             self._force_stop.set()
         self._stop.set()
+
+    def _on_hangup(self) -> None:
+        """Reload, or stop where the settings cannot be read again."""
+        if self._reloader is None:
+            self._on_signal()
+        else:
+            self._reloader.ask()
 
     def _warn_of_small_bodies(self, context: int) -> None:
         """Say so if `body_bytes` keeps part of the context out of reach."""

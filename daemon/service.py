@@ -90,6 +90,11 @@ class Service:
         self._request_timeout = request_timeout
         self.workers = Workers(queue.limit, request_timeout, lambda: len(queue))
 
+    def set_bounds(self, *, max_waiting: int, request_timeout: float) -> None:
+        """Bound what comes from now on otherwise."""
+        self.queue.limit = self.workers.most_waiting = max_waiting
+        self._request_timeout = self.workers.timeout = request_timeout
+
     async def generate(self, body: GenerationBody, caller: Caller) -> Generations:
         """Admit a request of any protocol; entering the result submits it.
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Self
 
-from .early_signals import NUMBERS
+from .early_signals import NUMBERS, kept
 
 
 class StopSignals:
@@ -36,6 +36,8 @@ class StopSignals:
         self._sender.setblocking(False)
         for number in NUMBERS:
             signal.signal(number, self._note)
+        self._came += kept
+        kept.clear()
         return self
 
     def __exit__(

@@ -36,8 +36,11 @@ stop_grace = 60
 gpt-4o = "default"
 ```
 
-| key | variable | flag | value | default | what it does |
-|---|---|---|---|---|---|
+SIGHUP makes a running daemon [read them again](operations.md#reload). Where the column says so, a
+new value is in force from then on; the others need a restart.
+
+| key | variable | flag | value | default | reload | what it does |
+|---|---|---|---|---|---|---|
 """
 
 _NOTES = """
@@ -86,6 +89,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
             f"`{setting.flag}`" if setting.flag else "none",
             setting.values,
             _default(setting),
+            "yes" if setting.about.reload else "",
             setting.about.does,
         )
 

@@ -42,6 +42,7 @@ def test_texts_have_as_many_tokens_as_asked_for(tiny_dir: Path) -> None:
         assert len(set(made)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", FOLDERS)
 def test_a_folder_of_each_shape_can_be_served(shape: str, tmp_path: Path) -> None:
     """It loads, and has a tokenizer with a template."""

@@ -159,12 +159,22 @@ def test_http_page_has_every_field() -> None:
 def test_operations_page_has_every_metric() -> None:
     """Each metric that is exported is in the table, by its exported name."""
     metrics = Metrics(EngineStatistics, lambda: 0, None)
-    metrics.requests.labels("stop").inc()
     families = re.findall(r"^# TYPE (\S+) ", metrics.render().decode(), re.MULTILINE)
     names = [name for name in families if not name.endswith("_created")]
     assert "umbel_requests_total" in names
     assert "vllm:num_requests_running" in names
     assert _not_in("operations.md", names) == []
+
+
+def test_operations_page_has_the_types_of_metrics() -> None:
+    """Each row names a metric of its type, and each alias stands in one row and has its type."""
+    text = Metrics(EngineStatistics, lambda: 0, None).render().decode()
+    types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    table = _page("operations.md").partition("## Metrics")[2]
+    rows = re.findall(r"^\| `(umbel_\w+)` \| (\w+) \|.*\|(.*)\|$", table, re.MULTILINE)
+    aliases = [(name, kind) for _, kind, also in rows for name in re.findall(r"vllm:\w+", also)]
+    told = [(name, kind) for name, kind, _ in rows] + aliases
+    assert sorted(told) == sorted((n, k) for n, k in types.items() if not n.endswith("_created"))
 
 
 async def test_operations_page_has_every_key_of_the_request_line() -> None:

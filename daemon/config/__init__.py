@@ -2,7 +2,7 @@
 
 from .setting import ENV_PREFIX, Setting
 from .settings import SETTINGS, LogFormat, Settings, default_socket
-from .sources import is_loopback, load
+from .sources import check_key, is_loopback, load
 
 __all__ = [
     "ENV_PREFIX",
@@ -10,6 +10,7 @@ __all__ = [
     "LogFormat",
     "Setting",
     "Settings",
+    "check_key",
     "default_socket",
     "is_loopback",
     "load",

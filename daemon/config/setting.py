@@ -35,6 +35,7 @@ class About(NamedTuple):
         flag: its flag, if that is not its name; None if it has none.
         table: the table of the file in which it stands.
         secret: whether messages may not show its value.
+        reload: whether a reload puts a new value in force; else a restart does.
     """
 
     does: str
@@ -43,6 +44,7 @@ class About(NamedTuple):
     flag: str | None = ""
     table: str = ""
     secret: bool = False
+    reload: bool = False
 
 
 class Setting(NamedTuple):

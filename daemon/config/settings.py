@@ -42,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             unset="none",
             flag="--alias",
             table="models",
+            reload=True,
         ),
     ] = {}
     socket: Annotated[
@@ -71,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             unset="none",
             flag=None,
             secret=True,
+            reload=True,
         ),
     ] = None
     cors_origins: Annotated[
@@ -80,6 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             unit="origin",
             unset="no page",
             flag="--cors-origin",
+            reload=True,
         ),
     ] = []
     prefill_chunk: Annotated[
@@ -145,10 +148,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     max_waiting: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)],
-        About("Most requests that may wait; then 429.", unit="requests"),
+        About("Most requests that may wait; then 429.", unit="requests", reload=True),
     ] = 1024
     request_timeout: Annotated[
-        _Seconds, About("Time a request may take, waiting included.", unit="seconds")
+        _Seconds, About("Time a request may take, waiting included.", unit="seconds", reload=True)
     ] = 3600.0
     max_connections: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)] | None,
@@ -157,6 +160,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             unit="connections",
             unset="4096, less where few files may be open",
             flag=None,
+            reload=True,
         ),
     ] = None
     body_bytes: Annotated[
@@ -173,23 +177,44 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Bytes that stored responses may take, on disk or else in memory.",
             unit="bytes",
             flag=None,
+            reload=True,
         ),
     ] = "128MiB"
     header_timeout: Annotated[
         _Seconds,
-        About("Time a client may take to send its request's headers.", unit="seconds", flag=None),
+        About(
+            "Time a client may take to send its request's headers.",
+            unit="seconds",
+            flag=None,
+            reload=True,
+        ),
     ] = 30.0
     idle_timeout: Annotated[
         _Seconds,
-        About("Time a connection stays open without a request.", unit="seconds", flag=None),
+        About(
+            "Time a connection stays open without a request.",
+            unit="seconds",
+            flag=None,
+            reload=True,
+        ),
     ] = 120.0
     read_timeout: Annotated[
         _Seconds,
-        About("Time a client may take to send its request body.", unit="seconds", flag=None),
+        About(
+            "Time a client may take to send its request body.",
+            unit="seconds",
+            flag=None,
+            reload=True,
+        ),
     ] = 30.0
     write_timeout: Annotated[
         _Seconds,
-        About("Time a client may leave a piece of its answer unread.", unit="seconds", flag=None),
+        About(
+            "Time a client may leave a piece of its answer unread.",
+            unit="seconds",
+            flag=None,
+            reload=True,
+        ),
     ] = 60.0
     keepalive: Annotated[
         _Seconds,
@@ -197,13 +222,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Silence of a stream after which its client hears that work goes on.",
             unit="seconds",
             flag=None,
+            reload=True,
         ),
     ] = 10.0
     stop_grace: Annotated[
         Annotated[float, Meta(ge=0)],
-        About("Time running requests get to finish on SIGTERM.", unit="seconds"),
+        About("Time running requests get to finish on SIGTERM.", unit="seconds", reload=True),
     ] = 30.0
-    log_format: Annotated[LogFormat, About("Log lines: text (key=value) or json.")] = "text"
+    log_format: Annotated[LogFormat, About("Log lines: text (key=value) or json.", reload=True)] = (
+        "text"
+    )
 
     @property
     def socket_path(self) -> Path:

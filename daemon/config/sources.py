@@ -147,9 +147,22 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
     check_origins(settings.cors_origins)
     if settings.host is not None and settings.port is None:
         raise ConfigError(f"{given['host'].place}: it needs a port too")
+    check_key(settings, given["host"].place if "host" in given else "host")
+
+
+def check_key(settings: Settings, place: str) -> None:
+    """Refuse to listen where others can reach the daemon, and need no key.
+
+    Args:
+        settings: to look at.
+        place: where `host` is set, for the message.
+
+    Raises:
+        ConfigError: saying what to set.
+    """
     if settings.tcp and not is_loopback(settings.tcp[0]) and settings.api_key is None:
         raise ConfigError(
-            f"{given['host'].place}: {settings.tcp[0]} can be reached from outside; "
+            f"{place}: {settings.tcp[0]} can be reached from outside; "
             f"set {SETTINGS['api_key'].variable}, or listen on 127.0.0.1"
         )
 

@@ -1,14 +1,18 @@
 """`python -m umbel` is the `umbel` command."""
 
+import signal
 import sys
 
-from .daemon.early_signals import leave_at_once
+from .daemon.early_signals import has_terminal, leave_at_once
 
 
 def main() -> None:
     """Run the command line; errors are one sentence on standard error and exit status 1."""
     # The imports below take seconds. A daemon that is stopped in them has stopped in order.
-    leave_at_once(0 if sys.argv[1:2] == ["serve"] else None)
+    if sys.argv[1:2] == ["serve"]:
+        leave_at_once(0, keep=() if has_terminal() else (signal.SIGHUP,))
+    else:
+        leave_at_once(None)
     from .daemon.cli import app  # noqa: PLC0415  (as above)
 
     app()

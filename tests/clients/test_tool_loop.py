@@ -159,6 +159,7 @@ def test_only_what_is_new_is_computed_by_the_embedded_model(
     assert "history drift" not in embedded_daemon.log()
 
 
+@pytest.mark.slow
 def test_thoughts_stay_while_the_turn_goes_on(thinking_daemon: RunningDaemon) -> None:
     """With a template that writes calls and thoughts itself; agents do not send thoughts back."""
     thoughts = "I look at it.\n</think>\n\n"

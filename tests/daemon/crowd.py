@@ -163,10 +163,10 @@ async def flood(
 
 
 def outcomes(daemon: RunningDaemon) -> Counter[str]:
-    """How many requests the daemon has counted, by how they ended."""
+    """How many requests the daemon has counted, by how they ended; only what there was."""
     lines = daemon.request("GET", "/metrics").body.decode().splitlines()
     counted = [line.split('"') for line in lines if line.startswith("umbel_requests_total{")]
-    return Counter({outcome: int(float(value.strip("} "))) for _, outcome, value in counted})
+    return +Counter({outcome: int(float(value.strip("} "))) for _, outcome, value in counted})
 
 
 class Calm:

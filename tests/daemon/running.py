@@ -155,6 +155,7 @@ def spawn(
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = UMBEL,
     fresh: bool = False,
+    terminal: int | None = None,
 ) -> RunningDaemon:
     """Start a daemon without waiting for it to be ready.
 
@@ -166,6 +167,7 @@ def spawn(
         program: what Python runs.
         fresh: in a process of its own from the first import; else one is forked where that is
             the same to the daemon.
+        terminal: its standard input, in a session of its own; else it has none.
     """
     path, log = folder / "run" / "u.sock", folder / "log"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UMBEL_")}
@@ -183,7 +185,8 @@ def spawn(
         else:
             process = subprocess.Popen(
                 [sys.executable, *program, *words],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
+                start_new_session=terminal is not None,
                 stdout=output,
                 stderr=output,
                 env=environment,

@@ -149,6 +149,7 @@ def test_chat_interrupted_in_an_answer(tiny_daemon: RunningDaemon, short_path: P
         assert b"stopped" in errors
 
 
+@pytest.mark.slow
 def test_demo(short_path: Path) -> None:
     """`umbel demo` ends with status 0, a row for each agent, and a summary."""
     done = umbel("demo", "--agents", "3", "--max-tokens", "8", folder=short_path)

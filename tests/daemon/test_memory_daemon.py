@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from .crowd import PATIENCE, events_of, is_idle, outcomes, text_of
+from .measured import samples
 from .running import STOP, Reply, RunningDaemon, eventually, running
 from .test_restart_warm import on_disk
 
@@ -170,9 +170,7 @@ def with_preempted(daemon: RunningDaemon) -> Any:
 
 def metrics(daemon: RunningDaemon) -> dict[tuple[str, ...], float]:
     """Read `/metrics`, by name and the values of the labels, in the order of their names."""
-    text = daemon.request("GET", "/metrics").body.decode()
-    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    return {(s.name, *(s.labels[key] for key in sorted(s.labels))): s.value for s in samples}
+    return samples(daemon.request("GET", "/metrics").body.decode())
 
 
 def ledger_of(measured: dict[tuple[str, ...], float]) -> dict[str, float]:

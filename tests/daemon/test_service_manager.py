@@ -71,6 +71,18 @@ def test_each_message_is_what_the_manual_says(heard: socket.socket) -> None:
     ]
 
 
+def test_a_reload_has_a_beginning_and_an_end(heard: socket.socket) -> None:
+    """With the time of the monotonic clock, which the protocol wants."""
+    before = time.monotonic_ns() // 1000
+    manager = ServiceManager(address(heard))
+    manager.reloading()
+    manager.reloaded()
+    begin, clock = heard.recv(4096).decode().split("\n")
+    assert begin == "RELOADING=1"
+    assert before <= int(clock.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
+    assert heard.recv(4096) == b"READY=1"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract names are Linux's")
 def test_an_abstract_name_is_reached() -> None:
     """As containers have it."""

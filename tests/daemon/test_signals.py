@@ -79,6 +79,31 @@ def test_three_at_once(short_path: Path, long_tiny_dir: Path) -> None:
     assert "event=stopped" in daemon.log()
 
 
+EARLY = """
+import asyncio, os, signal
+from umbel.daemon.early_signals import leave_at_once
+leave_at_once(0, keep=(signal.SIGHUP,))
+os.kill(os.getpid(), signal.SIGHUP)
+from umbel.daemon.signals import StopSignals
+
+async def main():
+    came = asyncio.Event()
+    with signals.calling(came.set, signal.SIGHUP):
+        await asyncio.wait_for(came.wait(), 60)
+
+with StopSignals() as signals:
+    asyncio.run(main())
+print("came")
+"""
+
+
+def test_an_early_reload_is_not_lost() -> None:
+    """What is asked for while a daemon imports its modules waits until it can be done."""
+    command = [sys.executable, "-c", EARLY]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=STOP)
+    assert (done.stdout, done.stderr, done.returncode) == (b"came\n", b"", 0)
+
+
 def test_other_commands_end_by_their_signal(short_path: Path) -> None:
     """What is not a daemon has been interrupted, and says so: 128 plus the signal's number."""
     program = (

@@ -1,0 +1,213 @@
+"""SIGHUP reloads what needs no restart and says what does; a fault changes nothing."""
+
+import signal
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from umbel.daemon import reload
+from umbel.daemon.config import SETTINGS, Settings
+from umbel.daemon.connections import Connections
+from umbel.daemon.errors import ConfigError
+from umbel.daemon.handlers.entry import Entry
+from umbel.daemon.reload import Reloader, in_force, put_in_force
+from umbel.daemon.response_desk import ResponseDesk
+from umbel.daemon.response_store import ResponseStore
+from umbel.daemon.service import Service
+from umbel.daemon.service_manager import ServiceManager
+from umbel.daemon.workers import Workers
+from umbel.scheduler.queue import ConversationQueue
+
+from .running import RunningDaemon, eventually, running
+
+OTHER: dict[str, Any] = {
+    "model": "another",
+    "aliases": {"gpt": "default"},
+    "socket": "/elsewhere",
+    "host": "localhost",
+    "port": 1,
+    "api_key": "secret",
+    "cors_origins": ["https://app.example"],
+    "prefill_chunk": 7,
+    "cache_bytes": 8,
+    "no_cache": True,
+    "disk_dir": "/elsewhere",
+    "disk_bytes": 9,
+    "no_disk": True,
+    "checkpoint_interval": 10,
+    "checkpoints_kept": 11,
+    "kv_bits": 4,
+    "kv_group_size": 32,
+    "max_batch": 12,
+    "max_stall_ms": 13.0,
+    "warmup": "full",
+    "exact": True,
+    "max_waiting": 14,
+    "request_timeout": 15.0,
+    "max_connections": 16,
+    "body_bytes": "17MiB",
+    "responses_bytes": 18,
+    "header_timeout": 19.0,
+    "idle_timeout": 20.0,
+    "read_timeout": 21.0,
+    "write_timeout": 22.0,
+    "keepalive": 23.0,
+    "stop_grace": 24.0,
+    "log_format": "json",
+}
+"""A value of each setting that is not its default."""
+
+
+def test_what_needs_no_restart_changes_and_nothing_else() -> None:
+    """And there is a value above for each setting."""
+    after = in_force(Settings(), Settings(**OTHER))
+    expected = {name: OTHER[name] for name in OTHER if SETTINGS[name].about.reload}
+    assert OTHER.keys() == SETTINGS.keys()
+    assert after == Settings(**expected)
+
+
+class Parts(NamedTuple):
+    """Who keeps settings."""
+
+    entry: Entry
+    connections: Connections
+    service: Service
+    store: ResponseStore
+
+
+@pytest.fixture
+def parts() -> Iterator[Parts]:
+    """All of them, with the defaults; the service has no model."""
+    service = Service.__new__(Service)
+    service.queue = ConversationQueue(1)
+    service.workers = Workers(1, 1.0, lambda: 0)
+    store = ResponseStore(None, 1)
+    entry = Entry(Settings())
+    entry.service, entry.responses = service, ResponseDesk(store)
+    connections = Connections(1, header_timeout=1, idle_timeout=1, write_timeout=1)
+    before = structlog.get_config()
+    yield Parts(entry, connections, service, store)
+    structlog.configure(**before)
+    service.workers.close()
+    store.close()
+
+
+# Where handlers read a setting from those in force, no copy can be forgotten.
+READ_WHEN_USED = ("aliases", "api_key", "keepalive", "read_timeout", "stop_grace")
+COPIES: dict[str, Callable[[Parts], list[Any]]] = {
+    "cors_origins": lambda p: [p.entry.cross_origin._origins],
+    "max_waiting": lambda p: [p.service.queue.limit, p.service.workers.most_waiting],
+    "request_timeout": lambda p: [p.service._request_timeout, p.service.workers.timeout],
+    "max_connections": lambda p: [p.connections.limit],
+    "responses_bytes": lambda p: [p.store.budget],
+    "header_timeout": lambda p: [p.connections.header_timeout],
+    "idle_timeout": lambda p: [p.connections.idle_timeout],
+    "write_timeout": lambda p: [p.connections.write_timeout, p.entry.settings.write_timeout],
+    "log_format": lambda _: [_log_format()],
+}
+
+
+def _log_format() -> str:
+    renderer = structlog.get_config()["processors"][-1]
+    return "json" if isinstance(renderer, structlog.processors.JSONRenderer) else "text"
+
+
+def test_every_copy_is_replaced(parts: Parts) -> None:
+    """Each setting that a reload changes has its new value wherever it is used."""
+    put_in_force(Settings(**OTHER), parts.entry, parts.connections)
+    reloads = {name for name, setting in SETTINGS.items() if setting.about.reload}
+    assert {*READ_WHEN_USED, *COPIES} == reloads
+    assert parts.entry.settings == Settings(**OTHER)
+    for name, copies in COPIES.items():
+        assert set(map(str, copies(parts))) == {str(OTHER[name])}, name
+
+
+def reloader(parts: Parts, read: Callable[[], Settings]) -> Reloader:
+    """One whom nobody hears."""
+    return Reloader(read, parts.entry, parts.connections, ServiceManager(None))
+
+
+async def test_a_fault_changes_nothing(parts: Parts) -> None:
+    """The log has the sentence that would have kept a daemon from starting."""
+
+    def read() -> Settings:
+        raise ConfigError("umbel.toml: unknown key 'modle'")
+
+    with capture_logs() as logs:
+        await reloader(parts, read)._reload()
+    assert logs == [
+        {
+            "event": "settings not reloaded",
+            "reason": "umbel.toml: unknown key 'modle'",
+            "log_level": "error",
+        }
+    ]
+    assert parts.entry.settings == Settings()
+
+
+async def test_no_reload_takes_the_key_from_an_open_port(parts: Parts) -> None:
+    """Each half of the change is all right, but the address waits for a restart."""
+    parts.entry.reload(Settings(host="0.0.0.0", port=1, api_key="secret"))  # noqa: S104
+    with capture_logs() as logs:
+        await reloader(parts, Settings)._reload()
+    assert "host, which needs a restart: 0.0.0.0 can be reached" in logs[0]["reason"]
+    assert parts.entry.settings.api_key == "secret"
+
+
+async def test_what_has_changed_is_told(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both values of each, but for a secret; a setting that waits for a restart is a warning."""
+    monkeypatch.setattr(reload, "put_in_force", lambda settings, *_: parts.entry.reload(settings))
+    new = Settings(stop_grace=5, api_key="hunter2", max_batch=4)
+    with capture_logs() as logs:
+        await reloader(parts, lambda: new)._reload()
+        await reloader(parts, lambda: new)._reload()
+    lines = [tuple(line.values()) for line in logs]
+    waits = ("max_batch", "32", "4", "setting needs a restart", "warning")
+    assert lines == [
+        ("api_key", "unset", "secret", "setting changed", "info"),
+        waits,
+        ("stop_grace", "30.0", "5", "setting changed", "info"),
+        ("settings reloaded", "info"),
+        waits,
+        ("settings reloaded", "info"),
+    ]
+
+
+def hang_up(daemon: RunningDaemon, event: str) -> None:
+    """Ask for a reload and wait for its outcome."""
+    before = daemon.log().count(event)
+    daemon.process.send_signal(signal.SIGHUP)
+    eventually(lambda: daemon.log().count(event) > before)
+
+
+def status_over_tcp(daemon: RunningDaemon) -> int:
+    """Ask without a key."""
+    connection = HTTPConnection("127.0.0.1", daemon.tcp_port(), timeout=60)
+    try:
+        connection.request("GET", "/status")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_daemon_reloads(short_path: Path, long_tiny_dir: Path) -> None:
+    """A key is asked for, then another log, then a fault; it serves all the time."""
+    file = short_path / "umbel.toml"
+    file.write_text("port = 0\n")
+    with running(short_path, long_tiny_dir, "--config", str(file)) as daemon:
+        assert status_over_tcp(daemon) == 200
+        file.write_text('port = 0\napi_key = "secret"\nmax_batch = 4\n')
+        hang_up(daemon, "settings reloaded")
+        assert status_over_tcp(daemon) == 401
+        assert 'event="setting needs a restart" setting=max_batch before=32 after=4' in daemon.log()
+        file.write_text('port = 0\nlog_format = "json"\napi_key = 3\n')
+        hang_up(daemon, "settings not reloaded")
+        assert status_over_tcp(daemon) == 401
+        file.write_text('port = 0\nlog_format = "json"\n')
+        hang_up(daemon, '"event": "settings reloaded"')
+        assert status_over_tcp(daemon) == 200
