@@ -80,6 +80,9 @@ _RECURRENT = {"qwen3_next", "mamba2", "mamba", "falcon_h1", "kimi_linear", "plam
 
 CHUNK = 32
 LONG = 700
+_RUNS = 20
+"""At most, to see the highest peak of a piece of work on a busy machine."""
+
 _SHARED_BUFFER = 16 * 1024
 """Bytes by which a buffer may be larger than the array in it before MLX copies."""
 
@@ -176,6 +179,18 @@ def taken(work: Callable[[], object]) -> int:
         mx.synchronize()
         noted()
     return max(peaks) - before
+
+
+def highest(work: Callable[[], object], enough: int) -> int:
+    """The highest peak of a few runs, until one is so high.
+
+    How much is active at a time depends on how far launching is ahead of computing: the less, the
+    busier the machine. A price holds for the furthest; a single run may be a third below.
+    """
+    peaks = [taken(work)]
+    while max(peaks) < enough and len(peaks) < _RUNS:
+        peaks.append(taken(work))
+    return max(peaks)
 
 
 def whole_bytes(cache: SequenceCache) -> int:
@@ -343,9 +358,16 @@ def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
     for start in range(0, LONG, chunk):
         tokens = prompt[start : start + chunk]
         need = chunk_need(runner, len(tokens), cache).nbytes
-        peak = taken(functools.partial(runner.prefill, [(tokens, cache)]))
-        assert peak <= need
-        assert start or need < 3 * peak, "most of it would be idle"
+        assert taken(functools.partial(runner.prefill, [(tokens, cache)])) <= need
+
+
+@pytest.mark.parametrize(("name", "chunk"), batch_fixture.each([32, 300, 512]))
+def test_little_more_than_a_chunk_takes_is_foretold(name: str, chunk: int) -> None:
+    """What is kept free for a chunk is no more than three times what it may take."""
+    runner, prompt = load(name), words(LONG, chunk)[:chunk]
+    need = chunk_need(runner, chunk, runner.open()).nbytes
+    peak = highest(lambda: runner.prefill([(prompt, runner.open())]), need // 3 + 1)
+    assert peak <= need < 3 * peak, "most of it would be idle"
 
 
 @pytest.mark.parametrize("name", _KINDS)
@@ -487,9 +509,10 @@ def test_the_promise_is_kept(name: str, context: int) -> None:
         prefill(runner, cache, context - 1, runner.profile.least_chunk)
         decode(runner, [cache], 12)
 
-    peak = taken(start)
+    enough = worst_case.nbytes // 3 + 1 if context == LONG else 0
+    peak = highest(start, enough)
     assert peak <= worst_case.nbytes
-    assert context < LONG or worst_case.nbytes < 3 * peak, "most of the budget would be idle"
+    assert peak >= enough, "most of the budget would be idle"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
