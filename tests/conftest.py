@@ -26,8 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set what all processes inherit, those that run tests and those that tests start."""
     # Tests run on all cores as it is. Threads of every process on all of them wait in turns.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # MLX's thread of the CPU is woken for each operation. As batch processes, whoever is woken takes
-    # no core from another that computes: the same work needs 10 to 30 % less of the processor.
+    # MLX's thread of the CPU is woken for each operation. In a batch process it then takes no core
+    # from another that computes: the same work needs 10 to 30 % less of the processor.
     if hasattr(os, "SCHED_BATCH"):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     # What daemons measure of a model is kept for later starts: here, and not in the user's folder.

@@ -33,7 +33,9 @@ from .measured import key_of, measured_once
 _FEW, _CONTEXT = 32, 1024  # tokens of a short chunk, and before chunks
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
 _MOST = 4 * BLOCK  # tokens of a chunk that show what is not cut though attention is
-_TIMES, _QUICK = 3, 0.1  # runs of a probe, while they take less than so many seconds
+_AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
+_QUICK = 0.2  # seconds of the processor for them
+_ALIKE = 0.98  # of the highest peak, that is as high
 _ROWS = 3  # of a call that shows what several take more
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
 _FORMAT = 5  # of what is kept
@@ -157,9 +159,14 @@ def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows:
     than its launch; where it does not, that varies by a fifth, and a run takes no time.
     """
     begun, peaks = time.process_time(), list[int]()  # a busy machine is no reason for fewer
-    while not peaks or (len(peaks) < _TIMES and time.process_time() - begun < _QUICK):
+    while not peaks or (not _settled(peaks) and time.process_time() - begun < _QUICK):
         peaks.append(_peak(layout, prefill, tokens, context, rows))
     return max(peaks)
+
+
+def _settled(peaks: list[int]) -> bool:
+    highest = sum(peak >= _ALIKE * max(peaks) for peak in peaks)
+    return highest == _AGAIN or len(peaks) == _TIMES
 
 
 def _peak(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int) -> int:

@@ -328,14 +328,19 @@ def test_probes_are_fitted(block: int, within: int, monkeypatch: pytest.MonkeyPa
         assert fitted.worst_case(tokens, context) == fitted.estimate(tokens, context)
 
 
-def test_a_probe_that_computed_at_once_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("often", [3, 8])
+def test_a_probe_that_computed_at_once_is_run_again(
+    often: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A chunk takes more the further its launch is ahead; the highest peak seen is fitted."""
     loaded, times = zoo_model("llama"), itertools.count(1)
 
     def peak(layout: object, prefill: object, tokens: int, context: int, rows: int) -> int:
         del layout, prefill, rows
         full = 500_000 + 3000 * tokens + 200 * (tokens + context)
-        return full if next(times) % 3 == 0 else full // 2
+        number = next(times)
+        part = 20 if number % often == 0 else 10 + number % 7
+        return full * part // 20
 
     monkeypatch.setattr(memory_probe, "_peak", peak)
     fitted = measure_transients(loaded.layout, None, loaded.device)
