@@ -29,6 +29,9 @@ BY_THEMSELVES = {
 """Models whose prompts are computed one by one, and why."""
 
 TOGETHER = [name for name in (*NAMES, "llama_kv4") if name not in BY_THEMSELVES]
+ROUNDING = 1e-5
+"""Of a number in fp32 that is a sum of many, in another order: some states grow to a thousand."""
+
 LENGTHS = [(7, 1, 4), (70, 33, 2), (5, 5, 5)]
 
 
@@ -64,7 +67,7 @@ def test_together_as_alone(name: str) -> None:
         if "kv" not in name:  # a rounding is a whole step of what is quantised
             for mine, theirs in zip(state(one), state(other), strict=True):
                 assert mine.shape == theirs.shape
-                np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+                np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
         logits = [world.model(mx.array([[3]]), cache=each.layers) for each in (one, other)]
         assert mx.abs(logits[0] - logits[1]).max() < TOLERANCE * (100 if "kv" in name else 1)
 
@@ -89,7 +92,7 @@ def test_whatever_each_reads_alone(name: str) -> None:
         world.runner.prefill([(tokens, cache)])
     for one, other in zip(joined, alone, strict=True):
         for mine, theirs in zip(state(one), state(other), strict=True):
-            np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+            np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["llama", "falcon_h1", "llama_kv8"])
