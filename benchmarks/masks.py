@@ -190,6 +190,7 @@ def steps(runner: ModelRunner, grammar: Grammar, rows: int) -> dict[str, Any]:
 
 def _decode(runner: ModelRunner, rows: int, grammar: Grammar | None) -> list[float]:
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 40)
+    cache.pool.resize(Size(1 << 40, 1 << 40))
     queue, ended = ConversationQueue(64), 0
 
     def publish(events: Any) -> None:
@@ -201,7 +202,7 @@ def _decode(runner: ModelRunner, rows: int, grammar: Grammar | None) -> list[flo
     engine = Engine(
         runner,
         KVCacheManager(runner, cache, fingerprint="f", interval=8192),
-        MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), runner, fixed_chunks=False),
+        MemoryPlanner(Governor(cache), runner, fixed_chunks=False),
         queue,
         publish,
         eos_ids=frozenset(),

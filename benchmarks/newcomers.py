@@ -56,6 +56,7 @@ class Driver:
         self._queue = ConversationQueue(64)
         self._numbers = itertools.count()
         cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=1 << 40)
+        cache.pool.resize(Size(1 << 40, 1 << 40))
         self.gaps: dict[str, list[float]] = {}
         self.begun: set[str] = set()
         self.ended: set[str] = set()
@@ -63,7 +64,7 @@ class Driver:
         self.engine = Engine(
             runner,
             KVCacheManager(runner, cache, fingerprint="f", interval=8192),
-            MemoryPlanner(Governor(cache, Size(1 << 40, 1 << 40)), runner, fixed_chunks=False),
+            MemoryPlanner(Governor(cache), runner, fixed_chunks=False),
             self._queue,
             self._publish,
             eos_ids=frozenset(),

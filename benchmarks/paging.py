@@ -73,7 +73,8 @@ class Way:
         self.paging = 0
         self._cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=BUDGET)
         self._tier = DiskTier(folder, fingerprint="model", queue_bytes=BUDGET // 16)
-        governor = Governor(self._cache, Size(BUDGET, 1 << 30))
+        self._cache.pool.resize(Size(BUDGET, 1 << 30))
+        governor = Governor(self._cache)
         self._pager = Pager(
             self._cache,
             self._tier,

@@ -39,7 +39,8 @@ class Replay:
         self.over = self.read = 0
         self.cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
         # The governor keeps a sixteenth of its own budget free.
-        self._governor = Governor(self.cache, Size(budget * 16 // 15, 1 << 62))
+        self.cache.pool.resize(Size(budget * 16 // 15, 1 << 62))
+        self._governor = Governor(self.cache)
         self._disk = disk
         self._records = 0
 

@@ -4,6 +4,8 @@ Victims are chosen in `eviction`; here they go. What is retained never does, nor
 written to disk.
 """
 
+from itertools import chain
+
 from .eviction import Victim, persisted_victims, shortened, victims
 from .ledger import Size
 from .node import TrieNode, size_in_memory, size_of
@@ -12,7 +14,7 @@ from .tries import Namespace, Tries
 
 
 class Evictor:
-    """Takes state from the tries of one model. Belongs to the MLX thread.
+    """Takes state from the tries of a model, and for it from others'. Belongs to the MLX thread.
 
     Attributes:
         evictions: states that were forgotten.
@@ -28,7 +30,7 @@ class Evictor:
         self._tries = tries
 
     def evict(self, budget: int, buffers: int = 1 << 62) -> None:
-        """Page out or forget what was used longest ago until little enough is in memory.
+        """Page out or forget what the model used longest ago until little enough is in memory.
 
         What leases retain stays, so that more may be left while they are open.
 
@@ -36,39 +38,15 @@ class Evictor:
             budget: bytes that may stay.
             buffers: allocations that may stay.
         """
-        limit = Size(budget, buffers)
-        for persisted in (True, False) if len(self._tries.files) else (False,):
-            if self._tries.size.within(limit):
-                break
-            self._evict(limit, persisted=persisted)
-        for trie in self._tries:
-            trie.spans.trim()
-        self._tries.drop_empty()
+        _Eviction(self, [self._tries], Size(budget, buffers)).run()
 
-    def _evict(self, limit: Size, *, persisted: bool) -> None:
-        """Evict to a limit; if `persisted`, only what is on disk."""
-        candidates = victims(self._tries, persisted=persisted)
-        while not (held := self._tries.size).within(limit) and (victim := next(candidates, None)):
-            over = held - limit
-            if victim.checkpoint:
-                self._drop_checkpoint(victim)
-            elif victim.node.persisted_end == victim.node.end:
-                victim.trie.page_out(victim.node)
-                self.page_outs += 1
-            else:
-                everything = over.buffers > 0
-                end = victim.node.start if everything else shortened(victim.node, over.nbytes)
-                # What is on disk is left to it as a whole, and only if the rest is not enough.
-                victim.trie.shorten(victim.node, max(end, victim.node.persisted_end))
-                self.evictions += 1
+    def evict_from_all(self, limit: Size) -> None:
+        """Do so with the state of all models, whichever was used longest ago.
 
-    def _drop_checkpoint(self, victim: Victim) -> None:
-        if victim.node.persisted_checkpoint is None:
-            self.evictions += 1
-        else:
-            self.page_outs += 1
-        victim.trie.drop_checkpoint(victim.node)
-        victim.trie.prune(victim.node)
+        Args:
+            limit: what may stay of all that is stored.
+        """
+        _Eviction(self, self._tries.pool.tries, limit).run()
 
     def forget_persisted(self, goal: int) -> int:
         """Forget what was used longest ago on disk until files take at most `goal` bytes.
@@ -97,10 +75,10 @@ class Evictor:
     def evictable(self) -> Size:
         """What could be evicted: all but what a lease holds, is being written or is lodged.
 
-        Costs a walk over all nodes.
+        Costs a walk over all nodes of all models.
         """
         free = Size()
-        for trie in self._tries:
+        for trie in chain.from_iterable(self._tries.pool.tries):
             below: set[TrieNode | None] = set()  # something stays below them, so their span does
             for node in reversed(list(trie.nodes())):
                 if node.ref_count or node.staying or node in below:
@@ -133,6 +111,55 @@ class Evictor:
             _write_anew(trie)
         self._tries.drop_empty()
         return forgotten
+
+
+class _Eviction:
+    """One pass over the tries of some models, for one that needs room."""
+
+    def __init__(self, evictor: Evictor, models: list[Tries], limit: Size) -> None:
+        self._evictor = evictor
+        self._models = models
+        self._limit = limit
+
+    def run(self) -> None:
+        on_disk = any(len(tries.files) for tries in self._models)
+        for persisted in (True, False) if on_disk else (False,):
+            if self._held.within(self._limit):
+                break
+            self._evict(persisted=persisted)
+        for tries in self._models:
+            for trie in tries:
+                trie.spans.trim()
+            tries.drop_empty()
+
+    @property
+    def _held(self) -> Size:
+        return sum((tries.size for tries in self._models), Size())
+
+    def _evict(self, *, persisted: bool) -> None:
+        """Evict to the limit; if `persisted`, only what is on disk."""
+        candidates = victims(chain.from_iterable(self._models), persisted=persisted)
+        while not (held := self._held).within(self._limit) and (victim := next(candidates, None)):
+            over = held - self._limit
+            if victim.checkpoint:
+                self._drop_checkpoint(victim)
+            elif victim.node.persisted_end == victim.node.end:
+                victim.trie.page_out(victim.node)
+                self._evictor.page_outs += 1
+            else:
+                everything = over.buffers > 0
+                end = victim.node.start if everything else shortened(victim.node, over.nbytes)
+                # What is on disk is left to it as a whole, and only if the rest is not enough.
+                victim.trie.shorten(victim.node, max(end, victim.node.persisted_end))
+                self._evictor.evictions += 1
+
+    def _drop_checkpoint(self, victim: Victim) -> None:
+        if victim.node.persisted_checkpoint is None:
+            self._evictor.evictions += 1
+        else:
+            self._evictor.page_outs += 1
+        victim.trie.drop_checkpoint(victim.node)
+        victim.trie.prune(victim.node)
 
 
 def _write_anew(trie: RadixTrie) -> None:

@@ -9,63 +9,59 @@ for what does not fit: on Metal it would end the process.
 from .ledger import Kind, Ledger, Size
 from .prefix_cache import PrefixCache
 
-_LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
-_RESERVE = 16  # a part of the budget is kept for copies: one in this many
-
 
 class Governor:
-    """Makes room in one budget. Belongs to the MLX thread.
+    """Makes room for one model in the budget of all. Belongs to the MLX thread.
 
     A copy of state (to cut, join or pack it) needs memory for the moment in which both
     exist. Nothing longer than `max_copy_bytes` is ever copied, and that much is kept free, so
     that freeing memory never needs any that is not there.
 
     Attributes:
-        ledger: what is held.
+        pool: the budget, and what is held in it.
+        ledger: the latter.
 
     Args:
-        cache: what can be made room in. Its ledger is the one that counts.
-        budget: what all state may take, transients included.
+        cache: of the model. Its pool is the one that counts.
     """
 
-    def __init__(self, cache: PrefixCache, budget: Size) -> None:
+    def __init__(self, cache: PrefixCache) -> None:
+        self.pool = cache.pool
         self.ledger: Ledger = cache.ledger
         self._cache = cache
-        self._budget = budget
-        self._base = budget.nbytes
-        self._share = 1.0
         self._transient = self.ledger.account(Kind.TRANSIENT)
+
+    def note(self, *, busy: bool) -> None:
+        """Note whether requests of this model are at work."""
+        (self.pool.busy.add if busy else self.pool.busy.discard)(self)
+
+    @property
+    def others_busy(self) -> bool:
+        """Whether requests of another model are at work, which will give memory back."""
+        return bool(self.pool.busy - {self})
 
     @property
     def budget(self) -> Size:
         """What all state may take at present."""
-        return Size(self._bytes(), self._budget.buffers)
-
-    def _bytes(self) -> int:
-        if self._share == 1.0:
-            return self._budget.nbytes
-        least = self._budget.nbytes // _LEAST_SHARE
-        return max(int(self._base * self._share), least)
+        return self.pool.budget
 
     @property
     def limit(self) -> Size:
         """What may be held, so that there is room for a copy still."""
-        return self.budget - Size(max_copy_bytes(self._budget.nbytes))
+        return self.pool.limit
 
     @property
     def room(self) -> Size:
         """What is free, without making any; negative where too much is held."""
-        return self.limit - self.ledger.total
+        return self.pool.room
 
     def shrink(self, share: float) -> None:
-        """Use only a share of the budget, because the system is short of memory.
+        """Use only a share of the budget, because the system is short of memory."""
+        self.pool.shrink(share)
+        self.evict_excess()
 
-        Where less was held than the budget when that began, it is a share of what was: else a
-        cache that is half full would give nothing back.
-        """
-        if self._share == 1.0:
-            self._base = min(self._budget.nbytes, self.ledger.total.nbytes)
-        self._share = share
+    def evict_excess(self) -> None:
+        """Evict what is held over the budget, which has become smaller."""
         self._free(Size())
 
     def fits(self, need: Size) -> bool:
@@ -90,8 +86,9 @@ class Governor:
     def _free(self, need: Size) -> None:
         """Evict what `need` takes over what is free, as far as it can be."""
         over = need - self.room
-        held = self._cache.tries.size - Size(max(0, over.nbytes), max(0, over.buffers))
-        self._cache.evictor.evict(held.nbytes, held.buffers)
+        self._cache.evictor.evict_from_all(
+            self.pool.stored - Size(max(0, over.nbytes), max(0, over.buffers))
+        )
 
     def reserve(self, need: Size) -> bool:
         """Make room for what a step will compute, and keep it for it until the next one does.
@@ -108,8 +105,3 @@ class Governor:
     def release(self) -> None:
         """Give back what was reserved: the step is over."""
         self._transient.close()
-
-
-def max_copy_bytes(budget: int) -> int:
-    """The most bytes of state that are copied at a time, under a budget."""
-    return budget // _RESERVE

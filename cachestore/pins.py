@@ -148,7 +148,8 @@ class Pins:
         if not lease.cached:
             raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
         taken = self._held_by([lease, *[lease for _, lease in self._pinned.values()]])
-        limit = self._cache.budget // _SHARE
+        least = self._cache.pool.least
+        limit = (self._cache.budget if least is None else least) // _SHARE
         if taken > limit:
             raise PinError(
                 f"with {name!r} pins would take {taken} bytes, and they may take {limit}; "

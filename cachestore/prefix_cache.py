@@ -13,7 +13,8 @@ from .errors import CacheError
 from .evictor import Evictor
 from .insertion import attach, insert, node_at
 from .lease import Lease
-from .ledger import Kind, Ledger, Size
+from .ledger import Kind, Size
+from .memory_pool import MemoryPool
 from .node import Tokens, TrieNode
 from .restoration import Known, Missing, Restoration
 from .state import Layout, Span
@@ -30,6 +31,7 @@ class PrefixCache:
 
     Attributes:
         layout: what the model's state consists of.
+        pool: what memory it shares with the caches of other models.
         ledger: where all state is recorded.
         tries: of all namespaces.
         evictor: takes state from them.
@@ -40,7 +42,7 @@ class PrefixCache:
         checkpoints_kept: checkpoints that one request may leave behind.
         grid: requests resume at multiples of this many tokens only.
         longest: tokens up to which neighbours are joined: what is joined is copied.
-        ledger: as above; one of its own, if it is None.
+        pool: as above; one of its own, if it is None.
     """
 
     def __init__(
@@ -51,11 +53,12 @@ class PrefixCache:
         checkpoints_kept: int = 4,
         grid: int = 1,
         longest: int = 1 << 62,
-        ledger: Ledger | None = None,
+        pool: MemoryPool | None = None,
     ) -> None:
         self.layout = layout
-        self.tries = Tries(layout, ledger)
-        self.ledger = self.tries.ledger
+        self.pool = MemoryPool() if pool is None else pool
+        self.tries = Tries(layout, self.pool)
+        self.ledger = self.pool.ledger
         self.evictor = Evictor(self.tries)
         self.budget = budget
         self.grid = grid
@@ -114,7 +117,7 @@ class PrefixCache:
 
     def refresh(self, trie: RadixTrie, node: TrieNode) -> None:
         """Have all of a node's state count as just used."""
-        tick = self.tries.next_tick()
+        tick = self.pool.recency.next()
         trie.touch(node, tick)
         trie.touch_checkpoint(node, tick)
 
@@ -124,7 +127,7 @@ class PrefixCache:
 
     def _touch(self, trie: RadixTrie, resume: TrieNode, holder: TrieNode | None) -> None:
         """Have what a request resumes at count as just used, and nothing above it."""
-        tick = self.tries.next_tick()
+        tick = self.pool.recency.next()
         if resume.parent is not None:
             trie.touch(resume, tick)
         if holder is not None:
@@ -156,7 +159,7 @@ class PrefixCache:
             for item in lease.captured
             if item.reason in SHARED and item.checkpoint.offset <= len(tokens)
         ]
-        tick = self.tries.next_tick()
+        tick = self.pool.recency.next()
         for item in shared:
             lease.captured.remove(item)
             attach(trie, tokens, item.checkpoint, tick)
@@ -181,7 +184,7 @@ class PrefixCache:
 
     def _store(self, trie: RadixTrie, lease: Lease, tokens: Tokens, span: Span | None) -> None:
         insert(trie, tokens, lease.held, span)
-        tick = self.tries.next_tick()
+        tick = self.pool.recency.next()
         while lease.captured:
             attach(trie, tokens, lease.captured.pop().checkpoint, tick)
         leaf = trie.prune(trie.match(tokens).node)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .extents import FileUse
-from .ledger import Ledger, Size
+from .ledger import Size
+from .memory_pool import MemoryPool
 from .state import Layout
 from .trie import RadixTrie
 
@@ -22,32 +23,32 @@ class Namespace(NamedTuple):
 
 
 class Tries:
-    """All tries of one loaded model, and the recency counter that they share.
+    """All tries of one loaded model.
 
     Belongs to the MLX thread. Iterating yields the tries.
 
     Attributes:
         layout: what the model's state consists of.
-        ledger: where all state is recorded.
+        pool: what memory they share with those of other models.
         files: who refers to which file of the disk tier.
 
     Args:
         layout: as above.
-        ledger: as above; one of its own, if it is None.
+        pool: as above.
     """
 
-    def __init__(self, layout: Layout, ledger: Ledger | None = None) -> None:
+    def __init__(self, layout: Layout, pool: MemoryPool) -> None:
         self.layout = layout
-        self.ledger = Ledger() if ledger is None else ledger
+        self.pool = pool
         self.files = FileUse()
         self._tries: dict[Namespace, RadixTrie] = {}
-        self._tick = 0
         self._dropped_splits = 0  # of tries that are gone
+        pool.tries.append(self)
 
     def open(self, namespace: Namespace) -> RadixTrie:
         """The trie of a namespace, made if there is none."""
         if namespace not in self._tries:
-            self._tries[namespace] = RadixTrie(self.ledger, self.files)
+            self._tries[namespace] = RadixTrie(self.pool.ledger, self.files)
         return self._tries[namespace]
 
     def get(self, namespace: Namespace) -> RadixTrie | None:
@@ -89,12 +90,3 @@ class Tries:
     def writing(self) -> bool:
         """Whether some state is being written to disk, and stays until it is."""
         return any(node.writing for trie in self for node in trie.nodes())
-
-    def next_tick(self) -> int:
-        """The recency of what is used now: more than that of all that was used before."""
-        self._tick += 1
-        return self._tick
-
-    def remember_tick(self, tick: int) -> None:
-        """Count recency on from what was used before a restart."""
-        self._tick = max(self._tick, tick)

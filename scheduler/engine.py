@@ -80,6 +80,7 @@ class Engine(Generic[C, P, O, T]):
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
         self._waits_since: float | None = None  # for memory that the disk tier holds
+        self._short = False  # of memory that requests of another model hold
         self._totals = Counter[str]()
         self._lifecycle = Lifecycle(self._scheduler, kv_cache)
         self._decoder = Decoder(
@@ -108,6 +109,7 @@ class Engine(Generic[C, P, O, T]):
         if not self._running:
             self._last_step_at = self._clock()  # it was idle until now, not stalled
         reading = self._kv_cache.page()
+        self._short = False
         self._admit()
         step = self._afford()
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
@@ -130,9 +132,8 @@ class Engine(Generic[C, P, O, T]):
             return Pace.BUSY
         if self._scheduler.idle:
             return Pace.IDLE
-        return (
-            Pace.WAITING if self._scheduler.reading or self._waits_since is not None else Pace.BUSY
-        )
+        waits = self._scheduler.reading or self._waits_since is not None or self._short
+        return Pace.WAITING if waits else Pace.BUSY
 
     def statistics(self) -> EngineStatistics:
         """Read the last published statistics. Safe to call from any thread."""
@@ -144,7 +145,7 @@ class Engine(Generic[C, P, O, T]):
             while sequence := self._scheduler.start_next():
                 self._begin(sequence)
             stuck = self._scheduler.stuck()
-            if stuck is None or self._waits_for_disk():
+            if stuck is None or self._waits_for_disk() or self._waits_for_others():
                 return
             self._lifecycle.finish(stuck, FinishReason.ERROR, self._no_room(stuck))
 
@@ -167,12 +168,19 @@ class Engine(Generic[C, P, O, T]):
                 continue
             if victim is None and self._waits_for_disk():
                 return None
+            if victim is None and self._waits_for_others():
+                victim = self._running[0]  # two models that wait for each other's would for ever
             if victim is None:
                 alone = self._running[0]
                 self._lifecycle.finish(alone, FinishReason.ERROR, self._no_room(alone))
             else:
                 self._preempt(victim)
         return None
+
+    def _waits_for_others(self) -> bool:
+        """Whether what lacks is held by requests of another model. Their ends are waited for."""
+        self._short = self._memory.others_busy
+        return self._short
 
     def _waits_for_disk(self) -> bool:
         """Whether what lacks is about to be given up by the disk tier, which writes it.

@@ -1,6 +1,6 @@
 """Which step memory allows: plans, prices and reserves it; the engine's side of the governor."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 from typing import Generic, NamedTuple
 
@@ -64,8 +64,14 @@ class MemoryPlanner(Generic[C, P]):
         held = {kind.value: size.nbytes for kind, size in ledger.by_kind().items()}
         return MemoryUse(budget=self.budget, buffers=ledger.total.buffers, **held)
 
-    def record(self, caches: Iterable[C]) -> None:
+    @property
+    def others_busy(self) -> bool:
+        """Whether requests of another model are at work, which will give memory back."""
+        return self._governor.others_busy
+
+    def record(self, caches: Collection[C]) -> None:
         """Record in the ledger what running sequences have of their own by now."""
+        self._governor.note(busy=bool(caches))
         self._held.set(Size(*self._runner.held_by(caches)))
 
     def admits(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> bool:

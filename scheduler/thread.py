@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, ParamSpec, TypeVar, cast
 
@@ -50,11 +51,20 @@ class _Job(NamedTuple):
     cancel: Callable[[], bool]
 
 
-class MLXThread:
-    """Runs calls in order and, between them, steps of one attached worker.
+@dataclass
+class _Worker:
+    """What runs steps, and when its next one is due."""
 
-    A failing call ends its own future and nothing else. All methods may be called from
-    any thread.
+    work: Callable[[], int]
+    pace: Pace = Pace.IDLE
+
+
+class MLXThread:
+    """Runs calls in order and, between them, steps of the attached workers in turn.
+
+    After each call every worker that has something to do gets a step, so that calls one after
+    the other keep nobody waiting for longer than one of them. A failing call ends its own future
+    and nothing else. All methods may be called from any thread.
 
     Args:
         on_exit: the thread's last call. It must release the thread's MLX streams: without
@@ -63,7 +73,7 @@ class MLXThread:
 
     def __init__(self, on_exit: Callable[[], None]) -> None:
         self._on_exit = on_exit
-        self._work: Callable[[], int] | None = None
+        self._workers: list[_Worker] = []
         self._jobs: deque[_Job] = deque()
         self._condition = threading.Condition()
         self._woken = False
@@ -76,10 +86,15 @@ class MLXThread:
         self._thread.start()
 
     def attach(self, work: Callable[[], int]) -> None:
-        """Run `work` whenever no call waits, at the pace that it returns."""
+        """Run `work`, again and again, at the pace that it returns."""
         with self._condition:
-            self._work = work
+            self._workers.append(_Worker(work))
         self.wake()
+
+    def detach(self, work: Callable[[], int]) -> None:
+        """Run `work` no more. To be called on the thread itself, or it may run once more."""
+        with self._condition:
+            self._workers = [worker for worker in self._workers if worker.work != work]
 
     def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Have the thread call `fn`; calls run in the order they were submitted.
@@ -117,7 +132,7 @@ class MLXThread:
             raise ThreadStoppedError("the MLX thread was stopped") from None
 
     def wake(self) -> None:
-        """Tell the thread that its worker has something to do."""
+        """Tell the thread that a worker has something to do."""
         with self._condition:
             self._woken = True
             self._condition.notify()
@@ -135,7 +150,7 @@ class MLXThread:
     def stop(self, timeout: float) -> None:
         """Finish the call or step that runs, cancel calls that wait, end the thread.
 
-        Idempotent. The worker gets no further step.
+        Idempotent. Workers get no further step.
 
         Raises:
             TimeoutError: the thread did not end in time; it still will, unless it hangs.
@@ -155,48 +170,52 @@ class MLXThread:
 
     def _run(self) -> None:
         try:
-            pace = Pace.IDLE
-            while self._wait(pace):
+            while self._wait():
                 self._busy_since = time.monotonic()
-                pace = Pace.BUSY if self._run_next_job() else Pace(self._step())
+                self._run_next_job()
+                self._step()
         finally:
-            self._work = None
+            self._workers.clear()
             self._on_exit()
 
-    def _wait(self, pace: Pace) -> bool:
+    def _wait(self) -> bool:
         """Sleep until there is something to do; False when the thread shall end."""
         self._busy_since = None
         with self._condition:
-            if pace is not Pace.BUSY:
+            paces = {worker.pace for worker in self._workers}
+            if Pace.BUSY not in paces:
                 self._condition.wait_for(
                     lambda: self._stopping or self._woken or self._jobs,
-                    _SOON if pace is Pace.WAITING else None,
+                    _SOON if Pace.WAITING in paces else None,
                 )
+            if self._woken or self._jobs:
+                for worker in self._workers:
+                    worker.pace = Pace.BUSY
             self._woken = False
             return not self._stopping
 
-    def _run_next_job(self) -> bool:
-        """Run the oldest waiting call; False when none waits."""
+    def _run_next_job(self) -> None:
+        """Run the oldest waiting call, if one waits."""
         with self._condition:
             if not self._jobs:
-                return False
+                return
             job = self._jobs.popleft()
         job.run()
         del job  # as in `_fulfil`, whose frame knows this one
-        return True
 
-    def _step(self) -> int:
-        work = self._work
-        if work is None:
-            return Pace.IDLE
-        try:
-            return work()
-        except BaseException:
-            # The worker answers for its own faults; one that escapes (a panic in a Rust
-            # extension is no Exception) must not end the thread, nor be repeated at once
-            # for ever.
-            log.exception("step failed")
-            return Pace.IDLE
+    def _step(self) -> None:
+        """Let each worker that does not sleep do a step."""
+        for worker in list(self._workers):
+            if worker.pace is Pace.IDLE or self._stopping:
+                continue
+            try:
+                worker.pace = Pace(worker.work())
+            except BaseException:
+                # The worker answers for its own faults; one that escapes (a panic in a Rust
+                # extension is no Exception) must not end the thread, nor be repeated at once
+                # for ever.
+                log.exception("step failed")
+                worker.pace = Pace.IDLE
 
 
 def _fulfil(future: Future[T], fn: Callable[[], T]) -> None:

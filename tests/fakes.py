@@ -298,8 +298,8 @@ def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
     """A cache that keeps nothing, for tests of what stands around it."""
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
     kv_cache = KVCacheManager(runner, cache, fingerprint="fake", interval=8192, keeps=False)
-    governor = Governor(cache, Size(budget, 1 << 40))
-    return Unkept(kv_cache, MemoryPlanner(governor, runner, fixed_chunks=False))
+    cache.pool.resize(Size(budget, 1 << 40))
+    return Unkept(kv_cache, MemoryPlanner(Governor(cache), runner, fixed_chunks=False))
 
 
 class FakeClock:

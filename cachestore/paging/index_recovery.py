@@ -142,7 +142,7 @@ def _place_span(
         trie.persistence.add_extent(node, Extent(record, known, stop))
         trie.touch(node, record.used)
         known = stop
-    cache.tries.remember_tick(record.used)
+    cache.pool.recency.remember(record.used)
     return node
 
 
@@ -160,5 +160,5 @@ def _place_checkpoint(
         return None
     trie.persistence.set_checkpoint(node, record)
     trie.touch_checkpoint(node, record.used)
-    cache.tries.remember_tick(record.used)
+    cache.pool.recency.remember(record.used)
     return node

@@ -245,7 +245,8 @@ class PagedWorld(World):
     def open(self) -> None:
         """Open the tier, and what is above it."""
         fingerprint = NAMESPACE.fingerprint
-        self.governor = Governor(self.cache, self.memory)
+        self.cache.pool.resize(self.memory)
+        self.governor = Governor(self.cache)
         self.tier = Watched(self.folder, fingerprint=fingerprint, **self._tier_options)
         self.codec = FakeCodec(self.registry, self.stack, self.each, copies=self.copies)
         self.pager = Pager(

@@ -6,8 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from umbel.cachestore.governor import Governor, max_copy_bytes
+from umbel.cachestore.governor import Governor
 from umbel.cachestore.ledger import Kind, Size
+from umbel.cachestore.memory_pool import max_copy_bytes
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.prefix_cache import PrefixCache
 
@@ -31,7 +32,8 @@ BUDGET = Size(1600, 1000)
 
 def governed(world: World, nbytes: int = 1600, buffers: int = 1000) -> Governor:
     """Put a governor over a world's cache."""
-    return Governor(world.cache, Size(nbytes, buffers))
+    world.cache.pool.resize(Size(nbytes, buffers))
+    return Governor(world.cache)
 
 
 def test_room_for_a_copy_is_kept(make_world: MakeWorld) -> None:
@@ -238,7 +240,8 @@ def test_the_reserve_holds_the_longest_copy(steps: list[tuple[int, int, int, int
     longest = max_copy_bytes(1600) // 4
     registry = Registry()
     cache = PrefixCache(KV.layout, budget=PLENTY, longest=longest)
-    governor = Governor(cache, BUDGET)
+    cache.pool.resize(BUDGET)
+    governor = Governor(cache)
     peaks = [0]
 
     def observe() -> None:

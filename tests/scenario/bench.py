@@ -159,7 +159,8 @@ class Bench:
         self._queue = ConversationQueue(16)
         self._events: list[tuple[Sequence, Event]] = []
         kv_cache = KVCacheManager(self.runner, self.cache, fingerprint="f", interval=INTERVAL)
-        self.governor = Governor(self.cache, Size(memory, 1 << 40))
+        self.cache.pool.resize(Size(memory, 1 << 40))
+        self.governor = Governor(self.cache)
         self.engine = Engine(
             self.runner,
             kv_cache,

@@ -294,8 +294,7 @@ class ServerFixture:
 
     def allow(self, nbytes: int) -> None:
         """Have another budget from now on."""
-        governor = self.assembly.governor
-        governor._budget = Size(nbytes, governor._budget.buffers)
+        self.assembly.cache.pool.resize(Size(nbytes, self.assembly.governor.budget.buffers))
 
     def cache_of(self, name: str) -> SequenceCache:
         """The state of a sequence that runs."""

@@ -100,7 +100,8 @@ class PlannerFixture:
         fixed_chunks: bool = False,
     ) -> None:
         self.world = world or World(KV)
-        self.governor = Governor(self.world.cache, Size(nbytes, buffers))
+        self.world.cache.pool.resize(Size(nbytes, buffers))
+        self.governor = Governor(self.world.cache)
         self.ledger = self.governor.ledger
         self.others = self.ledger.account(Kind.PAGING)
         self.runner = Figures()

@@ -1,9 +1,11 @@
 """The one thread that touches MLX."""
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from structlog.testing import capture_logs
 
-from umbel.scheduler.thread import MLXThread, ThreadStoppedError
+from umbel.scheduler.thread import MLXThread, Pace, ThreadStoppedError
 
 from ..fakes import PATIENCE
 
@@ -315,22 +317,70 @@ class TestWorker:
             assert thread.call(lambda: "alive", PATIENCE) == "alive"
         assert [log["event"] for log in logs[:2]] == ["step failed"] * 2
 
-    def test_another_worker_may_take_its_place(self, thread: MLXThread) -> None:
-        """Attaching again replaces the worker."""
-        first, second = threading.Event(), threading.Event()
+    def test_workers_take_turns(self, thread: MLXThread) -> None:
+        """A busy one keeps no other from its step, and sleepers are left alone until woken."""
+        turns, slept = list[str](), threading.Semaphore(0)
 
-        def run(event: threading.Event) -> Callable[[], bool]:
-            def work() -> bool:
-                event.set()
-                return False
+        def busy() -> int:
+            turns.append("busy")
+            return Pace.BUSY if turns.count("busy") < 100 else Pace.IDLE
 
-            return work
+        def sleeper() -> int:
+            turns.append("sleeper")
+            slept.release()
+            return Pace.IDLE
 
-        thread.attach(run(first))
-        assert first.wait(PATIENCE)
-        thread.call(nothing, PATIENCE)
-        thread.attach(run(second))
-        assert second.wait(PATIENCE)
+        thread.attach(sleeper)
+        assert slept.acquire(timeout=PATIENCE)
+        thread.attach(busy)
+        assert slept.acquire(timeout=PATIENCE)
+        while turns.count("busy") < 100:
+            time.sleep(0.001)
+        assert turns.count("sleeper") == 2
+        thread.wake()
+        assert slept.acquire(timeout=PATIENCE)
+
+    def test_calls_in_a_row_keep_no_worker_waiting(self, thread: MLXThread) -> None:
+        """After each call there is a step: who loads a model in pieces stops no stream."""
+        order, over = list[str](), threading.Event()
+
+        def work() -> int:
+            order.append("step")
+            return Pace.IDLE if over.is_set() else Pace.BUSY
+
+        blocker = Blocker()
+        thread.attach(work)
+        thread.submit(blocker)
+        blocker.wait_entered()
+        calls = [thread.submit(order.append, "call") for _ in range(20)]
+        blocker.let_go()
+        for call in calls:
+            call.result(PATIENCE)
+        over.set()
+        at = [place for place, what in enumerate(order) if what == "call"]
+        assert all("step" in order[one:two] for one, two in itertools.pairwise(at))
+
+    def test_a_detached_worker_runs_no_more(self, thread: MLXThread) -> None:
+        """And is let go, while others go on."""
+        left, other = list[None](), threading.Semaphore(0)
+
+        def leaves() -> int:
+            left.append(None)
+            return Pace.BUSY
+
+        def stays() -> int:
+            other.release()
+            return Pace.IDLE
+
+        thread.attach(leaves)
+        thread.attach(stays)
+        thread.call(lambda: thread.detach(leaves), PATIENCE)
+        steps = len(left)
+        while other.acquire(blocking=False):
+            pass
+        thread.wake()
+        assert other.acquire(timeout=PATIENCE)
+        assert len(left) == steps
 
 
 class TestStop:

@@ -1,0 +1,104 @@
+"""The memory that the state of all loaded models shares: one budget, one ledger, one recency."""
+
+from typing import TYPE_CHECKING
+
+from .ledger import Ledger, Size
+
+if TYPE_CHECKING:
+    from .governor import Governor
+    from .tries import Tries
+
+_LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
+_RESERVE = 16  # a part of the budget is kept for copies: one in this many
+
+
+class Recency:
+    """Tells what was used before what, whichever model's it is."""
+
+    def __init__(self) -> None:
+        self._tick = 0
+
+    def next(self) -> int:
+        """The recency of what is used now: more than that of all that was used before."""
+        self._tick += 1
+        return self._tick
+
+    def remember(self, tick: int) -> None:
+        """Count on from what was used before a restart."""
+        self._tick = max(self._tick, tick)
+
+
+class MemoryPool:
+    """What state may take, and whose it is. Belongs to the MLX thread.
+
+    Models come and go: the budget is what their weights leave. The part of it that is kept for
+    copies is that of the least budget, so that a model's longest copy stays as long as it is.
+
+    Attributes:
+        least: bytes that the budget never falls below; None before it is known.
+        ledger: where all state is recorded.
+        recency: of all state.
+        tries: of each model that is loaded.
+        busy: governors of the models that have requests at work.
+    """
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.recency = Recency()
+        self.tries: list[Tries] = []
+        self.busy: set[Governor] = set()
+        self.least: int | None = None
+        self._whole = Size()
+        self._base = 0
+        self._share = 1.0
+
+    def resize(self, budget: Size, least: int | None = None) -> None:
+        """Say anew what all state may take.
+
+        Args:
+            budget: at present.
+            least: bytes that it never falls below; all of it, if it is None.
+        """
+        self._whole = budget
+        self.least = budget.nbytes if least is None else least
+
+    @property
+    def budget(self) -> Size:
+        """What all state may take at present."""
+        return Size(self._bytes(), self._whole.buffers)
+
+    def _bytes(self) -> int:
+        whole = self._whole.nbytes
+        if self._share == 1.0:
+            return whole
+        return max(int(min(self._base, whole) * self._share), whole // _LEAST_SHARE)
+
+    @property
+    def limit(self) -> Size:
+        """What may be held, so that there is room for a copy still."""
+        return self.budget - Size(max_copy_bytes(self.least or 0))
+
+    @property
+    def room(self) -> Size:
+        """What is free, without making any; negative where too much is held."""
+        return self.limit - self.ledger.total
+
+    @property
+    def stored(self) -> Size:
+        """What the tries of all models hold in memory."""
+        return sum((tries.size for tries in self.tries), Size())
+
+    def shrink(self, share: float) -> None:
+        """Use only a share of the budget, because the system is short of memory.
+
+        Where less was held than the budget when that began, it is a share of what was: else a
+        cache that is half full would give nothing back.
+        """
+        if self._share == 1.0:
+            self._base = min(self._whole.nbytes, self.ledger.total.nbytes)
+        self._share = share
+
+
+def max_copy_bytes(budget: int) -> int:
+    """The most bytes of state that are copied at a time, under a budget."""
+    return budget // _RESERVE
