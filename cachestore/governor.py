@@ -30,6 +30,13 @@ class Governor:
         self.ledger: Ledger = cache.ledger
         self._cache = cache
         self._transient = self.ledger.account(Kind.TRANSIENT)
+        self.pool.governors.append(self)
+
+    def close(self) -> None:
+        """Leave the pool: the model is unloaded."""
+        self.release()
+        self.pool.busy.discard(self)
+        self.pool.governors.remove(self)
 
     def note(self, *, busy: bool) -> None:
         """Note whether requests of this model are at work."""

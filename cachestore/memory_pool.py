@@ -39,6 +39,7 @@ class MemoryPool:
         ledger: where all state is recorded.
         recency: of all state.
         tries: of each model that is loaded.
+        governors: of each model that is loaded.
         busy: governors of the models that have requests at work.
     """
 
@@ -46,6 +47,7 @@ class MemoryPool:
         self.ledger = Ledger()
         self.recency = Recency()
         self.tries: list[Tries] = []
+        self.governors: list[Governor] = []
         self.busy: set[Governor] = set()
         self.least: int | None = None
         self._whole = Size()
@@ -87,6 +89,11 @@ class MemoryPool:
     def stored(self) -> Size:
         """What the tries of all models hold in memory."""
         return sum((tries.size for tries in self.tries), Size())
+
+    def evict_excess(self) -> None:
+        """Evict what is held over the budget, which has become smaller."""
+        for governor in self.governors[:1]:  # each has all models' state to choose from
+            governor.evict_excess()
 
     def shrink(self, share: float) -> None:
         """Use only a share of the budget, because the system is short of memory.

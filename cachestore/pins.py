@@ -87,6 +87,12 @@ class Pins:
             self._tier.unpin(name, tenant)
         return True
 
+    def close(self) -> None:
+        """Let go of all, as the model is unloaded; the index has them for the next time."""
+        for _, lease in self._pinned.values():
+            lease.close()
+        self._pinned.clear()
+
     def listed(self, tenant: str) -> list[PinDescription]:
         """A tenant's pins; those of before a restart hold nothing until they are read."""
         held = [

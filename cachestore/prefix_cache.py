@@ -121,6 +121,14 @@ class PrefixCache:
         trie.touch(node, tick)
         trie.touch_checkpoint(node, tick)
 
+    def close(self) -> None:
+        """Give all memory back, and leave the pool. What is on disk stays there."""
+        self.evictor.evict(0, 0)
+        for trie in self.tries:  # of which a disk that does not answer still has something
+            trie.spans.abandon()
+            trie.checkpoints.close()
+        self.pool.tries.remove(self.tries)
+
     def statistics(self) -> CacheStatistics:
         """Describe the tries. Costs a walk over all nodes."""
         return describe(self.tries, self.evictor)

@@ -27,6 +27,10 @@ class Spans:
         """Count a span that the trie is given."""
         self._account.add(total([span]))
 
+    def abandon(self) -> None:
+        """Count none of them any more: they go with their trie."""
+        self._account.close()
+
     def split(self, span: Span, at: int) -> tuple[Span, Span]:
         """Cut a span in two. Copies nothing."""
         before = total([span])

@@ -1,6 +1,6 @@
 """Other names under which the model is served, for tools that ask for one of their own."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from .errors import ConfigError
 from .quoting import quote
@@ -27,12 +27,13 @@ def read_aliases(words: Iterable[str]) -> dict[str, str]:
     return aliases
 
 
-def check_aliases(aliases: Mapping[str, str], model: str) -> None:
+def check_aliases(aliases: Mapping[str, str], model: str, others: Collection[str] = ()) -> None:
     """Refuse aliases that no request could use, or that lead nowhere.
 
     Args:
         aliases: each to the model that it stands for.
         model: the one that is served.
+        others: further ones that are.
 
     Raises:
         ConfigError: a name is none, is the model's own, or is another model's.
@@ -46,7 +47,7 @@ def check_aliases(aliases: Mapping[str, str], model: str) -> None:
             raise ConfigError(f"alias {quote(name)} has characters that cannot be printed")
         if name in (DEFAULT_MODEL, model):
             raise ConfigError(f"alias {quote(name)} is a name of the served model already")
-        if target not in (DEFAULT_MODEL, model):
+        if target not in (DEFAULT_MODEL, model, *others):
             raise ConfigError(
                 f"alias {quote(name)} stands for {quote(target)}, but {quote(model)} is served; "
                 f"let it stand for that, or for {DEFAULT_MODEL!r}"

@@ -1,8 +1,11 @@
 """What is known of a request from its first byte on, and what every answer says of it."""
 
+from contextlib import ExitStack
+
 from aiohttp import web
 
 from .bodies import Share
+from .streaming import EventStream
 
 ARRIVED_AT = web.RequestKey("arrived_at", float)
 """When its headers had been read, on the engine's clock, in seconds."""
@@ -16,6 +19,12 @@ ENTERED = web.RequestKey("entered", bool)
 SHARE = web.RequestKey("share", Share)
 """What the request holds of the budget of bodies."""
 
+
+HELD = web.RequestKey("held", ExitStack)
+"""What is given back when the request has been answered: the model that it used."""
+
+STREAM = web.RequestKey("stream", EventStream)
+"""The stream of its answer, which may begin before there is one."""
 
 FOR_BROWSERS = web.RequestKey("for_browsers", dict[str, str])
 """Headers that tell a browser which pages may read the answer."""

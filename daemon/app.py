@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import hdrs, web
@@ -13,8 +14,10 @@ from .answer_headers import (
     ARRIVED_AT,
     ENTERED,
     FOR_BROWSERS,
+    HELD,
     REQUEST_ID,
     SHARE,
+    STREAM,
     answer_headers,
 )
 from .connection import connection_of
@@ -27,8 +30,11 @@ from .handlers.models import ModelHandlers
 from .handlers.openai import OpenAIHandlers
 from .handlers.responses import ResponsesHandlers
 from .handlers.tokens import TokenHandlers
-from .protocols.errors import error_response
+from .protocols.errors import error_event, error_response
 from .quoting import shorten
+
+if TYPE_CHECKING:
+    from .streaming import EventStream
 
 log = structlog.get_logger()
 
@@ -58,12 +64,12 @@ def _middleware(entry: Entry) -> Middleware:
         request[ARRIVED_AT] = time.monotonic()
         request[REQUEST_ID] = f"req-{secrets.token_hex(12)}"
         request[FOR_BROWSERS] = entry.cross_origin.headers(request)
-        with _handling(request), entry.bodies.share() as share:
-            request[SHARE] = share
+        with _handling(request), entry.bodies.share() as share, ExitStack() as held:
+            request[SHARE], request[HELD] = share, held
             try:
                 response = entry.cross_origin.preflight(request) or await handler(request)
             except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
-                response = _failure(entry, request, error)
+                response = await _failure(entry, request, error)
             if not response.prepared:
                 response.headers.update(answer_headers(request))
             return response
@@ -76,8 +82,12 @@ def _handling(request: web.Request) -> AbstractContextManager[None]:
     return nullcontext() if connection is None else connection.handling(request)
 
 
-def _failure(entry: Entry, request: web.Request, error: Exception) -> web.Response:
+async def _failure(entry: Entry, request: web.Request, error: Exception) -> web.StreamResponse:
     failure = _as_failure(request, error)
+    stream: EventStream | None = request.get(STREAM)
+    if stream is not None and stream.prepared:
+        _tell_refusal(entry, request, failure, failure.status)
+        return await stream.end_with(error_event(request, failure))
     response = error_response(request, failure)
     if request.get(ENTERED, False):
         return response  # the generation counts itself, and has written its own line
@@ -111,5 +121,5 @@ def _tell_refusal(entry: Entry, request: web.Request, failure: APIError, status:
         message=failure.message,
         e2e_s=round(time.monotonic() - request[ARRIVED_AT], 3),
     )
-    if entry.service is not None and request.method == hdrs.METH_POST:
-        entry.service.metrics.refuse(failure.code or failure.kind)
+    if entry.models is not None and request.method == hdrs.METH_POST:
+        entry.models.default.metrics.refuse(failure.code or failure.kind)

@@ -12,8 +12,9 @@ import structlog
 from ..cachestore.disk.recovery import refuse_if_used
 from ..cachestore.disk.tier import DiskTier
 from ..cachestore.errors import DiskTierError, FolderInUseError
-from ..cachestore.governor import Governor, max_copy_bytes
+from ..cachestore.governor import Governor
 from ..cachestore.ledger import Size
+from ..cachestore.memory_pool import MemoryPool, max_copy_bytes
 from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
@@ -23,7 +24,7 @@ from ..models.kv.stored import DiskCodec
 from ..models.load.loader import LoadedModel, LoadPhase
 from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
-from ..models.runtime import DeviceMemory, device_memory, keep_freed_memory
+from ..models.runtime import keep_freed_memory
 from ..models.step_plan import StepPlan
 from ..models.warmup import longest, warm_up
 from ..scheduler.admission import MemoryBound
@@ -34,6 +35,7 @@ from ..scheduler.paging import Paging
 from ..scheduler.queue import ConversationQueue
 from .config import Settings
 from .errors import StartError
+from .memory_budget import MemoryBudget
 
 _LEAST_CONTEXT = 32  # tokens; a budget that cannot hold these is a mistake
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
@@ -69,10 +71,17 @@ class Assembly:
     pager: Pager | None
     pins: Pins
 
+    def close(self) -> None:
+        """Give all memory of state back. Belongs to the MLX thread; nothing may run."""
+        self.pins.close()
+        self.engine.close()
+        self.cache.close()
+
 
 def assemble(
     loaded: LoadedModel,
     settings: Settings,
+    memory: MemoryBudget,
     queue: ConversationQueue,
     publish: Publish,
     wake: Callable[[], None],
@@ -83,7 +92,8 @@ def assemble(
 
     Args:
         loaded: the model.
-        settings: of the daemon.
+        settings: of the daemon, and of the model.
+        memory: of all models.
         queue: where sequences wait.
         publish: takes each step's events.
         wake: tells this thread, from any other, that the disk is done with something.
@@ -99,17 +109,17 @@ def assemble(
     runner = ModelRunner(loaded, exact=settings.exact, measured=measured)
     if settings.exact:
         runner.profile.least_chunk = settings.prefill_chunk
-    device = device_memory()
     if runner.one_by_one is not None:
         log.warning("decoding one by one", model=loaded.name, reason=runner.one_by_one)
-    budget = Size(_budget(settings, device, runner.resident), device.buffers)
-    keep_freed_memory(min(budget.nbytes // _FREED_SHARE, _MOST_FREED))
-    context, bound = _context(loaded, runner, budget.nbytes)
-    copied = max_copy_bytes(budget.nbytes)
-    runner.live_within(budget.nbytes, max_copy_bytes=copied, max_batch=settings.max_batch)
-    cache = _cache(loaded, settings, budget.nbytes, runner.rules.longest)
-    governor = Governor(cache, budget)
-    _warm_up(loaded, settings, runner, budget.nbytes, begin)
+    weights = max(loaded.weight_bytes, runner.resident - memory.held)
+    budget = memory.enter(loaded.name, weights)
+    keep_freed_memory(min(budget // _FREED_SHARE, _MOST_FREED))
+    context, bound = _context(loaded, runner, budget)
+    copied = max_copy_bytes(budget)
+    runner.live_within(budget, max_copy_bytes=copied, max_batch=settings.max_batch)
+    cache = _cache(loaded, settings, memory.pool, runner.rules.longest)
+    governor = Governor(cache)
+    _warm_up(loaded, settings, runner, budget, begin)
     if settings.disk_folder is not None:
         begin("opening the disk tier")
     disk = _open_disk(settings, loaded.fingerprint, copied, wake)
@@ -154,29 +164,15 @@ def refuse_used_folder(settings: Settings) -> None:
             raise _in_use(error) from error
 
 
-def _budget(settings: Settings, device: DeviceMemory, resident: int) -> int:
-    """Bytes that state may take: what is set, or what weights and request bodies leave."""
-    if settings.cache_budget is not None:
-        return settings.cache_budget
-    budget = device.recommended - device.headroom - resident - settings.body_budget
-    if budget <= 0:
-        raise StartError(
-            f"the model's weights take {resident} bytes and body_bytes {settings.body_budget}, "
-            f"and of the {device.total} bytes of {device.name} "
-            f"{device.recommended - device.headroom} may be used: "
-            "serve a smaller model, or set cache_bytes to try all the same"
-        )
-    return budget
-
-
-def _cache(loaded: LoadedModel, settings: Settings, budget: int, longest: int) -> PrefixCache:
+def _cache(loaded: LoadedModel, settings: Settings, pool: MemoryPool, longest: int) -> PrefixCache:
     layout = loaded.layout
     return PrefixCache(
         Layout(spans=layout.has_spans, checkpoints=layout.has_checkpoints),
-        budget=budget,
+        budget=pool.budget.nbytes,
         checkpoints_kept=settings.checkpoints_kept,
         grid=settings.prefill_chunk if settings.exact else 1,
         longest=longest,
+        pool=pool,
     )
 
 
@@ -239,9 +235,9 @@ def _in_use(error: FolderInUseError) -> StartError:
 
 def _disk_budget(settings: Settings, disk: DiskTier) -> int:
     if settings.disk_budget is not None:
-        return settings.disk_budget
+        return settings.disk_budget // settings.model_count
     free = shutil.disk_usage(disk.folder).free + disk.statistics().nbytes
-    return free // _DISK_SHARE
+    return free // _DISK_SHARE // settings.model_count
 
 
 def _context(

@@ -1,6 +1,6 @@
 """What the daemon measures, for Prometheus."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -68,10 +68,24 @@ class Metrics:
         self.e2e_seconds = self._histogram(
             "umbel_e2e_request_latency_seconds", "From arrival until the answer is sent.", _LONG
         )
-        self._measured.register(_EngineCollector(engine, waiting))
-        self._measured.register(_MemoryCollector(engine, disk))
+        self.attach(engine, waiting, disk)
+        self._measured.register(_EngineCollector(self))
+        self._measured.register(_MemoryCollector(self))
         self._exported = CollectorRegistry()
         self._exported.register(WithVLLMNames(self._measured))
+
+    def attach(
+        self,
+        engine: Callable[[], EngineStatistics],
+        waiting: Callable[[], int],
+        disk: Pager | None,
+    ) -> None:
+        """Read another engine from now on: the model was loaded anew, or is not loaded."""
+        self.engine, self.waiting, self.disk = engine, waiting, disk
+
+    def collect(self) -> Iterator[Metric]:
+        """Read all metrics, also under vLLM's names."""
+        yield from self._exported.collect()
 
     def render(self) -> bytes:
         """Write all metrics in Prometheus's text format."""
@@ -93,17 +107,43 @@ class Metrics:
         return Histogram(name, text, buckets=buckets, registry=self._measured)
 
 
+class ByModel(Collector):
+    """The metrics of several models, each sample with the model's name."""
+
+    def __init__(self, models: Mapping[str, Metrics]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """Read all of them; a family of several models is one."""
+        families: dict[str, Metric] = {}
+        for name, metrics in self._models.items():
+            for family in metrics.collect():
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                merged.samples += [
+                    sample._replace(labels={**sample.labels, "model": name})
+                    for sample in family.samples
+                ]
+        yield from families.values()
+
+    def render(self) -> bytes:
+        """Write all of them in Prometheus's text format."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+
 class _EngineCollector(Collector):
     """Reads the engine's counters when they are asked for, not when they change."""
 
-    def __init__(self, engine: Callable[[], EngineStatistics], waiting: Callable[[], int]) -> None:
-        self._engine = engine
-        self._waiting = waiting
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        now = self._engine()
+        now = self._metrics.engine()
         yield _gauge("umbel_requests_running", "Requests at work.", len(now.running))
-        yield _gauge("umbel_requests_waiting", "Requests in the queue.", self._waiting())
+        yield _gauge("umbel_requests_waiting", "Requests in the queue.", self._metrics.waiting())
         for name, text, value in (
             ("umbel_prompt_tokens", "Prompt tokens of started requests.", now.prompt_tokens),
             ("umbel_prompt_tokens_cached", "Of these, restored.", now.prompt_tokens_cached),
@@ -125,12 +165,11 @@ class _EngineCollector(Collector):
 class _MemoryCollector(Collector):
     """Reads the ledger as the engine last published it, and the disk tier's counters."""
 
-    def __init__(self, engine: Callable[[], EngineStatistics], disk: Pager | None) -> None:
-        self._engine = engine
-        self._disk = disk
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        now = self._engine()
+        now, disk = self._metrics.engine(), self._metrics.disk
         memory = now.memory
         held = GaugeMetricFamily(
             "umbel_cache_bytes", "Model state, by where it is.", labels=["tier", "kind"]
@@ -139,10 +178,10 @@ class _MemoryCollector(Collector):
             held.add_metric(["memory", kind], getattr(memory, kind))
         budget = GaugeMetricFamily("umbel_cache_budget_bytes", "What it may take.", labels=["tier"])
         budget.add_metric(["memory"], memory.budget)
-        if self._disk is not None:
-            for kind, nbytes in self._disk.bytes_by_kind().items():
+        if disk is not None:
+            for kind, nbytes in disk.bytes_by_kind().items():
                 held.add_metric(["disk", kind], nbytes)
-            budget.add_metric(["disk"], self._disk.budget)
+            budget.add_metric(["disk"], disk.budget)
         yield held
         yield budget
         yield _gauge("umbel_cache_usage_ratio", "Of the budget in memory, in use.", _usage(now))

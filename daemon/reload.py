@@ -55,9 +55,9 @@ def put_in_force(settings: Settings, entry: Entry, connections: Connections) -> 
     connections.header_timeout = settings.header_timeout
     connections.idle_timeout = settings.idle_timeout
     connections.write_timeout = settings.write_timeout
-    entry.loaded().set_bounds(
-        max_waiting=settings.max_waiting, request_timeout=settings.request_timeout
-    )
+    models = entry.pool()
+    models.aliases = settings.aliases
+    models.set_bounds(max_waiting=settings.max_waiting, request_timeout=settings.request_timeout)
     entry.stored().store.budget = settings.responses_budget
     logs.configure(settings.log_format)
 

@@ -13,37 +13,34 @@ import uvloop
 from aiohttp import web
 
 from ..models.errors import ModelError
-from ..models.load.loader import LoadedModel, load
-from ..models.params import KVQuantization
-from ..models.runtime import BLAS, backend, give_freed_memory_back, release_thread
-from ..scheduler.handoff import Handoff
-from ..scheduler.queue import ConversationQueue
+from ..models.runtime import BLAS, backend, release_thread
+from ..scheduler.errors import UnavailableError
 from ..scheduler.thread import MLXThread
 from . import launchd
 from .app import application
-from .assembly import Assembly, Phase, assemble, refuse_used_folder
-from .cache_admin import CacheAdmin
+from .assembly import Assembly, refuse_used_folder
 from .config import Settings
 from .connection import behind_connections
 from .connections import Connections
 from .descriptors import most_connections, raise_limit
 from .errors import SocketError, StartError
 from .handlers.entry import Entry
+from .model_loader import ModelLoader, save_state, shrink
+from .model_pool import ModelPool
+from .model_slot import Resident, slots_of
 from .pressure import PressureWatch, find_source
 from .reload import Reloader
 from .response_desk import ResponseDesk
 from .response_store import ResponseStore
-from .service import Service
 from .service_manager import InheritedListener, ServiceManager, inherited
 from .signals import StopSignals
 from .sockets import BACKLOG, UnixListener
 from .wire import WireProtocol
+from .workers import Workers
 
-_CHANNEL_LIMIT = 4096  # events that may wait for one slow client
 _THREAD_STOP = 60.0
 _LOAD_STOP = 10.0  # a load cannot be interrupted; a small one ends by itself in this time
 _CONNECTION_CLOSE = 5.0
-_SAVE_GRACE = 10.0  # state that is not written in this time is computed again
 _READ_AHEAD = 1 << 16  # bytes of a body that wait for whoever reads it
 _LINGER = 2.0  # a client still sending a refused body gets this long to read the answer
 
@@ -107,9 +104,8 @@ class Daemon:
             handler_cancellation=True,  # a client that leaves ends its generation
             shutdown_timeout=_CONNECTION_CLOSE,
         )
-        self._queue = ConversationQueue(settings.max_waiting)
-        self._handoff: Handoff | None = None
-        self._assembly: Assembly | None = None
+        self._loader: ModelLoader | None = None
+        self._pressure = PressureWatch(find_source(), self._on_share)
         self._reloader: Reloader | None = None
         if read_again is not None:
             self._reloader = Reloader(read_again, self._entry, self._connections, manager)
@@ -148,7 +144,7 @@ class Daemon:
         self._warn_of_slow_blas()
         refuse_used_folder(self._settings)
         self._thread.start()
-        await self._load_model()
+        await self._load_models()
 
     async def shutdown(self) -> None:
         """Answer what waits, let what runs finish within the grace, then end it."""
@@ -157,19 +153,20 @@ class Daemon:
         self._entry.stopping = True
         for task in self._tasks:
             task.cancel()
-        if self._handoff is not None:
-            self._handoff.refuse_waiting()
-            await self._drain(self._handoff)
+        if self._entry.models is not None:
+            await self._entry.models.close()
+        if self._residents:
+            await self._drain(self._residents)
         for server in self._servers:
             server.close()
         await self._runner.cleanup()
-        if self._entry.service is not None:
-            self._entry.service.workers.close()
+        if self._entry.models is not None:
+            self._entry.models.workers.close()
         if self._entry.responses is not None:
             await self._entry.responses.close()
-        if self._assembly is not None:
-            await self._save_state(self._assembly)
-        loading = self._entry.service is None
+        for resident in self._residents:
+            await save_state(self._thread, resident.assembly)
+        loading = self._entry.models is None or not self._entry.models.started
         try:
             await asyncio.to_thread(self._thread.stop, _LOAD_STOP if loading else _THREAD_STOP)
         except TimeoutError as error:
@@ -178,20 +175,6 @@ class Daemon:
             # It is inside MLX, and the interpreter cannot end under it in order.
             os._exit(0 if loading else 1)
         log.info("stopped")
-
-    async def _save_state(self, assembly: Assembly) -> None:
-        """Write what is not on disk yet, within the grace, and close the disk tier."""
-        if assembly.pager is None or assembly.disk is None:
-            return
-        try:
-            async with asyncio.timeout(_SAVE_GRACE):
-                while await asyncio.wrap_future(self._thread.submit(assembly.pager.write_all)):
-                    await asyncio.to_thread(assembly.disk.flush, _SAVE_GRACE)
-        except TimeoutError:
-            log.warning("state not saved in time", seconds=_SAVE_GRACE)
-        except Exception:
-            log.exception("state not saved")
-        await asyncio.to_thread(assembly.disk.close, _SAVE_GRACE)
 
     async def _listen(self, **where: Any) -> asyncio.Server:
         """Accept connections there; each stands between its transport and aiohttp."""
@@ -223,71 +206,63 @@ class Daemon:
             name = listener.getsockname()
             log.info("listening", host=name[0], port=name[1])
 
-    async def _load_model(self) -> None:
-        settings, quantization = self._settings, None
-        if settings.kv_bits is not None:
-            quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)
-        log.info("loading", model=settings.model, backend=backend(), blas=BLAS.name)
-        loading = asyncio.wrap_future(
-            self._thread.submit(load, settings.model, quantization, self._begin)
-        )
+    async def _load_models(self) -> None:
+        """Load the default model and those that are pinned, and take requests from then on."""
+        models = self._models()
+        self._entry.models, self._entry.pressure = models, self._pressure
+        loading = asyncio.ensure_future(_load_first(models))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if self._stop.is_set():
+            loading.cancel()
             return
         try:
-            await self._serve_model(await loading)
-        except ModelError as error:
+            await loading
+        except (ModelError, UnavailableError) as error:
             raise StartError(str(error)) from error
+        await self._take_requests(models)
 
-    async def _serve_model(self, loaded: LoadedModel) -> None:
-        handoff = Handoff(self._queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
-        assembly = await asyncio.wrap_future(
-            self._thread.submit(
-                assemble,
-                loaded,
-                self._settings,
-                self._queue,
-                handoff.publish,
-                self._thread.wake,
-                self._settings.measured_folder,
-                self._begin,
-            )
+    def _models(self) -> ModelPool:
+        settings = self._settings
+        slots = slots_of(settings)
+        workers = Workers(
+            settings.max_waiting,
+            settings.request_timeout,
+            lambda: sum(len(resident.service.queue) for resident in models.residents),
         )
-        self._assembly = assembly
-        self._pressure = PressureWatch(find_source(), self._on_share)
-        self._tasks.append(asyncio.create_task(self._pressure.run()))
-        self._handoff = handoff
-        self._thread.attach(assembly.engine.step)
+        self._loader = ModelLoader(
+            self._thread, lambda: self._settings, slots[0], workers, self._pressure
+        )
+        models = ModelPool(
+            slots,
+            self._loader,
+            workers,
+            most_waiting=settings.max_waiting,
+            timeout=settings.request_timeout,
+        )
+        models.aliases, models.on_phase = settings.aliases, self._manager.status
+        return models
+
+    async def _take_requests(self, models: ModelPool) -> None:
+        resident = models.default.resident
+        if resident is None:
+            raise RuntimeError("the default model was loaded and is not")
+        assembly, name = resident.assembly, models.default.name
         self._entry.responses = await self._open_responses(assembly)
-        self._entry.service = Service(
-            loaded,
-            assembly,
-            self._queue,
-            handoff,
-            CacheAdmin(self._thread, assembly.cache, assembly.pins, loaded.fingerprint),
-            self._pressure,
-            exact=self._settings.exact,
-            request_timeout=self._settings.request_timeout,
-        )
-        self._entry.phase = None
-        self._manager.ready(f"serving {loaded.name} on {self._listener.path}")
+        models.started = True
+        self._tasks += [asyncio.create_task(each) for each in (self._pressure.run(), models.run())]
+        self._manager.ready(f"serving {name} on {self._listener.path}")
         self._warn_of_small_bodies(assembly.context_length)
         if self._reloader is not None:
             self._tasks.append(asyncio.create_task(self._reloader.run()))
         log.info(
             "ready",
-            model=loaded.name,
+            model=name,
             context=assembly.context_length,
             batches=assembly.runner.batches,
             cache_bytes=assembly.governor.budget.nbytes,
         )
-
-    def _begin(self, phase: Phase) -> None:
-        """Say what start-up does next. For the MLX thread."""
-        self._entry.phase = phase
-        self._manager.status(phase)
 
     async def _open_responses(self, assembly: Assembly) -> ResponseDesk:
         """Open what is stored of responses: beside the state on disk, or else in memory."""
@@ -295,24 +270,32 @@ class Daemon:
         budget = self._settings.responses_budget
         return ResponseDesk(await asyncio.to_thread(ResponseStore, folder, budget))
 
-    async def _drain(self, handoff: Handoff) -> None:
+    async def _drain(self, residents: list[Resident]) -> None:
+        for resident in residents:
+            resident.handoff.refuse_waiting()
         forced = asyncio.ensure_future(self._force_stop.wait())
-        idle = asyncio.ensure_future(handoff.wait_idle())
+        idle = asyncio.ensure_future(_wait_idle(residents))
+        waits: set[asyncio.Future[Any]] = {forced, idle}
         await asyncio.wait(
-            {forced, idle},
+            waits,
             timeout=self._settings.stop_grace,
             return_when=asyncio.FIRST_COMPLETED,
         )
         forced.cancel()
         idle.cancel()
-        handoff.end_running()
+        for resident in residents:
+            resident.handoff.end_running()
 
     def _on_share(self, share: float) -> None:
         """Shrink the budget, or let it grow again, as the system's memory allows."""
-        assembly = self._assembly
-        if assembly is not None and not self._entry.stopping:
-            self._thread.submit(_shrink, assembly, share)
+        if self._loader is not None and not self._entry.stopping:
+            assemblies = [resident.assembly for resident in self._residents]
+            self._thread.submit(shrink, self._loader.memory, assemblies, share)
             self._thread.wake()
+
+    @property
+    def _residents(self) -> list[Resident]:
+        return [] if self._entry.models is None else self._entry.models.residents
 
     def _on_signal(self) -> None:
         """Stop; a second signal cuts the grace short."""
@@ -338,7 +321,13 @@ class Daemon:
             log.warning("matrix products are slow", blas=BLAS.name, advice=BLAS.advice)
 
 
-def _shrink(assembly: Assembly, share: float) -> None:
-    assembly.runner.release_idle()  # so that it can be given back
-    assembly.governor.shrink(share)
-    give_freed_memory_back()
+async def _wait_idle(residents: list[Resident]) -> None:
+    for resident in residents:
+        await resident.handoff.wait_idle()
+
+
+async def _load_first(models: ModelPool) -> None:
+    """Load the default model, and then those that are pinned."""
+    for slot in models.slots:
+        if slot is models.default or slot.settings.pinned:
+            await models.load(slot)

@@ -65,6 +65,8 @@ class Service:
         handoff: Handoff,
         cache: CacheAdmin,
         pressure: PressureWatch,
+        workers: Workers,
+        metrics: Metrics,
         *,
         exact: bool,
         request_timeout: float,
@@ -82,18 +84,19 @@ class Service:
         self.cache = cache
         self.pressure = pressure
         self.disk = assembly.pager
-        self.metrics = Metrics(self.engine.statistics, lambda: len(queue), assembly.pager)
+        self.metrics = metrics
+        metrics.attach(self.engine.statistics, lambda: len(queue), assembly.pager)
         self._text = loaded.text
         self._handoff = handoff
         self._admission = Admission(assembly.context_length, assembly.bound)
         self._prompts = PromptReader(loaded, self._admission)
         self._request_timeout = request_timeout
-        self.workers = Workers(queue.limit, request_timeout, lambda: len(queue))
+        self.workers = workers
 
     def set_bounds(self, *, max_waiting: int, request_timeout: float) -> None:
         """Bound what comes from now on otherwise."""
-        self.queue.limit = self.workers.most_waiting = max_waiting
-        self._request_timeout = self.workers.timeout = request_timeout
+        self.queue.limit = max_waiting
+        self._request_timeout = request_timeout
 
     async def generate(self, body: GenerationBody, caller: Caller) -> Generations:
         """Admit a request of any protocol; entering the result submits it.

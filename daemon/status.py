@@ -10,7 +10,9 @@ from ..cachestore.disk.write_queue import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
 from ..scheduler.statistics import EngineStatistics
 from .assembly import Phase
-from .pressure import PressureStatus
+from .model_pool import ModelPool
+from .model_slot import ModelSlot, Residence
+from .pressure import PressureStatus, PressureWatch
 from .service import Service
 
 State = Literal["loading", "ready", "stalled", "stopping"]
@@ -19,8 +21,36 @@ STALLED_AFTER = 120.0
 """Seconds in one step, or without a finished one while requests run: the engine is stalled then."""
 
 
+class SlotStatus(msgspec.Struct):
+    """One of the configured models.
+
+    Attributes:
+        aliases: its further names.
+        state: where it is.
+        phase: what is done to load it; None else.
+        pinned: whether it always stays.
+        context_length: None before it was first loaded, as `weight_bytes`.
+        using: requests that use it.
+        waiting: requests that wait until it is loaded.
+        idle_seconds: since a request last used it.
+        failure: why it could not be loaded last.
+    """
+
+    name: str
+    aliases: list[str]
+    state: Residence
+    phase: Phase | None
+    pinned: bool
+    context_length: int | None
+    weight_bytes: int | None
+    using: int
+    waiting: int
+    idle_seconds: float
+    failure: str | None
+
+
 class ModelStatus(msgspec.Struct):
-    """The model that is served.
+    """The default model, while it is loaded.
 
     Attributes:
         batches: whether sequences decode as rows of one batch, or one by one.
@@ -50,7 +80,8 @@ class Status(msgspec.Struct, kw_only=True):
 
     Attributes:
         phase: what start-up does; None once the model is served.
-        waiting: requests in the queue.
+        models: all that are configured, the default one first.
+        waiting: requests in the queue of the default model, as all that follows is of it.
         step_age: seconds since the engine last finished a step.
         disk: the disk tier; None without one.
         pressure: what the system says of its memory.
@@ -62,6 +93,7 @@ class Status(msgspec.Struct, kw_only=True):
     backend: str
     blas: str
     model: ModelStatus | None = None
+    models: list[SlotStatus] = []
     memory: MemoryStatus
     waiting: int = 0
     step_age: float | None = None
@@ -70,46 +102,76 @@ class Status(msgspec.Struct, kw_only=True):
     pressure: PressureStatus | None = None
 
 
-def state_of(service: Service | None, *, stopping: bool, busy_for: float) -> State:
+def state_of(models: ModelPool | None, *, stopping: bool, busy_for: float) -> State:
     """Say in a word how the daemon is. Asks MLX nothing, which may be what hangs.
 
     Args:
-        service: None until the model is loaded.
+        models: None until the daemon has any.
         stopping: the daemon takes no further requests.
         busy_for: seconds since the MLX thread began what it does.
     """
     if stopping:
         return "stopping"
-    if service is None:
+    if models is None or not models.started:
         return "loading"
-    engine = service.engine.statistics()
-    without_step = time.monotonic() - engine.last_step_at if engine.running else 0.0
-    return "stalled" if max(without_step, busy_for) > STALLED_AFTER else "ready"
+    longest = max(busy_for, *map(_without_step, models.slots))
+    return "stalled" if longest > STALLED_AFTER else "ready"
 
 
-def status(service: Service | None, state: State, phase: Phase | None) -> Status:
+def _without_step(slot: ModelSlot) -> float:
+    """Seconds for which a model's engine has made no step though requests run."""
+    if slot.resident is None:
+        return 0.0
+    engine = slot.resident.service.engine.statistics()
+    return time.monotonic() - engine.last_step_at if engine.running else 0.0
+
+
+def status(models: ModelPool | None, state: State, pressure: PressureWatch | None) -> Status:
     """Take the picture. Waits for nothing, least of all for the MLX thread.
 
     Args:
-        service: None until the model is loaded.
+        models: None until the daemon has any.
         state: see `state_of`.
-        phase: of start-up.
+        pressure: of the system's memory; None until it is watched.
     """
     memory = memory_statistics()
     picture = Status(
         state=state,
-        phase=phase,
         backend=backend(),
         blas=BLAS.name,
         memory=MemoryStatus(memory.active, memory.cached, memory.peak),
+        pressure=None if pressure is None else pressure.status,
     )
-    if service is None:
+    if models is None:
         return picture
+    picture.phase = models.default.phase
+    picture.models = list(map(_of_slot, models.slots))
+    if models.started and models.default.resident is not None:
+        _add_default(picture, models.default.resident.service)
+    return picture
+
+
+def _of_slot(slot: ModelSlot) -> SlotStatus:
+    return SlotStatus(
+        name=slot.name,
+        aliases=slot.names[1:],
+        state=slot.residence,
+        phase=slot.phase,
+        pinned=slot.settings.pinned,
+        context_length=slot.context_length,
+        weight_bytes=slot.weight_bytes,
+        using=slot.users,
+        waiting=slot.waiting,
+        idle_seconds=round(slot.idle_for, 3),
+        failure=None if slot.failure is None else str(slot.failure[0]),
+    )
+
+
+def _add_default(picture: Status, service: Service) -> None:
     engine = service.engine.statistics()
     picture.engine = engine
     picture.waiting = len(service.queue)
     picture.disk = None if service.disk is None else service.disk.statistics()
-    picture.pressure = service.pressure.status
     picture.step_age = round(time.monotonic() - engine.last_step_at, 3)
     picture.model = ModelStatus(
         service.model_name,
@@ -120,4 +182,3 @@ def status(service: Service | None, state: State, phase: Phase | None) -> Status
         service.one_by_one,
         service.exact,
     )
-    return picture

@@ -1,6 +1,8 @@
 """Server-sent events: the answers of one request, part by part, to one client."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -8,6 +10,8 @@ from ..scheduler.errors import SlowConsumerError
 from .failures import as_api_error
 from .generations import ChoiceDeltas, Generations
 from .protocols.answers import AnswerEncoder
+
+T = TypeVar("T")
 
 
 class EventStream:
@@ -21,6 +25,9 @@ class EventStream:
         headers: of the answer.
         keepalive: seconds of silence after which the client hears that work goes on.
         write_timeout: seconds that one event may take to be read.
+
+    Attributes:
+        prepared: whether the status has been sent.
     """
 
     def __init__(
@@ -34,6 +41,7 @@ class EventStream:
         self._request = request
         self._keepalive = keepalive
         self._write_timeout = write_timeout
+        self.prepared = False
         self._begun = False
         self._response = web.StreamResponse(
             headers={
@@ -42,6 +50,37 @@ class EventStream:
                 **headers,
             }
         )
+
+    async def wait_for(self, work: Coroutine[Any, Any, T], comment: str) -> T:
+        """Wait for something before the answer can begin, and say so now and then.
+
+        Args:
+            work: what to wait for. It is cancelled if the client leaves.
+            comment: what the client is told: a line that parsers of events skip.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=self._keepalive))[0]:
+                await self._prepare()
+                await self._write(f": {comment}\n\n".encode())
+            return await task
+        except TimeoutError:
+            self._cut_off()
+            raise
+        finally:
+            task.cancel()
+
+    async def end_with(self, failure: bytes) -> web.StreamResponse:
+        """End a stream whose answer never began."""
+        try:
+            await self._write(failure)
+            async with asyncio.timeout(self._write_timeout):
+                await self._response.write_eof()
+        except TimeoutError:
+            self._cut_off()
+        except ConnectionError:
+            pass
+        return self._response
 
     async def send(self, generations: Generations, encoder: AnswerEncoder) -> web.StreamResponse:
         """Stream answers to their end, or to an error.
@@ -68,7 +107,7 @@ class EventStream:
         except (TimeoutError, ConnectionError):
             raise
         except Exception as error:
-            if not self._begun:
+            if not self.prepared:
                 raise
             generations.fail(error)
             await self._write(encoder.failure(as_api_error(error)))
@@ -80,8 +119,13 @@ class EventStream:
     async def _begin(self, encoder: AnswerEncoder) -> None:
         if not self._begun:
             self._begun = True
-            await self._response.prepare(self._request)
+            await self._prepare()
             await self._write(encoder.opening())
+
+    async def _prepare(self) -> None:
+        if not self.prepared:
+            self.prepared = True
+            await self._response.prepare(self._request)
 
     async def _next(self, generations: Generations, encoder: AnswerEncoder) -> ChoiceDeltas | None:
         while True:

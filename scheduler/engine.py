@@ -135,6 +135,11 @@ class Engine(Generic[C, P, O, T]):
         waits = self._scheduler.reading or self._waits_since is not None or self._short
         return Pace.WAITING if waits else Pace.BUSY
 
+    def close(self) -> None:
+        """Give all memory back. No sequence may wait or run."""
+        self._decoder.drop()
+        self._memory.close()
+
     def statistics(self) -> EngineStatistics:
         """Read the last published statistics. Safe to call from any thread."""
         return self._statistics

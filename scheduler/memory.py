@@ -140,6 +140,11 @@ class MemoryPlanner(Generic[C, P]):
         """Give back what was reserved; nothing computes any more."""
         self._governor.release()
 
+    def close(self) -> None:
+        """Give everything back: the model is unloaded."""
+        self._held.close()
+        self._governor.close()
+
     def _reserved(self, batch: Batch, caches: Mapping[Sequence, C]) -> P | None:
         """Plan a batch's step, and reserve what it takes; None where that does not fit."""
         decode = [caches[sequence] for sequence in batch.decode]

@@ -105,7 +105,10 @@ class Setting(NamedTuple):
 
 
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
-    """Find all settings in the struct that holds their values, in its order."""
+    """Find all settings in the struct that holds their values, in its order.
+
+    What nothing is written beside is none: it has tables of its own in the file.
+    """
     kinds = get_type_hints(struct, include_extras=True)
     return {
         field.name: Setting(
@@ -115,6 +118,7 @@ def settings_of(struct: type[msgspec.Struct]) -> dict[str, Setting]:
             _about(kinds[field.name]),
         )
         for field in msgspec.structs.fields(struct)
+        if hasattr(kinds[field.name], "__metadata__")
     }
 
 

@@ -9,6 +9,7 @@ import msgspec
 import platformdirs
 from msgspec import Meta
 
+from .models import ModelSettings
 from .setting import About, settings_of
 from .sizes import Size, parse_size
 
@@ -45,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             reload=True,
         ),
     ] = {}
+    models: dict[str, ModelSettings] = {}
+    """Further models, by their names: the file's tables `[models.NAME]`."""
     socket: Annotated[
         str | None,
         About(
@@ -95,6 +98,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "Bytes that model state may take, such as 4GiB.",
             unit="bytes",
             unset="what the device has left",
+        ),
+    ] = None
+    memory_bytes: Annotated[
+        Size | None,
+        About(
+            "Bytes that weights and state of all models may take.",
+            unit="bytes",
+            unset="what the device has",
+            flag=None,
         ),
     ] = None
     no_cache: Annotated[bool, About("Keep no state between requests.")] = False
@@ -242,6 +254,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def cache_budget(self) -> int | None:
         """Bytes that model state may take; None for what the device has."""
         return None if self.cache_bytes is None else parse_size(self.cache_bytes)
+
+    @property
+    def memory_budget(self) -> int | None:
+        """Bytes that weights and state of all models may take; None for what the device has."""
+        return None if self.memory_bytes is None else parse_size(self.memory_bytes)
+
+    @property
+    def model_count(self) -> int:
+        """How many models are served; they share the disk's budget in equal parts."""
+        return len({self.model, *self.models})
 
     @property
     def disk_folder(self) -> Path | None:

@@ -14,6 +14,7 @@ from ..aliases import check_aliases, read_aliases
 from ..errors import ConfigError
 from ..origins import check_origins
 from ..quoting import quote
+from .models import check_names, read_models
 from .setting import ENV_PREFIX, Setting
 from .settings import SETTINGS, Settings
 
@@ -49,27 +50,43 @@ def load(
     Raises:
         ConfigError: a file cannot be read, a name is unknown, or a value is of no use.
     """
+    path, values = _read_file(file, environment)
+    models = read_models(_take_models(values), path)
     given = {
-        **_read_file(file, environment),
+        **_given_by(values, path),
         **_read_environment(environment),
         **_read_flags(flags),
     }
-    settings = Settings(**{name: value for name, (value, _) in given.items()})
+    settings = Settings(models=models, **{name: value for name, (value, _) in given.items()})
     _check(settings, given)
     return settings
 
 
-def _read_file(file: Path | None, environment: Mapping[str, str]) -> dict[str, _Given]:
+def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
+    """Find the file, and read what is in it."""
     named = file or (Path(p) if (p := environment.get(_FILE)) else None)
     path = named or Path(platformdirs.user_config_dir("umbel"), "umbel.toml")
     try:
-        values = msgspec.toml.decode(path.read_bytes())
+        return path, msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError as error:
         if named is None:
-            return {}
+            return path, {}
         raise ConfigError(f"there is no configuration file {path}") from error
     except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def _take_models(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the models' tables out of a file's values; what is left of theirs are settings."""
+    models = values.get("models")
+    if not isinstance(models, dict):
+        return {}
+    own = {s.name for s in SETTINGS.values() if s.about.table == "models"}
+    tables = [name for name, table in models.items() if name not in own and table]
+    return {name: models.pop(name) for name in tables}
+
+
+def _given_by(values: dict[str, Any], path: Path) -> dict[str, _Given]:
     settings = {setting.key: setting for setting in SETTINGS.values()}
     given = {}
     for key, value in _keys(values):
@@ -143,7 +160,8 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
     if settings.body_budget < _LEAST_BODIES:
         place = given["body_bytes"].place
         raise ConfigError(f"{place}: it must be at least {_LEAST_BODIES} bytes (1MiB)")
-    check_aliases(settings.aliases, settings.model)
+    check_aliases(settings.aliases, settings.model, settings.models)
+    check_names(settings.models, [settings.model, *settings.aliases])
     check_origins(settings.cors_origins)
     if settings.host is not None and settings.port is None:
         raise ConfigError(f"{given['host'].place}: it needs a port too")

@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 
-from ..aliases import DEFAULT_MODEL
-from ..answer_headers import ARRIVED_AT, ENTERED, REQUEST_ID, SHARE, answer_headers
+from ...scheduler.errors import UnavailableError
+from ...scheduler.queue import RETRY_AFTER
+from ..answer_headers import (
+    ARRIVED_AT,
+    ENTERED,
+    HELD,
+    REQUEST_ID,
+    SHARE,
+    STREAM,
+    answer_headers,
+)
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
 from ..config import Settings
 from ..connection import connection_of
 from ..conversations import named_conversation, session
 from ..cors import CrossOrigin
 from ..decoding import Body, ModelBody, decode
-from ..failures import APIError
 from ..generations import Generations
+from ..model_pool import ModelPool
 from ..protocols.answers import AnswerEncoder
-from ..quoting import quote
+from ..protocols.generation_request import GenerationBody
 from ..response_desk import ResponseDesk
 from ..service import Caller, Service, still_loading
 from ..status import State, Status, state_of, status
@@ -25,7 +34,7 @@ from ..streaming import EventStream
 from ..tenants import identify
 
 if TYPE_CHECKING:
-    from ..assembly import Phase
+    from ..pressure import PressureWatch
 
 Named = TypeVar("Named", bound=ModelBody)
 
@@ -42,9 +51,9 @@ class Entry:
     """Reads requests and sends answers, whatever protocol they are in.
 
     Attributes:
-        service: None until the model is loaded.
-        responses: those that are stored; None until the model is loaded.
-        phase: what start-up does; None once the model is served.
+        models: None until the daemon serves.
+        responses: those that are stored; None until then.
+        pressure: of the system's memory; None until then.
         stopping: the daemon takes no further requests.
         bodies: the budget of what is read.
         cross_origin: which web pages may use the daemon.
@@ -56,9 +65,9 @@ class Entry:
     """
 
     def __init__(self, settings: Settings, busy_for: Callable[[], float] = lambda: 0.0) -> None:
-        self.service: Service | None = None
+        self.models: ModelPool | None = None
         self.responses: ResponseDesk | None = None
-        self.phase: Phase | None = None
+        self.pressure: PressureWatch | None = None
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
         self._busy_for = busy_for
@@ -84,15 +93,27 @@ class Entry:
             request[SHARE],
         )
 
-    def loaded(self) -> Service:
-        """Return the service.
+    def pool(self) -> ModelPool:
+        """Return the models.
 
         Raises:
-            UnavailableError: the model is still loading.
+            UnavailableError: the daemon still starts.
         """
-        if self.service is None:
+        if self.models is None or not self.models.started:
             raise still_loading()
-        return self.service
+        return self.models
+
+    def loaded(self, request: web.Request) -> Service:
+        """Return what serves the model that a query names; it is not loaded for that.
+
+        Raises:
+            APIError: there is no such model.
+            UnavailableError: it is not loaded.
+        """
+        slot = self.pool().find(request.query.get("model"))
+        if slot.resident is None:
+            raise UnavailableError(f"{slot.name} is not loaded", retry_after=RETRY_AFTER)
+        return slot.resident.service
 
     def stored(self) -> ResponseDesk:
         """Return the desk of stored responses.
@@ -106,45 +127,32 @@ class Entry:
 
     def status(self) -> Status:
         """Say how the daemon is."""
-        return status(self.service, self.state(), self.phase)
+        return status(self.models, self.state(), self.pressure)
 
     def state(self) -> State:
         """Say so in a word."""
-        return state_of(self.service, stopping=self.stopping, busy_for=self._busy_for())
+        return state_of(self.models, stopping=self.stopping, busy_for=self._busy_for())
 
     def stalled(self) -> bool:
-        """Whether the engine does not get on any more."""
+        """Whether an engine does not get on any more."""
         return self.state() == "stalled"
 
-    def model_names(self) -> list[str]:
-        """List what the model may be called: its own name, and then its aliases."""
-        return list(dict.fromkeys([self.loaded().model_name, *self.settings.aliases]))
-
-    def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not served.
-
-        Raises:
-            APIError: 404, saying what there is, and how there can be more.
-        """
-        served = self.model_names()
-        if name in (None, "", DEFAULT_MODEL) or name in served:
-            return
-        message = (
-            f"there is no model {quote(name)}; this daemon serves {served[0]!r}; to serve it by "
-            "that name too, start it with --alias NAME or [models.aliases] in umbel.toml"
-        )
-        raise APIError(404, message, code="model_not_found", param="model")
-
     async def read(self, request: web.Request, kind: type[Named]) -> Received[Named]:
-        """Read a request of the model: who asks, and what for.
+        """Read a request of a model: who asks, and what for. The model is loaded if need be.
 
         Raises:
             APIError: nobody may ask so, it is no such body, or there is no such model.
-            UnavailableError: the model is still loading, or other bodies take the room.
+            RequestError: the model cannot be had, or other bodies take the room.
         """
-        caller, service = self.caller(request), self.loaded()
+        caller, models = self.caller(request), self.pool()
         body = await self.body(request, kind)
-        self.check_model(body.model)
+        slot = models.find(body.model)
+        using = models.use(slot, request[HELD])
+        if isinstance(body, GenerationBody) and body.stream:
+            request[STREAM] = self._stream(request)
+            service = await request[STREAM].wait_for(using, f"loading {slot.name}")
+        else:
+            service = await using
         return Received(caller, service, body)
 
     async def body(self, request: web.Request, kind: type[Body]) -> Body:
@@ -164,9 +172,9 @@ class Entry:
             connection.answering()
         if len(raw) <= SMALL_BODY:
             return decode(raw, kind)
-        service = self.loaded()
-        most = MAX_VALUES + service.context_length
-        return await service.workers.run(lambda _: _decode_large(raw, kind, most), len(raw))
+        models = self.pool()
+        most = MAX_VALUES + models.longest_context
+        return await models.workers.run(lambda _: _decode_large(raw, kind, most), len(raw))
 
     async def answer(
         self,
@@ -186,13 +194,15 @@ class Entry:
             if not stream:
                 await generations.finish()
                 return json_response(encoder.whole())
-            events = EventStream(
-                request,
-                answer_headers(request),
-                keepalive=self.settings.keepalive,
-                write_timeout=self.settings.write_timeout,
-            )
-            return await events.send(generations, encoder)
+            return await (request.get(STREAM) or self._stream(request)).send(generations, encoder)
+
+    def _stream(self, request: web.Request) -> EventStream:
+        return EventStream(
+            request,
+            answer_headers(request),
+            keepalive=self.settings.keepalive,
+            write_timeout=self.settings.write_timeout,
+        )
 
 
 def json_response(data: Any, status: int = 200) -> web.Response:

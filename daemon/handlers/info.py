@@ -36,7 +36,8 @@ class InfoHandlers:
 
     async def ready(self, _request: web.Request) -> web.Response:
         """`GET /ready`, also `/health/ready`: whether a request sent now would be served."""
-        state, phase = self._entry.state(), self._entry.phase
+        state = self._entry.state()
+        phase = None if self._entry.models is None else self._entry.models.default.phase
         told = {"status": state, **({"phase": phase} if phase else {})}
         return json_response(told, status=200 if state == "ready" else 503)
 
@@ -44,7 +45,7 @@ class InfoHandlers:
         """`GET /metrics`, in Prometheus's text format."""
         self._entry.caller(request)
         return web.Response(
-            body=self._entry.loaded().metrics.render(),
+            body=self._entry.pool().render_metrics(),
             headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"},
         )
 

@@ -5,6 +5,7 @@ from typing import Any
 from aiohttp import web
 
 from ..failures import APIError
+from ..model_slot import ModelSlot
 from ..quoting import quote
 from .entry import Entry, json_response
 
@@ -27,12 +28,12 @@ class ModelHandlers:
     async def models(self, request: web.Request) -> web.Response:
         """`GET /v1/models`: all names, or a page of them as Anthropic's SDK asks for it."""
         self._entry.caller(request)
-        names = self._entry.model_names()
-        page, more = _page(names, request)
+        models = self._entry.pool().names()
+        page, more = _page(list(models), request)
         return json_response(
             {
                 "object": "list",
-                "data": [self._described(name) for name in page],
+                "data": [_described(name, models[name]) for name in page],
                 "has_more": more,
                 "first_id": page[0] if page else None,
                 "last_id": page[-1] if page else None,
@@ -42,27 +43,26 @@ class ModelHandlers:
     async def model(self, request: web.Request) -> web.Response:
         """`GET /v1/models/{name}`."""
         self._entry.caller(request)
-        name = request.match_info["name"]
-        self._entry.check_model(name)
-        names = self._entry.model_names()
-        return json_response(self._described(name if name in names else names[0]))
+        name, models = request.match_info["name"], self._entry.pool()
+        slot = models.find(name)
+        return json_response(_described(name if name in models.names() else slot.name, slot))
 
-    def _described(self, name: str) -> dict[str, Any]:
-        service = self._entry.loaded()
-        return {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "umbel",
-            "type": "model",
-            "display_name": service.model_name,
-            "created_at": "1970-01-01T00:00:00Z",
-            "lifecycle": "active",
-            "max_input_tokens": service.context_length,
-            "max_tokens": service.context_length,
-            "max_model_len": service.context_length,
-            "context_length": service.context_length,
-        }
+
+def _described(name: str, slot: ModelSlot) -> dict[str, Any]:
+    """Describe a model under one of its names; before it was loaded its context is not known."""
+    context = slot.context_length
+    known = ("max_input_tokens", "max_tokens", "max_model_len", "context_length")
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "umbel",
+        "type": "model",
+        "display_name": slot.name,
+        "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active",
+        **({} if context is None else dict.fromkeys(known, context)),
+    }
 
 
 def _page(names: list[str], request: web.Request) -> tuple[list[str], bool]:

@@ -139,7 +139,7 @@ class ResponsesHandlers:
             APIError: 404, it is not there.
         """
         tenant, name = self._entry.caller(request).tenant, request.match_info["id"]
-        self._entry.loaded()
+        self._entry.pool()
         try:
             return await self._entry.stored().look(lambda store: find(store, tenant, name))
         except NoSuchResponseError as error:

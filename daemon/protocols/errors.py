@@ -7,9 +7,13 @@ from aiohttp import web
 
 from ..answer_headers import REQUEST_ID
 from ..failures import APIError
+from .answers import named_event
 
 MESSAGES = "/v1/messages"
 """The path below which everything is Anthropic's."""
+
+RESPONSES = "/v1/responses"
+"""The path below which streams are of named events, each with a number."""
 
 THREADS_UNSUPPORTED = "thread_unsupported_request"
 """Anthropic's SDK sends all messages to who answers with this code."""
@@ -37,6 +41,17 @@ def error_response(request: web.Request, failure: APIError) -> web.Response:
         response.set_status(_STATUSES.get(failure.status, failure.status))
         response.body = msgspec.json.encode(messages_error(failure, request[REQUEST_ID]))
     return response
+
+
+def error_event(request: web.Request, failure: APIError) -> bytes:
+    """End a stream with an error, before its answer has begun."""
+    path = request.path
+    if path.startswith(MESSAGES):
+        return named_event("error", messages_error(failure, request[REQUEST_ID]))
+    if path.startswith(RESPONSES):
+        told = {"code": failure.code, "message": failure.message, "param": failure.param}
+        return named_event("error", {"type": "error", "sequence_number": 0, **told})
+    return b"data: " + failure.body() + b"\n\n"
 
 
 def messages_error(failure: APIError, request_id: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from .device import DevicePolicy, device_policy
 
@@ -24,6 +24,7 @@ from .fingerprint import fingerprint
 LoadPhase = Literal["downloading", "loading"]
 """What is done to load a model."""
 
+_PIECE = 64 << 20  # bytes of weights that are read in one call: a few tens of milliseconds
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 # No *.py: umbel never runs code that comes with a model.
 _FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
@@ -77,35 +78,116 @@ def load(
         ModelLoadError: what is there cannot be loaded.
         UnsupportedCacheError: its layers keep state that cannot be saved, or not be quantised.
     """
-    device = device_policy()
-    if name == embedded.NAME:
-        begin("loading")
-        model, tokenizer, config, path = embedded.load(mx.float32 if device.fp32 else mx.bfloat16)
-        files = [path]
-        mx.eval(model.parameters())
-    else:
-        directory = _directory(name, begin)
-        begin("loading")
-        model, tokenizer, config = _load_directory(directory, fp32=device.fp32)
+    source = find(name, begin)
+    begin("loading")
+    opened = OpenedModel(source, quantization)
+    while opened.read_more():
+        pass
+    return opened.finish()
+
+
+class Source(NamedTuple):
+    """Where a model's files are.
+
+    Attributes:
+        name: what it was asked for by.
+        directory: of its files; None for the embedded model.
+    """
+
+    name: str
+    directory: Path | None
+
+
+def find(name: str, begin: Callable[[LoadPhase], object] = lambda _: None) -> Source:
+    """Find a model, and download it if need be. Touches no array: any thread may.
+
+    Args:
+        name: see `load`.
+        begin: told what is done next.
+
+    Raises:
+        ModelNotFoundError: the name leads to no model.
+    """
+    return Source(name, None if name == embedded.NAME else _directory(name, begin))
+
+
+class OpenedModel:
+    """A model whose weights are read piece by piece. Belongs to the thread that will run it.
+
+    Attributes:
+        weight_bytes: what the weights take in memory once they are all read.
+
+    Args:
+        source: where it is.
+        quantization: of keys and values, if they are to be quantised.
+
+    Raises:
+        ModelNotFoundError: there is no model.
+        ModelLoadError: what is there cannot be loaded.
+    """
+
+    def __init__(self, source: Source, quantization: KVQuantization | None = None) -> None:
+        self._source = source
+        self._quantization = quantization
+        self._device = device_policy()
+        self._model, self._tokenizer, self._config, self._files = self._open()
+        named = cast("list[tuple[str, mx.array]]", tree_flatten(self._model.parameters()))
+        self._leaves = [leaf for _, leaf in named]
+        self._read = 0
+        self.weight_bytes = sum(leaf.nbytes for leaf in self._leaves)
+
+    def _open(self) -> tuple[Any, Any, dict[str, Any], list[Path]]:
+        directory, fp32 = self._source.directory, self._device.fp32
+        if directory is None:
+            model, tokenizer, config, path = embedded.load(mx.float32 if fp32 else mx.bfloat16)
+            return model, tokenizer, config, [path]
         files = sorted(directory.glob("model*.safetensors"))
-    text = TextCodec(tokenizer)
-    _ = text.template.abilities  # found by rendering: not at the first request
-    named = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
-    leaves = [leaf for _, leaf in named]
-    dtypes = ",".join(sorted({str(leaf.dtype) for leaf in leaves}))
-    layout = CacheLayout(model, quantization)
-    if quantization is not None:
-        _try_quantized(model, layout)
-    return LoadedModel(
-        name=_public_name(name),
-        model=model,
-        text=text,
-        layout=layout,
-        fingerprint=fingerprint(files, config, dtypes, quantization),
-        context_length=_context_length(config),
-        weight_bytes=sum(leaf.nbytes for leaf in leaves),
-        device=device,
-    )
+        return (*_open_directory(directory, fp32=fp32), files)
+
+    def read_more(self) -> bool:
+        """Read the next piece of the weights: so many bytes, or one array that has more.
+
+        Returns:
+            Whether there is more to read.
+
+        Raises:
+            ModelLoadError: the files cannot be read.
+        """
+        piece, nbytes = list[mx.array](), 0
+        for leaf in self._leaves[self._read :]:
+            if piece and nbytes + leaf.nbytes > _PIECE:
+                break
+            piece.append(leaf)
+            nbytes += leaf.nbytes
+        try:
+            mx.eval(piece)
+        except Exception as error:  # whatever MLX raises for a file that is cut off
+            raise ModelLoadError(f"cannot load {self._source.name}: {error}") from error
+        self._read += len(piece)
+        return self._read < len(self._leaves)
+
+    def finish(self) -> LoadedModel:
+        """Make the model ready, once all is read.
+
+        Raises:
+            UnsupportedCacheError: its layers keep state that cannot be saved, or not be quantised.
+        """
+        text = TextCodec(self._tokenizer)
+        _ = text.template.abilities  # found by rendering: not at the first request
+        dtypes = ",".join(sorted({str(leaf.dtype) for leaf in self._leaves}))
+        layout = CacheLayout(self._model, self._quantization)
+        if self._quantization is not None:
+            _try_quantized(self._model, layout)
+        return LoadedModel(
+            name=public_name(self._source.name),
+            model=self._model,
+            text=text,
+            layout=layout,
+            fingerprint=fingerprint(self._files, self._config, dtypes, self._quantization),
+            context_length=_context_length(self._config),
+            weight_bytes=self.weight_bytes,
+            device=self._device,
+        )
 
 
 def _try_quantized(model: Any, layout: CacheLayout) -> None:
@@ -121,7 +203,7 @@ def _try_quantized(model: Any, layout: CacheLayout) -> None:
         ) from error
 
 
-def _public_name(name: str) -> str:
+def public_name(name: str) -> str:
     """A directory is known by its last part, so that answers do not tell where it lies."""
     return Path(name).resolve().name if Path(name).is_dir() else name
 
@@ -142,7 +224,8 @@ def _directory(name: str, begin: Callable[[LoadPhase], object]) -> Path:
         raise ModelNotFoundError(f"cannot get {name!r} from Hugging Face: {error}") from error
 
 
-def _load_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str, Any]]:
+def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str, Any]]:
+    """Make a model whose weights are read when they are evaluated."""
     try:
         model, config = load_model(directory, lazy=True)
         # Said aloud, because transformers would ask on the terminal otherwise.
@@ -152,7 +235,6 @@ def _load_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
         if fp32:
             model = dequantize_model(model)
             model.set_dtype(mx.float32)
-        mx.eval(model.parameters())  # here: what fails on reading fails now
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"{directory} holds no mlx-lm model: {error}") from error
     except Exception as error:  # mlx-lm and transformers raise whatever a bad file leads to

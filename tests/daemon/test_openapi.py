@@ -23,7 +23,7 @@ from umbel.daemon.protocols.openai_fields import StructuredOutputs
 from umbel.daemon.protocols.response_items import InputItem
 from umbel.daemon.protocols.responses import ResponsesRequest
 from umbel.daemon.protocols.tokens import DetokenizeRequest, TokenizeRequest
-from umbel.daemon.status import MemoryStatus, ModelStatus, Status
+from umbel.daemon.status import MemoryStatus, ModelStatus, SlotStatus, Status
 
 from ..tiny import tiny_model_dir
 from .running import RunningDaemon, running
@@ -84,6 +84,8 @@ def test_parts_of_the_status_are_described() -> None:
     parts = described()["components"]["schemas"]["Status"]["properties"]
     for name, kind in (("model", ModelStatus), ("memory", MemoryStatus)):
         assert sorted(parts[name]["properties"]) == sorted(kind.__struct_encode_fields__)
+    slot = described()["components"]["schemas"]["SlotStatus"]["properties"]
+    assert sorted(slot) == sorted(SlotStatus.__struct_encode_fields__)
 
 
 def test_bounds_are_those_of_the_fields() -> None:

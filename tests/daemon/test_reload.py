@@ -15,15 +15,16 @@ from umbel.daemon.config import SETTINGS, Settings
 from umbel.daemon.connections import Connections
 from umbel.daemon.errors import ConfigError
 from umbel.daemon.handlers.entry import Entry
+from umbel.daemon.model_pool import ModelPool
 from umbel.daemon.reload import Reloader, in_force, put_in_force
 from umbel.daemon.response_desk import ResponseDesk
 from umbel.daemon.response_store import ResponseStore
 from umbel.daemon.service import Service
 from umbel.daemon.service_manager import ServiceManager
-from umbel.daemon.workers import Workers
 from umbel.scheduler.queue import ConversationQueue
 
 from .running import RunningDaemon, eventually, running
+from .serving import serving
 
 OTHER: dict[str, Any] = {
     "model": "another",
@@ -35,6 +36,7 @@ OTHER: dict[str, Any] = {
     "cors_origins": ["https://app.example"],
     "prefill_chunk": 7,
     "cache_bytes": 8,
+    "memory_bytes": 9,
     "no_cache": True,
     "disk_dir": "/elsewhere",
     "disk_bytes": 9,
@@ -76,7 +78,7 @@ class Parts(NamedTuple):
 
     entry: Entry
     connections: Connections
-    service: Service
+    models: ModelPool
     store: ResponseStore
 
 
@@ -85,24 +87,33 @@ def parts() -> Iterator[Parts]:
     """All of them, with the defaults; the service has no model."""
     service = Service.__new__(Service)
     service.queue = ConversationQueue(1)
-    service.workers = Workers(1, 1.0, lambda: 0)
+    models = serving(service)
     store = ResponseStore(None, 1)
     entry = Entry(Settings())
-    entry.service, entry.responses = service, ResponseDesk(store)
+    entry.models, entry.responses = models, ResponseDesk(store)
     connections = Connections(1, header_timeout=1, idle_timeout=1, write_timeout=1)
     before = structlog.get_config()
-    yield Parts(entry, connections, service, store)
+    yield Parts(entry, connections, models, store)
     structlog.configure(**before)
-    service.workers.close()
+    models.workers.close()
     store.close()
 
 
 # Where handlers read a setting from those in force, no copy can be forgotten.
-READ_WHEN_USED = ("aliases", "api_key", "keepalive", "read_timeout", "stop_grace")
+READ_WHEN_USED = ("api_key", "keepalive", "read_timeout", "stop_grace")
 COPIES: dict[str, Callable[[Parts], list[Any]]] = {
+    "aliases": lambda p: [p.models.aliases],
     "cors_origins": lambda p: [p.entry.cross_origin._origins],
-    "max_waiting": lambda p: [p.service.queue.limit, p.service.workers.most_waiting],
-    "request_timeout": lambda p: [p.service._request_timeout, p.service.workers.timeout],
+    "max_waiting": lambda p: [
+        p.models.residents[0].service.queue.limit,
+        p.models.workers.most_waiting,
+        p.models.most_waiting,
+    ],
+    "request_timeout": lambda p: [
+        p.models.residents[0].service._request_timeout,
+        p.models.workers.timeout,
+        p.models.timeout,
+    ],
     "max_connections": lambda p: [p.connections.limit],
     "responses_bytes": lambda p: [p.store.budget],
     "header_timeout": lambda p: [p.connections.header_timeout],

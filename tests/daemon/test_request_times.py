@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 from unittest.mock import MagicMock
 
@@ -26,6 +25,7 @@ from umbel.scheduler.statistics import EngineStatistics
 
 from ..fakes import FakeClock, make_request
 from .measured import measured_by
+from .serving import serving
 
 STOP_TOKEN = 7
 HISTOGRAMS = {
@@ -217,7 +217,7 @@ def test_stages_are_never_more_than_the_total(moments: list[float]) -> None:
 async def test_refusals_are_counted_by_reason() -> None:
     """The reason is the code that the client hears; who only looks is not counted."""
     entry, metrics = Entry(Settings()), Metrics(EngineStatistics, lambda: 0, None)
-    entry.service = cast("Any", SimpleNamespace(metrics=metrics))  # else nothing is counted
+    entry.models = serving(metrics=metrics)  # else nothing is counted
     with structlog.testing.capture_logs() as lines:
         async with TestClient(TestServer(application(entry))) as client:
             await client.post("/v1/chat/completions", data=b"{")

@@ -25,6 +25,7 @@ from umbel.daemon.service_manager import InheritedListener, ServiceManager, inhe
 from umbel.daemon.status import STALLED_AFTER
 
 from .running import RunningDaemon, UnixConnection, eventually, spawn
+from .serving import serving
 
 MOST = 50
 """Messages that a test waits for."""
@@ -159,7 +160,7 @@ async def test_without_a_watchdog_there_are_no_beats() -> None:
 def entry(*, running: int = 0, step_age: float = 0.0, busy_for: float = 0.0) -> Entry:
     """What handlers stand on, over an engine that is this far."""
     made = Entry(Settings(), lambda: busy_for)
-    made.service = cast("Any", Engine(running, step_age))
+    made.models = serving(cast("Any", Engine(running, step_age)))
     return made
 
 

@@ -26,10 +26,12 @@ from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.assembly import Assembly, assemble
 from umbel.daemon.config import Settings
+from umbel.daemon.memory_budget import MemoryBudget
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import Grammar, SamplingParams
+from umbel.models.runtime import device_memory
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence
@@ -190,9 +192,16 @@ class ServerFixture:
         self.queue = ConversationQueue(4096)
         self.events: list[tuple[Sequence, Event]] = []
         self.woken = threading.Event()
+        self.memory = MemoryBudget(settings, device_memory())
         with measured_once(loaded.model):
             self.assembly: Assembly = assemble(
-                loaded, settings, self.queue, self.events.extend, self.woken.set, measured
+                loaded,
+                settings,
+                self.memory,
+                self.queue,
+                self.events.extend,
+                self.woken.set,
+                measured,
             )
         self.name = loaded.name
         self.engine = self.assembly.engine

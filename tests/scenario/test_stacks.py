@@ -9,7 +9,7 @@ import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
 from umbel.cachestore.ledger import Kind, Size
-from umbel.daemon.server import _shrink
+from umbel.daemon.model_loader import shrink
 
 from ..models.batch_fixture import STACKED
 from .memory_tools import Ask, ServerFixture, Watch, words, zoo_model
@@ -247,7 +247,7 @@ def test_what_is_idle_in_a_stack_makes_room(how: str, tmp_path: Path) -> None:
         assert not governor.make_room(need)
         assert server.assembly.pager._page_in._make_room(need)
     else:
-        _shrink(server.assembly, 0.5)
+        shrink(server.memory, [server.assembly], 0.5)
     assert not stacks.idle
     assert server.assembly.cache.tries.size.nbytes < before
     check_ledger(server)

@@ -161,11 +161,11 @@ class TestChunks:
         """Before a chunk is cut, and not before it must."""
         fixture, running = PlannerFixture(), [decoding(1), sequence(100)]
         fixture.runner.copies = 300
-        fixture.planner.record(map(state_of, running))
+        fixture.planner.record([*map(state_of, running)])
         fixture.leave(1000)
         assert fixture.afford(running, 64) == plan(running, 64)
         assert fixture.runner.copies == 300
-        fixture.planner.record(map(state_of, running))
+        fixture.planner.record([*map(state_of, running)])
         fixture.leave(1000)
         assert fixture.afford(running, 100) == plan(running, 100)
         assert fixture.runner.copies == 0

@@ -1,0 +1,87 @@
+"""The tables `[models.NAME]`: what each model is, and when it is in memory."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from ..aliases import DEFAULT_MODEL, LONGEST_ALIAS
+from ..errors import ConfigError
+from ..quoting import quote
+
+_EMBEDDED = "smollm2"
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model.
+
+    Attributes:
+        model: where it is: `smollm2`, a directory, or a repo org/name. Unset: the table's name.
+        aliases: other names that it answers to.
+        pinned: whether it is loaded at start, and stays.
+        unload_after: seconds without a request after which it is unloaded; None keeps it until
+            another model needs the memory.
+        context: the most tokens of prompt and answer together, if that shall be fewer than fit.
+    """
+
+    model: str | None = None
+    aliases: list[str] = []
+    pinned: bool = False
+    unload_after: Annotated[float, Meta(gt=0)] | None = None
+    context: Annotated[int, Meta(ge=32)] | None = None
+
+
+def read_models(tables: Mapping[str, Any], path: object) -> dict[str, ModelSettings]:
+    """Read the tables of a file.
+
+    Args:
+        tables: by the names of the models.
+        path: of the file, for messages.
+
+    Raises:
+        ConfigError: a name is none, or a key is unknown, or a value is of no use.
+    """
+    models = {}
+    for name, table in tables.items():
+        _check_name(name, f"{path}: models")
+        try:
+            models[name] = msgspec.convert(table, ModelSettings)
+        except msgspec.ValidationError as error:
+            keys = ", ".join(ModelSettings.__struct_fields__)
+            raise ConfigError(f"{path}: models.{name}: {error}; its keys are: {keys}") from error
+        if models[name].model is None and "/" not in name and name != _EMBEDDED:
+            raise ConfigError(
+                f"{path}: models.{name}: it has no model; say where it is: "
+                f"model = {_EMBEDDED!r}, a directory, or a repo 'org/name'"
+            )
+        for alias in models[name].aliases:
+            _check_name(alias, f"{path}: models.{name}.aliases")
+    return models
+
+
+def check_names(models: Mapping[str, ModelSettings], others: Iterable[str]) -> None:
+    """Refuse a name that two models have.
+
+    Args:
+        models: by their names.
+        others: names of the default model, and aliases that stand elsewhere.
+
+    Raises:
+        ConfigError: saying which.
+    """
+    taken = set(others) - set(models)
+    for name, model in models.items():
+        for each in dict.fromkeys([name, *model.aliases]):
+            if each in taken:
+                raise ConfigError(f"models.{name}: {quote(each)} is another model's name already")
+            taken.add(each)
+
+
+def _check_name(name: str, place: str) -> None:
+    if not name.strip() or not name.isprintable() or len(name) > LONGEST_ALIAS:
+        raise ConfigError(
+            f"{place}: {quote(name)} is no name; it has 1 to {LONGEST_ALIAS} printable characters"
+        )
+    if name == DEFAULT_MODEL:
+        raise ConfigError(f"{place}: {quote(name)} is the name of whatever model is the default")

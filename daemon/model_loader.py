@@ -1,0 +1,202 @@
+"""Loads models beside those that serve, and gives back all that they held."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from ..models.load.loader import OpenedModel, Source, find
+from ..models.params import KVQuantization
+from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
+from ..scheduler.handoff import Handoff
+from ..scheduler.queue import ConversationQueue
+from ..scheduler.thread import MLXThread
+from .assembly import Assembly, Phase, assemble
+from .cache_admin import CacheAdmin
+from .config import Settings
+from .memory_budget import MemoryBudget
+from .model_slot import ModelSlot, Resident
+from .pressure import PressureWatch
+from .service import Service
+from .workers import Workers
+
+_CHANNEL_LIMIT = 4096  # events that may wait for one slow client
+_SAVE_GRACE = 10.0  # seconds; state that is not written in them is computed again
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+
+class ModelLoader:
+    """Builds what serves a model, on the MLX thread, between the steps of others.
+
+    Files are found and downloaded elsewhere, and weights are read piece by piece. What cannot be
+    cut, as to measure a model that was never here, is logged where it held up others.
+
+    Attributes:
+        memory: of all models.
+
+    Args:
+        thread: the one of MLX.
+        settings: those in force.
+        default: the model of requests that name none.
+        workers: read prompts.
+        pressure: of the system's memory.
+    """
+
+    def __init__(
+        self,
+        thread: MLXThread,
+        settings: Callable[[], Settings],
+        default: ModelSlot,
+        workers: Workers,
+        pressure: PressureWatch,
+    ) -> None:
+        self._thread = thread
+        self._settings = settings
+        self._default = default
+        self._workers = workers
+        self._pressure = pressure
+        self.memory = MemoryBudget(settings(), device_memory())
+        self._opened: dict[str, OpenedModel] = {}
+
+    async def open(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> int:
+        """Find a model, download it if need be, and say what its weights take, in bytes.
+
+        Raises:
+            ModelError: there is none, or it cannot be loaded.
+        """
+        log.info("loading", model=slot.source, backend=backend(), blas=BLAS.name)
+        source = await asyncio.to_thread(find, slot.source, begin)
+        begin("loading")
+        opened = await self._on_thread(self._open, source)
+        self._opened[slot.name] = opened
+        return opened.weight_bytes
+
+    def _open(self, source: Source) -> OpenedModel:
+        settings, quantization = self._settings(), None
+        if settings.kv_bits is not None:
+            quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)
+        return OpenedModel(source, quantization)
+
+    def fits(self, weights: int, beside: list[int]) -> bool:
+        """Whether weights have room beside those of others, with the share of state."""
+        return self.memory.fits(weights, beside)
+
+    async def load(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> Resident:
+        """Read the weights of what was opened, and build what serves it.
+
+        Raises:
+            ModelError: it cannot be loaded.
+            StartError: memory holds no request of it.
+        """
+        opened = self._opened[slot.name]
+        await self._on_thread(self._enter, slot.name, opened.weight_bytes)
+        while await self._on_thread(opened.read_more):
+            pass
+        resident = await self._build(slot, opened, begin)
+        self._thread.attach(resident.assembly.engine.step)
+        self._opened.pop(slot.name)
+        slot.weight_bytes = opened.weight_bytes
+        slot.context_length = resident.service.context_length
+        return resident
+
+    def _enter(self, name: str, weights: int) -> None:
+        """Take the room that weights need from state, before they are read."""
+        self.memory.enter(name, weights)
+        self.memory.evict_excess()
+
+    async def _build(
+        self, slot: ModelSlot, opened: OpenedModel, begin: Callable[[Phase], object]
+    ) -> Resident:
+        settings = self._settings_of(slot)
+        queue = ConversationQueue(settings.max_waiting)
+        handoff = Handoff(queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
+
+        def build() -> tuple[Any, Assembly]:
+            loaded = opened.finish()
+            context = min(loaded.context_length, slot.settings.context or loaded.context_length)
+            named = replace(loaded, name=slot.name, context_length=context)
+            wake, folder = self._thread.wake, settings.measured_folder
+            return named, assemble(
+                named, settings, self.memory, queue, handoff.publish, wake, folder, begin
+            )
+
+        loaded, assembly = await self._on_thread(build)
+        service = Service(
+            loaded,
+            assembly,
+            queue,
+            handoff,
+            CacheAdmin(self._thread, assembly.cache, assembly.pins, loaded.fingerprint),
+            self._pressure,
+            self._workers,
+            slot.metrics,
+            exact=settings.exact,
+            request_timeout=settings.request_timeout,
+        )
+        return Resident(service, assembly, handoff)
+
+    async def drop(self, slot: ModelSlot) -> None:
+        """Let go of what was opened, or of what is left of a load that failed."""
+        self._opened.pop(slot.name, None)
+        await self._on_thread(self._forget, slot.name)
+
+    async def unload(self, slot: ModelSlot, resident: Resident) -> None:
+        """Save a model's state, and give all its memory back. No request may use it."""
+        await save_state(self._thread, resident.assembly)
+        await self._on_thread(self._close, resident.assembly)
+        del resident
+        await self._on_thread(self._forget, slot.name)
+        log.info("unloaded", model=slot.name)
+
+    def _close(self, assembly: Assembly) -> None:
+        self._thread.detach(assembly.engine.step)
+        assembly.close()
+
+    def _forget(self, name: str) -> None:
+        self.memory.leave(name)
+        gc.collect()  # mlx-lm's modules refer to each other
+        give_freed_memory_back()
+
+    def _settings_of(self, slot: ModelSlot) -> Settings:
+        """Settings for a model: those beside the default one have a folder of their own."""
+        settings = self._settings()
+        folder = settings.disk_folder
+        if folder is None or slot is self._default:
+            return settings
+        own = folder / "models" / quote(slot.name, safe="")
+        return msgspec.structs.replace(settings, disk_dir=str(own))
+
+    async def _on_thread(self, fn: Callable[..., T], *args: Any) -> T:
+        return await asyncio.wrap_future(self._thread.submit(fn, *args))
+
+
+def shrink(memory: MemoryBudget, assemblies: list[Assembly], share: float) -> None:
+    """Use only a share of the budget, because the system is short of memory. MLX thread."""
+    for assembly in assemblies:
+        assembly.runner.release_idle()  # so that it can be given back
+    memory.shrink(share)
+    give_freed_memory_back()
+
+
+async def save_state(thread: MLXThread, assembly: Assembly) -> None:
+    """Write what is not on disk yet, within the grace, and close the disk tier."""
+    pager, disk = assembly.pager, assembly.disk
+    if pager is None or disk is None:
+        return
+    try:
+        async with asyncio.timeout(_SAVE_GRACE):
+            while await asyncio.wrap_future(thread.submit(pager.write_all)):
+                await asyncio.to_thread(disk.flush, _SAVE_GRACE)
+    except TimeoutError:
+        log.warning("state not saved in time", seconds=_SAVE_GRACE)
+    except Exception:
+        log.exception("state not saved")
+    await asyncio.to_thread(disk.close, _SAVE_GRACE)

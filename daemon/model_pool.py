@@ -1,0 +1,289 @@
+"""The configured models: which are loaded, who waits for one, and which must go for another.
+
+A model is loaded when it is first asked for, or at start, and one at a time. Where memory is short
+the one that was used longest ago is unloaded: it takes no further requests, and goes when its last
+one has ended. Who asks for it meanwhile waits for its next load, so that none keeps others out.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Protocol
+
+import structlog
+
+from ..models.errors import ModelError
+from ..scheduler.errors import DeadlineExceededError, UnavailableError
+from ..scheduler.queue import RETRY_AFTER, queue_full
+from .aliases import DEFAULT_MODEL
+from .assembly import Phase
+from .errors import StartError
+from .failures import APIError
+from .metrics import ByModel
+from .model_slot import ModelSlot, Resident
+from .quoting import quote
+from .service import Service
+from .workers import Workers
+
+_SWEEP = 0.5  # seconds between two looks at who is idle
+_UNKNOWN = 1 << 20  # tokens of the context of a model that was never loaded
+_RETRY = 10.0  # seconds until a model that could not be loaded is tried again
+
+log = structlog.get_logger()
+
+
+class Loader(Protocol):
+    """Loads and unloads models; `ModelLoader` is the real one."""
+
+    async def open(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> int:
+        """Find a model, download it if need be, and say what its weights take, in bytes."""
+        ...
+
+    def fits(self, weights: int, beside: list[int]) -> bool:
+        """Whether weights have room beside those of others."""
+        ...
+
+    async def load(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> Resident:
+        """Load what was opened."""
+        ...
+
+    async def drop(self, slot: ModelSlot) -> None:
+        """Let go of what was opened, or of what is left of a load that failed."""
+        ...
+
+    async def unload(self, slot: ModelSlot, resident: Resident) -> None:
+        """Save a model's state, and give all its memory back."""
+        ...
+
+
+class ModelPool:
+    """Loads models when they are asked for. Belongs to the event loop.
+
+    Attributes:
+        slots: the models, the default one first.
+        aliases: further names; each stands for a model's, or for the default one.
+        most_waiting: requests that may wait for models. It may change.
+        timeout: seconds that one waits. It may change.
+
+        workers: read prompts and large bodies, of all models.
+        started: whether requests are taken.
+        on_phase: told what is done next, on any thread, until then.
+
+    Args:
+        slots: as above.
+        loader: loads them.
+        workers: as above.
+        most_waiting: as above.
+        timeout: as above.
+    """
+
+    def __init__(
+        self,
+        slots: list[ModelSlot],
+        loader: Loader,
+        workers: Workers,
+        *,
+        most_waiting: int,
+        timeout: float,
+    ) -> None:
+        self.slots = slots
+        self.aliases: dict[str, str] = {}
+        self.most_waiting = most_waiting
+        self.timeout = timeout
+        self.workers = workers
+        self.started = False
+        self.on_phase: Callable[[Phase], object] = lambda _: None
+        self._loader = loader
+        self._lock = asyncio.Lock()  # of whoever loads or unloads
+
+    @property
+    def default(self) -> ModelSlot:
+        """The model of requests that name none."""
+        return self.slots[0]
+
+    @property
+    def residents(self) -> list[Resident]:
+        """What the loaded models have."""
+        return [slot.resident for slot in self.slots if slot.resident is not None]
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens that a prompt of any model may have, as far as is known."""
+        known = [slot.context_length for slot in self.slots]
+        return max((_UNKNOWN if tokens is None else tokens) for tokens in known)
+
+    def render_metrics(self) -> bytes:
+        """Write the metrics of all models; those of several say which."""
+        if len(self.slots) == 1:
+            return self.default.metrics.render()
+        return ByModel({slot.name: slot.metrics for slot in self.slots}).render()
+
+    def set_bounds(self, *, max_waiting: int, request_timeout: float) -> None:
+        """Bound what comes from now on otherwise."""
+        self.most_waiting = self.workers.most_waiting = max_waiting
+        self.timeout = self.workers.timeout = request_timeout
+        for resident in self.residents:
+            resident.service.set_bounds(max_waiting=max_waiting, request_timeout=request_timeout)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a model to be loaded."""
+        return sum(slot.waiting for slot in self.slots)
+
+    def names(self) -> dict[str, ModelSlot]:
+        """All names of all models, each with its model; a model's own name before its aliases."""
+        found = {name: slot for slot in self.slots for name in slot.names}
+        for alias, target in self.aliases.items():
+            found.setdefault(alias, found.get(target, self.default))
+        return found
+
+    def find(self, name: str | None) -> ModelSlot:
+        """Find the model of that name.
+
+        Raises:
+            APIError: 404, saying what there is, and how there can be more.
+        """
+        if name in (None, "", DEFAULT_MODEL):
+            return self.default
+        names = self.names()
+        if name in names:
+            return names[name]
+        served = ", ".join(repr(slot.name) for slot in self.slots)
+        one = "it" if len(self.slots) == 1 else "one of them"
+        message = (
+            f"there is no model {quote(name)}; this daemon serves {served}; to serve {one} by "
+            "that name too, start it with --alias NAME or [models.aliases] in umbel.toml"
+        )
+        raise APIError(404, message, code="model_not_found", param="model")
+
+    async def use(self, slot: ModelSlot, held: ExitStack) -> Service:
+        """Wait until a model is loaded, and keep it so until `held` is closed.
+
+        Raises:
+            QueueFullError: as many requests wait as may wait.
+            DeadlineExceededError: it was not loaded in time.
+            UnavailableError: it cannot be loaded.
+        """
+        if slot.resident is None or slot.leaving:
+            await self._wait(slot)
+        if slot.resident is None:
+            raise RuntimeError(f"{slot.name} was loaded and is not")
+        held.enter_context(slot.in_use())
+        return slot.resident.service
+
+    async def _wait(self, slot: ModelSlot) -> None:
+        if self.waiting >= self.most_waiting:
+            raise queue_full(self.most_waiting)
+        slot.waiting += 1
+        try:
+            async with asyncio.timeout(self.timeout):
+                while slot.resident is None or slot.leaving:
+                    await asyncio.shield(self._start_loading(slot))
+        except TimeoutError as error:
+            raise DeadlineExceededError(f"{slot.name} was not loaded in time") from error
+        except (ModelError, StartError) as error:
+            message = f"{slot.name} cannot be loaded: {error}"
+            raise UnavailableError(message, retry_after=RETRY_AFTER) from error
+        finally:
+            slot.waiting -= 1
+
+    def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
+        """Have a model loaded, after what is loaded already; once, however many ask for it."""
+        if slot.failure is not None and time.monotonic() - slot.failure[1] < _RETRY:
+            raise slot.failure[0]
+        if slot.loading is None:
+            slot.loading = asyncio.create_task(self._load(slot))
+            slot.loading.add_done_callback(_retrieve)
+        return slot.loading
+
+    async def load(self, slot: ModelSlot) -> None:
+        """Load a model, unless it is loaded.
+
+        Raises:
+            ModelError: there is no such model, or it cannot be loaded.
+            StartError: memory holds no request of it.
+            UnavailableError: others that must stay have the memory.
+        """
+        if slot.resident is None:
+            await asyncio.shield(self._start_loading(slot))
+
+    async def _load(self, slot: ModelSlot) -> None:
+        def begin(phase: Phase) -> None:
+            slot.phase = phase
+            if not self.started:
+                self.on_phase(phase)
+
+        try:
+            async with self._lock:
+                weights = await self._loader.open(slot, begin)
+                await self._make_room(slot, weights)
+                slot.resident = await self._loader.load(slot, begin)
+        except Exception as error:
+            if isinstance(error, ModelError | StartError):
+                slot.failure = error, time.monotonic()
+            await self._loader.drop(slot)
+            raise
+        finally:
+            slot.loading, slot.phase = None, None
+        slot.failure = None
+        slot.touch()
+
+    async def _make_room(self, slot: ModelSlot, weights: int) -> None:
+        """Unload what was used longest ago until there is room for weights."""
+        while True:
+            loaded = [each for each in self.slots if each.resident is not None]
+            if self._loader.fits(weights, [each.weight_bytes or 0 for each in loaded]):
+                return
+            free = [each for each in loaded if not each.settings.pinned]
+            if not free:
+                held = ", ".join(each.name for each in loaded)
+                raise UnavailableError(
+                    f"{slot.name} needs {weights} bytes for its weights, and {held} stay loaded: "
+                    "they are pinned",
+                    retry_after=RETRY_AFTER,
+                )
+            victim = max(free, key=lambda each: each.idle_for)
+            log.info("making room for a model", model=slot.name, unloading=victim.name)
+            await self._unload(victim)
+
+    async def _unload(self, slot: ModelSlot) -> None:
+        """Let a model's last requests end, and unload it. For who holds the lock."""
+        slot.leaving = True
+        try:
+            async with asyncio.timeout(self.timeout):
+                await slot.wait_unused()
+            if (resident := slot.resident) is not None:
+                slot.rest()
+                await self._loader.unload(slot, resident)
+        finally:
+            slot.leaving = False
+
+    async def run(self) -> None:
+        """Unload what nobody has used for long, until cancelled."""
+        while True:
+            await asyncio.sleep(_SWEEP)
+            for slot in self.slots:
+                if self._is_idle(slot):
+                    async with self._lock:
+                        if self._is_idle(slot):
+                            log.info("unloading an idle model", model=slot.name)
+                            await self._unload(slot)
+
+    @staticmethod
+    def _is_idle(slot: ModelSlot) -> bool:
+        after = None if slot.settings.pinned else slot.settings.unload_after
+        return slot.resident is not None and after is not None and slot.idle_for > after
+
+    async def close(self) -> None:
+        """End loads that are under way, and wait until they have."""
+        tasks = [slot.loading for slot in self.slots if slot.loading is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Take a load's error, though nobody may have waited for it to the end."""
+    if not task.cancelled():
+        task.exception()

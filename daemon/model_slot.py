@@ -1,0 +1,128 @@
+"""One configured model: what it is, who uses it, and what serves it while it is loaded."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from ..models.load.loader import public_name
+from ..scheduler.handoff import Handoff
+from ..scheduler.statistics import EngineStatistics
+from .assembly import Assembly, Phase
+from .config import ModelSettings, Settings
+from .metrics import Metrics
+from .service import Service
+
+Residence = Literal["unloaded", "loading", "loaded", "unloading"]
+"""Where a model is."""
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What a loaded model has in this process."""
+
+    service: Service
+    assembly: Assembly
+    handoff: Handoff
+
+
+class ModelSlot:
+    """A model that may be loaded. Belongs to the event loop.
+
+    Attributes:
+        name: what clients call it.
+        settings: its own.
+        resident: what serves it; None while it is not loaded.
+        loading: the load that is under way, or waits for another's.
+        leaving: it is to be unloaded, and takes no further requests until it is loaded anew.
+        phase: what is done to load it; None else.
+        users: requests that use it.
+        waiting: requests that wait for it.
+        weight_bytes: what its weights take; None before it was first loaded.
+        context_length: the most tokens of prompt and answer; None before it was first loaded.
+        metrics: of its requests, from the daemon's start on.
+        failure: why it could not be loaded last, and when.
+
+    Args:
+        name: as above.
+        settings: as above.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, name: str, settings: ModelSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.resident: Resident | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self.leaving = False
+        self.phase: Phase | None = None
+        self.users = 0
+        self.waiting = 0
+        self.weight_bytes: int | None = None
+        self.context_length: int | None = None
+        self.metrics = Metrics(EngineStatistics, lambda: 0, None)
+        self.failure: tuple[Exception, float] | None = None
+        self._clock = clock
+        self._used_at = clock()
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    @property
+    def names(self) -> list[str]:
+        """All names that it answers to, its own first."""
+        return list(dict.fromkeys([self.name, *self.settings.aliases]))
+
+    @property
+    def source(self) -> str:
+        """Where it is: what `models.load` takes."""
+        return self.settings.model or self.name
+
+    def rest(self) -> None:
+        """Have nothing that serves it any more."""
+        self.resident = None
+        self.metrics.attach(EngineStatistics, lambda: 0, None)
+
+    @property
+    def residence(self) -> Residence:
+        """Where it is at present."""
+        if self.resident is not None:
+            return "unloading" if self.leaving else "loaded"
+        return "unloaded" if self.loading is None else "loading"
+
+    @property
+    def idle_for(self) -> float:
+        """Seconds since a request last used it; 0 while one does."""
+        return 0.0 if self.users else self._clock() - self._used_at
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Count a request that uses it; it stays loaded until the last one has left."""
+        self.users += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self.users -= 1
+            self.touch()
+            if not self.users:
+                self._unused.set()
+
+    def touch(self) -> None:
+        """Count as just used."""
+        self._used_at = self._clock()
+
+    async def wait_unused(self) -> None:
+        """Wait until no request uses it."""
+        await self._unused.wait()
+
+
+def slots_of(settings: Settings) -> list[ModelSlot]:
+    """Make a slot for each configured model, the default one first."""
+    models = dict(settings.models)
+    named = settings.model if settings.model in models else public_name(settings.model)
+    default = models.pop(settings.model, None) or ModelSettings(model=settings.model)
+    return [ModelSlot(named, default), *(ModelSlot(*each) for each in models.items())]

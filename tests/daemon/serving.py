@@ -1,0 +1,23 @@
+"""Models as handlers see them, over a service that is none or a stand-in."""
+
+from typing import Any, cast
+
+from umbel.daemon.config import ModelSettings
+from umbel.daemon.metrics import Metrics
+from umbel.daemon.model_pool import ModelPool
+from umbel.daemon.model_slot import ModelSlot, Resident
+from umbel.daemon.service import Service
+from umbel.daemon.workers import Workers
+
+
+def serving(service: Service | None = None, *, metrics: Metrics | None = None) -> ModelPool:
+    """Make the models of a daemon that has started; nothing can be loaded."""
+    slot = ModelSlot("tiny", ModelSettings())
+    if service is not None:
+        slot.resident = Resident(service, cast("Any", None), cast("Any", None))
+    if metrics is not None:
+        slot.metrics = metrics
+    workers = Workers(1, 1.0, lambda: 0)
+    pool = ModelPool([slot], cast("Any", None), workers, most_waiting=1, timeout=1.0)
+    pool.started = True
+    return pool

@@ -1,0 +1,185 @@
+"""Several models in one daemon: loaded when asked for, unloaded when idle or for another."""
+
+import asyncio
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..tiny import tiny_model_dir
+from .running import RunningDaemon, eventually, running
+
+MIB = 1 << 20
+
+
+def ask(model: str | None, text: str = "hello", **more: Any) -> dict[str, Any]:
+    """A request for a few greedy tokens."""
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 6, "temperature": 0}
+    return {**body, **({} if model is None else {"model": model}), **more}
+
+
+def said(daemon: RunningDaemon, model: str | None, text: str = "hello") -> tuple[str, str]:
+    """What a model answers, and under which name."""
+    reply = daemon.post(ask(model, text))
+    assert reply.status == 200, reply.body
+    answer = reply.json()
+    return answer["model"], answer["choices"][0]["message"]["content"]
+
+
+def slots(daemon: RunningDaemon) -> dict[str, Any]:
+    """What `/status` says of each model."""
+    return {slot["name"]: slot for slot in daemon.status()["models"]}
+
+
+def states(daemon: RunningDaemon) -> dict[str, str]:
+    """Where each model is."""
+    return {name: slot["state"] for name, slot in slots(daemon).items()}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three models that answer differently."""
+    folder = tmp_path_factory.mktemp("several")
+    return [tiny_model_dir(folder / name, seed=n) for n, name in enumerate(("one", "two", "three"))]
+
+
+def configured(folder: Path, models: list[Path], text: str = "", **tables: str) -> dict[str, str]:
+    """Write a configuration with a table for each further model; what names it."""
+    lines = [text]
+    for path in models[1:]:
+        lines += [f"[models.{path.name}]", f"model = '{path}'", tables.get(path.name, "")]
+    file = folder / "umbel.toml"
+    file.write_text("\n".join(lines))
+    return {"UMBEL_CONFIG": str(file)}
+
+
+@pytest.fixture
+def folder(short_path: Path) -> Path:
+    """A folder whose path is short enough for a socket."""
+    return short_path
+
+
+def test_each_answers_under_its_names(folder: Path, models: list[Path]) -> None:
+    """A model is loaded when it is first asked for; names, aliases and the default lead to it."""
+    tables = {"two": 'aliases = ["deux"]', "three": "context = 200"}
+    env = configured(folder, models, "[models.aliases]\ntrois = 'three'", **tables)
+    with running(folder, models[0], env=env) as daemon:
+        assert states(daemon) == {"one": "loaded", "two": "unloaded", "three": "unloaded"}
+        listed = daemon.request("GET", "/v1/models").json()["data"]
+        assert [model["id"] for model in listed] == ["one", "two", "deux", "three", "trois"]
+        assert ["context_length" in model for model in listed] == [True, *[False] * 4]
+        answers = {name: said(daemon, name) for name in ("one", "two", "deux", "three", "trois")}
+        assert {name: model for name, (model, _) in answers.items()} == {
+            "one": "one",
+            "two": "two",
+            "deux": "two",
+            "three": "three",
+            "trois": "three",
+        }
+        assert said(daemon, None) == said(daemon, "default") == answers["one"]
+        assert answers["two"] == answers["deux"]
+        assert len({text for _, text in answers.values()}) == 3
+        assert set(states(daemon).values()) == {"loaded"}
+        assert slots(daemon)["three"]["context_length"] == 200
+        refused = daemon.post(ask("four"))
+        assert refused.status == 404
+        assert "'one', 'two', 'three'" in refused.json()["error"]["message"]
+        told = daemon.request("GET", "/metrics").body.decode()
+        assert 'umbel_requests_total{model="two",outcome="length"} 2.0' in told
+        assert daemon.request("GET", "/cache?model=two").json()["nodes"] > 0
+        assert daemon.request("GET", "/cache?model=nobody").status == 404
+
+
+def test_an_idle_one_is_unloaded_and_comes_back_with_its_state(
+    folder: Path, models: list[Path]
+) -> None:
+    """Its memory is given back; what it had computed is read from disk."""
+    env = configured(folder, models[:2], two="unload_after = 0.3")
+    long = "once upon a time " * 20
+    with running(folder, models[0], env=env) as daemon:
+        before = daemon.status()["memory"]["active"]
+        answer = said(daemon, "two", long)
+        assert daemon.status()["memory"]["active"] > before
+        eventually(lambda: states(daemon)["two"] == "unloaded")
+        assert daemon.status()["memory"]["active"] <= before
+        again = daemon.post(ask("two", long)).json()
+        assert again["choices"][0]["message"]["content"] == answer[1]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert states(daemon)["one"] == "loaded"
+        refused = daemon.request("GET", "/cache?model=two")
+        assert refused.status in (200, 503)
+
+
+def test_a_pinned_one_stays(folder: Path, models: list[Path]) -> None:
+    """It is there from the start, and no idle time counts."""
+    env = configured(folder, models[:2], two="pinned = true\nunload_after = 0.1")
+    with running(folder, models[0], env=env) as daemon:
+        assert states(daemon) == {"one": "loaded", "two": "loaded"}
+        assert said(daemon, "two")[0] == "two"
+        eventually(lambda: slots(daemon)["two"]["idle_seconds"] > 1)
+        assert states(daemon)["two"] == "loaded"
+
+
+def test_one_that_cannot_be_loaded_harms_no_other(folder: Path, models: list[Path]) -> None:
+    """Each who asks for it hears why; it is not tried again for each."""
+    broken = folder / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text("{")
+    env = configured(folder, [models[0], broken])
+    with running(folder, models[0], env=env) as daemon:
+        with ThreadPoolExecutor(4) as pool:
+            replies = list(pool.map(daemon.post, [ask("broken")] * 8))
+        assert {reply.status for reply in replies} == {503}
+        assert "broken cannot be loaded" in replies[0].json()["error"]["message"]
+        assert said(daemon, "one")[0] == "one"
+        assert "cannot load" in slots(daemon)["broken"]["failure"]
+        assert daemon.log().count("event=loading model=" + str(broken)) == 1
+
+
+def test_a_stream_hears_that_its_model_is_loading(folder: Path, models: list[Path]) -> None:
+    """Comments come until the answer does, in each protocol; an error then is an event."""
+    env = configured(folder, models[:2], "keepalive = 0.01")
+    with running(folder, models[0], env=env) as daemon:
+        replies = [daemon.post(ask("two", stream=True)), daemon.post(ask("two", stream=True))]
+        texts = [reply.body.decode() for reply in replies]
+    assert ": loading two\n\n" in texts[0]
+    assert texts[0].endswith("data: [DONE]\n\n")
+    assert ": loading" not in texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_three_in_memory_for_two(folder: Path, tmp_path: Path) -> None:
+    """200 mixed requests to two tiny models and the embedded one: all right, never over budget."""
+    wide = {"hidden_size": 512, "intermediate_size": 24_000, "num_hidden_layers": 2}
+    big = [tiny_model_dir(tmp_path / name, seed=n, **wide) for n, name in enumerate(("one", "two"))]
+    tables = "".join(f"[models.{path.name}]\nmodel = '{path}'\n" for path in big)
+    budget = 1000 * MIB
+    file = folder / "umbel.toml"
+    file.write_text(f"memory_bytes = '{budget}'\ncache_bytes = '160MiB'\n{tables}")
+    names = ["smollm2", "one", "two"]
+    with running(folder, "smollm2", env={"UMBEL_CONFIG": str(file)}) as daemon:
+        asks = [(name, f"Number {number}, please.") for name in names for number in range(4)]
+        expected = {each: said(daemon, *each) for each in asks}
+        most, over = [0], threading.Event()
+
+        def watch() -> None:
+            while not over.wait(0.02):
+                most[0] = max(most[0], daemon.status()["memory"]["active"])
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        chosen = random.Random(7).choices(asks, k=200)
+        try:
+            with ThreadPoolExecutor(16) as pool:
+                answers = list(pool.map(lambda each: said(daemon, *each), chosen))
+        finally:
+            over.set()
+            watcher.join()
+        assert answers == [expected[each] for each in chosen]
+        assert sorted(states(daemon).values()).count("loaded") <= 2
+        assert daemon.log().count("event=unloaded") > 1
+        assert most[0] <= budget
