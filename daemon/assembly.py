@@ -119,7 +119,7 @@ def assemble(
     runner.live_within(budget, max_copy_bytes=copied, max_batch=settings.max_batch)
     cache = _cache(loaded, settings, memory.pool, runner.rules.longest)
     governor = Governor(cache)
-    _warm_up(loaded, settings, runner, budget, begin)
+    _warm_up(loaded, settings, runner, memory.warm_up_bytes(budget), begin)
     if settings.disk_folder is not None:
         begin("opening the disk tier")
     disk = _open_disk(settings, loaded.fingerprint, copied, wake)

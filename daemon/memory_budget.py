@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 
-from ..cachestore.ledger import Size
+from ..cachestore.ledger import Kind, Size
 from ..cachestore.memory_pool import MemoryPool
 from ..models.runtime import DeviceMemory
 from .config import Settings
 from .errors import StartError
 
 _STATE_SHARE = 4  # where models share memory, one part in this many is never given to weights
+_BUILD_SHARE = 4  # of that, one part in this many is for a model's measuring and warm-up
 
 
 class MemoryBudget:
@@ -34,6 +35,7 @@ class MemoryBudget:
         self._bodies = settings.body_budget
         left = device.recommended - device.headroom - self._bodies
         self.usable = left if settings.memory_budget is None else settings.memory_budget
+        self._building = self.pool.ledger.account(Kind.TRANSIENT)
         self._weights: dict[str, int] = {}
         self._least: dict[str, int] = {}
 
@@ -70,8 +72,28 @@ class MemoryBudget:
         self._resize()
         return least
 
+    def has_room(self) -> bool:
+        """Whether state holds no more than it may; what it need not hold is evicted.
+
+        Beside others, some more is kept for measuring a model and for its warm-up.
+        """
+        if not self._shared:
+            return True
+        self._building.set(Size(self.warm_up_bytes(min(self._least.values()))))
+        self.pool.evict_excess()
+        return self.pool.room.nbytes >= 0
+
+    def warm_up_bytes(self, least: int) -> int:
+        """What a model's measuring and warm-up may take, of the least that state has."""
+        return least // _BUILD_SHARE if self._shared else least
+
+    def built(self) -> None:
+        """Give back what was kept for measuring."""
+        self._building.close()
+
     def leave(self, name: str) -> None:
         """Forget a model that was unloaded, or could not be loaded."""
+        self.built()
         self._weights.pop(name, None)
         self._least.pop(name, None)
         self._resize()

@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -26,6 +29,7 @@ from .service import Service
 from .workers import Workers
 
 _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
+_LOOK_AGAIN = 0.01  # seconds until it is seen whether there is room
 _SAVE_GRACE = 10.0  # seconds; state that is not written in them is computed again
 
 T = TypeVar("T")
@@ -73,9 +77,9 @@ class ModelLoader:
             ModelError: there is none, or it cannot be loaded.
         """
         log.info("loading", model=slot.source, backend=backend(), blas=BLAS.name)
-        source = await asyncio.to_thread(find, slot.source, begin)
+        source = await _in_background(lambda: find(slot.source, begin))
         begin("loading")
-        opened = await self._on_thread(self._open, source)
+        opened = await self._on_thread(slot, self._open, source)
         self._opened[slot.name] = opened
         return opened.weight_bytes
 
@@ -97,20 +101,27 @@ class ModelLoader:
             StartError: memory holds no request of it.
         """
         opened = self._opened[slot.name]
-        await self._on_thread(self._enter, slot.name, opened.weight_bytes)
-        while await self._on_thread(opened.read_more):
+        await self._take_room(slot, opened.weight_bytes)
+        while await self._on_thread(slot, opened.read_more):
             pass
         resident = await self._build(slot, opened, begin)
+        await self._on_thread(slot, self.memory.built)
         self._thread.attach(resident.assembly.engine.step)
         self._opened.pop(slot.name)
         slot.weight_bytes = opened.weight_bytes
         slot.context_length = resident.service.context_length
         return resident
 
-    def _enter(self, name: str, weights: int) -> None:
-        """Take the room that weights need from state, before they are read."""
-        self.memory.enter(name, weights)
-        self.memory.evict_excess()
+    async def _take_room(self, slot: ModelSlot, weights: int) -> None:
+        """Take the room that weights need from state, before they are read.
+
+        Who runs gives it up at the next step; what must stay for one request fits always.
+        """
+        await self._on_thread(slot, self.memory.enter, slot.name, weights)
+        async with asyncio.timeout(self._settings().request_timeout):
+            while not await self._on_thread(slot, self.memory.has_room):
+                self._thread.wake()
+                await asyncio.sleep(_LOOK_AGAIN)
 
     async def _build(
         self, slot: ModelSlot, opened: OpenedModel, begin: Callable[[Phase], object]
@@ -128,7 +139,7 @@ class ModelLoader:
                 named, settings, self.memory, queue, handoff.publish, wake, folder, begin
             )
 
-        loaded, assembly = await self._on_thread(build)
+        loaded, assembly = await self._on_thread(slot, build)
         service = Service(
             loaded,
             assembly,
@@ -146,17 +157,22 @@ class ModelLoader:
     async def drop(self, slot: ModelSlot) -> None:
         """Let go of what was opened, or of what is left of a load that failed."""
         self._opened.pop(slot.name, None)
-        await self._on_thread(self._forget, slot.name)
+        await self._on_thread(slot, self._forget, slot.name)
 
-    async def unload(self, slot: ModelSlot, resident: Resident) -> None:
+    async def unload(self, slot: ModelSlot) -> None:
         """Save a model's state, and give all its memory back. No request may use it."""
-        await save_state(self._thread, resident.assembly)
-        await self._on_thread(self._close, resident.assembly)
-        del resident
-        await self._on_thread(self._forget, slot.name)
+        if slot.resident is None:
+            return
+        assemblies = [slot.resident.assembly]
+        slot.rest()
+        await save_state(self._thread, assemblies[0])
+        await self._on_thread(slot, self._close, assemblies)
+        await self._on_thread(slot, self._forget, slot.name)
         log.info("unloaded", model=slot.name)
 
-    def _close(self, assembly: Assembly) -> None:
+    def _close(self, assemblies: list[Assembly]) -> None:
+        """Close the last one there is, so that its arrays go on this thread."""
+        assembly = assemblies.pop()
         self._thread.detach(assembly.engine.step)
         assembly.close()
 
@@ -174,8 +190,23 @@ class ModelLoader:
         own = folder / "models" / quote(slot.name, safe="")
         return msgspec.structs.replace(settings, disk_dir=str(own))
 
-    async def _on_thread(self, fn: Callable[..., T], *args: Any) -> T:
-        return await asyncio.wrap_future(self._thread.submit(fn, *args))
+    async def _on_thread(self, slot: ModelSlot, fn: Callable[..., T], *args: Any) -> T:
+        return await asyncio.wrap_future(self._thread.submit(self._timed, slot, fn, *args))
+
+    def _timed(self, slot: ModelSlot, fn: Callable[..., T], *args: Any) -> T:
+        """Do a piece of work; say so where it kept streams of other models waiting for long."""
+        waits, begun = bool(self.memory.pool.busy), time.monotonic()
+        try:
+            return fn(*args)
+        finally:
+            taken = time.monotonic() - begun
+            if waits and taken > self._settings().max_stall_ms / 1000:
+                log.warning(
+                    "streams of other models waited",
+                    loading=slot.name,
+                    phase=slot.phase,
+                    seconds=round(taken, 3),
+                )
 
 
 def shrink(memory: MemoryBudget, assemblies: list[Assembly], share: float) -> None:
@@ -184,6 +215,20 @@ def shrink(memory: MemoryBudget, assemblies: list[Assembly], share: float) -> No
         assembly.runner.release_idle()  # so that it can be given back
     memory.shrink(share)
     give_freed_memory_back()
+
+
+async def _in_background(fn: Callable[[], T]) -> T:
+    """Call what may take for ever, on a thread that keeps no process from ending."""
+    future: Future[T] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(fn())
+        except BaseException as error:  # noqa: BLE001  (it belongs to who waits)
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="umbel-find", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 async def save_state(thread: MLXThread, assembly: Assembly) -> None:

@@ -52,7 +52,7 @@ class Loader(Protocol):
         """Let go of what was opened, or of what is left of a load that failed."""
         ...
 
-    async def unload(self, slot: ModelSlot, resident: Resident) -> None:
+    async def unload(self, slot: ModelSlot) -> None:
         """Save a model's state, and give all its memory back."""
         ...
 
@@ -129,7 +129,7 @@ class ModelPool:
     @property
     def waiting(self) -> int:
         """Requests that wait for a model to be loaded."""
-        return sum(slot.waiting for slot in self.slots)
+        return sum(len(slot.waiters) for slot in self.slots)
 
     def names(self) -> dict[str, ModelSlot]:
         """All names of all models, each with its model; a model's own name before its aliases."""
@@ -167,26 +167,33 @@ class ModelPool:
         """
         if slot.resident is None or slot.leaving:
             await self._wait(slot)
+        else:
+            slot.enter()
+        held.callback(slot.leave)
         if slot.resident is None:
             raise RuntimeError(f"{slot.name} was loaded and is not")
-        held.enter_context(slot.in_use())
         return slot.resident.service
 
     async def _wait(self, slot: ModelSlot) -> None:
+        """Wait until this request may use a model."""
         if self.waiting >= self.most_waiting:
             raise queue_full(self.most_waiting)
-        slot.waiting += 1
+        waiter, admitted = asyncio.get_running_loop().create_future(), False
+        slot.waiters.add(waiter)
         try:
             async with asyncio.timeout(self.timeout):
-                while slot.resident is None or slot.leaving:
-                    await asyncio.shield(self._start_loading(slot))
+                self._start_loading(slot)
+                await waiter
+            admitted = True
         except TimeoutError as error:
             raise DeadlineExceededError(f"{slot.name} was not loaded in time") from error
         except (ModelError, StartError) as error:
             message = f"{slot.name} cannot be loaded: {error}"
             raise UnavailableError(message, retry_after=RETRY_AFTER) from error
         finally:
-            slot.waiting -= 1
+            slot.waiters.discard(waiter)
+            if not admitted and _has_result(waiter):
+                slot.leave()  # it was admitted, and has left at that moment
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
         """Have a model loaded, after what is loaded already; once, however many ask for it."""
@@ -216,18 +223,27 @@ class ModelPool:
 
         try:
             async with self._lock:
-                weights = await self._loader.open(slot, begin)
-                await self._make_room(slot, weights)
-                slot.resident = await self._loader.load(slot, begin)
+                if slot.resident is None:
+                    slot.resident = await self._load_alone(slot, begin)
+                    slot.failure = None
+                    slot.touch()
+                slot.admit_waiters()
         except Exception as error:
             if isinstance(error, ModelError | StartError):
                 slot.failure = error, time.monotonic()
-            await self._loader.drop(slot)
+            slot.refuse_waiters(error)
             raise
         finally:
             slot.loading, slot.phase = None, None
-        slot.failure = None
-        slot.touch()
+
+    async def _load_alone(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> Resident:
+        try:
+            weights = await self._loader.open(slot, begin)
+            await self._make_room(slot, weights)
+            return await self._loader.load(slot, begin)
+        except Exception:
+            await self._loader.drop(slot)
+            raise
 
     async def _make_room(self, slot: ModelSlot, weights: int) -> None:
         """Unload what was used longest ago until there is room for weights."""
@@ -253,9 +269,7 @@ class ModelPool:
         try:
             async with asyncio.timeout(self.timeout):
                 await slot.wait_unused()
-            if (resident := slot.resident) is not None:
-                slot.rest()
-                await self._loader.unload(slot, resident)
+            await self._loader.unload(slot)
         finally:
             slot.leaving = False
 
@@ -265,10 +279,17 @@ class ModelPool:
             await asyncio.sleep(_SWEEP)
             for slot in self.slots:
                 if self._is_idle(slot):
-                    async with self._lock:
-                        if self._is_idle(slot):
-                            log.info("unloading an idle model", model=slot.name)
-                            await self._unload(slot)
+                    await self._unload_idle(slot)
+
+    async def _unload_idle(self, slot: ModelSlot) -> None:
+        async with self._lock:
+            if not self._is_idle(slot):
+                return
+            log.info("unloading an idle model", model=slot.name)
+            try:
+                await self._unload(slot)
+            except Exception:
+                log.exception("an idle model was not unloaded", model=slot.name)
 
     @staticmethod
     def _is_idle(slot: ModelSlot) -> bool:
@@ -281,6 +302,10 @@ class ModelPool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _has_result(waiter: asyncio.Future[None]) -> bool:
+    return waiter.done() and not waiter.cancelled() and waiter.exception() is None
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

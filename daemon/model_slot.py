@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +38,7 @@ class ModelSlot:
         leaving: it is to be unloaded, and takes no further requests until it is loaded anew.
         phase: what is done to load it; None else.
         users: requests that use it.
-        waiting: requests that wait for it.
+        waiters: requests that wait for it; each is told when it may use it.
         weight_bytes: what its weights take; None before it was first loaded.
         context_length: the most tokens of prompt and answer; None before it was first loaded.
         metrics: of its requests, from the daemon's start on.
@@ -61,7 +60,7 @@ class ModelSlot:
         self.leaving = False
         self.phase: Phase | None = None
         self.users = 0
-        self.waiting = 0
+        self.waiters: set[asyncio.Future[None]] = set()
         self.weight_bytes: int | None = None
         self.context_length: int | None = None
         self.metrics = Metrics(EngineStatistics, lambda: 0, None)
@@ -89,8 +88,10 @@ class ModelSlot:
     @property
     def residence(self) -> Residence:
         """Where it is at present."""
+        if self.leaving:
+            return "unloading"
         if self.resident is not None:
-            return "unloading" if self.leaving else "loaded"
+            return "loaded"
         return "unloaded" if self.loading is None else "loading"
 
     @property
@@ -98,18 +99,32 @@ class ModelSlot:
         """Seconds since a request last used it; 0 while one does."""
         return 0.0 if self.users else self._clock() - self._used_at
 
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
+    def enter(self) -> None:
         """Count a request that uses it; it stays loaded until the last one has left."""
         self.users += 1
         self._unused.clear()
-        try:
-            yield
-        finally:
-            self.users -= 1
-            self.touch()
-            if not self.users:
-                self._unused.set()
+
+    def leave(self) -> None:
+        """Count it no more."""
+        self.users -= 1
+        self.touch()
+        if not self.users:
+            self._unused.set()
+
+    def admit_waiters(self) -> None:
+        """Have all who wait use it: it is not unloaded before they have."""
+        while self.waiters:
+            waiter = self.waiters.pop()
+            if not waiter.done():
+                self.enter()
+                waiter.set_result(None)
+
+    def refuse_waiters(self, error: Exception) -> None:
+        """Tell all who wait that it cannot be loaded."""
+        while self.waiters:
+            waiter = self.waiters.pop()
+            if not waiter.done():
+                waiter.set_exception(error)
 
     def touch(self) -> None:
         """Count as just used."""

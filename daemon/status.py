@@ -161,7 +161,7 @@ def _of_slot(slot: ModelSlot) -> SlotStatus:
         context_length=slot.context_length,
         weight_bytes=slot.weight_bytes,
         using=slot.users,
-        waiting=slot.waiting,
+        waiting=len(slot.waiters),
         idle_seconds=round(slot.idle_for, 3),
         failure=None if slot.failure is None else str(slot.failure[0]),
     )
