@@ -13,6 +13,7 @@ import uvloop
 from aiohttp import web
 
 from ..models.errors import ModelError
+from ..models.load import open_files  # noqa: F401  (the first import of mlx-lm)
 from ..models.runtime import BLAS, backend, release_thread
 from ..scheduler.errors import UnavailableError
 from ..scheduler.thread import MLXThread

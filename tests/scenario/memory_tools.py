@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
+from mlx.utils import tree_flatten
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
@@ -78,6 +79,7 @@ def zoo_model(
                 text=SimpleNamespace(vocab_size=zoo.VOCAB_SIZE, eos_ids=frozenset[int]()),
                 fingerprint=f"{name} {dtype}",
                 context_length=4096,
+                weight_bytes=sum(leaf.nbytes for _, leaf in tree_flatten(model.parameters())),
                 device=device,
             ),
         )
@@ -180,6 +182,7 @@ class ServerFixture:
         *,
         disk: Path | None = None,
         measured: Path | None = None,
+        memory: MemoryBudget | None = None,
         **more: Any,
     ) -> None:
         gc.collect()  # what is freed later would be taken for this server's
@@ -192,7 +195,7 @@ class ServerFixture:
         self.queue = ConversationQueue(4096)
         self.events: list[tuple[Sequence, Event]] = []
         self.woken = threading.Event()
-        self.memory = MemoryBudget(settings, device_memory())
+        self.memory = memory or MemoryBudget(settings, device_memory())
         with measured_once(loaded.model):
             self.assembly: Assembly = assemble(
                 loaded,
