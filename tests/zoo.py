@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
@@ -455,3 +455,9 @@ _BY_NAME: Mapping[str, Callable[[tuple[int, ...], np.random.Generator], _Floats]
     "correct_output_scale": lambda shape, _: np.ones(shape),
     "e_score_correction_bias": lambda shape, rng: 0.1 * rng.standard_normal(shape),
 }
+
+
+def weight_bytes(model: Any) -> int:
+    """What a model's weights take."""
+    named = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
+    return sum(leaf.nbytes for _, leaf in named)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, cast
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
-from mlx.utils import tree_flatten
 
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
@@ -79,7 +78,7 @@ def zoo_model(
                 text=SimpleNamespace(vocab_size=zoo.VOCAB_SIZE, eos_ids=frozenset[int]()),
                 fingerprint=f"{name} {dtype}",
                 context_length=4096,
-                weight_bytes=sum(leaf.nbytes for _, leaf in tree_flatten(model.parameters())),
+                weight_bytes=zoo.weight_bytes(model),
                 device=device,
             ),
         )
