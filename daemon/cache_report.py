@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 
+from ..cachestore.ledger import Kind
 from .client import Client
 
 _MIB = 2**20
@@ -29,7 +30,7 @@ async def stats(socket: Path, console: Console) -> None:
     )
     status = await _get(socket, "/status")
     memory = status["engine"]["memory"]
-    held = sum(memory[kind] for kind in ("kv", "checkpoint", "tail", "paging", "transient"))
+    held = sum(memory[kind] for kind in Kind)
     console.print(f"{held / _MIB:.1f} of {memory['budget'] / _MIB:.1f} MiB of memory in use")
     if (disk := status["disk"]) is not None:
         console.print(

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ..cachestore.ledger import Kind
 from ..cachestore.paging.pager import Pager
 from ..scheduler.request import FinishReason
 from ..scheduler.statistics import EngineStatistics
@@ -18,9 +19,6 @@ REFUSED = "refused"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _LONG = (*_SECONDS, 250, 500, 1000, 1800, 3600)  # the last is what a request may take, unless set
-
-_HELD = ("kv", "checkpoint", "tail", "paging", "transient")
-"""What model state takes memory for; together it is held against the budget."""
 
 _STAGES = {
     Stage.QUEUE: "From arrival to the start of the work.",
@@ -174,7 +172,7 @@ class _MemoryCollector(Collector):
         held = GaugeMetricFamily(
             "umbel_cache_bytes", "Model state, by where it is.", labels=["tier", "kind"]
         )
-        for kind in _HELD:
+        for kind in Kind:
             held.add_metric(["memory", kind], getattr(memory, kind))
         budget = GaugeMetricFamily("umbel_cache_budget_bytes", "What it may take.", labels=["tier"])
         budget.add_metric(["memory"], memory.budget)
