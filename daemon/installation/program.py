@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from ..errors import ServiceError
 
+_LONGEST = 180.0  # seconds: longer than systemd lets a daemon take to stop (TimeoutStopSec)
+
 
 class Answer(NamedTuple):
     """How a program ended, and what it said."""
@@ -22,11 +24,13 @@ class Program:
     Args:
         name: in PATH.
         first: words that stand before all others.
+        longest: seconds that it may take to answer.
     """
 
-    def __init__(self, name: str, *first: str) -> None:
+    def __init__(self, name: str, *first: str, longest: float = _LONGEST) -> None:
         self.name = name
         self._first = first
+        self._longest = longest
 
     def is_there(self) -> bool:
         """Whether the system has it."""
@@ -40,16 +44,23 @@ class Program:
         """Run it and read what it says, whatever its exit status.
 
         Raises:
-            ServiceError: the system has no such program.
+            ServiceError: the system has no such program, or it takes too long.
         """
-        done = subprocess.run(  # noqa: S603  (its words are ours)
-            self._command(*words),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        try:
+            done = subprocess.run(  # noqa: S603  (its words are ours)
+                self._command(*words),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=self._longest,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ServiceError(
+                f"`{self.line(*words)}` did not end within {self._longest:g} seconds, and was "
+                "ended; what it asked for may still be done: see `umbel service status`"
+            ) from error
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def do(self, *words: str) -> None:

@@ -47,6 +47,11 @@ class Systemctl(Program):
         """Ask whether there is a systemd, and how it is."""
         return self.ask("is-system-running").text.strip()
 
+    def failed(self, *units: str) -> list[str]:
+        """Name those of the units that it has given up."""
+        states = self.ask("is-failed", *units).text.split()
+        return [unit for unit, state in zip(units, states, strict=False) if state == "failed"]
+
     def properties(self, unit: str, names: str) -> dict[str, str]:
         """Ask what it knows of a unit.
 
@@ -160,7 +165,14 @@ class Systemd:
         when = "the system does" if self._is_system else "you log in"
         start = command(self._systemctl, *words, why=f"they start now, and whenever {when}")
         replaces = any(file.is_outdated() for file in files)
-        return [*([stop] if replaces else []), *(write(file) for file in files), load, start]
+        before = [stop] if replaces else []
+        return [*before, *(write(file) for file in files), load, *self._to_forgive(), start]
+
+    def _to_forgive(self) -> list[Step]:
+        """Have systemd start units again that failed too often: it would refuse to."""
+        failed = self._systemctl.failed(*UNITS) if self._systemctl.is_there() else []
+        why = "systemd counts the starts that failed anew"
+        return [command(self._systemctl, "reset-failed", *failed, why=why)] if failed else []
 
     def to_uninstall(self, paths: list[Path]) -> list[Step]:
         """Stop, disable, remove and load."""

@@ -1,6 +1,9 @@
 """`umbel service`, whoever manages services: what runs as one, how it is, and the command line."""
 
 import asyncio
+import inspect
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,8 @@ from umbel.daemon import installation
 from umbel.daemon.cli import app
 from umbel.daemon.errors import ServiceError
 from umbel.daemon.installation import ServiceStatus, report, running_umbel
+from umbel.daemon.installation.program import Program
+from umbel.daemon.installation.umbel import shipped
 
 from .fake_system import UMBEL, FakeSystem, linux
 
@@ -116,6 +121,22 @@ StateChangeTimestamp=Mon
 NRestarts=5
 Result=start-limit-hit
 """
+
+
+def test_a_program_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the command, and where to look. The bound is over systemd's own."""
+    waits = tmp_path / "systemctl"
+    waits.write_text("#!/bin/sh\nexec sleep 60\n")
+    waits.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ServiceError, match=r"`systemctl stop a` did not end within 0\.1 seconds"):
+        Program("systemctl", longest=0.1).do("stop", "a")
+    (most,) = re.findall(
+        r"^TimeoutStopSec=(\d+)", shipped("systemd", "umbel.service"), re.MULTILINE
+    )
+    assert inspect.signature(Program).parameters["longest"].default > int(most)
 
 
 def test_where_nothing_manages_services_the_command_says_so(

@@ -59,6 +59,18 @@ def test_what_did_not_change_is_left(linux: FakeSystem, tmp_path: Path) -> None:
     assert "/opt/other/umbel" in (tmp_path / "units/umbel.service").read_text()
 
 
+def test_a_service_that_was_given_up_starts_again(linux: FakeSystem, tmp_path: Path) -> None:
+    """A unit that failed too often is started only after systemd is told to forget that."""
+    linux.answer("systemctl is-failed", "failed\nactive\n")
+    lines = said(installation.install, units(tmp_path))
+    assert linux.calls()[1:] == [
+        "systemctl --user daemon-reload",
+        "systemctl --user reset-failed umbel.service",
+        "systemctl --user enable --now --no-block umbel.socket umbel.service",
+    ]
+    assert "reset-failed umbel.service: systemd counts the starts that failed anew" in lines[3]
+
+
 @pytest.mark.parametrize("change", [installation.install, installation.uninstall])
 @pytest.mark.parametrize("text", ["[Service]\n", None])
 def test_an_edited_unit_is_kept(
