@@ -177,8 +177,8 @@ class _MemoryCollector(Collector):
         budget = GaugeMetricFamily("umbel_cache_budget_bytes", "What it may take.", labels=["tier"])
         budget.add_metric(["memory"], memory.budget)
         if disk is not None:
-            for kind, nbytes in disk.bytes_by_kind().items():
-                held.add_metric(["disk", kind], nbytes)
+            for stored, nbytes in disk.bytes_by_kind().items():
+                held.add_metric(["disk", stored], nbytes)
             budget.add_metric(["disk"], disk.budget)
         yield held
         yield budget
