@@ -19,6 +19,7 @@ from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
+from ..models.device_memory import DeviceMemory
 from ..models.kv.sequence_cache import SequenceCache
 from ..models.kv.stored import DiskCodec
 from ..models.load.loader import LoadedModel, LoadPhase
@@ -36,8 +37,8 @@ from ..scheduler.queue import ConversationQueue
 from .config import Settings
 from .errors import StartError
 from .memory_budget import MemoryBudget
+from .model_fit import LEAST_CONTEXT, usable
 
-_LEAST_CONTEXT = 32  # tokens; a budget that cannot hold these is a mistake
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
 _MOST_FREED = 1 << 30
 _DISK_SHARE = 4  # of what is free on disk, one part in this many
@@ -244,9 +245,9 @@ def _context(
     loaded: LoadedModel, runner: ModelRunner, budget: int
 ) -> tuple[int, MemoryBound | None]:
     """Say how long the context is, and what cuts it."""
-    usable = budget - max_copy_bytes(budget)
-    fits = runner.profile.longest_context(usable)
-    least = min(_LEAST_CONTEXT, loaded.context_length)
+    most = usable(budget)
+    fits = runner.profile.longest_context(most)
+    least = min(LEAST_CONTEXT, loaded.context_length)
     if fits < least:
         needed = runner.profile.worst_case(least).nbytes
         needed += max_copy_bytes(needed) * 2
@@ -257,4 +258,4 @@ def _context(
     if fits >= loaded.context_length:
         return loaded.context_length, None
     log.warning("context cut to what fits", tokens=fits, model=loaded.context_length)
-    return fits, MemoryBound(usable, lambda tokens: runner.profile.worst_case(tokens).nbytes)
+    return fits, MemoryBound(most, lambda tokens: runner.profile.worst_case(tokens).nbytes)

@@ -66,7 +66,7 @@ def _blas() -> Finding:
 
 def _memory() -> Finding:
     device = device_memory()
-    usable = device.recommended - device.headroom
+    usable = device.usable
     text = (
         f"{device.name}: {device.total / 2**30:.1f} GiB, of which weights and state may take "
         f"{usable / 2**30:.1f} GiB by default"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.memory_pool import MemoryPool
-from ..models.runtime import DeviceMemory
+from ..models.device_memory import DeviceMemory
 from .config import Settings
 from .errors import StartError
 
@@ -33,7 +33,7 @@ class MemoryBudget:
         self._state = settings.cache_budget
         self._shared = bool(settings.models)
         self._bodies = settings.body_budget
-        left = device.recommended - device.headroom - self._bodies
+        left = device.budget(0, self._bodies)
         self.usable = left if settings.memory_budget is None else settings.memory_budget
         self._building = self.pool.ledger.account(Kind.TRANSIENT)
         self._weights: dict[str, int] = {}
@@ -117,6 +117,6 @@ class MemoryBudget:
         return (
             f"the model's weights take {weights} bytes and body_bytes {self._bodies}, "
             f"and of the {device.total} bytes of {device.name} "
-            f"{device.recommended - device.headroom} may be used: "
+            f"{device.usable} may be used: "
             "serve a smaller model, or set cache_bytes to try all the same"
         )

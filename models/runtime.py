@@ -13,9 +13,10 @@ from . import BLAS  # the first import of mlx.core must come after the BLAS is c
 
 import mlx.core as mx  # isort: skip
 
+from .device_memory import NO_LIMIT, DeviceMemory, gpu_memory, host_memory
+
 T = TypeVar("T")
 
-_NO_LIMIT = 1 << 62
 # Control groups, second version and first; a path is there if the group is limited.
 _GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -35,38 +36,15 @@ class MemoryStatistics:
     peak: int
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
-    """What the device has for weights and state, in bytes.
-
-    Attributes:
-        name: of the memory.
-        total: all of it.
-        recommended: what one process should use at most.
-        headroom: of that, what is left for activations of other programs and the allocator.
-        buffers: allocations that a process may have.
-    """
-
-    name: str
-    total: int
-    recommended: int
-    headroom: int
-    buffers: int
-
-
 def device_memory() -> DeviceMemory:
     """Ask the device, or the operating system where MLX computes on the CPU."""
     info: dict[str, Any] = dict(mx.device_info())
-    buffers = int(info.get("resource_limit") or _NO_LIMIT)
+    buffers = int(info.get("resource_limit") or NO_LIMIT)
     if backend() == "cpu":
-        total = _host_memory()
-        # Other programs live here too.
-        return DeviceMemory("host memory", total, total, total // 4, _NO_LIMIT)
+        return host_memory(_host_memory())
     total = int(info.get("memory_size") or info.get("total_memory") or _host_memory())
     recommended = int(info.get("max_recommended_working_set_size") or total)
-    headroom = max(1 << 29, recommended // 16)
-    # What a step computes has buffers too: a part is left for them.
-    return DeviceMemory(f"{backend()} memory", total, recommended, headroom, buffers * 3 // 4)
+    return gpu_memory(f"{backend()} memory", total, recommended, buffers)
 
 
 def _host_memory() -> int:

@@ -387,9 +387,7 @@ def make(name: str, *, seed: int = 0, **overrides: Any) -> Any:
     if name in QUANTIZED:
         return _quantized(*QUANTIZED[name], seed=seed, **overrides)
     species = _SPECIES[name]
-    config = {**_BASE, **species.config, "model_type": name, **overrides}
-    if species.nested:
-        config = {"model_type": name, "text_config": config}
+    config = config_of(name, **overrides)
     module = importlib.import_module(f"mlx_lm.models.{name}")
     model = module.Model(module.ModelArgs.from_dict(config))
     rng = np.random.default_rng([seed, *name.encode(), *species.draw])
@@ -401,6 +399,13 @@ def make(name: str, *, seed: int = 0, **overrides: Any) -> Any:
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def config_of(name: str, **overrides: Any) -> dict[str, Any]:
+    """Return what would stand in the config.json of one of NAMES."""
+    species = _SPECIES[name]
+    config = {**_BASE, **species.config, "model_type": name, **overrides}
+    return {"model_type": name, "text_config": config} if species.nested else config
 
 
 def _quantized(name: str, bits: int, **options: Any) -> Any:

@@ -1,0 +1,62 @@
+"""What a device has for weights and state. Pure figures."""
+
+from dataclasses import dataclass
+
+NO_LIMIT = 1 << 62
+"""Allocations of a process, where the device does not bound them."""
+
+_WIRED_BELOW, _WIRED_FROM = (2, 3), (3, 4)
+"""The part of a Mac's memory that its GPU may wire, below and from this size on."""
+_LARGE_MAC = 36 * 10**9
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What the device has for weights and state, in bytes.
+
+    Attributes:
+        name: of the memory.
+        total: all of it.
+        recommended: what one process should use at most.
+        headroom: of that, what is left for activations of other programs and the allocator.
+        buffers: allocations that a process may have.
+    """
+
+    name: str
+    total: int
+    recommended: int
+    headroom: int
+    buffers: int
+
+    @property
+    def usable(self) -> int:
+        """What weights, state and request bodies may take together."""
+        return self.recommended - self.headroom
+
+    def budget(self, resident: int, bodies: int) -> int:
+        """What is left for state; 0 or less where nothing is.
+
+        Args:
+            resident: bytes of the weights.
+            bodies: bytes that request bodies may take.
+        """
+        return self.usable - resident - bodies
+
+
+def host_memory(total: int) -> DeviceMemory:
+    """Describe the memory of a machine whose CPU computes."""
+    # Other programs live here too.
+    return DeviceMemory("host memory", total, total, total // 4, NO_LIMIT)
+
+
+def gpu_memory(name: str, total: int, recommended: int, buffers: int = NO_LIMIT) -> DeviceMemory:
+    """Describe what a GPU computes in."""
+    headroom = max(1 << 29, recommended // 16)
+    # What a step computes has buffers too: a part is left for them.
+    return DeviceMemory(name, total, recommended, headroom, buffers * 3 // 4)
+
+
+def mac_memory(total: int) -> DeviceMemory:
+    """Describe a Mac of this size whose limits are macOS's own: what its GPU may wire is less."""
+    part, of = _WIRED_BELOW if total < _LARGE_MAC else _WIRED_FROM
+    return gpu_memory("metal memory", total, total * part // of)
