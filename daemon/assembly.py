@@ -19,7 +19,6 @@ from ..cachestore.paging.pager import Pager
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
-from ..models.device_memory import DeviceMemory
 from ..models.kv.sequence_cache import SequenceCache
 from ..models.kv.stored import DiskCodec
 from ..models.load.loader import LoadedModel, LoadPhase

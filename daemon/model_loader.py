@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
+from ..models.load.download import Progress, Watch
 from ..models.load.loader import OpenedModel, Source, find
 from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
@@ -45,6 +46,7 @@ class ModelLoader:
 
     Attributes:
         memory: of all models.
+        stop: ends a download that is under way, once it is set.
 
     Args:
         thread: the one of MLX.
@@ -68,16 +70,23 @@ class ModelLoader:
         self._workers = workers
         self._pressure = pressure
         self.memory = MemoryBudget(settings(), device_memory())
+        self.stop = threading.Event()
         self._opened: dict[str, OpenedModel] = {}
 
-    async def open(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> int:
+    async def open(
+        self,
+        slot: ModelSlot,
+        begin: Callable[[Phase], object],
+        downloaded: Callable[[Progress], object],
+    ) -> int:
         """Find a model, download it if need be, and say what its weights take, in bytes.
 
         Raises:
             ModelError: there is none, or it cannot be loaded.
         """
         log.info("loading", model=slot.source, backend=backend(), blas=BLAS.name)
-        source = await _in_background(lambda: find(slot.source, begin))
+        watch = Watch(downloaded, self.stop, self._settings().download_timeout)
+        source = await _in_background(lambda: find(slot.source, begin, watch))
         begin("loading")
         opened = await self._on_thread(slot, self._open, source)
         self._opened[slot.name] = opened

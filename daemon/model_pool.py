@@ -9,11 +9,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Protocol
 
 import structlog
 
 from ..models.errors import ModelError
+from ..models.load.download import Progress
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.queue import RETRY_AFTER, queue_full
 from .aliases import DEFAULT_MODEL
@@ -24,6 +26,7 @@ from .metrics import ByModel
 from .model_slot import ModelSlot, Resident
 from .quoting import quote
 from .service import Service
+from .start_up import StartUp
 from .workers import Workers
 
 _SWEEP = 0.5  # seconds between two looks at who is idle
@@ -36,7 +39,12 @@ log = structlog.get_logger()
 class Loader(Protocol):
     """Loads and unloads models; `ModelLoader` is the real one."""
 
-    async def open(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> int:
+    async def open(
+        self,
+        slot: ModelSlot,
+        begin: Callable[[Phase], object],
+        downloaded: Callable[[Progress], object],
+    ) -> int:
         """Find a model, download it if need be, and say what its weights take, in bytes."""
         ...
 
@@ -68,12 +76,13 @@ class ModelPool:
 
         workers: read prompts and large bodies, of all models.
         started: whether requests are taken.
-        on_phase: told what is done next, on any thread, until then.
+        start_up: told what is done next, until then.
 
     Args:
         slots: as above.
         loader: loads them.
         workers: as above.
+        start_up: as above.
         most_waiting: as above.
         timeout: as above.
     """
@@ -83,6 +92,7 @@ class ModelPool:
         slots: list[ModelSlot],
         loader: Loader,
         workers: Workers,
+        start_up: StartUp,
         *,
         most_waiting: int,
         timeout: float,
@@ -92,8 +102,8 @@ class ModelPool:
         self.most_waiting = most_waiting
         self.timeout = timeout
         self.workers = workers
+        self.start_up = start_up
         self.started = False
-        self.on_phase: Callable[[Phase], object] = lambda _: None
         self._loader = loader
         self._lock = asyncio.Lock()  # of whoever loads or unloads
 
@@ -217,9 +227,9 @@ class ModelPool:
 
     async def _load(self, slot: ModelSlot) -> None:
         def begin(phase: Phase) -> None:
-            slot.phase = phase
+            slot.begin(phase)
             if not self.started:
-                self.on_phase(phase)
+                self.start_up.begin(phase)
 
         try:
             async with self._lock:
@@ -234,16 +244,22 @@ class ModelPool:
             slot.refuse_waiters(error)
             raise
         finally:
-            slot.loading, slot.phase = None, None
+            slot.loading = None
+            slot.begin(None)
 
     async def _load_alone(self, slot: ModelSlot, begin: Callable[[Phase], object]) -> Resident:
         try:
-            weights = await self._loader.open(slot, begin)
+            weights = await self._loader.open(slot, begin, partial(self._downloaded, slot))
             await self._make_room(slot, weights)
             return await self._loader.load(slot, begin)
         except Exception:
             await self._loader.drop(slot)
             raise
+
+    def _downloaded(self, slot: ModelSlot, progress: Progress) -> None:
+        slot.download = progress
+        if not self.started:
+            self.start_up.downloaded(progress)
 
     async def _make_room(self, slot: ModelSlot, weights: int) -> None:
         """Unload what was used longest ago until there is room for weights."""

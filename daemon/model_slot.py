@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from ..models.load.download import Progress
 from ..models.load.loader import public_name
 from ..scheduler.handoff import Handoff
 from ..scheduler.statistics import EngineStatistics
@@ -37,6 +38,7 @@ class ModelSlot:
         loading: the load that is under way, or waits for another's.
         leaving: it is to be unloaded, and takes no further requests until it is loaded anew.
         phase: what is done to load it; None else.
+        download: how far its download is, while there is one.
         users: requests that use it.
         waiters: requests that wait for it; each is told when it may use it.
         weight_bytes: what its weights take; None before it was first loaded.
@@ -59,6 +61,7 @@ class ModelSlot:
         self.loading: asyncio.Task[None] | None = None
         self.leaving = False
         self.phase: Phase | None = None
+        self.download: Progress | None = None
         self.users = 0
         self.waiters: set[asyncio.Future[None]] = set()
         self.weight_bytes: int | None = None
@@ -79,6 +82,10 @@ class ModelSlot:
     def source(self) -> str:
         """Where it is: what `models.load` takes."""
         return self.settings.model or self.name
+
+    def begin(self, phase: Phase | None) -> None:
+        """Note what is done next."""
+        self.phase, self.download = phase, None
 
     def rest(self) -> None:
         """Have nothing that serves it any more."""

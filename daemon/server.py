@@ -36,6 +36,7 @@ from .response_store import ResponseStore
 from .service_manager import InheritedListener, ServiceManager, inherited
 from .signals import StopSignals
 from .sockets import BACKLOG, UnixListener
+from .start_up import StartUp
 from .wire import WireProtocol
 from .workers import Workers
 
@@ -154,6 +155,8 @@ class Daemon:
         self._entry.stopping = True
         for task in self._tasks:
             task.cancel()
+        if self._loader is not None:
+            self._loader.stop.set()
         if self._entry.models is not None:
             await self._entry.models.close()
         if self._residents:
@@ -239,10 +242,11 @@ class Daemon:
             slots,
             self._loader,
             workers,
+            StartUp(self._manager, settings.download_timeout),
             most_waiting=settings.max_waiting,
             timeout=settings.request_timeout,
         )
-        models.aliases, models.on_phase = settings.aliases, self._manager.status
+        models.aliases = settings.aliases
         return models
 
     async def _take_requests(self, models: ModelPool) -> None:

@@ -51,6 +51,10 @@ class ServiceManager:
         """Say in a few words what is being done."""
         self._send(_status(text))
 
+    def extend(self, seconds: float) -> None:
+        """Ask for so many seconds from now, in which the start, or the stop, need not be over."""
+        self._send(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}")
+
     def ready(self, text: str) -> None:
         """Say that requests are served."""
         self._send("READY=1", _status(text))

@@ -75,11 +75,19 @@ class MemoryStatus(msgspec.Struct):
     peak: int
 
 
+class DownloadStatus(msgspec.Struct, frozen=True):
+    """How far a model's download is, in bytes."""
+
+    done: int
+    total: int
+
+
 class Status(msgspec.Struct, kw_only=True):
     """What `/status` answers.
 
     Attributes:
         phase: what start-up does; None once the model is served.
+        download: how far the model's download is, while there is one.
         models: all that are configured, the default one first.
         waiting: requests in the queue of the default model, as all that follows is of it.
         step_age: seconds since the engine last finished a step.
@@ -90,6 +98,7 @@ class Status(msgspec.Struct, kw_only=True):
     version: str = __version__
     state: State
     phase: Phase | None = None
+    download: DownloadStatus | None = None
     backend: str
     blas: str
     model: ModelStatus | None = None
@@ -145,6 +154,8 @@ def status(models: ModelPool | None, state: State, pressure: PressureWatch | Non
     if models is None:
         return picture
     picture.phase = models.default.phase
+    if (download := models.default.download) is not None:
+        picture.download = DownloadStatus(*download)
     picture.models = list(map(_of_slot, models.slots))
     if models.started and models.default.resident is not None:
         _add_default(picture, models.default.resident.service)

@@ -9,6 +9,10 @@ class ModelNotFoundError(ModelError):
     """The name leads to no model."""
 
 
+class DownloadError(ModelNotFoundError):
+    """The model could not be fetched."""
+
+
 class ModelLoadError(ModelError):
     """The model is there, but cannot be loaded."""
 

@@ -237,6 +237,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             reload=True,
         ),
     ] = 10.0
+    download_timeout: Annotated[
+        _Seconds,
+        About(
+            "Time without a byte after which a model's download is given up.",
+            unit="seconds",
+            flag=None,
+        ),
+    ] = 60.0
     stop_grace: Annotated[
         Annotated[float, Meta(ge=0)],
         About("Time running requests get to finish on SIGTERM.", unit="seconds", reload=True),

@@ -1,6 +1,7 @@
 """What runs, and how it is: health, metrics, status, version, the description of all routes."""
 
 from importlib.resources import files
+from typing import Any
 
 from aiohttp import hdrs, web
 
@@ -36,9 +37,12 @@ class InfoHandlers:
 
     async def ready(self, _request: web.Request) -> web.Response:
         """`GET /ready`, also `/health/ready`: whether a request sent now would be served."""
-        state = self._entry.state()
-        phase = None if self._entry.models is None else self._entry.models.default.phase
-        told = {"status": state, **({"phase": phase} if phase else {})}
+        state, models = self._entry.state(), self._entry.models
+        told: dict[str, Any] = {"status": state}
+        if models is not None and (phase := models.default.phase):
+            told["phase"] = phase
+        if models is not None and (download := models.default.download):
+            told["download"] = download._asdict()
         return json_response(told, status=200 if state == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:

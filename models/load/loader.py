@@ -1,7 +1,6 @@
 """A name to a model that can run: the embedded one, a directory, or a Hugging Face repo."""
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -10,28 +9,23 @@ from .device import DevicePolicy, device_policy
 
 import mlx.core as mx  # isort: skip  (after device, which chooses the BLAS first)
 from . import open_files  # noqa: F401  # isort: skip  (the first import of mlx_lm)
-from huggingface_hub import snapshot_download, try_to_load_from_cache
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from ..errors import ModelLoadError, ModelNotFoundError, UnsupportedCacheError
+from ..estimate.config import context_length
 from ..kv.layout import CacheLayout
 from ..params import KVQuantization
 from ..text.codec import TextCodec
 from . import embedded
+from .download import Watch, fetch
 from .fingerprint import fingerprint
+from .hub import is_repo
 
 LoadPhase = Literal["downloading", "loading"]
 """What is done to load a model."""
 
 _PIECE = 64 << 20  # bytes of weights that are read in one call: a few tens of milliseconds
-_REPO = re.compile(r"[\w.-]+/[\w.-]+")
-# No *.py: umbel never runs code that comes with a model.
-_FILES = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-# What a recurrent model without positions is held to: it has no limit of its own, but
-# a request must have one.
-_UNBOUNDED_CONTEXT = 1_048_576
 
 
 @dataclass(frozen=True)
@@ -63,6 +57,7 @@ def load(
     name: str,
     quantization: KVQuantization | None = None,
     begin: Callable[[LoadPhase], object] = lambda _: None,
+    watch: Watch | None = None,
 ) -> LoadedModel:
     """Load a model on the calling thread and evaluate its weights.
 
@@ -72,13 +67,14 @@ def load(
         name: `smollm2` (embedded), a directory, or a Hugging Face repo `org/name`.
         quantization: of keys and values, if they are to be quantised.
         begin: told what is done next.
+        watch: looks at the download, if there is one.
 
     Raises:
-        ModelNotFoundError: the name leads to no model.
+        ModelNotFoundError: the name leads to no model, or it cannot be fetched.
         ModelLoadError: what is there cannot be loaded.
         UnsupportedCacheError: its layers keep state that cannot be saved, or not be quantised.
     """
-    source = find(name, begin)
+    source = find(name, begin, watch)
     begin("loading")
     opened = OpenedModel(source, quantization)
     while opened.read_more():
@@ -98,17 +94,24 @@ class Source(NamedTuple):
     directory: Path | None
 
 
-def find(name: str, begin: Callable[[LoadPhase], object] = lambda _: None) -> Source:
+def find(
+    name: str,
+    begin: Callable[[LoadPhase], object] = lambda _: None,
+    watch: Watch | None = None,
+) -> Source:
     """Find a model, and download it if need be. Touches no array: any thread may.
 
     Args:
         name: see `load`.
         begin: told what is done next.
+        watch: looks at the download, if there is one.
 
     Raises:
-        ModelNotFoundError: the name leads to no model.
+        ModelNotFoundError: the name leads to no model, or it cannot be fetched.
     """
-    return Source(name, None if name == embedded.NAME else _directory(name, begin))
+    if name == embedded.NAME:
+        return Source(name, None)
+    return Source(name, _directory(name, watch or Watch(), lambda: begin("downloading")))
 
 
 class OpenedModel:
@@ -184,7 +187,7 @@ class OpenedModel:
             text=text,
             layout=layout,
             fingerprint=fingerprint(self._files, self._config, dtypes, self._quantization),
-            context_length=_context_length(self._config),
+            context_length=context_length(self._config),
             weight_bytes=self.weight_bytes,
             device=self._device,
         )
@@ -208,20 +211,15 @@ def public_name(name: str) -> str:
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 
-def _directory(name: str, begin: Callable[[LoadPhase], object]) -> Path:
+def _directory(name: str, watch: Watch, begin: Callable[[], object]) -> Path:
     if Path(name).is_dir():
         return Path(name)
-    if not _REPO.fullmatch(name):
+    if not is_repo(name):
         raise ModelNotFoundError(
             f"no model {name!r}: it is not the embedded {embedded.NAME!r}, "
             "not a directory, and not a Hugging Face repo of the form org/name"
         )
-    if try_to_load_from_cache(name, "config.json") is None:
-        begin("downloading")
-    try:
-        return Path(snapshot_download(name, allow_patterns=_FILES))
-    except Exception as error:  # its own errors, the HTTP client's, the file system's
-        raise ModelNotFoundError(f"cannot get {name!r} from Hugging Face: {error}") from error
+    return fetch(name, watch, begin)
 
 
 def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str, Any]]:
@@ -240,11 +238,3 @@ def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
     except Exception as error:  # mlx-lm and transformers raise whatever a bad file leads to
         raise ModelLoadError(f"cannot load {directory}: {error}") from error
     return model, tokenizer, config
-
-
-def _context_length(config: Mapping[str, Any]) -> int:
-    for part in (config, config.get("text_config") or {}):
-        for key in _CONTEXT_KEYS:
-            if part.get(key):
-                return int(part[key])
-    return _UNBOUNDED_CONTEXT

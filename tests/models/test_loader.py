@@ -19,8 +19,9 @@ from umbel.models.errors import (
     ModelNotFoundError,
     UnsupportedCacheError,
 )
-from umbel.models.load import loader
-from umbel.models.load.loader import LoadedModel, _context_length, load
+from umbel.models.estimate.config import context_length
+from umbel.models.load import hub, loader
+from umbel.models.load.loader import LoadedModel, load
 from umbel.models.params import KVQuantization
 from umbel.models.runtime import backend
 
@@ -273,23 +274,17 @@ def test_any_failure_of_a_download_names_the_repo(
     def fail(*_: object, **__: object) -> str:
         raise error
 
-    monkeypatch.setattr(loader, "snapshot_download", fail)
+    monkeypatch.setattr(hub, "list_files", fail)
     with pytest.raises(ModelNotFoundError, match=f"cannot get 'org/name'.*{error}"):
         load("org/name")
 
 
 def test_no_code_is_downloaded(monkeypatch: pytest.MonkeyPatch, tiny_dir: Path) -> None:
     """A repo is fetched without its Python files, and served under its full name."""
-    wanted: list[str] = []
-
-    def download(_: str, *, allow_patterns: list[str]) -> str:
-        wanted.extend(allow_patterns)
-        return str(tiny_dir)
-
-    monkeypatch.setattr(loader, "snapshot_download", download)
+    monkeypatch.setattr(loader, "fetch", lambda *_: tiny_dir)
     assert load("org/name").name == "org/name"
-    assert wanted
-    assert not any(pattern.endswith(("py", "*")) for pattern in wanted)
+    assert "model*.safetensors" in hub.FILES
+    assert not any(pattern.endswith(("py", "*")) for pattern in hub.FILES)
 
 
 def test_a_repo_without_network_is_an_error_soon(tmp_path: Path) -> None:
@@ -308,7 +303,8 @@ def test_a_repo_without_network_is_an_error_soon(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert done.stdout.startswith("cannot get 'org/name' from Hugging Face: ")
+    assert done.stdout.startswith("org/name is not on this machine, or not wholly, and ")
+    assert "HF_HUB_OFFLINE" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -326,7 +322,7 @@ def test_a_repo_without_network_is_an_error_soon(tmp_path: Path) -> None:
 )
 def test_context_length_is_found_where_models_put_it(config: dict[str, Any], length: int) -> None:
     """Every request has a limit, also of a model that states none."""
-    assert _context_length(config) == length
+    assert context_length(config) == length
 
 
 def test_load_errors_have_one_base() -> None:

@@ -1,0 +1,313 @@
+"""Fetches a model from Hugging Face into its cache, so that a byte that has come need not again.
+
+`huggingface_hub` drops a file that has come in part when its process ends, and checks its size
+only. So large files are fetched here: each grows beside the place where the library looks for it,
+is continued where it ended, is checked by its SHA-256, and moved there. The library does the rest.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from huggingface_hub import get_session, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented as being here
+    build_hf_headers,
+    hf_raise_for_status,
+)
+
+from ..errors import DownloadError
+from . import hub
+from .hub import Listing, RemoteFile
+
+STALLED_AFTER = 60.0
+"""Seconds without a byte, after which a download is given up."""
+
+_AT_ONCE = 4  # files
+_SILENCE = 10.0  # seconds without a byte on one connection, after which another is tried
+_PAUSE = 1.0  # seconds until then
+_POLL = 0.5  # seconds between looks at a file that another process fetches
+_OFTEN = 0.2  # seconds between two looks at how far it is
+_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+_PARTIAL = 206
+_PIECE = 1 << 20  # bytes that are summed at a time
+
+
+class Progress(NamedTuple):
+    """How far a download is.
+
+    Attributes:
+        done: bytes that are here, those of earlier attempts included.
+        total: bytes of all files.
+    """
+
+    done: int
+    total: int
+
+
+@dataclass
+class Watch:
+    """Who looks at a download, from any thread.
+
+    Attributes:
+        report: told how far it is, a few times a second while bytes arrive.
+        stop: once set, it ends with an error soon; what has arrived is kept.
+        stalled_after: seconds without a byte, after which it is given up.
+    """
+
+    report: Callable[[Progress], object] = lambda _: None
+    stop: threading.Event = field(default_factory=threading.Event)
+    stalled_after: float = STALLED_AFTER
+
+
+class DownloadStoppedError(DownloadError):
+    """Somebody stopped it."""
+
+
+def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -> Path:
+    """Return the folder of a repo's files, which are fetched where they are not here.
+
+    Without a network, what is wholly here is used.
+
+    Args:
+        name: `org/name`.
+        watch: looks at the download.
+        begin: called before anything is fetched.
+
+    Raises:
+        DownloadError: it cannot be had, it was stopped, or nothing arrives any more.
+    """
+    try:
+        try:
+            listing = hub.list_files(name)
+        except Exception as error:
+            if not hub.is_offline(error):
+                raise
+            return _without_network(name, error)
+        missing = [file for file in listing.files if not hub.is_here(name, file, listing.commit)]
+        if missing:
+            begin()
+            # What tells which model it is comes first: one that came in part can be listed.
+            if small := [file.name for file in missing if not file.sha256]:
+                hub.link(name, small)
+            _Download(name, listing, missing, watch).run()
+        folder = hub.link(name)
+    except Exception as error:  # the library's own, the HTTP client's, the file system's
+        raise hub.in_words(name, error) from error
+    if missing:
+        total = sum(file.size for file in listing.files)
+        watch.report(Progress(total, total))
+    return folder
+
+
+def _without_network(name: str, reason: Exception) -> Path:
+    try:
+        return hub.cached(name)
+    except OSError:
+        raise reason from None
+
+
+class _Download:
+    """One download of what is missing of a repo."""
+
+    def __init__(
+        self, name: str, listing: Listing, missing: Sequence[RemoteFile], watch: Watch
+    ) -> None:
+        self._name = name
+        self._commit = listing.commit
+        self._folder = hub.blobs(name)
+        self._missing = missing
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._ended = threading.Event()  # one has failed, and the others shall end
+        self._total = sum(file.size for file in listing.files)
+        self._done = self._total - sum(file.size for file in missing)
+        self._arrived = time.monotonic()
+        self._failure: Exception | None = None
+
+    def run(self) -> None:
+        """Fetch all that can be resumed.
+
+        Threads that wait for a connection are left behind where it ends early: they end when it
+        does, or with the process, and hold nothing that is not on disk.
+        """
+        large = deque(file for file in self._missing if file.is_resumable)
+        for file in large:
+            self._done += _size(self._beside(file))
+        self._require_space()
+        threads = [
+            threading.Thread(target=self._work, args=(large,), name="download", daemon=True)
+            for _ in range(min(_AT_ONCE, len(large)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._look_after(threads)
+        finally:
+            self._ended.set()
+
+    def _look_after(self, threads: Sequence[threading.Thread]) -> None:
+        """Report how far it is until the threads have ended; raise what the first failure was."""
+        reported = -1
+        while True:
+            running = any(thread.is_alive() for thread in threads)
+            if self._done != reported:
+                reported = self._done
+                self._watch.report(Progress(reported, self._total))
+            if self._failure is not None:
+                raise self._failure
+            if not running:
+                return
+            self._require_progress()
+            self._watch.stop.wait(_OFTEN)
+
+    def _work(self, files: deque[RemoteFile]) -> None:
+        """Fetch one file after the other."""
+        while not self._ended.is_set():
+            try:
+                file = files.popleft()
+            except IndexError:
+                return
+            try:
+                self._fetch(file)
+            except Exception as error:  # noqa: BLE001  (who looks after the threads raises it)
+                self._failure = self._failure or error
+                return
+
+    def _beside(self, file: RemoteFile) -> Path:
+        """Name what has come of a file."""
+        return self._folder / f"{file.sha256}.partial"
+
+    def _require_space(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        needed, free = self._total - self._done, shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise hub.no_space(self._name, needed, free)
+
+    def _fetch(self, file: RemoteFile) -> None:
+        blob, partial = self._folder / file.sha256, self._beside(file)
+        with self._alone(partial, blob) as content:
+            if content is None:
+                return
+            while (here := content.tell()) < file.size:
+                self._continue(file, content, here)
+            if self._digest(content) != file.sha256:
+                partial.unlink()
+                raise DownloadError(
+                    f"{file.name} of {self._name} arrived damaged, and is removed: try again"
+                )
+            partial.replace(blob)
+
+    def _alone(self, partial: Path, blob: Path) -> "_Locked":
+        """Open what has come of a file, once no other process adds to it."""
+        seen = _size(partial)
+        while True:
+            content = partial.open("ab+", buffering=0)
+            try:
+                fcntl.flock(content, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                now = _size(partial)
+                content.close()
+                if now > seen:
+                    self._advance(now - seen)
+                    seen = now
+                self._require_progress()
+                self._ended.wait(_POLL)
+                continue
+            if blob.exists():
+                partial.unlink(missing_ok=True)
+                content.close()
+                return _Locked(None)
+            if _size(partial) == os.fstat(content.fileno()).st_size and partial.exists():
+                content.seek(0, os.SEEK_END)
+                return _Locked(content)
+            content.close()
+
+    def _continue(self, file: RemoteFile, content: FileIO, here: int) -> None:
+        """Take what a connection gives; errors that may pass are waited out."""
+        try:
+            self._receive(file, content, here)
+        except HfHubHTTPError as error:
+            if error.response.status_code not in _AGAIN:
+                raise
+        except (DownloadError, OSError):
+            raise
+        except Exception as error:
+            if not hub.is_offline(error):
+                raise
+        else:
+            if content.tell() > here:
+                return
+        self._require_progress()
+        self._ended.wait(_PAUSE)
+
+    def _receive(self, file: RemoteFile, content: FileIO, here: int) -> None:
+        url = hf_hub_url(self._name, file.name, revision=self._commit)
+        headers = build_hf_headers() | {"Range": f"bytes={here}-", "Accept-Encoding": "identity"}
+        silence = min(_SILENCE, self._watch.stalled_after)
+        with get_session().stream("GET", url, headers=headers, timeout=silence) as response:
+            hf_raise_for_status(response)
+            if here and response.status_code != _PARTIAL:  # it begins anew
+                content.truncate(0)
+                content.seek(0)
+                self._advance(-here)
+            for part in response.iter_bytes():
+                content.write(part)
+                self._advance(len(part))
+                self._require_progress()
+
+    def _digest(self, content: FileIO) -> str:
+        """Sum what has come; that this takes its time is no stall."""
+        digest = hashlib.sha256()
+        content.seek(0)
+        while piece := content.read(_PIECE):
+            digest.update(piece)
+            self._advance(0)
+        return digest.hexdigest()
+
+    def _advance(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            self._arrived = time.monotonic()
+
+    def _require_progress(self) -> None:
+        if self._watch.stop.is_set() or self._ended.is_set():
+            raise DownloadStoppedError(
+                f"the download of {self._name} was stopped; it goes on where it ended"
+            )
+        silence = time.monotonic() - self._arrived
+        if silence > self._watch.stalled_after:
+            raise DownloadError(
+                f"the download of {self._name} stalls: nothing has arrived for {silence:.0f} "
+                "seconds; check the network and start again: it goes on where it ended"
+            )
+
+
+class _Locked:
+    """What has come of a file, which nobody else adds to for as long as a `with` block lasts."""
+
+    def __init__(self, content: FileIO | None) -> None:
+        self._content = content
+
+    def __enter__(self) -> FileIO | None:
+        return self._content
+
+    def __exit__(self, *_: object) -> None:
+        if self._content is not None:
+            self._content.close()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,157 @@
+"""What Hugging Face has of a model, what is here of it, and errors in words."""
+
+import errno
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # documented as being here
+
+from ..errors import DownloadError
+
+FILES = ("*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
+"""What umbel takes of a repo. No *.py: it never runs code that comes with a model."""
+
+_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_ASK = 10.0  # seconds for an answer about a repo
+_MOST_PER_FILE = constants.MAX_HTTP_DOWNLOAD_SIZE
+
+
+class RemoteFile(NamedTuple):
+    """A file of a repo.
+
+    Attributes:
+        name: in the repo.
+        size: bytes.
+        sha256: of a file that lies in the repo's large storage; empty for others.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether it can be fetched from any byte on, and checked."""
+        return bool(self.sha256) and self.size <= _MOST_PER_FILE
+
+
+class Listing(NamedTuple):
+    """What a repo has, at one revision."""
+
+    commit: str
+    files: Sequence[RemoteFile]
+
+
+class _Silent(tqdm):
+    """A progress bar that nobody sees."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+
+def is_repo(name: str) -> bool:
+    """Whether a name has the form of a repo's: `org/name`."""
+    return _REPO.fullmatch(name) is not None
+
+
+def list_files(name: str) -> Listing:
+    """Ask what a repo has of what umbel takes.
+
+    Raises:
+        Exception: whatever the library raises; see `in_words` and `is_offline`.
+    """
+    info = HfApi().model_info(name, files_metadata=True, timeout=_ASK)
+    files = [
+        RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "")
+        for each in info.siblings or []
+    ]
+    taken = [file for file in files if any(fnmatch(file.name, each) for each in FILES)]
+    return Listing(info.sha or "", taken)
+
+
+def is_here(name: str, file: RemoteFile, commit: str) -> bool:
+    """Whether a file is in the cache."""
+    return isinstance(try_to_load_from_cache(name, file.name, revision=commit), str)
+
+
+def blobs(name: str) -> Path:
+    """Say where the cache has the contents of a repo's files, large ones by their SHA-256."""
+    folder = repo_folder_name(repo_id=name, repo_type="model")
+    return Path(constants.HF_HUB_CACHE).expanduser() / folder / "blobs"
+
+
+def link(name: str, files: Sequence[str] = FILES) -> Path:
+    """Have these files in the folder of the repo's files; fetch what is not in the cache yet.
+
+    Raises:
+        Exception: whatever the library raises.
+    """
+    return Path(snapshot_download(name, allow_patterns=list(files), tqdm_class=_Silent))
+
+
+def cached(name: str) -> Path:
+    """Find the folder of a model that was fetched wholly, without asking anybody.
+
+    Raises:
+        Exception: whatever the library raises; it is not wholly here.
+    """
+    here = snapshot_download(name, allow_patterns=list(FILES), local_files_only=True)
+    return Path(here)
+
+
+def is_offline(error: Exception) -> bool:
+    """Whether an error means that the hub was not reached, and not what it answered."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code >= 500  # noqa: PLR2004  (the server's own faults)
+    return isinstance(error, OfflineModeIsEnabled) or _is_transport(error)
+
+
+def _is_transport(error: Exception) -> bool:
+    """Whether the HTTP client raised it: which client that is depends on the library's version."""
+    return any(base.__name__ in ("TransportError", "ConnectionError") for base in type(error).mro())
+
+
+def in_words(name: str, error: Exception) -> DownloadError:
+    """Say why a model cannot be had, and what to do."""
+    if isinstance(error, DownloadError):
+        return error
+    page = f"{constants.ENDPOINT}/{name}"
+    key = "run `hf auth login`, or set HF_TOKEN"
+    if isinstance(error, GatedRepoError):
+        return DownloadError(f"{name} is gated: accept its terms at {page}, then {key}")
+    if isinstance(error, RepositoryNotFoundError):
+        return DownloadError(
+            f"Hugging Face has no model {name}, or it is private: look at {page}; for a private "
+            f"one {key}"
+        )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return no_space(name)
+    unreached = OfflineModeIsEnabled, LocalEntryNotFoundError
+    if isinstance(error, unreached) or _is_transport(error):
+        return DownloadError(
+            f"{name} is not on this machine, or not wholly, and {constants.ENDPOINT} cannot be "
+            "reached: check the network, the proxy (HTTPS_PROXY) and HF_HUB_OFFLINE, and try "
+            "again; what has arrived is kept"
+        )
+    return DownloadError(f"cannot get {name!r} from Hugging Face: {error}")
+
+
+def no_space(name: str, needed: int | None = None, free: int | None = None) -> DownloadError:
+    """Say that the disk is too small."""
+    how = "" if needed is None else f": it needs {needed} bytes more, and {free} are free"
+    return DownloadError(
+        f"no space for {name} in {constants.HF_HUB_CACHE}{how}; free some, or set HF_HOME to a "
+        "folder on a larger disk"
+    )
