@@ -6,11 +6,12 @@ The daemon measures what computing takes; here it is estimated. All else is the 
 import msgspec
 
 from ..cachestore.memory_pool import max_copy_bytes
-from ..models.device_memory import DeviceMemory
+from ..models.device_memory import DeviceMemory, gpu_memory, host_memory, mac_memory
 from ..models.estimate.facts import ModelFacts
 from ..models.memory_profile import MemoryProfile
 from ..models.params import KVQuantization
 from .config import Settings
+from .model_machine import Device, Planned
 
 LEAST_CONTEXT = 32
 """Tokens; a budget that cannot hold these is a mistake."""
@@ -31,6 +32,23 @@ class Machine(msgspec.Struct, frozen=True):
 
     memory: DeviceMemory
     fp32: bool
+
+
+def machine_of(planned: Planned) -> Machine:
+    """Describe the machine that was asked for, or this one."""
+    from ..models.runtime import backend, device_memory  # noqa: PLC0415  (planning needs no MLX)
+
+    if planned.memory is None:
+        return Machine(device_memory(), fp32=backend() == "cpu")
+    here = {"cpu": Device.CPU, "metal": Device.MAC, "cuda": Device.GPU}
+    match planned.device or here[backend()]:
+        case Device.MAC:
+            return Machine(mac_memory(planned.memory), fp32=False)
+        case Device.GPU:
+            memory = gpu_memory("GPU memory", planned.memory, planned.memory)
+            return Machine(memory, fp32=False)
+        case Device.CPU:
+            return Machine(host_memory(planned.memory), fp32=True)
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -101,8 +119,9 @@ def agents(
     left = usable(budget) - profile.worst_case(shared + own).nbytes
     if left < 0 or shared + own > facts.config.context_length:
         return 0
-    # The first is the one that runs; what is kept of the others is a checkpoint and its tokens.
-    each = sizes.suffix(own) + sizes.non_trimmable(shared + own)
+    # The first is the one that runs; of the others tokens are kept, and checkpoints.
+    checkpoint = sizes.in_windows(shared + own) + sizes.fixed
+    each = sizes.suffix(own) + (1 + settings.checkpoints_kept) * checkpoint
     return 1 + left // max(1, each)
 
 

@@ -1,23 +1,137 @@
-"""`umbel models`: what can be served from here without a download."""
+"""`umbel models list`: what can be served from here without a download, and whether it fits."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from huggingface_hub import CacheNotFound, scan_cache_dir
-from rich.markup import escape
+import msgspec
+from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, CacheNotFound, scan_cache_dir
 
-from ..models.errors import ModelNotFoundError
-from ..models.load.embedded import NAME, find
+from ..models.errors import ModelError
+from ..models.estimate.embedded import EMBEDDED
+from ..models.estimate.facts import ModelFacts, read_facts
 from .client import Client, ClientError
+from .config import Settings
+from .model_fit import Fit, Machine, fit, machine_of
+from .model_machine import Planned
 
 
-async def available(socket: Path) -> list[str]:
-    """Describe the embedded model, cached repos that hold weights, and what is served."""
-    served = await _served(socket)
-    lines = [*_embedded(), *_cached()]
-    if served is not None:
-        lines.append(f"A daemon on {escape(str(socket))} serves [bold]{escape(served)}[/].")
-    return lines
+class ListedModel(msgspec.Struct, frozen=True):
+    """A model that is here.
+
+    Attributes:
+        name: what `--model` takes.
+        source: `embedded`, `folder` or `Hugging Face cache`.
+        disk_bytes: its size on disk.
+        fit: how it fits; None where its files do not tell.
+        problem: why it cannot be served; empty where it can.
+    """
+
+    name: str
+    source: str
+    disk_bytes: int
+    fit: Fit | None = None
+    problem: str = ""
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """All of them.
+
+    Attributes:
+        machine: that they would run on.
+        models: by name.
+        served: what the daemon on the socket serves; None where there is none.
+    """
+
+    machine: Machine
+    models: list[ListedModel]
+    served: str | None
+
+
+async def report(planned: Planned, settings: Settings, *, json: bool) -> list[str]:
+    """Describe the models that are here, in lines.
+
+    Args:
+        planned: the machine that they would run on.
+        settings: of the daemon: its model, its budgets, its socket.
+        json: in JSON.
+    """
+    machine = machine_of(planned)
+    models = [*_embedded(), *_folders(settings), *_cached()]
+    fitted = [_fitted(model, facts, machine, settings) for model, facts in models]
+    listed = ModelList(machine, fitted, await _served(settings.socket_path))
+    if json:
+        return [msgspec.json.format(msgspec.json.encode(listed), indent=2).decode()]
+    return list(_lines(listed, settings))
+
+
+_Found = tuple[ListedModel, ModelFacts | None]
+
+
+def _fitted(
+    model: ListedModel, facts: ModelFacts | None, machine: Machine, settings: Settings
+) -> ListedModel:
+    if facts is None:
+        return model
+    return msgspec.structs.replace(model, fit=fit(facts, machine, settings))
+
+
+def _embedded() -> Iterator[_Found]:
+    from ..models.load.embedded import NAME, find  # noqa: PLC0415  (imports mlx)
+
+    try:
+        size = find().stat().st_size
+    except ModelError as error:
+        yield ListedModel(NAME, "embedded", 0, problem=str(error)), None
+    else:
+        yield ListedModel(NAME, "embedded", size), EMBEDDED
+
+
+def _folders(settings: Settings) -> Iterator[_Found]:
+    """Describe the folders that the configuration names."""
+    folder = Path(settings.model)
+    if folder.is_dir():
+        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        yield _described(settings.model, "folder", size, folder)
+
+
+def _cached() -> Iterator[_Found]:
+    """Describe what Hugging Face's cache holds of models, whole or in part."""
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+        revision = _newest(repo)
+        if revision is not None and repo.repo_type == "model":
+            source = "Hugging Face cache"
+            name, size = repo.repo_id, _size_on_disk(repo)
+            yield _described(name, source, size, revision.snapshot_path)
+
+
+def _newest(repo: CachedRepoInfo) -> CachedRevisionInfo | None:
+    """Choose the revision that a daemon would serve; None where none is a model's."""
+    named = [each for each in repo.revisions if "main" in each.refs]
+    others = sorted(repo.revisions, key=lambda each: each.last_modified, reverse=True)
+    for revision in [*named, *others]:
+        if any(file.file_name == "config.json" for file in revision.files):
+            return revision
+    return None
+
+
+def _size_on_disk(repo: CachedRepoInfo) -> int:
+    """Sum what it takes, with what has come in part of files."""
+    parts = (repo.repo_path / "blobs").glob("*.partial")
+    return int(repo.size_on_disk) + sum(path.stat().st_size for path in parts)
+
+
+def _described(name: str, source: str, size: int, folder: Path) -> _Found:
+    try:
+        return ListedModel(name, source, size), read_facts(folder)
+    except ModelError as error:
+        problem = str(error)
+        if source != "folder":
+            problem = f"not wholly here; `umbel models pull {name}` gets the rest"
+        return ListedModel(name, source, size, problem=problem), None
 
 
 async def _served(socket: Path) -> str | None:
@@ -31,25 +145,39 @@ async def _served(socket: Path) -> str | None:
     return str(model["name"]) if model else None
 
 
-def _embedded() -> Iterator[str]:
-    try:
-        size = find().stat().st_size
-    except ModelNotFoundError as error:
-        yield f"{NAME:40} [yellow]missing[/]: {error}"
-    else:
-        yield f"{NAME:40} {_size(size)}  embedded"
+def _lines(listed: ModelList, settings: Settings) -> Iterator[str]:
+    width = max(len(model.name) for model in listed.models)
+    yield f"{'model':{width}}  {'on disk':>10}  {'in memory':>10}  {'context':>8}  where"
+    for model in listed.models:
+        yield f"{model.name:{width}}  {sized(model.disk_bytes):>10}  {_fits(model)}  {model.source}"
+        if model.problem:
+            yield f"{'':{width}}  {model.problem}"
+    yield about(listed.machine, settings)
+    yield "What models take in memory, and the context, is estimated from their files."
+    if listed.served is not None:
+        yield f"A daemon on {settings.socket_path} serves {listed.served}."
 
 
-def _cached() -> Iterator[str]:
-    try:
-        repos = scan_cache_dir().repos
-    except CacheNotFound:
-        return
-    for repo in sorted(repos, key=lambda repo: repo.repo_id):
-        files = [file.file_name for revision in repo.revisions for file in revision.files]
-        if "config.json" in files and any(name.endswith(".safetensors") for name in files):
-            yield f"{escape(repo.repo_id):40} {_size(repo.size_on_disk)}  Hugging Face cache"
+def _fits(model: ListedModel) -> str:
+    if model.fit is None:
+        return f"{'?':>10}  {'?':>8}"
+    context = str(model.fit.context) if model.fit.fits else "too big"
+    return f"{sized(model.fit.weight_bytes):>10}  {context:>8}"
 
 
-def _size(size: int) -> str:
-    return f"{size / 2**30:6.2f} GiB"
+def about(machine: Machine, settings: Settings) -> str:
+    """Say in a sentence what the figures are for."""
+    memory = machine.memory
+    state = "" if settings.cache_budget is None else f", and state {sized(settings.cache_budget)}"
+    return (
+        f"For {sized(memory.total)} of {memory.name}: weights and state may take "
+        f"{sized(memory.usable)}{state}."
+    )
+
+
+def sized(nbytes: int) -> str:
+    """Write a number of bytes as people read it."""
+    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= least:
+            return f"{nbytes / least:.1f} {unit}"
+    return f"{nbytes} bytes"

@@ -4,9 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from ..models.load.download import Progress
 from ..models.load.loader import public_name
 from ..scheduler.handoff import Handoff
 from ..scheduler.statistics import EngineStatistics
@@ -14,6 +13,9 @@ from .assembly import Assembly, Phase
 from .config import ModelSettings, Settings
 from .metrics import Metrics
 from .service import Service
+
+if TYPE_CHECKING:
+    from ..models.load.download import Progress
 
 Residence = Literal["unloaded", "loading", "loaded", "unloading"]
 """Where a model is."""

@@ -10,7 +10,7 @@ from ..config import SETTINGS, Settings
 from ..early_signals import has_terminal
 from ..errors import StartError
 from ..signals import StopSignals
-from . import cache, service
+from . import cache, models, service
 from .options import takes_settings
 from .running import fail, report_console, run
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache.app, name="cache")
+app.add_typer(models.app, name="models")
 app.add_typer(service.app, name="service")
 
 _MODEL = SETTINGS["model"]
@@ -107,14 +108,3 @@ def doctor(*, settings: Settings) -> None:
         console.print(line)
     if any(finding.grade == "problem" for finding in findings):
         raise typer.Exit(1)
-
-
-@app.command()
-@takes_settings("socket")
-def models(*, settings: Settings) -> None:
-    """List the models that can be served, and the one that is."""
-    from ..model_list import available  # noqa: PLC0415  (keeps --help quick)
-
-    console = report_console()
-    for line in run(available(settings.socket_path)):
-        console.print(line)

@@ -214,7 +214,7 @@ def test_models(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     """The embedded model is listed, and the one that is served is named."""
     done = umbel("models", "--socket", str(tiny_daemon.socket), folder=short_path)
     assert done.returncode == 0
-    assert done.stdout.startswith("smollm2")
+    assert done.stdout.splitlines()[1].startswith("smollm2")
     assert "serves tiny" in done.stdout
 
 
