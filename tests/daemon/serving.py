@@ -7,6 +7,8 @@ from umbel.daemon.metrics import Metrics
 from umbel.daemon.model_pool import ModelPool
 from umbel.daemon.model_slot import ModelSlot, Resident
 from umbel.daemon.service import Service
+from umbel.daemon.service_manager import ServiceManager
+from umbel.daemon.start_up import StartUp
 from umbel.daemon.workers import Workers
 
 
@@ -18,6 +20,7 @@ def serving(service: Service | None = None, *, metrics: Metrics | None = None) -
     if metrics is not None:
         slot.metrics = metrics
     workers = Workers(1, 1.0, lambda: 0)
-    pool = ModelPool([slot], cast("Any", None), workers, most_waiting=1, timeout=1.0)
+    told = StartUp(ServiceManager(None), 1.0)
+    pool = ModelPool([slot], cast("Any", None), workers, told, most_waiting=1, timeout=1.0)
     pool.started = True
     return pool

@@ -14,8 +14,11 @@ from umbel.daemon.config import ModelSettings
 from umbel.daemon.failures import APIError
 from umbel.daemon.model_pool import ModelPool
 from umbel.daemon.model_slot import ModelSlot, Resident
+from umbel.daemon.service_manager import ServiceManager
+from umbel.daemon.start_up import StartUp
 from umbel.daemon.workers import Workers
 from umbel.models.errors import ModelNotFoundError
+from umbel.models.load.download import Progress
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError, UnavailableError
 
 from ..fakes import PATIENCE, FakeClock
@@ -43,8 +46,10 @@ class FakeLoader:
         yield
         self._at_work -= 1
 
-    async def open(self, slot: ModelSlot, begin: Any) -> int:
+    async def open(self, slot: ModelSlot, begin: Any, downloaded: Any) -> int:
         """Find it."""
+        begin("downloading")
+        downloaded(Progress(1, 2))
         begin("loading")
         if slot.name in self.failing:
             raise ModelNotFoundError(f"no {slot.name}")
@@ -90,8 +95,10 @@ class World:
         self.loader = FakeLoader()
         slots = [ModelSlot(name, own.get(name, ModelSettings()), self.clock) for name in names]
         self.slots = {slot.name: slot for slot in slots}
-        workers = Workers(1, 1.0, lambda: 0)
-        self.pool = ModelPool(slots, self.loader, workers, most_waiting=waiting, timeout=timeout)
+        workers, told = Workers(1, 1.0, lambda: 0), StartUp(ServiceManager(None), 1.0)
+        self.pool = ModelPool(
+            slots, self.loader, workers, told, most_waiting=waiting, timeout=timeout
+        )
 
     async def use(self, name: str, until: asyncio.Event | None = None) -> str:
         """Use a model for as long as nothing happens; returns who served."""

@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "prefill_chunk": 7,
     "cache_bytes": 8,
     "memory_bytes": 9,
+    "download_timeout": 10.0,
     "no_cache": True,
     "disk_dir": "/elsewhere",
     "disk_bytes": 9,
