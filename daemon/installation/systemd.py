@@ -191,6 +191,7 @@ class Systemd:
             folders = [
                 platformdirs.user_config_path("umbel"),
                 platformdirs.user_cache_path("umbel"),
+                platformdirs.user_data_path("umbel"),
             ]
         there = [f"{path} stays" for path in folders if path.exists()]
         drop_ins = [self._folder / f"{unit}.d" for unit in UNITS]

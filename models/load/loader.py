@@ -17,7 +17,7 @@ from ..estimate.config import context_length
 from ..kv.layout import CacheLayout
 from ..params import KVQuantization
 from ..text.codec import TextCodec
-from . import embedded
+from . import embedded, embedded_file
 from .download import Watch, fetch
 from .fingerprint import fingerprint
 from .hub import is_repo
@@ -87,11 +87,11 @@ class Source(NamedTuple):
 
     Attributes:
         name: what it was asked for by.
-        directory: of its files; None for the embedded model.
+        path: the folder of its files, or the embedded model's one file.
     """
 
     name: str
-    directory: Path | None
+    path: Path
 
 
 def find(
@@ -109,8 +109,8 @@ def find(
     Raises:
         ModelNotFoundError: the name leads to no model, or it cannot be fetched.
     """
-    if name == embedded.NAME:
-        return Source(name, None)
+    if name == embedded_file.NAME:
+        return Source(name, embedded_file.obtain(begin))
     return Source(name, _directory(name, watch or Watch(), lambda: begin("downloading")))
 
 
@@ -140,12 +140,13 @@ class OpenedModel:
         self.weight_bytes = sum(leaf.nbytes for leaf in self._leaves)
 
     def _open(self) -> tuple[Any, Any, dict[str, Any], list[Path]]:
-        directory, fp32 = self._source.directory, self._device.fp32
-        if directory is None:
-            model, tokenizer, config, path = embedded.load(mx.float32 if fp32 else mx.bfloat16)
+        (name, path), fp32 = self._source, self._device.fp32
+        if name == embedded_file.NAME:
+            dtype = mx.float32 if fp32 else mx.bfloat16
+            model, tokenizer, config, _ = embedded.load(dtype, path)
             return model, tokenizer, config, [path]
-        files = sorted(directory.glob("model*.safetensors"))
-        return (*_open_directory(directory, fp32=fp32), files)
+        files = sorted(path.glob("model*.safetensors"))
+        return (*_open_directory(path, fp32=fp32), files)
 
     def read_more(self) -> bool:
         """Read the next piece of the weights: so many bytes, or one array that has more.
@@ -216,7 +217,7 @@ def _directory(name: str, watch: Watch, begin: Callable[[], object]) -> Path:
         return Path(name)
     if not is_repo(name):
         raise ModelNotFoundError(
-            f"no model {name!r}: it is not the embedded {embedded.NAME!r}, "
+            f"no model {name!r}: it is not the embedded {embedded_file.NAME!r}, "
             "not a directory, and not a Hugging Face repo of the form org/name"
         )
     return fetch(name, watch, begin)

