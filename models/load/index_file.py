@@ -147,12 +147,34 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _download(file: IndexFile, scratch: Path, progress: Progress, within: float) -> Path:
+    target = scratch / "wheel"
+    too_late = threading.Event()
+    with _start_pip(file, scratch, target) as pip:
+
+        def end() -> None:
+            too_late.set()
+            pip.kill()
+
+        timer = threading.Timer(within, end)
+        timer.start()
+        try:
+            said = _follow(file, pip, progress)
+        finally:
+            timer.cancel()
+            pip.kill()
+    if pip.returncode:
+        why = f"it took over {within:.0f} seconds" if too_late.is_set() else _reason(said)
+        raise ModelNotFoundError(f"pip cannot download {file.requirement}: {why}")
+    return next(target.iterdir())
+
+
+def _start_pip(file: IndexFile, scratch: Path, target: Path) -> subprocess.Popen[str]:
+    """Have pip put the wheel into the folder `target`."""
     wanted = scratch / "wanted.txt"
     wanted.write_text(f"{file.requirement} --hash=sha256:{file.wheel_sha256}\n")
-    target = scratch / "wheel"
     command = [sys.executable, "-c", _PIP, "download", *_OPTIONS]
     settled = {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_QUIET": "0", "TMPDIR": str(scratch)}
-    with subprocess.Popen(  # noqa: S603  (its words are ours)
+    return subprocess.Popen(  # noqa: S603  (its words are ours)
         [*command, "--dest", str(target), "--requirement", str(wanted)],
         env={**os.environ, **pip_variables(), **settled},
         cwd=scratch,
@@ -161,19 +183,7 @@ def _download(file: IndexFile, scratch: Path, progress: Progress, within: float)
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    ) as pip:
-        late = threading.Timer(within, pip.kill)
-        late.start()
-        try:
-            said = _follow(file, pip, progress)
-        finally:
-            late.cancel()
-            pip.kill()
-    if pip.returncode:
-        over = pip.returncode < 0
-        why = f"it took over {within:.0f} seconds" if over else _reason(said)
-        raise ModelNotFoundError(f"pip cannot download {file.requirement}: {why}")
-    return next(target.iterdir())
+    )
 
 
 def _follow(file: IndexFile, pip: subprocess.Popen[str], progress: Progress) -> list[str]:
