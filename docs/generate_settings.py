@@ -53,6 +53,8 @@ and [the list of models](http-api.md#models) has it. As a variable, aliases are 
 and as a flag, each has its own `--alias`: `NAME`, or `NAME=MODEL`. What is given in one place
 replaces what a weaker one has. An alias has 1 to 255 characters, all printable.
 
+Tables `[models.NAME]` are [further models](several-models.md); `memory_bytes` is what they share.
+
 `cors_origins` names the origins of web pages that may use the daemon, as browsers write them:
 `https://app.example`, `http://localhost:3000`. As a variable they are separated by commas, and as a
 flag, each has its own `--cors-origin`. `*` is refused: any page that the user opens could then ask
