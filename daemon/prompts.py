@@ -84,6 +84,7 @@ class PromptReader:
 
     def __init__(self, loaded: LoadedModel, admission: Admission) -> None:
         self._text = loaded.text
+        self._sampling = loaded.sampling
         self._compiler = GrammarCompiler(loaded.text)
         self._history = History(loaded.text)
         self._has_checkpoints = loaded.layout.has_checkpoints
@@ -99,13 +100,24 @@ class PromptReader:
             ContextLengthExceededError: a prompt cannot fit.
         """
         self._admission.check_text(body.least_characters, self._text.longest_token)
-        request = body.generation_request(check)
+        request = self._with_defaults(body.generation_request(check), body)
         check_sampling(request.sampling, self._text.vocab_size)
         prompts = []
         for prompt in request.prompts:
             check()
             prompts.append(self._render(prompt, request.constraint, author, check))
         return Prepared(request, prompts)
+
+    def _with_defaults(self, request: GenerationRequest, body: GenerationBody) -> GenerationRequest:
+        """Choose tokens as the model's makers would, where the body says nothing."""
+        unset = {
+            name: value
+            for name, value in self._sampling.items()
+            if getattr(body, name, None) is None
+        }
+        if unset:
+            request.sampling = msgspec.structs.replace(request.sampling, **unset)
+        return request
 
     def _render(
         self, prompt: Prompt, constraint: Constraint | None, author: Author, check: Check

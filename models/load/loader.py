@@ -1,7 +1,7 @@
 """A name to a model that can run: the embedded one, a directory, or a Hugging Face repo."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -20,6 +20,7 @@ from ..text.codec import TextCodec
 from . import embedded, embedded_file
 from .download import Watch, fetch
 from .fingerprint import fingerprint
+from .generation_config import sampling_defaults
 from .hub import is_repo
 
 LoadPhase = Literal["downloading", "loading"]
@@ -41,6 +42,7 @@ class LoadedModel:
         context_length: the most tokens of prompt and answer together.
         weight_bytes: what the weights take in memory.
         device: how it is run.
+        sampling: how tokens are chosen where a request says nothing; see `generation_config`.
     """
 
     name: str
@@ -51,6 +53,7 @@ class LoadedModel:
     context_length: int
     weight_bytes: int
     device: DevicePolicy
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 def load(
@@ -191,6 +194,7 @@ class OpenedModel:
             context_length=context_length(self._config),
             weight_bytes=self.weight_bytes,
             device=self._device,
+            sampling=sampling_defaults(self._source.path),
         )
 
 

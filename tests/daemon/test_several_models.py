@@ -182,3 +182,19 @@ def test_three_in_memory_for_two(folder: Path, tmp_path: Path) -> None:
         assert sorted(states(daemon).values()).count("loaded") <= 2
         assert daemon.log().count("event=unloaded") > 1
         assert most[0] <= budget
+
+
+def test_a_model_answers_as_its_makers_say(folder: Path, tmp_path: Path) -> None:
+    """Where a request says nothing; what it says is stronger."""
+    greedy = tiny_model_dir(tmp_path / "greedy")
+    (greedy / "generation_config.json").write_text('{"temperature": 0.0}')
+    env = configured(folder, [greedy])
+    with running(folder, greedy, env=env) as daemon:
+        told = {k: v for k, v in ask(None).items() if k != "temperature"}
+        texts = [
+            daemon.post({**told, "seed": seed, **more}).json()["choices"][0]["message"]["content"]
+            for more in ({}, {"temperature": 2})
+            for seed in range(3)
+        ]
+    assert len(set(texts[:3])) == 1
+    assert len(set(texts[3:])) > 1

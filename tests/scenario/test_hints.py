@@ -32,7 +32,7 @@ class Agents:
     def __init__(self, text: LoadedModel, name: str) -> None:
         self.bench = Bench(name)
         layout = SimpleNamespace(has_checkpoints=self.bench.exact)
-        loaded = cast("LoadedModel", SimpleNamespace(text=text.text, layout=layout))
+        loaded = cast("LoadedModel", SimpleNamespace(text=text.text, layout=layout, sampling={}))
         self._reader = PromptReader(loaded, Admission(4096))
         self._text = text.text
 
