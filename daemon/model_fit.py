@@ -11,6 +11,8 @@ from ..models.estimate.facts import ModelFacts
 from ..models.memory_profile import MemoryProfile
 from ..models.params import KVQuantization
 from .config import Settings
+from .errors import StartError
+from .memory_budget import MemoryBudget
 from .model_machine import Device, Planned
 
 LEAST_CONTEXT = 32
@@ -129,9 +131,10 @@ def _sizes(
     facts: ModelFacts, machine: Machine, settings: Settings
 ) -> tuple[int, int, MemoryProfile]:
     weights = facts.resident(fp32=machine.fp32)
-    budget = settings.cache_budget
-    if budget is None:
-        budget = max(0, machine.memory.budget(weights, settings.body_budget))
+    try:
+        budget = MemoryBudget(settings, machine.memory).enter("", weights)
+    except StartError:
+        budget = 0
     quantization = None
     if settings.kv_bits is not None:
         quantization = KVQuantization(settings.kv_bits, settings.kv_group_size)
