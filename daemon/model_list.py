@@ -85,10 +85,12 @@ def _embedded() -> Iterator[_Found]:
 
 def _folders(settings: Settings) -> Iterator[_Found]:
     """Describe the folders that the configuration names."""
-    folder = Path(settings.model)
-    if folder.is_dir():
-        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        yield _described(settings.model, "folder", size, folder)
+    named = {name: table.model or name for name, table in settings.models.items()}
+    for name, place in ({settings.model: settings.model} | named).items():
+        folder = Path(place)
+        if folder.is_dir():
+            size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+            yield _described(name, "folder", size, folder)
 
 
 def _cached() -> Iterator[_Found]:

@@ -80,6 +80,18 @@ def test_a_model_is_pulled_and_listed(hub: FakeHub, short_path: Path) -> None:
     assert listed["problem"] == ""
 
 
+def test_folders_of_the_configuration_are_listed(
+    hub: FakeHub, short_path: Path, tiny_dir: Path
+) -> None:
+    """The default model's, and those of further models, by their names there."""
+    (short_path / "umbel.toml").write_text(f'[models.helper]\nmodel = "{tiny_dir}"\n')
+    status, out, _ = run_umbel(
+        hub, short_path, "list", "--json", "--config", str(short_path / "umbel.toml")
+    )
+    (listed,) = [each for each in json.loads(out)["models"] if each["source"] == "folder"]
+    assert (status, listed["name"], listed["fit"]["context"]) == (0, "helper", 2048)
+
+
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_has_come(hub: FakeHub, short_path: Path) -> None:
     """The next pull goes on from that byte; until then the list says that some is missing."""
