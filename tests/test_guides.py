@@ -13,7 +13,7 @@ import typer.main
 from click import Group
 
 from umbel.daemon.cli import app as cli
-from umbel.daemon.config import SETTINGS
+from umbel.daemon.config import SETTINGS, ModelSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -145,4 +145,4 @@ def test_moving_names_settings_that_exist() -> None:
         for word in re.findall(r"`(--[a-z-]+)", cell):
             assert word in flags
         for word in re.findall(r"`([a-z]+_[a-z_]+)`", cell):
-            assert word in keys | {"chat_template_kwargs"}
+            assert word in keys | {"chat_template_kwargs"} | set(ModelSettings.__struct_fields__)
