@@ -38,12 +38,9 @@ class Machine(msgspec.Struct, frozen=True):
 
 def machine_of(planned: Planned) -> Machine:
     """Describe the machine that was asked for, or this one."""
-    from ..models.runtime import backend, device_memory  # noqa: PLC0415  (planning needs no MLX)
-
     if planned.memory is None:
-        return Machine(device_memory(), fp32=backend() == "cpu")
-    here = {"cpu": Device.CPU, "metal": Device.MAC, "cuda": Device.GPU}
-    match planned.device or here[backend()]:
+        return _this_machine()
+    match planned.device or _this_device():
         case Device.MAC:
             return Machine(mac_memory(planned.memory), fp32=False)
         case Device.GPU:
@@ -51,6 +48,18 @@ def machine_of(planned: Planned) -> Machine:
             return Machine(memory, fp32=False)
         case Device.CPU:
             return Machine(host_memory(planned.memory), fp32=True)
+
+
+def _this_machine() -> Machine:
+    from ..models.runtime import device_memory  # noqa: PLC0415  (planning needs no MLX)
+
+    return Machine(device_memory(), fp32=_this_device() is Device.CPU)
+
+
+def _this_device() -> Device:
+    from ..models.runtime import backend  # noqa: PLC0415  (planning needs no MLX)
+
+    return {"cpu": Device.CPU, "metal": Device.MAC, "cuda": Device.GPU}[backend()]
 
 
 class Fit(msgspec.Struct, frozen=True):
