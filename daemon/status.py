@@ -20,6 +20,9 @@ State = Literal["loading", "ready", "stalled", "stopping"]
 STALLED_AFTER = 120.0
 """Seconds in one step, or without a finished one while requests run: the engine is stalled then."""
 
+LOADING_TAKES = 900.0
+"""Seconds more while a model is loaded: to measure it, and to warm it up, is one call."""
+
 
 class SlotStatus(msgspec.Struct):
     """One of the configured models.
@@ -124,7 +127,9 @@ def state_of(models: ModelPool | None, *, stopping: bool, busy_for: float) -> St
     if models is None or not models.started:
         return "loading"
     longest = max(busy_for, *map(_without_step, models.slots))
-    return "stalled" if longest > STALLED_AFTER else "ready"
+    loading = any(slot.phase is not None for slot in models.slots)
+    most = STALLED_AFTER + (LOADING_TAKES if loading else 0.0)
+    return "stalled" if longest > most else "ready"
 
 
 def _without_step(slot: ModelSlot) -> float:

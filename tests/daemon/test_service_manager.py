@@ -18,11 +18,12 @@ import structlog.testing
 from aiohttp.test_utils import TestClient, TestServer
 
 from umbel.daemon.app import application
-from umbel.daemon.config import Settings
+from umbel.daemon.config import ModelSettings, Settings
 from umbel.daemon.errors import SocketError
 from umbel.daemon.handlers.entry import Entry
+from umbel.daemon.model_slot import ModelSlot
 from umbel.daemon.service_manager import InheritedListener, ServiceManager, inherited
-from umbel.daemon.status import STALLED_AFTER
+from umbel.daemon.status import LOADING_TAKES, STALLED_AFTER
 
 from .running import RunningDaemon, UnixConnection, eventually, spawn
 from .serving import serving
@@ -178,6 +179,15 @@ class Engine:
         )
 
 
+def loading(engine: Entry) -> Entry:
+    """The same while another model is loaded beside it."""
+    assert engine.models is not None
+    slot = ModelSlot("other", ModelSettings())
+    slot.begin("warming up")
+    engine.models.slots.append(slot)
+    return engine
+
+
 LATE = STALLED_AFTER + 10
 
 
@@ -189,6 +199,8 @@ LATE = STALLED_AFTER + 10
         (entry(running=1, step_age=LATE), 503),
         (entry(busy_for=STALLED_AFTER - 10), 200),
         (entry(busy_for=LATE), 503),  # in a call of which no request runs
+        (loading(entry(running=1, step_age=LATE, busy_for=LATE)), 200),
+        (loading(entry(busy_for=LATE + LOADING_TAKES)), 503),
     ],
 )
 async def test_health_fails_where_the_engine_does_not_get_on(engine: Entry, status: int) -> None:
