@@ -1,5 +1,6 @@
 """The memory that the state of all loaded models shares: one budget, one ledger, one recency."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .ledger import Ledger, Size
@@ -13,14 +14,20 @@ _RESERVE = 16  # a part of the budget is kept for copies: one in this many
 
 
 class Recency:
-    """Tells what was used before what, whichever model's it is."""
+    """Tells what was used before what, whichever model's it is.
 
-    def __init__(self) -> None:
+    Args:
+        clock: counts up, across restarts too: recency then is the time of a use, in its units.
+            Without one it counts uses.
+    """
+
+    def __init__(self, clock: Callable[[], int] = lambda: 0) -> None:
         self._tick = 0
+        self._clock = clock
 
     def next(self) -> int:
         """The recency of what is used now: more than that of all that was used before."""
-        self._tick += 1
+        self._tick = max(self._tick + 1, self._clock())
         return self._tick
 
     def remember(self, tick: int) -> None:
@@ -41,11 +48,14 @@ class MemoryPool:
         tries: of each model that is loaded.
         governors: of each model that is loaded.
         busy: governors of the models that have requests at work.
+
+    Args:
+        clock: see `Recency`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], int] = lambda: 0) -> None:
         self.ledger = Ledger()
-        self.recency = Recency()
+        self.recency = Recency(clock)
         self.tries: list[Tries] = []
         self.governors: list[Governor] = []
         self.busy: set[Governor] = set()

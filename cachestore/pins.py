@@ -61,6 +61,10 @@ class Pins:
         """The newest tokens of a conversation; None if it is not known (any more)."""
         return self._last.get((tenant, name))
 
+    def conversations(self, tenant: str) -> list[tuple[str, Tokens]]:
+        """A tenant's conversations of late with their newest tokens, the newest one last."""
+        return [(name, tokens) for (whose, name), tokens in self._last.items() if whose == tenant]
+
     def pin(self, tenant: str, name: str, tokens: Tokens) -> PinDescription:
         """Keep the state of a path, as far as it is in memory; replaces a pin of that name.
 

@@ -252,7 +252,7 @@ def _context(
         needed += max_copy_bytes(needed) * 2
         raise StartError(
             f"setting cache_bytes: {budget} bytes hold no request of this model; "
-            f"it takes {needed} to serve {least} tokens"
+            f"it takes {needed} ({-(-needed // 2**20)}MiB) to serve {least} tokens"
         )
     if fits >= loaded.context_length:
         return loaded.context_length, None

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-import msgspec
-
 from ..cachestore.check import problems
 from ..cachestore.errors import PinError
 from ..cachestore.node import as_tokens
@@ -17,40 +15,33 @@ from ..cachestore.tries import Namespace
 from ..scheduler.errors import UnavailableError
 from ..scheduler.queue import RETRY_AFTER
 from ..scheduler.thread import MLXThread
+from .cache_nodes import NodeDescription, described, look
 
 T = TypeVar("T")
 
 _TIMEOUT = 60.0  # a step may be under way, and a long one
 
 
-class NodeDescription(msgspec.Struct):
-    """One node of the trie.
+class CacheAdmin:
+    """Asks the MLX thread between two steps, and waits for no longer than it must.
 
-    Attributes:
-        depth: nodes above it.
-        start: offset of its first token.
-        end: offset after its last token.
-        bytes: of its tokens' state.
-        checkpoint_bytes: of the whole state at its end; 0 without one.
-        pins: open leases on it.
-        last_used: recency; larger is later.
-        children: edges that go on from it.
+    Args:
+        thread: that owns the cache.
+        cache: what is looked into.
+        pins: on it.
+        fingerprint: of the model.
+        read: says what a token writes; nothing, for special ones.
     """
 
-    depth: int
-    start: int
-    end: int
-    bytes: int
-    checkpoint_bytes: int
-    pins: int
-    last_used: int
-    children: int
-
-
-class CacheAdmin:
-    """Asks the MLX thread between two steps, and waits for no longer than it must."""
-
-    def __init__(self, thread: MLXThread, cache: PrefixCache, pins: Pins, fingerprint: str) -> None:
+    def __init__(
+        self,
+        thread: MLXThread,
+        cache: PrefixCache,
+        pins: Pins,
+        fingerprint: str,
+        read: Callable[[int], bytes],
+    ) -> None:
+        self._read = read
         self._thread = thread
         self._cache = cache
         self._pins = pins
@@ -62,8 +53,9 @@ class CacheAdmin:
         return replace(found, leases=found.leases - self._pins.leases)
 
     async def nodes(self, tenant: str) -> list[NodeDescription]:
-        """Describe the nodes of one tenant."""
-        return await self._ask(lambda: self._describe(tenant))
+        """Describe the nodes of one tenant. Their tokens become text off the MLX thread."""
+        found = await self._ask(lambda: look(self._cache, self._pins, tenant))
+        return await asyncio.to_thread(described, found, self._read)
 
     async def verify(self) -> list[str]:
         """Check the invariants; describe what is broken."""
@@ -111,20 +103,3 @@ class CacheAdmin:
         except TimeoutError as error:
             message = "the engine is in a long step; try again later"
             raise UnavailableError(message, retry_after=RETRY_AFTER) from error
-
-    def _describe(self, tenant: str) -> list[NodeDescription]:
-        return [
-            NodeDescription(
-                depth=len(node.path()) - 1,
-                start=node.start,
-                end=node.end,
-                bytes=0 if node.span is None else node.span.nbytes,
-                checkpoint_bytes=0 if node.checkpoint is None else node.checkpoint.nbytes,
-                pins=node.ref_count,
-                last_used=node.last_used,
-                children=len(node.children),
-            )
-            for namespace, trie in self._cache.tries.items()
-            if namespace.tenant == tenant
-            for node in trie.nodes()
-        ]

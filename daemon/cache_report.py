@@ -8,8 +8,14 @@ from rich.console import Console
 
 from ..cachestore.ledger import Kind
 from .client import Client
+from .quoting import printable
+from .terminal.sizes import age
 
 _MIB = 2**20
+_HEAD = ("tokens", "MiB", "checkpoint", "lies in", "used ago", "pins", "conversations", "text")
+_SIDES = "<>><>><<"
+_NAME = 24  # characters of a conversation's name
+_DEEPEST = 12  # to which a node is put below the one it goes on from
 
 
 async def stats(socket: Path, console: Console) -> None:
@@ -49,15 +55,31 @@ async def nodes(socket: Path, console: Console) -> None:
         ClientError: no daemon answers.
     """
     listed = (await _get(socket, "/cache/nodes"))["nodes"]
-    console.print(f"{'tokens':24} {'MiB':>9} {'checkpoint':>11} {'pins':>5} {'last used':>10}")
-    for node in listed:
-        name = f"{'  ' * node['depth']}[{node['start']}, {node['end']})"
-        checkpoint = f"{node['checkpoint_bytes'] / _MIB:.1f}" if node["checkpoint_bytes"] else "-"
-        console.print(
-            f"{name:24} {node['bytes'] / _MIB:9.1f} {checkpoint:>11} "
-            f"{node['pins']:5} {node['last_used']:10}",
-            markup=False,
-        )
+    rows = [_HEAD, *map(_cells, listed)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = map(format, row, map("{}{}".format, _SIDES, widths))
+        line = "  ".join(cells).rstrip()
+        if console.is_terminal:  # a line is cut where the window ends
+            console.print(line, markup=False, soft_wrap=False, no_wrap=True, overflow="ellipsis")
+        else:
+            console.print(line, markup=False)
+
+
+def _cells(node: dict[str, Any]) -> tuple[str, ...]:
+    """Write what is listed of a node, in the order of the head."""
+    indent = "  " * min(node["depth"], _DEEPEST)
+    others = f" and {node['others']} more" if node["others"] else ""
+    return (
+        f"{indent}[{node['start']}, {node['end']})",
+        f"{node['bytes'] / _MIB:.1f}",
+        f"{node['checkpoint_bytes'] / _MIB:.1f}" if node["checkpoint_bytes"] else "-",
+        "+".join(node["tiers"]) or "-",
+        "-" if node["age"] is None else age(node["age"]),
+        str(node["pins"]),
+        printable(", ".join(name[:_NAME] for name in node["conversations"]) + others) or "-",
+        node["text"],
+    )
 
 
 async def verify(socket: Path, console: Console) -> bool:

@@ -8,12 +8,10 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from .errors import ClientError
+
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=120)
 # Every pause in a stream is shorter: the daemon sends comments.
-
-
-class ClientError(Exception):
-    """The daemon cannot be reached, or refused; the message is for the user."""
 
 
 class StreamEvent(msgspec.Struct):
@@ -81,7 +79,7 @@ class Client:
             async with self._connected.request(method, route, json=body) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ClientError(f"no daemon answers on {self.path} ({error})") from error
+            raise ClientError(_unreachable(self.path, error)) from error
         data: dict[str, Any] = msgspec.json.decode(answer)
         if "error" in data:
             raise ClientError(_message(answer))
@@ -92,6 +90,7 @@ class Client:
         messages: list[dict[str, str]],
         *,
         conversation: str,
+        model: str | None = None,
         max_tokens: int | None = None,
         temperature: float | None = None,
     ) -> AsyncIterator[StreamEvent]:
@@ -102,6 +101,7 @@ class Client:
         """
         body = {
             "messages": messages,
+            "model": model,
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": max_tokens,
@@ -125,6 +125,22 @@ class Client:
         if self._session is None:
             raise RuntimeError("enter the client first")
         return self._session
+
+
+def _unreachable(path: Path, error: Exception) -> str:
+    """Say why nobody answers on a socket, and what to do."""
+    match getattr(error, "os_error", error):
+        case FileNotFoundError():
+            why = "there is no such socket: start one with umbel serve, or name its --socket"
+        case ConnectionRefusedError():
+            why = "nobody listens there any more: umbel serve starts another"
+        case PermissionError():
+            why = "it is another user's"
+        case TimeoutError():
+            why = "it did not answer in time"
+        case other:
+            why = str(other)
+    return f"no daemon answers on {path}: {why}"
 
 
 def _event(line: bytes) -> StreamEvent:

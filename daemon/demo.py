@@ -2,14 +2,17 @@
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from .client import Client, ClientError
+from .client import Client
+from .errors import ClientError
 from .private import private_daemon
+from .terminal.start_view import StartView
 
 _SYSTEM = """You are one of several agents that work in one small shop for plants. All of you \
 follow the same house rules. Answer in one or two short sentences. Use plain words. Name only \
@@ -59,7 +62,11 @@ async def demo(*, agents: int, max_tokens: int, model: str) -> bool:
     console = Console()
     crew = [Agent(f"agent {i + 1}", _TASKS[i % len(_TASKS)]) for i in range(agents)]
     console.print(f"Starting a private daemon with [bold]{model}[/bold] …")
-    async with private_daemon(model) as client:
+    view = StartView(Console(stderr=True, soft_wrap=True))
+    async with AsyncExitStack() as stack:
+        stack.callback(view.close)
+        client = await stack.enter_async_context(private_daemon(model, view.show))
+        view.close()
         console.print(f"{agents} agents share one system prompt and ask at once.\n")
         start = time.perf_counter()
         with Live(

@@ -15,8 +15,8 @@ from ..models import BLAS
 from ..models.load import embedded_file
 from ..models.load.embedded_file import NAME as EMBEDDED
 from ..models.runtime import backend, device_memory, matmul_gflops
-from .client import Client, ClientError
 from .config import Settings
+from .errors import ClientError
 from .install_method import InstallMethod, install_method
 from .sockets import MAX_PATH
 
@@ -140,6 +140,8 @@ async def _daemon(settings: Settings) -> list[Finding]:
         return [Finding("problem", "socket", f"{path} is too long", "choose a shorter --socket")]
     if not path.exists():
         return [Finding("ok", "socket", f"{path} (no daemon runs)")]
+    from .client import Client  # noqa: PLC0415  (where there is nobody to ask)
+
     try:
         async with Client(path) as client:
             status = await client.get("/status")

@@ -1,4 +1,4 @@
-"""Reasons for which the daemon does not start; each message says what to change."""
+"""What ends a command in a sentence; each message says what to change."""
 
 
 class StartError(Exception):
@@ -11,6 +11,10 @@ class ConfigError(StartError):
 
 class SocketError(StartError):
     """The socket cannot be had."""
+
+
+class ClientError(Exception):
+    """The daemon cannot be reached, or refused; the message is for the user."""
 
 
 class ServiceError(Exception):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.memory_pool import MemoryPool
 from ..models.device_memory import DeviceMemory
+from .cache_nodes import clock_of_uses
 from .config import Settings
 from .errors import StartError
 
@@ -28,7 +29,7 @@ class MemoryBudget:
     """
 
     def __init__(self, settings: Settings, device: DeviceMemory) -> None:
-        self.pool = MemoryPool()
+        self.pool = MemoryPool(clock_of_uses)
         self._device = device
         self._state = settings.cache_budget
         self._shared = bool(settings.models)

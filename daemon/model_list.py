@@ -10,8 +10,8 @@ from ..models.errors import ModelError
 from ..models.estimate.embedded import EMBEDDED
 from ..models.estimate.facts import ModelFacts, read_facts
 from ..models.load import embedded_file
-from .client import Client, ClientError
 from .config import Settings
+from .errors import ClientError
 from .model_fit import Fit, Machine, fit, machine_of
 from .model_machine import Planned
 
@@ -136,6 +136,8 @@ def _described(name: str, source: str, size: int, folder: Path) -> _Found:
 async def _served(socket: Path) -> str | None:
     if not socket.exists():
         return None
+    from .client import Client  # noqa: PLC0415  (where there is nobody to ask)
+
     try:
         async with Client(socket) as client:
             model = (await client.get("/status")).get("model")

@@ -18,7 +18,7 @@ from rich.progress import Progress as Bars
 
 from ..models.load.download import Progress, Watch, fetch
 from ..models.load.hub import is_repo
-from .client import ClientError
+from .errors import ClientError
 from .model_list import sized
 
 _STEP = 10  # percent between two lines, where there is no terminal

@@ -5,12 +5,13 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from .client import Client, ClientError
+from .client import Client
+from .errors import ClientError
 from .temporary import SOCKET
 
 _START = 600.0  # seconds; a large model is read from disk in this time
@@ -19,10 +20,16 @@ _POLL = 0.1
 
 
 @asynccontextmanager
-async def private_daemon(model: str) -> AsyncIterator[Client]:
+async def private_daemon(
+    model: str, told: Callable[[dict[str, Any]], object] = lambda _: None
+) -> AsyncIterator[Client]:
     """Start a daemon that serves `model`, wait until it is ready, stop it at the end.
 
     It also ends when this process does, however that ends: `temporary.py` says how.
+
+    Args:
+        model: its name.
+        told: gets what `/ready` answers until it is ready, again and again.
 
     Raises:
         ClientError: it did not start; the message is what it said last.
@@ -39,7 +46,7 @@ async def private_daemon(model: str) -> AsyncIterator[Client]:
         )
         try:
             async with Client(folder / SOCKET) as client:
-                await _wait_ready(client, process, log)
+                await _wait_ready(client, process, log, told)
                 yield client
         finally:
             try:
@@ -48,7 +55,12 @@ async def private_daemon(model: str) -> AsyncIterator[Client]:
                 shutil.rmtree(folder, ignore_errors=True)  # where the daemon was killed
 
 
-async def _wait_ready(client: Client, process: asyncio.subprocess.Process, log: IO[bytes]) -> None:
+async def _wait_ready(
+    client: Client,
+    process: asyncio.subprocess.Process,
+    log: IO[bytes],
+    told: Callable[[dict[str, Any]], object],
+) -> None:
     async with asyncio.timeout(_START):
         while process.returncode is None:
             # Polled, not awaited: a process has no event for "ready" short of systemd's.
@@ -56,8 +68,10 @@ async def _wait_ready(client: Client, process: asyncio.subprocess.Process, log: 
             if not client.path.exists():
                 continue
             with suppress(ClientError):  # it is ending, and its last words are better
-                if (await client.get("/ready"))["status"] == "ready":
+                ready = await client.get("/ready")
+                if ready["status"] == "ready":
                     return
+                told(ready)
     log.seek(0)
     last = log.read().decode(errors="replace").strip().splitlines()[-1:]
     raise ClientError(f"the private daemon did not start: {''.join(last)}")

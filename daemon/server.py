@@ -24,6 +24,7 @@ from .config import Settings
 from .connection import behind_connections
 from .connections import Connections
 from .descriptors import most_connections, raise_limit
+from .display import Display, Served
 from .errors import SocketError, StartError
 from .handlers.entry import Entry
 from .model_loader import ModelLoader, save_state, shrink
@@ -42,6 +43,7 @@ from .workers import Workers
 
 _THREAD_STOP = 60.0
 _LOAD_STOP = 10.0  # a load cannot be interrupted; a small one ends by itself in this time
+_LOAD_ENDS = f"waiting for the load to end, for {_LOAD_STOP:.0f} s at most"
 _CONNECTION_CLOSE = 5.0
 _READ_AHEAD = 1 << 16  # bytes of a body that wait for whoever reads it
 _LINGER = 2.0  # a client still sending a refused body gets this long to read the answer
@@ -54,6 +56,7 @@ def serve(
     *,
     temporary: bool = False,
     read_again: Callable[[], Settings] | None = None,
+    display: Display | None = None,
 ) -> None:
     """Run a daemon until it is told to stop (SIGTERM, SIGINT, SIGHUP); they are ignored then.
 
@@ -61,6 +64,7 @@ def serve(
         settings: what it serves, and where.
         temporary: it leaves nothing behind, not even the folder of its socket.
         read_again: reads the settings when SIGHUP comes, which then stops nothing.
+        display: shows what it does to a person.
 
     Raises:
         StartError: it cannot start; the message says why.
@@ -68,6 +72,7 @@ def serve(
     gc.freeze()  # what was imported stays: each collection would look through all of it
     manager = ServiceManager.of(os.environ)
     with (
+        closing(display or Display()) as shown,
         StopSignals() as signals,
         closing(
             inherited(os.environ)
@@ -75,7 +80,7 @@ def serve(
             or UnixListener(settings.socket_path, temporary=temporary)
         ) as listener,
     ):
-        uvloop.run(Daemon(settings, listener, signals, manager, read_again).run())
+        uvloop.run(Daemon(settings, listener, signals, manager, read_again, shown).run())
 
 
 class Daemon:
@@ -88,7 +93,9 @@ class Daemon:
         signals: StopSignals,
         manager: ServiceManager,
         read_again: Callable[[], Settings] | None,
+        display: Display,
     ) -> None:
+        self._display = display
         self._listener = listener
         self._signals = signals
         self._manager = manager
@@ -101,6 +108,7 @@ class Daemon:
             write_timeout=settings.write_timeout,
         )
         self._servers: list[asyncio.Server] = []
+        self._addresses: list[str] = []  # of TCP, as host:port
         self._runner = web.AppRunner(
             application(self._entry),
             handler_cancellation=True,  # a client that leaves ends its generation
@@ -150,6 +158,7 @@ class Daemon:
 
     async def shutdown(self) -> None:
         """Answer what waits, let what runs finish within the grace, then end it."""
+        self._display.close()
         log.info("stopping")
         self._manager.stopping()
         self._entry.stopping = True
@@ -172,7 +181,8 @@ class Daemon:
             await save_state(self._thread, resident.assembly)
         loading = self._entry.models is None or not self._entry.models.started
         try:
-            await asyncio.to_thread(self._thread.stop, _LOAD_STOP if loading else _THREAD_STOP)
+            with self._display.waiting(lambda: _LOAD_ENDS if loading else ""):
+                await asyncio.to_thread(self._thread.stop, _LOAD_STOP if loading else _THREAD_STOP)
         except TimeoutError as error:
             self._listener.close()
             log.error("leaving the MLX thread behind", loading=loading, error=str(error))  # noqa: TRY400
@@ -209,6 +219,8 @@ class Daemon:
         for listener in server.sockets:
             name = listener.getsockname()
             log.info("listening", host=name[0], port=name[1])
+            host = f"[{name[0]}]" if ":" in name[0] else name[0]
+            self._addresses.append(f"{host}:{name[1]}")
 
     async def _load_models(self) -> None:
         """Load the default model and those that are pinned, and take requests from then on."""
@@ -242,7 +254,7 @@ class Daemon:
             slots,
             self._loader,
             workers,
-            StartUp(self._manager, settings.download_timeout),
+            StartUp(self._manager, settings.download_timeout, self._display),
             most_waiting=settings.max_waiting,
             timeout=settings.request_timeout,
         )
@@ -268,6 +280,9 @@ class Daemon:
             batches=assembly.runner.batches,
             cache_bytes=assembly.governor.budget.nbytes,
         )
+        self._display.served(
+            Served.of(resident, self._settings, self._listener.path, self._addresses)
+        )
 
     async def _open_responses(self, assembly: Assembly) -> ResponseDesk:
         """Open what is stored of responses: beside the state on disk, or else in memory."""
@@ -281,11 +296,12 @@ class Daemon:
         forced = asyncio.ensure_future(self._force_stop.wait())
         idle = asyncio.ensure_future(_wait_idle(residents))
         waits: set[asyncio.Future[Any]] = {forced, idle}
-        await asyncio.wait(
-            waits,
-            timeout=self._settings.stop_grace,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        with self._display.waiting(lambda: _still_running(residents)):
+            await asyncio.wait(
+                waits,
+                timeout=self._settings.stop_grace,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         forced.cancel()
         idle.cancel()
         for resident in residents:
@@ -307,6 +323,7 @@ class Daemon:
         if self._stop.is_set():
             self._force_stop.set()
         self._stop.set()
+        self._display.stop()
 
     def _on_hangup(self) -> None:
         """Reload, or stop where the settings cannot be read again."""
@@ -324,6 +341,13 @@ class Daemon:
     def _warn_of_slow_blas(self) -> None:
         if backend() == "cpu" and not BLAS.fast:
             log.warning("matrix products are slow", blas=BLAS.name, advice=BLAS.advice)
+
+
+def _still_running(residents: list[Resident]) -> str:
+    requests = sum(resident.handoff.live for resident in residents)
+    if not requests:
+        return ""
+    return f"waiting for {requests} request{'s'[: requests > 1]}, Ctrl-C again to force"
 
 
 async def _wait_idle(residents: list[Resident]) -> None:

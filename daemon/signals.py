@@ -84,6 +84,8 @@ class StopSignals:
         if self.first is None:
             self.first = number
         self._came.append(number)
+        with suppress(OSError):  # full, or closed by an end that has begun
+            self._sender.send(b"\0")  # where somebody else has the wake-up descriptor
 
     def _deliver(self) -> None:
         with suppress(BlockingIOError):

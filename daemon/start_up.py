@@ -1,4 +1,4 @@
-"""What start-up does, told to the service manager and to the log."""
+"""What start-up does, told to the service manager, to the log and to whoever watches."""
 
 import time
 
@@ -6,6 +6,7 @@ import structlog
 
 from ..models.load.download import Progress
 from .assembly import Phase
+from .display import Display
 from .service_manager import ServiceManager
 
 _PHASE = 900.0  # seconds that a phase without progress of its own may take
@@ -25,10 +26,12 @@ class StartUp:
     Args:
         manager: of services.
         stalled_after: seconds without a byte, after which a download is given up.
+        display: shows it to a person.
     """
 
-    def __init__(self, manager: ServiceManager, stalled_after: float) -> None:
+    def __init__(self, manager: ServiceManager, stalled_after: float, display: Display) -> None:
         self._manager = manager
+        self._display = display
         self._grace = stalled_after + _PHASE
         self._done = 0
         self._told = self._logged = float("-inf")
@@ -37,10 +40,12 @@ class StartUp:
         """Say what comes next."""
         self._manager.status(phase)
         self._manager.extend(_PHASE)
+        self._display.begin(phase)
 
     def downloaded(self, progress: Progress) -> None:
         """Say how far the download is."""
         done, total = progress
+        self._display.advance(done, total)
         now, arrived, self._done = time.monotonic(), done > self._done, done
         if now - self._told >= _OFTEN or done == total:
             self._told = now

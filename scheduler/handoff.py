@@ -79,6 +79,11 @@ class Handoff:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def live(self) -> int:
+        """How many requests have not ended. For any thread."""
+        return len(self._live)
+
     def submit(self, request: Request) -> EventChannel:
         """Queue a request and return the channel of its events.
 

@@ -90,7 +90,9 @@ def cache_unpin(name: str, *, settings: Settings) -> None:
 def _text_of(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        fail(ConfigError(f"cannot read {path}: {error.strerror}"))
+    except UnicodeDecodeError as error:
         fail(ConfigError(f"cannot read {path}: {error}"))
 
 

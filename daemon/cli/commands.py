@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ... import __version__
 from ..config import SETTINGS, Settings
 from ..early_signals import has_terminal
 from ..errors import StartError
@@ -37,6 +36,8 @@ def _version(
     *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     if version:
+        from ... import __version__  # noqa: PLC0415  (looked up where it is asked for)
+
         typer.echo(__version__)
         raise typer.Exit
 
@@ -46,10 +47,20 @@ def _version(
 def serve(*, read_again: Callable[[], Settings], settings: Settings) -> None:
     """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
     from .. import logs, server  # noqa: PLC0415  (imports mlx: --help must not wait for it)
+    from ..terminal.console import standard_error  # noqa: PLC0415  (keeps --help quick)
+    from ..terminal.display import TerminalDisplay  # noqa: PLC0415  (as above)
 
-    logs.configure(settings.log_format)
+    console = standard_error() if settings.log_format == "text" else None
+    if console is None:
+        logs.configure(settings.log_format)
+    else:
+        logs.configure_terminal(console)
     try:
-        server.serve(settings, read_again=None if has_terminal() else read_again)
+        server.serve(
+            settings,
+            read_again=None if has_terminal() else read_again,
+            display=None if console is None else TerminalDisplay(console),
+        )
     except StartError as error:
         fail(error)
 
@@ -94,6 +105,20 @@ def demo(
 
     if not run(agents_at_work.demo(agents=agents, max_tokens=max_tokens, model=model)):
         raise typer.Exit(1)
+
+
+@app.command()
+@takes_settings("socket")
+def top(
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print what it does now, and end.")] = False,
+    settings: Settings,
+) -> None:
+    """Show what the running daemon does, live, until q or Ctrl-C."""
+    from ..terminal import top as live  # noqa: PLC0415  (keeps --help quick)
+
+    signals = StopSignals()
+    run(live.top(settings.socket_path, once=once, signals=signals), signals)
 
 
 @app.command()

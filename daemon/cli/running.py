@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ..errors import ClientError
 from ..signals import StopSignals
 
 T = TypeVar("T")
@@ -15,8 +16,6 @@ T = TypeVar("T")
 
 def run(work: Coroutine[Any, Any, T], given: StopSignals | None = None) -> T:
     """Run to the end, or until a signal cancels the work: so a private daemon ends with it."""
-    from ..client import ClientError  # noqa: PLC0415  (keeps --help quick)
-
     with given or StopSignals() as signals:
         try:
             return asyncio.run(_until_signal(work, signals))

@@ -72,7 +72,9 @@ def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path,
         if named is None:
             return path, {}
         raise ConfigError(f"there is no configuration file {path}") from error
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
 
 

@@ -1,5 +1,6 @@
 """The cache as clients and operators see it."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,32 @@ def test_status_and_metrics_have_the_cache(daemon: RunningDaemon) -> None:
     assert "umbel_prompt_tokens_cached_total" in metrics
 
 
+def test_a_node_says_whose_text_it_is(daemon: RunningDaemon) -> None:
+    """A node has its first words, the conversations that go through it, and where it lies."""
+    for name in ("moons", "planets", "rings", "comets"):
+        body = {
+            "messages": [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": f"{name} \x1b[31mred"},
+            ],
+            "max_tokens": 2,
+        }
+        headers = {"X-Umbel-Conversation": name}
+        assert daemon.request("POST", "/v1/chat/completions", body, headers).status == 200
+    nodes = daemon.request("GET", "/cache/nodes").json()["nodes"]
+    shared, *own = nodes
+    assert shared["text"].startswith("system You are one of many agents.")
+    assert len(shared["text"]) <= 64
+    assert shared["conversations"] == ["comets", "rings", "planets"]
+    assert shared["others"] >= 1
+    assert shared["tiers"][0] == "memory"
+    assert 0 <= shared["age"] < 3600
+    leaves = [node for node in own if not node["children"]]
+    assert {name for node in leaves for name in node["conversations"]} >= {"moons", "comets"}
+    assert "\x1b" not in "".join(node["text"] for node in nodes)
+    assert "\\x1b[31mred" in "".join(node["text"] for node in nodes)
+
+
 def test_cache_commands(daemon: RunningDaemon) -> None:
     """`umbel cache` shows shape and nodes, and verifies the invariants."""
     ask(daemon, "one")
@@ -114,6 +141,11 @@ def test_cache_commands(daemon: RunningDaemon) -> None:
     assert len(listed) == nodes + 1
     assert listed[1].startswith("[0, ")
     assert listed[2].startswith("  [")
+    head = [listed[0].index(word) for word in ("lies in", "used ago", "text")]
+    first = listed[1]
+    assert "memory" in first[head[0] : head[1]]
+    assert re.search(r"\d+ (s|min)$", first[: head[1] + len("used ago")])
+    assert first[head[2] :].startswith("system You are one of many agents.")
     verified = umbel(daemon, "cache", "verify")
     assert (verified.returncode, verified.stdout) == (0, "the cache is sound\n")
 

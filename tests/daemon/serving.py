@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 from umbel.daemon.config import ModelSettings
+from umbel.daemon.display import Display
 from umbel.daemon.metrics import Metrics
 from umbel.daemon.model_pool import ModelPool
 from umbel.daemon.model_slot import ModelSlot, Resident
@@ -20,7 +21,7 @@ def serving(service: Service | None = None, *, metrics: Metrics | None = None) -
     if metrics is not None:
         slot.metrics = metrics
     workers = Workers(1, 1.0, lambda: 0)
-    told = StartUp(ServiceManager(None), 1.0)
+    told = StartUp(ServiceManager(None), 1.0, Display())
     pool = ModelPool([slot], cast("Any", None), workers, told, most_waiting=1, timeout=1.0)
     pool.started = True
     return pool

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.daemon.config import ModelSettings
+from umbel.daemon.display import Display
 from umbel.daemon.failures import APIError
 from umbel.daemon.model_pool import ModelPool
 from umbel.daemon.model_slot import ModelSlot, Resident
@@ -95,7 +96,7 @@ class World:
         self.loader = FakeLoader()
         slots = [ModelSlot(name, own.get(name, ModelSettings()), self.clock) for name in names]
         self.slots = {slot.name: slot for slot in slots}
-        workers, told = Workers(1, 1.0, lambda: 0), StartUp(ServiceManager(None), 1.0)
+        workers, told = Workers(1, 1.0, lambda: 0), StartUp(ServiceManager(None), 1.0, Display())
         self.pool = ModelPool(
             slots, self.loader, workers, told, most_waiting=waiting, timeout=timeout
         )

@@ -133,13 +133,38 @@ def test_a_flag_that_is_not_given_is_not_a_setting(tmp_path: Path) -> None:
     assert settings_after("--socket", "", *config) == msgspec.structs.replace(of_file, socket="")
 
 
+@pytest.mark.parametrize(
+    ("command", "needed"),
+    [("doctor", {"mlx"}), ("models", {"mlx", "numpy"}), ("cache stats", {"aiohttp"})],
+)
+def test_a_command_loads_what_it_asks(command: str, needed: set[str], tmp_path: Path) -> None:
+    """No command waits for mlx-lm, transformers or the HTTP server; MLX tells what fits here."""
+    program = f"""
+import sys
+from umbel.daemon.cli import app
+try:
+    app({[*command.split(), "--socket", str(tmp_path / "none")]!r}, standalone_mode=False)
+except BaseException:
+    pass
+print("loaded:", *sorted(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    modules = done.stdout.splitlines()[-1].split()
+    heavy = {"mlx", "mlx_lm", "transformers", "tokenizers", "aiohttp", "numpy", "prompt_toolkit"}
+    assert heavy & set(modules) <= needed
+    assert needed <= set(modules)
+    assert "aiohttp.web" not in modules
+
+
 def test_help_loads_nothing_that_computes() -> None:
     """Help comes at once: it waits neither for MLX nor for the server."""
     program = """
 import sys
 from umbel.daemon.cli import app
-for words in ["--help"], ["serve", "--help"], ["chat", "--help"], ["cache", "pin", "--help"]:
-    app(words, standalone_mode=False)
+for words in "", "serve", "chat", "top", "cache pin":
+    app([*words.split(), "--help"], standalone_mode=False)
 print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
 """
     done = subprocess.run(
@@ -147,4 +172,12 @@ print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules}))
     )
     loaded = done.stdout.splitlines()[-1].split()
     assert {"umbel", "typer", "msgspec"} <= set(loaded)
-    assert not {"mlx", "mlx_lm", "numpy", "transformers", "aiohttp", "sqlite3"} & set(loaded)
+    assert not {
+        "mlx",
+        "mlx_lm",
+        "numpy",
+        "transformers",
+        "aiohttp",
+        "sqlite3",
+        "prompt_toolkit",
+    } & set(loaded)

@@ -1,0 +1,134 @@
+"""The nodes of the cache as their tenant sees them: what they hold, where, of whom, since when."""
+
+import time
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from ..cachestore.node import TrieNode
+from ..cachestore.pins import Pins
+from ..cachestore.prefix_cache import PrefixCache
+from ..cachestore.trie import RadixTrie
+from .quoting import printable
+
+Tier = Literal["memory", "disk"]
+
+_FIRST_TOKENS = 32
+_FIRST_CHARACTERS = 64
+_MOST_CONVERSATIONS = 3
+# Before state carried the time of its last use, recency counted uses from 1.
+_EARLIEST = 10**12
+
+
+class NodeDescription(msgspec.Struct):
+    """One node of the trie.
+
+    Attributes:
+        depth: nodes above it.
+        start: offset of its first token.
+        end: offset after its last token.
+        text: its first words, without special tokens; what does not print is escaped.
+        conversations: of late that go through it: the newest of them, and no more than three.
+        others: how many more conversations do.
+        tiers: where its state lies.
+        bytes: of its tokens' state in memory.
+        checkpoint_bytes: of the whole state at its end; 0 without one in memory.
+        pins: open leases on it.
+        age: seconds since its last use; None where that is not known.
+        last_used: recency; larger is later.
+        children: edges that go on from it.
+    """
+
+    depth: int
+    start: int
+    end: int
+    text: str
+    conversations: list[str]
+    others: int
+    tiers: list[Tier]
+    bytes: int
+    checkpoint_bytes: int
+    pins: int
+    age: float | None
+    last_used: int
+    children: int
+
+
+class Seen(NamedTuple):
+    """A node as the MLX thread saw it, and its first tokens, which are no text yet."""
+
+    description: NodeDescription
+    tokens: list[int]
+
+
+def clock_of_uses() -> int:
+    """Milliseconds since 1970, for the recency of state: it outlives the process."""
+    return time.time_ns() // 1_000_000
+
+
+def look(cache: PrefixCache, pins: Pins, tenant: str) -> list[Seen]:
+    """Look at a tenant's nodes, parents first. Belongs to the MLX thread."""
+    seen = []
+    now = clock_of_uses()
+    for namespace, trie in cache.tries.items():
+        if namespace.tenant == tenant:
+            through = _conversations(trie, pins, tenant)
+            seen += [_see(node, through.get(node, []), now) for node in trie.nodes()]
+    return seen
+
+
+def described(seen: list[Seen], read: Callable[[int], bytes]) -> list[NodeDescription]:
+    """Add the text.
+
+    Args:
+        seen: from `look`.
+        read: says what a token writes; nothing, for special ones.
+    """
+    for description, tokens in seen:
+        description.text = first_words(b"".join(map(read, tokens)))
+    return [description for description, _ in seen]
+
+
+def first_words(written: bytes) -> str:
+    """Cut a text down to one short line that a terminal can show."""
+    text = " ".join(written.decode(errors="ignore").split())
+    return printable(text)[:_FIRST_CHARACTERS]
+
+
+def _conversations(trie: RadixTrie, pins: Pins, tenant: str) -> dict[TrieNode, list[str]]:
+    """Say which conversations go through which nodes, the newest first."""
+    through: dict[TrieNode, list[str]] = {}
+    for name, tokens in reversed(pins.conversations(tenant)):
+        for node in trie.match(tokens).node.path():
+            through.setdefault(node, []).append(name)
+    return through
+
+
+def _see(node: TrieNode, conversations: list[str], now: int) -> Seen:
+    last_used = max(node.last_used, node.checkpoint_used)
+    description = NodeDescription(
+        depth=len(node.path()) - 1,
+        start=node.start,
+        end=node.end,
+        text="",
+        conversations=conversations[:_MOST_CONVERSATIONS],
+        others=len(conversations[_MOST_CONVERSATIONS:]),
+        tiers=_tiers(node),
+        bytes=0 if node.span is None else node.span.nbytes,
+        checkpoint_bytes=0 if node.checkpoint is None else node.checkpoint.nbytes,
+        pins=node.ref_count,
+        age=max(0.0, (now - last_used) / 1000) if last_used >= _EARLIEST else None,
+        last_used=last_used,
+        children=len(node.children),
+    )
+    return Seen(description, node.tokens[:_FIRST_TOKENS].tolist())
+
+
+def _tiers(node: TrieNode) -> list[Tier]:
+    tiers: list[Tier] = []
+    if node.span is not None or node.checkpoint is not None:
+        tiers.append("memory")
+    if node.extents or node.persisted_checkpoint is not None:
+        tiers.append("disk")
+    return tiers

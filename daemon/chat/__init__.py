@@ -1,0 +1,6 @@
+"""`umbel chat`: a conversation in the terminal, or over a pipe."""
+
+from .conversation import Options
+from .session import chat
+
+__all__ = ["Options", "chat"]

@@ -1,0 +1,99 @@
+"""An answer as it comes, and what it took."""
+
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+
+from ..terminal.console import moves, spinner
+from ..terminal.phases import REFRESH
+from ..terminal.sizes import share
+from .conversation import Conversation
+
+_KEPT = "\n\t"
+
+
+async def print_answer(conversation: Conversation, text: str, console: Console) -> None:
+    """Say something, and print the answer on standard output as it comes.
+
+    On a terminal a spinner turns until it begins, control codes are escaped, and a line on
+    standard error says at the end what it took.
+
+    Raises:
+        ClientError: the daemon refused or failed.
+    """
+    on_terminal = console.is_terminal and sys.stdout.isatty()
+    measured = Measured()
+    with _spinner(console, turns=on_terminal and moves(console)) as live:
+        async for event in conversation.say(text):
+            measured.add(event.text, event.usage)
+            if event.text:
+                live.stop()
+                sys.stdout.write(harmless(event.text) if on_terminal else event.text)
+                sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    if on_terminal:
+        console.print(str(measured), style="dim")
+
+
+class Measured:
+    """What an answer took, as its reader sees it."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._first: float | None = None
+        self._last = self._began
+        self._usage: dict[str, Any] | None = None
+
+    def add(self, text: str, usage: dict[str, Any] | None) -> None:
+        """Take a part of the answer."""
+        self._usage = usage or self._usage
+        if text:
+            self._last = time.monotonic()
+            self._first = self._last if self._first is None else self._first
+
+    def __str__(self) -> str:
+        usage = self._usage
+        if usage is None:
+            return ""
+        out, prompt = usage["completion_tokens"], usage["prompt_tokens"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        parts = [f"{out} tokens"]
+        if self._first is not None:
+            if self._last > self._first and out > 1:
+                parts.append(f"{(out - 1) / (self._last - self._first):.1f} tokens/s")
+            parts.append(f"the first after {self._first - self._began:.2f} s")
+        parts.append(f"{share(cached, prompt)} of {prompt} prompt tokens cached")
+        return ", ".join(parts)
+
+
+def harmless(text: str) -> str:
+    """Escape the control codes of a text: a terminal would obey them."""
+    return "".join(
+        c if c in _KEPT or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text
+    )
+
+
+@contextmanager
+def _spinner(console: Console, *, turns: bool) -> Iterator[Live]:
+    live = Live(
+        Spinner(spinner(console), style="dim"),
+        console=console,
+        refresh_per_second=REFRESH,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    if turns:
+        live.start()
+    try:
+        yield live
+    finally:
+        live.stop()

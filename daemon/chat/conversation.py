@@ -1,0 +1,72 @@
+"""What was said so far, and what is said next."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from ..client import Client, StreamEvent
+from ..errors import ClientError
+
+Message = dict[str, str]
+
+
+class Options(NamedTuple):
+    """How answers are made."""
+
+    max_tokens: int | None
+    temperature: float
+
+
+class Conversation:
+    """The messages so far, and the name under which the daemon knows them.
+
+    Attributes:
+        system: the system prompt, if there is one. It may change.
+        model: which model answers; None for the daemon's own choice. It may change.
+        client: of the daemon.
+    """
+
+    def __init__(self, client: Client, system: str | None, options: Options) -> None:
+        self.client = client
+        self.system = system
+        self.model: str | None = None
+        self._options = options
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all messages but the system's."""
+        self._name = f"chat-{secrets.token_hex(6)}"
+        self._messages: list[Message] = []
+
+    @property
+    def messages(self) -> list[Message]:
+        """What a request has: the system prompt and all that was said."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self._messages]
+
+    async def say(self, text: str) -> AsyncIterator[StreamEvent]:
+        """Send a message and stream the answer; both are remembered, also a cut-off one.
+
+        Raises:
+            ClientError: the daemon refused or failed; the message is forgotten again.
+        """
+        self._messages.append({"role": "user", "content": text})
+        answer: list[str] = []
+        try:
+            async for event in self.client.chat(
+                self.messages,
+                conversation=self._name,
+                model=self.model,
+                max_tokens=self._options.max_tokens,
+                temperature=self._options.temperature,
+            ):
+                answer.append(event.text)
+                yield event
+        except ClientError:
+            self._messages.pop()
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self._messages.append({"role": "assistant", "content": "".join(answer)})
+            raise
+        self._messages.append({"role": "assistant", "content": "".join(answer)})

@@ -1,0 +1,1 @@
+"""What umbel shows to a person who sits at a terminal."""

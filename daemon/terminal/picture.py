@@ -1,0 +1,166 @@
+"""An answer of `/status` as a screen: a head, bars of the budgets, a row for each request."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .phases import in_words
+from .rates import Rates, Status
+from .sizes import amount, share
+
+Row = dict[str, Any]
+
+_STATES = {"ready": "green", "loading": "yellow", "stopping": "yellow", "stalled": "red"}
+_HELD = ("kv", "checkpoint", "tail", "paging", "transient")  # kinds of the ledger
+
+
+class Column(NamedTuple):
+    """A column of the table of requests.
+
+    Attributes:
+        title: its head.
+        cell: what it says of a request.
+        right: whether it is aligned to the right.
+    """
+
+    title: str
+    cell: Callable[[Row, Rates], str]
+    right: bool = True
+
+
+def _prefilled(row: Row, _: Rates) -> str:
+    return share(min(row["computed_tokens"], row["prompt_tokens"]), row["prompt_tokens"])
+
+
+def _speed(row: Row, rates: Rates) -> str:
+    return _number(rates.of_request(row["request"]))
+
+
+COLUMNS = (
+    Column("conversation", lambda row, _: str(row["conversation"]), right=False),
+    Column("tenant", lambda row, _: str(row["tenant"]), right=False),
+    Column("status", lambda row, _: str(row["status"]), right=False),
+    Column("prompt", lambda row, _: str(row["prompt_tokens"])),
+    Column("cached", lambda row, _: share(row["cached_tokens"], row["prompt_tokens"])),
+    Column("prefilled", _prefilled),
+    Column("out", lambda row, _: str(row["output_tokens"])),
+    Column("tokens/s", _speed),
+)
+"""What a row says of a request that runs, or was preempted and waits for memory."""
+
+
+def picture(status: Status, rates: Rates) -> Group:
+    """Draw an answer of `/status`."""
+    engine = status.get("engine")
+    parts: list[RenderableType] = [_head(status), Text()]
+    if engine is None:
+        parts.append(_start(status))
+        return Group(*parts)
+    parts += [_budgets(status, engine), Text(), _speeds(engine, rates), Text()]
+    parts.append(_requests(engine["running"], status["waiting"], rates))
+    return Group(*parts)
+
+
+def unreachable(reason: str) -> Group:
+    """Draw that no daemon answers."""
+    return Group(Text(reason, "red"), Text("umbel top looks again each second; q ends it.", "dim"))
+
+
+def _head(status: Status) -> Text:
+    state = str(status["state"])
+    head = Text.assemble(("umbel", "bold"), f" {status['version']}  ")
+    if (model := status.get("model")) is not None:
+        head.append(f"{model['name']}  ", "bold green")
+        head.append(f"{model['context_length']:,} tokens of context on {status['backend']}  ")
+    head.append(state, _STATES.get(state, ""))
+    pressure = status.get("pressure")
+    if pressure is not None and pressure["level"] != "normal":
+        head.append(f"  the system is short of memory: {pressure['level']}", "yellow")
+    return head
+
+
+def _start(status: Status) -> RenderableType:
+    words = Text(in_words(str(status.get("phase") or "starting")))
+    if (progress := status.get("download")) is None:
+        return words
+    grid = _grid()
+    grid.add_row(words, _bar(progress["done"], progress["total"]))
+    return grid
+
+
+def _budgets(status: Status, engine: Status) -> Table:
+    memory, disk = engine["memory"], status.get("disk")
+    held = sum(memory[kind] for kind in _HELD)
+    grid = _grid()
+    grid.add_row(
+        Text("state", "dim"),
+        _bar(held, memory["budget"]),
+        Text(f"{amount(held)} of {amount(memory['budget'])}: {_parts(memory)}"),
+    )
+    used = status["memory"]
+    grid.add_row(
+        Text("memory", "dim"),
+        Text(),
+        Text(f"{amount(used['active'])} in use, {amount(used['peak'])} at the most so far"),
+    )
+    if disk is not None:
+        reason = f", {disk['state']}: {disk['reason']}" if disk["state"] != "on" else ""
+        grid.add_row(
+            Text("disk", "dim"),
+            Text(),
+            Text(f"{amount(disk['nbytes'])} in {disk['records']} files{reason}"),
+        )
+    return grid
+
+
+def _parts(memory: Status) -> str:
+    kinds = [f"{kind} {amount(memory[kind])}" for kind in _HELD if memory[kind]]
+    return ", ".join(kinds) or "nothing yet"
+
+
+def _speeds(engine: Status, rates: Rates) -> Text:
+    prompt, cached = engine["prompt_tokens"], engine["prompt_tokens_cached"]
+    return Text.assemble(
+        ("answers ", "dim"),
+        f"{_number(rates.of_engine('generation_tokens'))} tokens/s  ",
+        ("prompts ", "dim"),
+        f"{_number(rates.of_engine('prefill_tokens'))} tokens/s  ",
+        ("cached ", "dim"),
+        f"{share(cached, prompt)} of {prompt:,} prompt tokens since the start",
+    )
+
+
+def _requests(running: list[Row], waiting: int, rates: Rates) -> Group:
+    said = Text.assemble((f"{len(running)} running", "bold"), f", {waiting} in the queue")
+    if not running:
+        return Group(said)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in COLUMNS:
+        table.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    for row in running:
+        table.add_row(*(Text(column.cell(row, rates)) for column in COLUMNS))
+    return Group(said, Text(), table)
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+    return grid
+
+
+def _bar(done: float, total: float) -> ProgressBar:
+    return ProgressBar(total=max(total, 1), completed=done, width=24)
+
+
+def _number(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.1f}"

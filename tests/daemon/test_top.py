@@ -1,0 +1,127 @@
+"""`umbel top`: what a daemon does, live on a terminal and once in a pipe."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from umbel.daemon.terminal.picture import COLUMNS, picture
+from umbel.daemon.terminal.rates import Rates
+
+from .loading_daemon import LOADING
+from .running import RunningDaemon
+from .terminal import CTRL_C, in_terminal, terminal
+from .test_cli import TIMEOUT, environment
+
+
+@contextmanager
+def answering(daemon: RunningDaemon, conversation: str) -> Iterator[None]:
+    """Have a daemon work on one answer after the other for as long as a block lasts."""
+    enough = threading.Event()
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2000}
+
+    def ask() -> None:
+        while not enough.is_set():
+            headers = {"X-Umbel-Conversation": conversation}
+            assert daemon.request("POST", "/v1/chat/completions", body, headers).status == 200
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("end", ["q", pytest.param(CTRL_C, marks=pytest.mark.slow)])
+def test_live(tiny_daemon: RunningDaemon, short_path: Path, end: str) -> None:
+    """It shows requests as they come and go, and leaves the terminal as it was."""
+    command = ("top", "--socket", str(tiny_daemon.socket))
+    with terminal(*command, env=in_terminal(short_path), folder=short_path) as shown:
+        shown.wait_for("0 running, 0 in the queue")
+        with answering(tiny_daemon, "planets"):
+            shown.wait_for("1 running")
+            shown.wait_for("planets")
+            shown.wait_for("decode")
+            shown.type("x")  # is not echoed, and ends nothing
+        shown.wait_for("0 running")
+        assert "tiny" in shown.text()
+        shown.type(end)
+        assert shown.wait() == 0
+        assert shown.output.count(b"\x1b[?1049h") == shown.output.count(b"\x1b[?1049l") == 1
+
+
+def test_once(tiny_daemon: RunningDaemon, short_path: Path) -> None:
+    """In a pipe it prints once, without escape codes: a row for each request."""
+    with answering(tiny_daemon, "planets"):
+        done = subprocess.run(
+            [sys.executable, "-m", "umbel", "top", "--once", "--socket", str(tiny_daemon.socket)],
+            capture_output=True,
+            text=True,
+            env=environment(short_path),
+            check=True,
+            timeout=TIMEOUT,
+        )
+    assert "\x1b" not in done.stdout
+    assert "1 running, 0 in the queue" in done.stdout
+    head, row = done.stdout.splitlines()[-2:]
+    assert head.split()[0] == "conversation"
+    assert row.split()[0] == "planets"
+
+
+def test_without_a_daemon(short_path: Path) -> None:
+    """Nobody to look at is one sentence and exit status 1."""
+    done = subprocess.run(
+        [sys.executable, "-m", "umbel", "top", "--socket", str(short_path / "none")],
+        capture_output=True,
+        text=True,
+        env=environment(short_path),
+        check=False,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 1
+    assert "no daemon answers on" in done.stderr
+
+
+def drawn(status: dict[str, Any]) -> str:
+    """Draw an answer of `/status` as text."""
+    console = Console(width=120, color_system=None)
+    with console.capture() as capture:
+        console.print(picture(status, Rates()))
+    return capture.get()
+
+
+def test_a_daemon_that_loads() -> None:
+    """Its phase and how far that is stand there."""
+    status = {"version": "1", "state": "loading", "backend": "cpu", "model": None, "engine": None}
+    text = drawn({**status, "phase": LOADING["phase"], "download": LOADING["download"]})
+    assert "downloading the model" in text
+
+
+def test_rates() -> None:
+    """A figure's rate is what it grew by in a second; a request's, its answer's tokens."""
+    times = iter([10.0, 12.0])
+    rates = Rates(clock=lambda: next(times))
+    for tokens in (5, 25):
+        row = {"request": "r", "output_tokens": tokens}
+        rates.take({"engine": {"generation_tokens": tokens, "running": [row]}})
+        assert (rates.of_request("r") is None) == (tokens == 5)
+    assert rates.of_engine("generation_tokens") == rates.of_request("r") == 10.0
+    assert rates.of_request("another") is None
+
+
+def test_another_column_is_one_line() -> None:
+    """Each column has a title of its own, and makes a text of any row."""
+    row = {
+        **dict.fromkeys(("request", "conversation", "tenant", "status"), "x"),
+        **dict.fromkeys(("prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens"), 0),
+    }
+    assert len({column.title for column in COLUMNS}) == len(COLUMNS)
+    assert all(isinstance(column.cell(row, Rates()), str) for column in COLUMNS)
