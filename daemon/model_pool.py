@@ -18,13 +18,11 @@ from ..models.errors import ModelError
 from ..models.load.download import Progress
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.queue import RETRY_AFTER, queue_full
-from .aliases import DEFAULT_MODEL
 from .assembly import Phase
 from .errors import StartError
-from .failures import APIError
 from .metrics import ByModel
+from .model_names import find, names
 from .model_slot import ModelSlot, Resident
-from .quoting import quote
 from .service import Service
 from .start_up import StartUp
 from .workers import Workers
@@ -104,6 +102,7 @@ class ModelPool:
         self.workers = workers
         self.start_up = start_up
         self.started = False
+        self._closed = False
         self._loader = loader
         self._lock = asyncio.Lock()  # of whoever loads or unloads
 
@@ -111,6 +110,12 @@ class ModelPool:
     def default(self) -> ModelSlot:
         """The model of requests that name none."""
         return self.slots[0]
+
+    @property
+    def starting(self) -> ModelSlot | None:
+        """The model that start-up loads now."""
+        loading = (slot for slot in self.slots if slot.phase is not None)
+        return None if self.started else next(loading, None)
 
     @property
     def residents(self) -> list[Resident]:
@@ -142,30 +147,12 @@ class ModelPool:
         return sum(len(slot.waiters) for slot in self.slots)
 
     def names(self) -> dict[str, ModelSlot]:
-        """All names of all models, each with its model; a model's own name before its aliases."""
-        found = {name: slot for slot in self.slots for name in slot.names}
-        for alias, target in self.aliases.items():
-            found.setdefault(alias, found.get(target, self.default))
-        return found
+        """All names of all models, each with its model; see `model_names.names`."""
+        return names(self.slots, self.aliases)
 
     def find(self, name: str | None) -> ModelSlot:
-        """Find the model of that name.
-
-        Raises:
-            APIError: 404, saying what there is, and how there can be more.
-        """
-        if name in (None, "", DEFAULT_MODEL):
-            return self.default
-        names = self.names()
-        if name in names:
-            return names[name]
-        served = ", ".join(repr(slot.name) for slot in self.slots)
-        one = "it" if len(self.slots) == 1 else "one of them"
-        message = (
-            f"there is no model {quote(name)}; this daemon serves {served}; to serve {one} by "
-            "that name too, start it with --alias NAME or [models.aliases] in umbel.toml"
-        )
-        raise APIError(404, message, code="model_not_found", param="model")
+        """Find the model of that name; see `model_names.find`."""
+        return find(self.slots, self.aliases, name)
 
     async def use(self, slot: ModelSlot, held: ExitStack) -> Service:
         """Wait until a model is loaded, and keep it so until `held` is closed.
@@ -173,8 +160,10 @@ class ModelPool:
         Raises:
             QueueFullError: as many requests wait as may wait.
             DeadlineExceededError: it was not loaded in time.
-            UnavailableError: it cannot be loaded.
+            UnavailableError: it cannot be loaded, or the daemon stops.
         """
+        if self._closed:
+            raise _stopping()
         if slot.resident is None or slot.leaving:
             await self._wait(slot)
         else:
@@ -313,11 +302,18 @@ class ModelPool:
         return slot.resident is not None and after is not None and slot.idle_for > after
 
     async def close(self) -> None:
-        """End loads that are under way, and wait until they have."""
+        """End loads that are under way, and have nobody wait for one any more."""
+        self._closed = True
+        for slot in self.slots:
+            slot.refuse_waiters(_stopping())
         tasks = [slot.loading for slot in self.slots if slot.loading is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _stopping() -> UnavailableError:
+    return UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
 
 
 def _has_result(waiter: asyncio.Future[None]) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 import structlog
 import uvloop
-from aiohttp import web
 
 from ..models.errors import ModelError
 from ..models.load import open_files  # noqa: F401  (the first import of mlx-lm)
@@ -18,15 +17,14 @@ from ..models.runtime import BLAS, backend, release_thread
 from ..scheduler.errors import UnavailableError
 from ..scheduler.thread import MLXThread
 from . import launchd
-from .app import application
 from .assembly import Assembly, refuse_used_folder
 from .config import Settings
-from .connection import behind_connections
 from .connections import Connections
 from .descriptors import most_connections, raise_limit
 from .display import Display, Served
-from .errors import SocketError, StartError
+from .errors import StartError
 from .handlers.entry import Entry
+from .http_server import HTTPServer
 from .model_loader import ModelLoader, save_state, shrink
 from .model_pool import ModelPool
 from .model_slot import Resident, slots_of
@@ -36,17 +34,13 @@ from .response_desk import ResponseDesk
 from .response_store import ResponseStore
 from .service_manager import InheritedListener, ServiceManager, inherited
 from .signals import StopSignals
-from .sockets import BACKLOG, UnixListener
+from .sockets import UnixListener
 from .start_up import StartUp
-from .wire import WireProtocol
 from .workers import Workers
 
 _THREAD_STOP = 60.0
 _LOAD_STOP = 10.0  # a load cannot be interrupted; a small one ends by itself in this time
 _LOAD_ENDS = f"waiting for the load to end, for {_LOAD_STOP:.0f} s at most"
-_CONNECTION_CLOSE = 5.0
-_READ_AHEAD = 1 << 16  # bytes of a body that wait for whoever reads it
-_LINGER = 2.0  # a client still sending a refused body gets this long to read the answer
 
 log = structlog.get_logger()
 
@@ -107,13 +101,7 @@ class Daemon:
             idle_timeout=settings.idle_timeout,
             write_timeout=settings.write_timeout,
         )
-        self._servers: list[asyncio.Server] = []
-        self._addresses: list[str] = []  # of TCP, as host:port
-        self._runner = web.AppRunner(
-            application(self._entry),
-            handler_cancellation=True,  # a client that leaves ends its generation
-            shutdown_timeout=_CONNECTION_CLOSE,
-        )
+        self._server = HTTPServer(self._entry, self._connections)
         self._loader: ModelLoader | None = None
         self._pressure = PressureWatch(find_source(), self._on_share)
         self._reloader: Reloader | None = None
@@ -146,11 +134,11 @@ class Daemon:
 
     async def startup(self) -> None:
         """Listen first, so that clients hear "loading" and not "no such file"; then load."""
-        await self._runner.setup()
-        await self._listen(sock=self._listener.socket)
+        await self._server.setup()
+        await self._server.listen(self._listener.socket)
         log.info("listening", socket=str(self._listener.path), pid=os.getpid())
         if self._settings.tcp is not None:
-            await self._listen_tcp(*self._settings.tcp)
+            await self._server.listen_tcp(*self._settings.tcp)
         self._warn_of_slow_blas()
         refuse_used_folder(self._settings)
         self._thread.start()
@@ -170,9 +158,7 @@ class Daemon:
             await self._entry.models.close()
         if self._residents:
             await self._drain(self._residents)
-        for server in self._servers:
-            server.close()
-        await self._runner.cleanup()
+        await self._server.close()
         if self._entry.models is not None:
             self._entry.models.workers.close()
         if self._entry.responses is not None:
@@ -189,38 +175,6 @@ class Daemon:
             # It is inside MLX, and the interpreter cannot end under it in order.
             os._exit(0 if loading else 1)
         log.info("stopped")
-
-    async def _listen(self, **where: Any) -> asyncio.Server:
-        """Accept connections there; each stands between its transport and aiohttp."""
-        loop = asyncio.get_running_loop()
-        protocol = behind_connections(self._connections, self._protocol)
-        server: asyncio.Server = await loop.create_server(protocol, backlog=BACKLOG, **where)
-        self._servers.append(server)
-        return server
-
-    def _protocol(self) -> WireProtocol:
-        """Make aiohttp's side of a new connection."""
-        if self._runner.server is None:
-            raise RuntimeError("the runner was not set up")
-        return WireProtocol(
-            self._runner.server,
-            loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # as aiohttp documents
-            auto_decompress=False,  # a compressed body is refused
-            lingering_time=_LINGER,
-            read_bufsize=_READ_AHEAD,
-        )
-
-    async def _listen_tcp(self, host: str, port: int) -> None:
-        try:
-            server = await self._listen(host=host, port=port)
-        except OSError as error:
-            raise SocketError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-        for listener in server.sockets:
-            name = listener.getsockname()
-            log.info("listening", host=name[0], port=name[1])
-            host = f"[{name[0]}]" if ":" in name[0] else name[0]
-            self._addresses.append(f"{host}:{name[1]}")
 
     async def _load_models(self) -> None:
         """Load the default model and those that are pinned, and take requests from then on."""
@@ -281,7 +235,7 @@ class Daemon:
             cache_bytes=assembly.governor.budget.nbytes,
         )
         self._display.served(
-            Served.of(resident, self._settings, self._listener.path, self._addresses)
+            Served.of(resident, self._settings, self._listener.path, self._server.addresses)
         )
 
     async def _open_responses(self, assembly: Assembly) -> ResponseDesk:
@@ -356,7 +310,7 @@ async def _wait_idle(residents: list[Resident]) -> None:
 
 
 async def _load_first(models: ModelPool) -> None:
-    """Load the default model, and then those that are pinned."""
-    for slot in models.slots:
+    """Load the models that are pinned, and then the default one, which may have to fit."""
+    for slot in reversed(models.slots):
         if slot is models.default or slot.settings.pinned:
             await models.load(slot)

@@ -89,8 +89,8 @@ class Status(msgspec.Struct, kw_only=True):
     """What `/status` answers.
 
     Attributes:
-        phase: what start-up does; None once the model is served.
-        download: how far the model's download is, while there is one.
+        phase: what start-up does; None once requests are served.
+        download: how far a model's download is, while start-up waits for it.
         models: all that are configured, the default one first.
         waiting: requests in the queue of the default model, as all that follows is of it.
         step_age: seconds since the engine last finished a step.
@@ -158,9 +158,10 @@ def status(models: ModelPool | None, state: State, pressure: PressureWatch | Non
     )
     if models is None:
         return picture
-    picture.phase = models.default.phase
-    if (download := models.default.download) is not None:
-        picture.download = DownloadStatus(*download)
+    if (starting := models.starting) is not None:
+        picture.phase = starting.phase
+        if starting.download is not None:
+            picture.download = DownloadStatus(*starting.download)
     picture.models = list(map(_of_slot, models.slots))
     if models.started and models.default.resident is not None:
         _add_default(picture, models.default.resident.service)

@@ -39,10 +39,10 @@ class InfoHandlers:
         """`GET /ready`, also `/health/ready`: whether a request sent now would be served."""
         state, models = self._entry.state(), self._entry.models
         told: dict[str, Any] = {"status": state}
-        if models is not None and (phase := models.default.phase):
-            told["phase"] = phase
-        if models is not None and (download := models.default.download):
-            told["download"] = download._asdict()
+        if models is not None and (starting := models.starting) is not None:
+            told["phase"] = starting.phase
+            if starting.download is not None:
+                told["download"] = starting.download._asdict()
         return json_response(told, status=200 if state == "ready" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:

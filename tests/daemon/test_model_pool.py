@@ -222,6 +222,20 @@ async def test_one_who_leaves_harms_no_other() -> None:
     assert world.pool.waiting == 0
 
 
+async def test_nobody_waits_for_a_daemon_that_stops() -> None:
+    """Who waits hears so at once, and so does who comes later."""
+    world = World("a", "b")
+    await world.use("a")
+    world.loader.may_load.clear()
+    asked = asyncio.create_task(world.use("b"))
+    await settle()
+    await world.pool.close()
+    for name in ("b", "a"):
+        with pytest.raises(UnavailableError, match="the daemon is stopping"):
+            await (asked if name == "b" else world.use(name))
+    assert world.slots["b"].loading is None
+
+
 async def test_idle_ones_are_unloaded() -> None:
     """After their own time; those without one, and those in use, stay."""
     idle = ModelSettings(unload_after=10)

@@ -5,8 +5,9 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -35,14 +36,14 @@ def serve(folder: Path, model: str | Path, **env: str) -> AbstractContextManager
 @contextmanager
 def answering(folder: Path) -> Iterator[None]:
     """Have a daemon work on an answer for as long as a block lasts."""
-    connection = UnixConnection(folder / "u.sock")
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8000, "stream": True}
-    connection.request("POST", "/v1/chat/completions", msgspec.json.encode(body))
-    response = connection.getresponse()
-    response.read(1)
-    yield
-    response.close()
-    connection.close()
+    messages = [{"role": "user", "content": "x"}]
+    # Greedy, it does not end by itself.
+    body = {"messages": messages, "max_tokens": 8000, "temperature": 0, "stream": True}
+    with closing(UnixConnection(folder / "u.sock")) as connection:
+        connection.request("POST", "/v1/chat/completions", msgspec.json.encode(body))
+        with closing(connection.getresponse()) as response:
+            response.read(1)
+            yield
 
 
 def test_phases_banner_and_requests(short_path: Path) -> None:
@@ -78,10 +79,22 @@ def test_ctrl_c_while_it_starts(short_path: Path, phase: str) -> None:
     """Ctrl-C in a phase ends the daemon in order, and its spinner is gone."""
     with serve(short_path, "smollm2") as shown:
         shown.wait_for(phase)
-        shown.type(CTRL_C)
+        pressed_at = 0.0
+
+        def ended() -> bool:
+            # MLX compiles kernels for a CPU through libc's `system`, which has the process ignore
+            # Ctrl-C meanwhile: a person presses it again.
+            nonlocal pressed_at
+            if time.monotonic() - pressed_at > 1:
+                pressed_at = time.monotonic()
+                shown.type(CTRL_C)
+            return shown.process.poll() is not None
+
+        shown.wait_for(ended)
         assert shown.wait() == 0
         assert shown.lines()[-1].endswith("stopped")
-        assert "serves" not in shown.text()
+        if phase == "loading the model":  # nothing is compiled yet
+            assert "serves" not in shown.text()
 
 
 def test_ctrl_c_with_a_request(short_path: Path, long_tiny_dir: Path) -> None:

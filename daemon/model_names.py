@@ -1,0 +1,41 @@
+"""What models are called, and which of them a request means."""
+
+from collections.abc import Mapping, Sequence
+
+from .aliases import DEFAULT_MODEL
+from .failures import APIError
+from .model_slot import ModelSlot
+from .quoting import quote
+
+
+def names(slots: Sequence[ModelSlot], aliases: Mapping[str, str]) -> dict[str, ModelSlot]:
+    """All names of all models, each with its model; a model's own name before its aliases.
+
+    Args:
+        slots: the models, the default one first.
+        aliases: further names; each stands for a model's, or for the default one.
+    """
+    found = {name: slot for slot in slots for name in slot.names}
+    for alias, target in aliases.items():
+        found.setdefault(alias, found.get(target, slots[0]))
+    return found
+
+
+def find(slots: Sequence[ModelSlot], aliases: Mapping[str, str], name: str | None) -> ModelSlot:
+    """Find the model of that name; without one, the default.
+
+    Raises:
+        APIError: 404, saying what there is, and how there can be more.
+    """
+    if name in (None, "", DEFAULT_MODEL):
+        return slots[0]
+    found = names(slots, aliases)
+    if name in found:
+        return found[name]
+    served = ", ".join(repr(slot.name) for slot in slots)
+    one = "it" if len(slots) == 1 else "one of them"
+    message = (
+        f"there is no model {quote(name)}; this daemon serves {served}; to serve {one} by "
+        "that name too, start it with --alias NAME or [models.aliases] in umbel.toml"
+    )
+    raise APIError(404, message, code="model_not_found", param="model")
