@@ -71,7 +71,6 @@ class ModelPool:
         aliases: further names; each stands for a model's, or for the default one.
         most_waiting: requests that may wait for models. It may change.
         timeout: seconds that one waits. It may change.
-
         workers: read prompts and large bodies, of all models.
         started: whether requests are taken.
         start_up: told what is done next, until then.
