@@ -161,7 +161,7 @@ class Engine(Generic[C, P, O, T]):
             self._kv_cache.refresh(self._running)
             step = self._memory.afford(
                 self._running,
-                self._prefiller.chunk(),
+                self._prefiller.chunk_size(),
                 self._kv_cache.caches,
                 self._prefiller.joins,
             )

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
-from .policy import Batch, Joins, plan
+from .policy import Batch, ChunkSize, Joins, plan
 from .runner import C, P, StepPlanner
 from .sequence import Sequence
 from .statistics import MemoryUse
@@ -102,7 +102,7 @@ class MemoryPlanner(Generic[C, P]):
     def afford(
         self,
         running: Items[Sequence],
-        chunk: int,
+        size: ChunkSize,
         caches: Mapping[Sequence, C],
         joins: Joins | None = None,
     ) -> Affordable[P] | None:
@@ -113,27 +113,27 @@ class MemoryPlanner(Generic[C, P]):
 
         Args:
             running: all that run.
-            chunk: the most tokens of prompts.
+            size: of chunks.
             caches: their state.
             joins: see `policy.plan`.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
-        batch = plan(running, chunk, joins)
+        batch = plan(running, size, joins)
         while (planned := self._reserved(batch, caches)) is None:
             if self._runner.release_idle() or self._runner.forget_copies():
                 self.record(caches.values())
                 continue
             if not batch.prefill:
                 return None
-            chunk //= 2
-            if self._fixed_chunks or chunk < _LEAST_CHUNK:
+            size = size.halved()
+            if self._fixed_chunks or size.most < _LEAST_CHUNK:
                 batch = Batch((), batch.decode)
                 if batch.empty:
                     return None
             else:
-                batch = plan(running, chunk, joins)
+                batch = plan(running, size, joins)
         return Affordable(batch, planned)
 
     def release(self) -> None:

@@ -51,27 +51,45 @@ Joins = Callable[[Items[int], int], bool]
 """Whether a chunk of so many tokens is best computed in one call with others of these lengths."""
 
 
-def plan(running: Items[Sequence], prefill_chunk: int, joins: Joins | None = None) -> Batch:
+class ChunkSize(NamedTuple):
+    """How long chunks are, in tokens.
+
+    Attributes:
+        most: of a call, padding included.
+        last: of a chunk that completes its prompt, where that is more: a short rest would take a
+            call of its own.
+        grid: chunks end on its multiples, so that the same prompt is computed in the same chunks,
+            whatever was cached.
+    """
+
+    most: int
+    last: int = 0
+    grid: int = 1
+
+    def halved(self) -> "ChunkSize":
+        """Half of it."""
+        return ChunkSize(self.most // 2, 0, self.grid)
+
+
+def plan(running: Items[Sequence], size: ChunkSize, joins: Joins | None = None) -> Batch:
     """Choose the next step's work.
 
-    Prefill chunks end on multiples of `prefill_chunk`, whatever was cached, so that the
-    same prompt is always computed in the same chunks; they also end on the sequence's chunk
-    boundaries and where another request parts from it that waits, and the last one before the
-    last prompt token.
+    Prefill chunks also end on the sequence's chunk boundaries and where another request parts
+    from it that waits, and the last one before the last prompt token.
 
     Args:
         running: all that run, oldest first.
-        prefill_chunk: the most prompt tokens of a call, padding included.
+        size: of chunks.
         joins: where several prompts may advance in one call, which do: see `StallBound.joins`.
             They are rows as long as the longest.
     """
     prompts = _by_urgency(running)
-    chosen = [PrefillChunk(s, _end(s, prefill_chunk)) for s in prompts[:1]]
+    chosen = [PrefillChunk(s, _end(s, size)) for s in prompts[:1]]
     if chosen and joins is not None and not chosen[0].sequence.is_alone:
         lengths = [chosen[0].tokens]
         for sequence in prompts[1:]:
-            chunk = PrefillChunk(sequence, _end(sequence, prefill_chunk))
-            fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= prefill_chunk
+            chunk = PrefillChunk(sequence, _end(sequence, size))
+            fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= size.most
             if fits and not sequence.is_alone and joins(lengths, chunk.tokens):
                 chosen.append(chunk)
                 lengths.append(chunk.tokens)
@@ -79,13 +97,14 @@ def plan(running: Items[Sequence], prefill_chunk: int, joins: Joins | None = Non
     return Batch(tuple(chosen), decode)
 
 
-def _end(sequence: Sequence, prefill_chunk: int) -> int:
-    start = sequence.num_computed_tokens
-    grid = (start // prefill_chunk + 1) * prefill_chunk
-    stops = (
-        offset for offset in (*sequence.chunk_boundaries, sequence.num_awaited) if offset > start
-    )
-    return min(grid, len(sequence.tokens) - 1, *stops)
+def _end(sequence: Sequence, size: ChunkSize) -> int:
+    start, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
+    stops = {*sequence.chunk_boundaries, sequence.num_awaited, last}
+    if size.grid > 1:
+        stops.add((start // size.grid + 1) * size.grid)
+    end = min(offset for offset in stops if offset > start)
+    most = max(size.most, size.last) if end == last else size.most
+    return end if end - start <= most else start + size.most
 
 
 def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
@@ -184,20 +203,20 @@ class StallBound:
     def _most(self) -> float:
         return self._SURE * self._seconds
 
-    def chunk(self, limit: int) -> int:
-        """Halve `limit` until a chunk of it takes no longer than it may.
+    def chunk_size(self, limit: int) -> ChunkSize:
+        """Find the longest chunk, up to `limit`, that takes no longer than it may.
 
-        Halves keep to the absolute grid: their boundaries are the whole chunk's boundaries, and
-        some between.
+        A chunk that is cut is a multiple of the shortest one: lengths that come again are
+        planned, and compiled for, once. The last one of a prompt may use up the bound.
         """
-        chunk = limit
-        while chunk // 2 >= self._LEAST and not self._fits(chunk):
-            chunk //= 2
-        return chunk
-
-    def _fits(self, chunk: int) -> bool:
-        expected, least = self.expected(chunk), self.expected(self._LEAST)
-        if expected is None or least is None:
-            return chunk <= self._UNTRIED
+        least = self.expected(self._LEAST)
+        if least is None:
+            return ChunkSize(min(limit, self._UNTRIED))
         # Where no chunk fits, cutting saves the streams little and costs the prompt much.
-        return expected <= (self._most if least <= self._most else 2 * least)
+        most = self._most if least <= self._most else 2 * least
+        each = ((self.expected(limit) or 0.0) - least) / max(1, limit - self._LEAST)
+        if least + each * (limit - self._LEAST) <= most:
+            return ChunkSize(limit)
+        cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
+        last = self._LEAST + int((most / self._SURE - least) / each)
+        return ChunkSize(min(cut, limit), min(last, limit))

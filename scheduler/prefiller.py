@@ -10,7 +10,7 @@ import structlog
 
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
-from .policy import Joins, PrefillChunk, StallBound
+from .policy import ChunkSize, Joins, PrefillChunk, StallBound
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -63,9 +63,11 @@ class Prefiller(Generic[C, P, O, T]):
             return None
         return partial(self._stall.joins, bounded=self._bounded)
 
-    def chunk(self) -> int:
-        """The most tokens of the next call: fewer while others decode."""
-        return self._stall.chunk(self._most) if self._bounded else self._most
+    def chunk_size(self) -> ChunkSize:
+        """How much the next call computes: less while others decode."""
+        if self._exact:
+            return ChunkSize(self._most, grid=self._most)
+        return self._stall.chunk_size(self._most) if self._bounded else ChunkSize(self._most)
 
     @property
     def _bounded(self) -> bool:

@@ -32,6 +32,7 @@ from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import Grammar, SamplingParams
 from umbel.models.runtime import device_memory
+from umbel.scheduler.policy import ChunkSize
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence
@@ -328,7 +329,7 @@ class ServerFixture:
             nbytes = nbytes * 39 // 40
             self.allow(nbytes)
             caches = self.engine._kv_cache.caches
-            if self.engine._memory.afford(self.engine._running, CHUNK, caches) is None:
+            if self.engine._memory.afford(self.engine._running, ChunkSize(CHUNK), caches) is None:
                 self.step()
         del vars(self.engine)["_preempt"]
         assert self.preemptions > before

@@ -12,7 +12,7 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.restoration import Known
 from umbel.models.memory_profile import Held
 from umbel.scheduler.memory import MemoryPlanner
-from umbel.scheduler.policy import Batch, plan
+from umbel.scheduler.policy import Batch, ChunkSize, plan
 from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.statistics import MemoryUse
 
@@ -109,7 +109,9 @@ class PlannerFixture:
 
     def afford(self, running: list[Sequence], chunk: int) -> Batch | None:
         """Say what the planner lets a step compute."""
-        step = self.planner.afford(running, chunk, {each: state_of(each) for each in running})
+        step = self.planner.afford(
+            running, ChunkSize(chunk), {each: state_of(each) for each in running}
+        )
         return None if step is None else step.batch
 
     def leave(self, nbytes: int) -> None:
@@ -154,7 +156,7 @@ class TestChunks:
         """With room for a whole chunk and all decodes, all of it is computed."""
         fixture, running = PlannerFixture(), [decoding(1), sequence(500), decoding(2)]
         fixture.leave(1280 + 200)
-        assert fixture.afford(running, 128) == plan(running, 128)
+        assert fixture.afford(running, 128) == plan(running, ChunkSize(128))
         assert fixture.aside == 1280 + 200
 
     def test_what_is_held_twice_goes_first(self) -> None:
@@ -163,11 +165,11 @@ class TestChunks:
         fixture.runner.copies = 300
         fixture.planner.record([*map(state_of, running)])
         fixture.leave(1000)
-        assert fixture.afford(running, 64) == plan(running, 64)
+        assert fixture.afford(running, 64) == plan(running, ChunkSize(64))
         assert fixture.runner.copies == 300
         fixture.planner.record([*map(state_of, running)])
         fixture.leave(1000)
-        assert fixture.afford(running, 100) == plan(running, 100)
+        assert fixture.afford(running, 100) == plan(running, ChunkSize(100))
         assert fixture.runner.copies == 0
 
     def test_what_is_lodged_and_idle_goes_before_anything_is_computed_apart(self) -> None:
@@ -178,7 +180,7 @@ class TestChunks:
         storage.lodged = True
         fixture.runner.idle, fixture.runner.copies = [storage], 1
         fixture.leave(400)
-        assert fixture.afford(running, 100) == plan(running, 100)
+        assert fixture.afford(running, 100) == plan(running, ChunkSize(100))
         assert fixture.world.cache.tries.size.nbytes < 4 * 200
         assert (storage.lodged, fixture.runner.copies) == (False, 1)
 
@@ -202,10 +204,10 @@ class TestChunks:
         assert fixture.aside == 0
         assert fixture.afford([sequence(16)], 128) is not None, "15 tokens are all it needs"
 
-    def test_a_restored_prompt_is_cut_on_the_grid(self) -> None:
-        """Smaller chunks end where larger ones would, or at halves between."""
+    def test_a_restored_prompt_is_cut_by_halves(self) -> None:
+        """From where it was restored."""
         fixture, alone = PlannerFixture(), sequence(500, 70)
-        for room, end in ((650, 128), (649, 96), (330, 96), (329, 80)):
+        for room, end in ((1350, 198), (1349, 134), (710, 134), (709, 102)):
             fixture.leave(room)
             batch = fixture.afford([alone], 128)
             assert batch is not None
@@ -247,7 +249,7 @@ class TestChunks:
         sizes = [chunk]
         while not fixed and sizes[-1] // 2 >= 16:
             sizes.append(sizes[-1] // 2)
-        ends = [plan([long], size).prefill[0].end for size in sizes]
+        ends = [plan([long], ChunkSize(size)).prefill[0].end for size in sizes]
         fitting = [end for end in ends if cost(end) <= room]
         if batch is None:
             assert not fitting
@@ -371,11 +373,11 @@ class TestLedger:
         fixture, alone = PlannerFixture(), sequence(500, 200)
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert batch.prefill[0].end == 256
+        assert batch.prefill[0].end == 328
         fixture.planner.record([state_of(alone)])
         batch = fixture.afford([alone], 128)
         assert batch is not None
-        assert batch.prefill[0].end == 224
+        assert batch.prefill[0].end == 232
 
 
 class TestStart:

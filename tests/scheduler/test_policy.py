@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.policy import Batch, PrefillChunk, StallBound, plan
+from umbel.scheduler.policy import Batch, ChunkSize, PrefillChunk, StallBound, plan
 from umbel.scheduler.sequence import Sequence
 
 from ..fakes import make_request
@@ -28,7 +28,7 @@ def only(batch: Batch) -> PrefillChunk:
 
 def test_nothing_runs_in_an_empty_batch() -> None:
     """Without sequences there is nothing to compute."""
-    batch = plan([], 4)
+    batch = plan([], ChunkSize(4))
     assert batch.empty
     assert not batch.prefill
     assert batch.decode == ()
@@ -37,7 +37,7 @@ def test_nothing_runs_in_an_empty_batch() -> None:
 def test_a_one_token_prompt_is_decoded_at_once() -> None:
     """The last prompt token is decoded for its logits, so a single one is never prefilled."""
     single = sequence(1)
-    batch = plan([single], 4)
+    batch = plan([single], ChunkSize(4))
     assert not batch.prefill
     assert batch.decode == (single,)
     assert not batch.empty
@@ -46,21 +46,36 @@ def test_a_one_token_prompt_is_decoded_at_once() -> None:
 def test_one_chunk_is_prefilled_beside_every_decode() -> None:
     """Live sequences never wait for a prompt: each decodes while one prefill advances."""
     live, first, second, done = sequence(3, 2), sequence(9), sequence(9), sequence(3, 7)
-    batch = plan([live, first, second, done], 4)
+    batch = plan([live, first, second, done], ChunkSize(4))
     assert batch.prefill == ((first, 4),)
     assert batch.decode == (live, done)
 
 
 def test_a_restored_prefix_is_continued_on_the_grid() -> None:
     """After a restore off the grid the next chunk is short and ends on the grid again."""
-    assert only(plan([sequence(20, 5)], 4)).end == 8
-    assert only(plan([sequence(20, 8)], 4)).end == 12
+    assert only(plan([sequence(20, 5)], ChunkSize(4, grid=4))).end == 8
+    assert only(plan([sequence(20, 8)], ChunkSize(4, grid=4))).end == 12
+
+
+def test_without_a_grid_chunks_are_as_long_as_they_may_be() -> None:
+    """Wherever a restore ended: a short chunk takes nearly as long as a whole one."""
+    assert only(plan([sequence(20, 5)], ChunkSize(4))).end == 9
+
+
+def test_a_short_rest_is_no_call_of_its_own() -> None:
+    """The chunk that completes a prompt may be longer than others, but not what stops before."""
+    size = ChunkSize(4, last=6)
+    assert only(plan([sequence(7)], size)).end == 6
+    assert only(plan([sequence(8)], size)).end == 4
+    stopped = sequence(7)
+    stopped.num_awaited = 5
+    assert only(plan([stopped], size)).end == 4
 
 
 def test_the_last_prompt_token_is_left_to_decode() -> None:
     """A prompt that ends on the grid is still prefilled only up to its last token."""
-    assert only(plan([sequence(8, 4)], 4)).end == 7
-    assert not plan([sequence(8, 7)], 4).prefill
+    assert only(plan([sequence(8, 4)], ChunkSize(4))).end == 7
+    assert not plan([sequence(8, 7)], ChunkSize(4)).prefill
 
 
 @given(
@@ -71,7 +86,7 @@ def test_the_last_prompt_token_is_left_to_decode() -> None:
 def test_chunks_cover_the_prompt_on_an_absolute_grid(prompt: int, cached: int, chunk: int) -> None:
     """Whatever was cached, chunks are contiguous, end on the grid, and stop before n-1."""
     running = sequence(prompt, min(cached, prompt - 1))
-    while (batch := plan([running], chunk)).prefill:
+    while (batch := plan([running], ChunkSize(chunk, grid=chunk))).prefill:
         assert not batch.decode
         end = only(batch).end
         assert running.num_computed_tokens < end <= prompt - 1
@@ -91,7 +106,7 @@ def test_every_sequence_is_decoded_or_waits_for_its_prefill(
 ) -> None:
     """A plan decodes each sequence that can, once, in order; the shortest prompt advances."""
     running = [sequence(*state) for state in states]
-    batch = plan(running, chunk)
+    batch = plan(running, ChunkSize(chunk))
     prefilling = [s for s in running if s.num_left_to_prefill]
     assert list(batch.decode) == [s for s in running if not s.num_left_to_prefill]
     shortest = min(prefilling, key=lambda s: s.num_left_to_prefill, default=None)
@@ -102,10 +117,12 @@ def test_every_sequence_is_decoded_or_waits_for_its_prefill(
 def test_a_short_prompt_passes_a_long_one() -> None:
     """The least work that is left goes first, also where the long prompt has begun."""
     long, short = sequence(3000, 500), sequence(11)
-    batch = plan([long, short], 512)
+    batch = plan([long, short], ChunkSize(512))
     assert batch.prefill == ((short, 10),)
     oldest = sequence(9, 1)
-    assert only(plan([sequence(11), oldest, sequence(8)], 4)).sequence is oldest  # of equals
+    assert (
+        only(plan([sequence(11), oldest, sequence(8)], ChunkSize(4))).sequence is oldest
+    )  # of equals
 
 
 @given(
@@ -121,7 +138,7 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
     while long.num_left_to_prefill:
         if all(s is long or not s.num_left_to_prefill for s in running):
             running = [long, sequence(next(arrivals))]
-        advances, end = only(plan(running, chunk))
+        advances, end = only(plan(running, ChunkSize(chunk)))
         tokens = end - advances.num_computed_tokens
         advances.num_computed_tokens = end
         for earlier in running[: running.index(advances)]:
@@ -130,12 +147,15 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
     assert passed <= length + max(others)
 
 
-def test_chunks_are_halved_until_they_fit() -> None:
-    """A chunk costs 0.1 s and 2 ms a token: 32 tokens fit into 0.2 s, 64 do not."""
+def test_chunks_are_cut_until_they_fit() -> None:
+    """A chunk costs 0.1 s and 2 ms a token: 48 tokens fit into 0.2 s, 64 do not.
+
+    A prompt's last may use up the bound, 0.25 s.
+    """
     bound = StallBound(0.25)
     for tokens in (512, 64, 16, 128, 16):
         bound.observe(tokens, 0.1 + 0.002 * tokens)
-    assert bound.chunk(512) == 32
+    assert bound.chunk_size(512) == ChunkSize(48, last=75)
     assert bound.expected(100) == pytest.approx(0.3)
 
 
@@ -144,7 +164,7 @@ def test_a_chunk_that_costs_the_same_whatever_its_size_is_not_halved() -> None:
     bound = StallBound(0.25)
     for tokens in (16, 40, 64):
         bound.observe(tokens, 0.15)
-    assert bound.chunk(512) == 512
+    assert bound.chunk_size(512).most == 512
 
 
 def test_chunks_are_not_cut_to_nothing_where_none_fits() -> None:
@@ -152,20 +172,20 @@ def test_chunks_are_not_cut_to_nothing_where_none_fits() -> None:
     bound = StallBound(0.2)
     for tokens in (512, 64, 16, 128):
         bound.observe(tokens, 0.25 + 0.002 * tokens)
-    assert bound.chunk(512) == 128
+    assert bound.chunk_size(512).most == 144
 
 
 def test_before_any_measurement_chunks_are_short() -> None:
     """The first prompt beside an answer does not stall it by a chunk of unknown length."""
     assert StallBound(0.25).expected(1) is None
-    assert StallBound(0.25).chunk(512) == 64
+    assert StallBound(0.25).chunk_size(512) == ChunkSize(64)
 
 
 def test_one_measurement_is_taken_as_proportional() -> None:
     """Nothing is known of a chunk's own time yet, so halves are taken to take half."""
     bound = StallBound(0.25)
     bound.observe(512, 1.6)
-    assert bound.chunk(512) == 64
+    assert bound.chunk_size(512).most == 64
 
 
 def test_the_bound_follows_a_machine_that_changes() -> None:
@@ -173,10 +193,10 @@ def test_the_bound_follows_a_machine_that_changes() -> None:
     bound = StallBound(0.25)
     for _ in range(20):
         bound.observe(512, 0.1)
-    assert bound.chunk(512) == 512
+    assert bound.chunk_size(512).most == 512
     for tokens in [64, 128] * 20:
         bound.observe(tokens, tokens / 330)
-    assert bound.chunk(512) == 64
+    assert bound.chunk_size(512).most == 64
 
 
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 5)), min_size=1, max_size=30))
@@ -188,7 +208,7 @@ def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
     times = [bound.expected(tokens) for tokens in (1, 16, 512)]
     assert all(time is not None and time >= -1e-9 for time in times)
     assert times == sorted(times, key=lambda time: time or 0.0)
-    assert 16 <= bound.chunk(512) <= 512
+    assert 16 <= bound.chunk_size(512).most <= 512
 
 
 def taking(own: float, each: float, row: float = 0.0, most: float = 1e9) -> StallBound:
@@ -203,7 +223,7 @@ def taking(own: float, each: float, row: float = 0.0, most: float = 1e9) -> Stal
 
 def lengths(running: list[Sequence], bound: StallBound, *, bounded: bool = False) -> list[int]:
     """Tokens of the chunks that are computed in one call."""
-    batch = plan(running, 512, functools.partial(bound.joins, bounded=bounded))
+    batch = plan(running, ChunkSize(512), functools.partial(bound.joins, bounded=bounded))
     return [chunk.tokens for chunk in batch.prefill]
 
 
@@ -213,7 +233,7 @@ def test_prompts_join_where_a_call_of_their_own_takes_longer() -> None:
     assert lengths(running, taking(0.2, 0.001)) == [10, 20, 100]
     assert lengths(running, taking(0.1, 0.003)) == [10, 20]
     assert lengths(running, taking(0.0, 0.003)) == [10]
-    assert [chunk.tokens for chunk in plan(running, 512).prefill] == [10]
+    assert [chunk.tokens for chunk in plan(running, ChunkSize(512)).prefill] == [10]
 
 
 def test_rows_have_a_price() -> None:
@@ -281,8 +301,10 @@ def test_a_joint_call_is_never_slower(
 ) -> None:
     """It takes no longer than calls of their own, padding included, and keeps to the bound."""
     running = [sequence(*state) for state in states]
-    batch = plan(running, chunk, functools.partial(taking(own, each, row).joins, bounded=False))
-    alone = plan(running, chunk)
+    batch = plan(
+        running, ChunkSize(chunk), functools.partial(taking(own, each, row).joins, bounded=False)
+    )
+    alone = plan(running, ChunkSize(chunk))
     assert batch.prefill[:1] == alone.prefill
     assert batch.decode == alone.decode
     assert len({id(piece.sequence) for piece in batch.prefill}) == len(batch.prefill)
