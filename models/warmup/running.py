@@ -108,7 +108,7 @@ class ScenarioRunner:
                 for _ in range(min(event.sequences, self._bounds.rows - len(self._agents))):
                     self._prefill(self._start(event), event.prompt)
             case Prompts():
-                self._together([agent.cache for agent in self._agents], event.tokens)
+                self._together([agent.cache for agent in self._agents], event)
             case Decode():
                 for left in reversed(range(event.steps if self._agents else 0)):
                     self._decode(event, 0 if left else event.end)
@@ -187,9 +187,9 @@ class ScenarioRunner:
         for done in range(0, tokens, self._bounds.chunk):
             self._compute([(cache, min(tokens - done, self._bounds.chunk))])
 
-    def _together(self, caches: list[SequenceCache], tokens: int) -> None:
+    def _together(self, caches: list[SequenceCache], prompts: Prompts) -> None:
         """Advance prompts in one call, where the model allows that."""
-        chunks = [(cache, tokens + more) for more, cache in enumerate(caches)]
+        chunks = [(cache, prompts.tokens + n * prompts.more) for n, cache in enumerate(caches)]
         for call in [chunks] if self._runner.prefills_together else [[chunk] for chunk in chunks]:
             self._compute(call)
 

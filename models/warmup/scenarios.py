@@ -91,10 +91,12 @@ class Prompts(NamedTuple):
     """The prompts of all advance, in one call where the model allows that.
 
     Attributes:
-        tokens: of the first one's; each other's has one more.
+        tokens: of the first one's.
+        more: that each has over the one before.
     """
 
     tokens: int
+    more: int = 1
 
 
 Event = Start | Decode | NextTurn | Prompts
@@ -189,7 +191,7 @@ def _prompts(chunk: int) -> Scenario:
 _TOGETHER = Scenario(
     "prompts together",
     (
-        *(Start(2, 1), Prompts(3), Decode(0, end=2)),  # all share, and have nothing else
+        *(Start(2, 1), Prompts(3, more=0), Decode(0, end=2)),  # all share, and have nothing else
         *(Start(2, 1), Start(1, 1, (9,)), Start(1), Prompts(3), Prompts(1), Decode(0, end=4)),
     ),
 )

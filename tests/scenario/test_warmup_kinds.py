@@ -97,7 +97,7 @@ def met_when_busy(name: str, rows: int = ROWS) -> frozenset[Label]:
                     (GREEDY, GREEDY, SEEDED, PENALISED)[number % 4],
                     [(len(system), Reason.SYSTEM)],
                     grammar=AnyToken() if number == len(own) - 1 else None,
-                    at=2 * number,
+                    at=3 * ((number + 1) // 2),
                 )
                 for number, prompt in enumerate(prompts)
             ]
