@@ -124,7 +124,9 @@ def test_the_bytes_told_are_the_text(tiny: LoadedModel, tokens: list[int]) -> No
     pieces, _ = asyncio.run(generate(tiny.text, tokens, []))
     text = "".join(piece.text for piece in pieces)
     raw = b"".join(bytes(one.token.bytes or []) for p in pieces for one in p.tokens or [])
-    assert raw.decode(errors="replace") in (text, text + "\ufffd")
+    decoded = raw.decode(errors="replace")
+    assert decoded.startswith(text)
+    assert decoded[len(text) :] in ("", "\ufffd", 2 * "\ufffd", 3 * "\ufffd")  # one a lost byte
 
 
 @pytest.mark.parametrize(
