@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .kv.buckets import bucket, padded_to, positions_for
+from .kv.buckets import padded_to, positions_for, rows_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
 from .kv.stacking import Run, Span, Stack, moved, restacked_after, runs_in, stacks_of
 from .moves import Enter, Leave, Move, Pack, Relocate, Resize
@@ -81,7 +81,7 @@ class BatchPlanner:
             may_copy: rows may be copied so that there are fewer, and what they lease so that it
                 is read side by side.
         """
-        needed = bucket(len(self._decode))
+        needed = rows_for(len(self._decode), self._rules.row_multiple)
         spare = self._batch.spare_steps + 1 if needed < self._batch.rows else 0
         rows = max(needed, self._batch.rows)
         if may_copy and spare > self._rules.spare_steps:

@@ -128,6 +128,7 @@ class Rules:
         own: tokens of its prefix's end, at most, that a row copies so as to read them as its own:
             many short spans of single rows cost more to read one by one than the copy takes.
         row_limit: tokens of its own after which a row is packed.
+        row_multiple: of rows; see `rows_for`.
         longest: tokens that may be packed, merged or copied at a time.
         spare_steps: for which the batch may have more rows than it needs.
         overlaps: two steps may be under way at once.
@@ -142,6 +143,7 @@ class Rules:
     stack_limit: int = 1 << 62
     own: int = 256
     row_limit: int = 512
+    row_multiple: int = 1
     longest: int = 1 << 62
     spare_steps: int = 0
     overlaps: bool = False

@@ -121,6 +121,7 @@ class ModelRunner:
             gathers=self._mask_axes > 0,
             stacks=self.device.stacks and not self._mask_axes,
             row_limit=self.device.row_limit,
+            row_multiple=self.device.row_multiple,
             own=self.device.row_limit // 2,
             spare_steps=self.device.spare_steps,
             overlaps=self.overlaps,

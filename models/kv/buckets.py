@@ -11,6 +11,18 @@ def bucket(count: int) -> int:
     return size * 3 // 4 if size >= 4 and size * 3 // 4 >= count else size  # noqa: PLR2004
 
 
+def rows_for(count: int, multiple: int) -> int:
+    """How many rows a batch of so many sequences has.
+
+    Args:
+        count: of the sequences.
+        multiple: of rows for which products are the fastest; batches of up to half of it stay as
+            small as they are.
+    """
+    rows = bucket(count)
+    return rows if rows * 2 <= multiple else -(-rows // multiple) * multiple
+
+
 def positions_for(tokens: int) -> int:
     """How many positions a buffer has whose longest row has so many tokens."""
     return bucket(max(tokens, _LEAST_POSITIONS))
