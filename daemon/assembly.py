@@ -40,6 +40,7 @@ from .model_fit import LEAST_CONTEXT, usable
 
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
 _MOST_FREED = 1 << 30
+_EXACT_CHUNK = 512  # prompts share whole pieces only, so that long ones would be of little use
 _DISK_SHARE = 4  # of what is free on disk, one part in this many
 
 Phase = LoadPhase | Literal["measuring", "warming up", "opening the disk tier"]
@@ -107,8 +108,9 @@ def assemble(
     """
     begin("measuring")
     runner = ModelRunner(loaded, exact=settings.exact, measured=measured)
+    chunk = _prefill_chunk(settings, loaded)
     if settings.exact:
-        runner.profile.least_chunk = settings.prefill_chunk
+        runner.profile.least_chunk = chunk
     if runner.one_by_one is not None:
         log.warning("decoding one by one", model=loaded.name, reason=runner.one_by_one)
     weights = max(loaded.weight_bytes, runner.resident - memory.held)
@@ -117,7 +119,13 @@ def assemble(
     context, bound = _context(loaded, runner, budget)
     copied = max_copy_bytes(budget)
     runner.live_within(budget, max_copy_bytes=copied, max_batch=settings.max_batch)
-    cache = _cache(loaded, settings, memory.pool, runner.rules.longest)
+    cache = _cache(
+        loaded,
+        settings,
+        memory.pool,
+        grid=chunk if settings.exact else 1,
+        longest=runner.rules.longest,
+    )
     governor = Governor(cache)
     _warm_up(loaded, settings, runner, memory.warm_up_bytes(budget), begin)
     if settings.disk_folder is not None:
@@ -143,7 +151,7 @@ def assemble(
         queue,
         publish,
         eos_ids=loaded.text.eos_ids,
-        prefill_chunk=settings.prefill_chunk,
+        prefill_chunk=chunk,
         max_batch=settings.max_batch,
         max_stall=settings.max_stall_ms / 1000,
         exact=settings.exact,
@@ -164,13 +172,22 @@ def refuse_used_folder(settings: Settings) -> None:
             raise _in_use(error) from error
 
 
-def _cache(loaded: LoadedModel, settings: Settings, pool: MemoryPool, longest: int) -> PrefixCache:
+def _prefill_chunk(settings: Settings, loaded: LoadedModel) -> int:
+    """Find how many tokens of a prompt are computed at once, at most."""
+    if settings.prefill_chunk is not None:
+        return settings.prefill_chunk
+    return _EXACT_CHUNK if settings.exact else loaded.device.prefill_chunk
+
+
+def _cache(
+    loaded: LoadedModel, settings: Settings, pool: MemoryPool, *, grid: int, longest: int
+) -> PrefixCache:
     layout = loaded.layout
     return PrefixCache(
         Layout(spans=layout.has_spans, checkpoints=layout.has_checkpoints),
         budget=pool.budget.nbytes,
         checkpoints_kept=settings.checkpoints_kept,
-        grid=settings.prefill_chunk if settings.exact else 1,
+        grid=grid,
         longest=longest,
         pool=pool,
     )
@@ -188,7 +205,8 @@ def _warm_up(
     every_shape = settings.warmup == "full"
     if rows and (every_shape or (settings.warmup == "quick" and loaded.device.warms_up)):
         begin("warming up")
-        warm_up(runner, rows, every_shape=every_shape, nbytes=budget, chunk=settings.prefill_chunk)
+        chunk = _prefill_chunk(settings, loaded)
+        warm_up(runner, rows, every_shape=every_shape, nbytes=budget, chunk=chunk)
 
 
 def _make_room(governor: Governor, runner: ModelRunner, need: Size) -> bool:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from .sequence import Sequence
 
 _TWO = 2
+_TOGETHER = 512
+"""Tokens of a call of several prompts, padding included: each brings work after the call, too."""
 _FULL = 0.75
 """Of a call's tokens that must not be padding, where it is not known yet how long calls take."""
 
@@ -89,7 +91,7 @@ def plan(running: Items[Sequence], size: ChunkSize, joins: Joins | None = None) 
         lengths = [chosen[0].tokens]
         for sequence in prompts[1:]:
             chunk = PrefillChunk(sequence, _end(sequence, size))
-            fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= size.most
+            fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= min(size.most, _TOGETHER)
             if fits and not sequence.is_alone and joins(lengths, chunk.tokens):
                 chosen.append(chunk)
                 lengths.append(chunk.tokens)

@@ -89,9 +89,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = []
     prefill_chunk: Annotated[
-        Annotated[int, Meta(ge=1, le=65536)],
-        About("Most prompt tokens one step computes.", unit="tokens"),
-    ] = 512
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        About(
+            "Most prompt tokens one step computes.",
+            unit="tokens",
+            unset="2048 on a GPU, else 512; with exact 512",
+        ),
+    ] = None
     cache_bytes: Annotated[
         Size | None,
         About(

@@ -24,6 +24,7 @@ class DevicePolicy:
             model runs in batches.
         host_reads: the host can read arrays where the device wrote them.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
+        prefill_chunk: prompt tokens that are best computed at once.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
             as many at most.
         row_multiple: of rows for which products are the fastest.
@@ -38,6 +39,7 @@ class DevicePolicy:
     contiguous_keys: bool
     host_reads: bool
     stacks: bool
+    prefill_chunk: int
     row_limit: int
     row_multiple: int
     spare_steps: int
@@ -54,11 +56,13 @@ CPU = DevicePolicy(
     contiguous_keys=False,
     host_reads=True,
     stacks=False,
+    prefill_chunk=512,
     row_limit=512,
     row_multiple=16,
     spare_steps=0,
 )
-# Launches take the time, not rows: one who leaves is soon followed by another.
+# Launches take the time, not rows: one who leaves is soon followed by another. They take most of a
+# chunk of 512 tokens, too.
 GPU = DevicePolicy(
     fp32=False,
     fused=True,
@@ -68,6 +72,7 @@ GPU = DevicePolicy(
     contiguous_keys=True,
     host_reads=True,
     stacks=True,
+    prefill_chunk=2048,
     row_limit=2048,
     row_multiple=1,
     spare_steps=64,

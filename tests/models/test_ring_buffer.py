@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from umbel.models.kv.buckets import bucket, positions_for
+from umbel.models.kv.buckets import bucket, positions_for, rows_for
 from umbel.models.kv.ring_buffer import RingBuffer
 
 SHAPES = ((2, 3), (1, 5), (3, 2))
@@ -177,6 +177,16 @@ def test_bucket(count: int) -> None:
     assert size in {factor << shift for factor in (1, 3) for shift in range(25)}
     assert bucket(size) == size
     assert bucket(count + 1) >= size
+
+
+@given(count=st.integers(1, 300))
+def test_rows_come_in_multiples(count: int) -> None:
+    """Where products of so many rows are the fastest; small batches stay small."""
+    assert rows_for(count, 1) == bucket(count)
+    rows = rows_for(count, 16)
+    assert rows >= count
+    assert rows == bucket(count) if count <= 8 else rows % 16 == 0
+    assert rows < bucket(count) + 16
 
 
 @pytest.mark.parametrize(

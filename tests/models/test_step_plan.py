@@ -223,6 +223,13 @@ def test_a_batch_shrinks_after_a_while() -> None:
     assert (call.slots, call.spare_steps) == ((0, 1), 0)
 
 
+def test_a_batch_has_the_rows_that_are_computed_the_fastest() -> None:
+    """Nine sequences are 16 rows where 16 take less time than 12."""
+    states = [State(n, 10) for n in range(9)]
+    assert planned(states, in_batch(*states[:2]), Rules()).rows == 12
+    assert planned(states, in_batch(*states[:2]), Rules(row_multiple=16)).rows == 16
+
+
 def test_stacks_are_made_anew_when_it_is_time() -> None:
     """Although nobody comes or goes; not where memory is short."""
     states = [State(n, 10) for n in range(3)]

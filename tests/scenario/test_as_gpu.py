@@ -212,6 +212,39 @@ def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("device", "given", "longest_chunk"),
+    [
+        (AS_GPU, {}, 2048),
+        (CPU, {}, 512),
+        (AS_GPU, {"exact": True}, 512),
+        (AS_GPU, {"prefill_chunk": 700}, 700),
+    ],
+    ids=["gpu", "cpu", "exact", "given"],
+)
+def test_how_much_of_a_prompt_is_computed_at_once(
+    device: DevicePolicy,
+    given: dict[str, Any],
+    longest_chunk: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device decides where the user does not; exact serving shares smaller pieces."""
+    settings = {"prefill_chunk": None, "warmup": "none"} | given
+    server = ServerFixture(zoo_model("llama", device=device), MEMORY, **settings)
+    lengths = list[int]()
+    compute = server.assembly.runner.prefill
+
+    def prefill(chunks: Items[tuple[Items[int], Any]]) -> None:
+        lengths.extend(len(tokens) for tokens, _ in chunks)
+        compute(chunks)
+
+    monkeypatch.setattr(server.assembly.runner, "prefill", prefill)
+    (told,) = server.serve([Ask(words(2500, "long"), 1)])
+    assert told.error is None
+    assert max(lengths) == longest_chunk
+    assert sum(lengths) == 2499
+
+
 @pytest.mark.parametrize("name", kinds("gemma3_text"))
 def test_exact_answers_do_not_depend_on_company(name: str) -> None:
     """A seeded answer has the same tokens alone, in a crowd, and over what is cached."""

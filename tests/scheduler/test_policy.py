@@ -236,6 +236,14 @@ def test_prompts_join_where_a_call_of_their_own_takes_longer() -> None:
     assert [chunk.tokens for chunk in plan(running, ChunkSize(512)).prefill] == [10]
 
 
+def test_several_prompts_have_512_tokens_at_most() -> None:
+    """However many one may have: each brings work after the call."""
+    running = [sequence(101) for _ in range(9)]
+    batch = plan(running, ChunkSize(2048), functools.partial(taking(1, 0).joins, bounded=False))
+    assert [chunk.tokens for chunk in batch.prefill] == [100] * 5
+    assert only(plan([sequence(1500)], ChunkSize(2048))).tokens == 1499
+
+
 def test_rows_have_a_price() -> None:
     """Where layers compute each row by itself, a call of several is no gain."""
     running = [sequence(11), sequence(11), sequence(11)]
