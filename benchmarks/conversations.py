@@ -6,8 +6,10 @@
 
 All agents start at once; each asks its next question when its answer has ended, or, with
 --lockstep, when the answers of all have ended. Prompts have the number of tokens that is asked
-for. Every process starts with an empty cache; what a server keeps for later starts (compiled
-kernels, measurements) begins empty with its first process, and is there for its second one.
+for. Where mlx_lm.server runs out of memory, --theirs "--prompt-concurrency 1" has it compute its
+prompts one by one. Every process starts with an empty cache; what a server keeps for later starts
+(compiled kernels, measurements) begins empty with its first process, and is there for its second
+one.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import asyncio
 import json
 import os
 import platform
+import shlex
 import signal
 import socket
 import subprocess
@@ -167,6 +170,7 @@ def run(name: str, number: int, model: Path, folder: Path, options: argparse.Nam
         port = free_port()
         address = f"http://127.0.0.1:{port}"
         command += ["--model", str(model), "--port", str(port), "--log-level", "ERROR"]
+        command += shlex.split(options.theirs)
     log = own / "log"
     try:
         with server(command, log, environment(name, folder)) as process:
@@ -178,16 +182,24 @@ def run(name: str, number: int, model: Path, folder: Path, options: argparse.Nam
 
 
 def first_fault(log: str) -> list[str]:
-    """Find the lines of a log's first traceback, or its last ones: what follows is the echo."""
+    """Find the end of a log's first traceback, or of the log: what follows is the echo.
+
+    The line before a traceback says whose it is, the one after it what was raised.
+    """
     lines = log.splitlines()
     first = next((n for n, line in enumerate(lines) if line.startswith("Traceback")), None)
-    return lines[-_LINES:] if first is None else lines[first : first + _LINES]
+    if first is None:
+        return lines[-_LINES:]
+    inner = (n for n in range(first + 1, len(lines)) if not lines[n].startswith(" "))
+    last = next(inner, len(lines))
+    return [*lines[max(0, first - 1) : first], *lines[max(first, last - _LINES) : last + 1]]
 
 
 def environment(server_name: str, folder: Path) -> dict[str, str]:
     """Say where a server keeps what its later processes find, and have it read no settings."""
     state = folder / f"state-{server_name}"
-    state.mkdir(exist_ok=True)
+    # mlx_lm.server lists the hub's folder, and fails where there is none.
+    (state / "cache" / "huggingface" / "hub").mkdir(parents=True, exist_ok=True)
     kept = {
         "XDG_CACHE_HOME": "cache",  # umbel's measurements
         "XDG_CONFIG_HOME": "config",
@@ -256,6 +268,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lockstep", action="store_true", help="turns begin for all together")
     parser.add_argument("--operations", action="store_true", help="count them, in one more turn")
     parser.add_argument("--json", type=Path, help="a file for all that was found")
+    parser.add_argument("--theirs", default="", help="flags of mlx_lm.server, in one argument")
     parser.add_argument("flags", nargs="*", help="of umbel serve, after --")
     options = parser.parse_args(arguments)
     given = {f.name: getattr(options, f.name) for f in fields(Workload)}

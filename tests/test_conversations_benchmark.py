@@ -17,7 +17,7 @@ import mlx.core as mx  # isort: skip
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
 
-from conversations import PRESETS, main
+from conversations import PRESETS, first_fault, main
 from model_folders import FOLDERS, write
 from recorder import operations
 from workload import Texts, Workload
@@ -49,6 +49,18 @@ def test_a_folder_of_each_shape_can_be_served(shape: str, tmp_path: Path) -> Non
     model = load(str(write(shape, tmp_path, **SMALL)))
     hello = Conversation(messages=[Message(role="user", content="hello")])
     assert model.text.encode_conversation(hello)
+
+
+def test_what_made_a_server_fail_is_shown() -> None:
+    """The end of the first traceback, and what was being done; not what comes of it."""
+    frames = [f"  line {number}" for number in range(60)]
+    echo = ["Traceback (most recent call last):", "  line", "RuntimeError: died"]
+    log = ["started", "ERROR: a thread", "Traceback (most recent call last):", *frames]
+    shown = first_fault("\n".join([*log, "MemoryError: no room", *echo]))
+    assert shown[0] == "ERROR: a thread"
+    assert shown[-1] == "MemoryError: no room"
+    assert 10 < len(shown) < 30
+    assert first_fault("only\nwords") == ["only", "words"]
 
 
 def test_operations_count_until_they_are_evaluated() -> None:
