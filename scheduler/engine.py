@@ -25,7 +25,7 @@ from .statistics import EngineStatistics, describe
 from .thread import Pace
 
 _DISK_PATIENCE = 10.0
-"""Seconds for which a request waits for memory that holds what is being written to disk."""
+"""Seconds without a write for which a request waits for memory that holds what is being written."""
 
 _DESCRIBED_EVERY = 1.0
 """Seconds after which the cache is described anew; at the end of a request it always is."""
@@ -80,6 +80,7 @@ class Engine(Generic[C, P, O, T]):
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
         self._waits_since: float | None = None  # for memory that the disk tier holds
+        self._writes = 0  # when it began to wait, or the disk last answered
         self._short = False  # of memory that requests of another model hold
         self._totals = Counter[str]()
         self._lifecycle = Lifecycle(self._scheduler, kv_cache)
@@ -194,8 +195,9 @@ class Engine(Generic[C, P, O, T]):
         """
         if not self._kv_cache.writing:
             return False
-        if self._waits_since is None:
-            self._waits_since = self._clock()
+        writes = self._kv_cache.writes
+        if self._waits_since is None or writes != self._writes:
+            self._waits_since, self._writes = self._clock(), writes
         return self._clock() - self._waits_since < _DISK_PATIENCE
 
     def _preempt(self, sequence: Sequence) -> None:

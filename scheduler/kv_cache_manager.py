@@ -160,6 +160,11 @@ class KVCacheManager(Generic[C]):
         return self._cache.tries.writing
 
     @property
+    def writes(self) -> int:
+        """States that were written to disk."""
+        return 0 if self._paging is None else self._paging.writes
+
+    @property
     def pinned_bytes(self) -> int:
         """Bytes of memory that pins hold."""
         return 0 if self._pins is None else self._pins.nbytes

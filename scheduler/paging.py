@@ -30,6 +30,11 @@ class Paging:
             self._page_ins = self._pager.page_ins
         return self._page_ins
 
+    @property
+    def writes(self) -> int:
+        """States that were written to disk."""
+        return 0 if self._pager is None else self._pager.statistics().writes
+
     def step(self) -> bool:
         """Go on with what is on the way; whether there is more to do at once."""
         if self._pager is None:

@@ -127,7 +127,7 @@ def text_of(reply: Reply) -> str:
     if not reply.headers["Content-Type"].startswith("text/event-stream"):
         return str(reply.json()["choices"][0]["message"]["content"])
     *chunks, done = events_of(reply.body)
-    assert done == b"[DONE]"
+    assert done == b"[DONE]", done
     deltas = [msgspec.json.decode(chunk)["choices"][0]["delta"] for chunk in chunks]
     return "".join(delta.get("content") or "" for delta in deltas)
 

@@ -18,6 +18,8 @@ from structlog.testing import capture_logs
 
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
+from umbel.scheduler.kv_cache_manager import KVCacheManager
+from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
@@ -482,6 +484,30 @@ class TestCancel:
         bench.drain()
         for number in (0, 2, 3):
             assert bench.tokens(str(number)) == reference([number + 1, 2], 6)[0]
+        bench.check_idle()
+
+
+class TestShortOfMemory:
+    """A request that needs what the disk tier holds."""
+
+    def test_a_disk_that_writes_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However slowly; ten seconds without a write are the end."""
+        bench, written = Bench(), [0]
+        monkeypatch.setattr(KVCacheManager, "writing", property(lambda _: True))
+        monkeypatch.setattr(KVCacheManager, "writes", property(lambda _: written[0]))
+        monkeypatch.setattr(MemoryPlanner, "admits", lambda *_: False)
+        bench.put("a", [1])
+        for _ in range(5):
+            assert bench.engine.step() is Pace.WAITING
+            bench.clock.advance(9)
+            written[0] += 1
+        assert bench.engine.step() is Pace.WAITING
+        bench.clock.advance(9)
+        assert bench.engine.step() is Pace.WAITING
+        assert "a" not in bench.events
+        bench.clock.advance(2)
+        bench.drain()
+        assert bench.end("a").reason is FinishReason.ERROR
         bench.check_idle()
 
 
