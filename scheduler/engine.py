@@ -21,11 +21,9 @@ from .request import Event, FinishReason, Started
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
+from .shortage import Shortage
 from .statistics import EngineStatistics, describe
 from .thread import Pace
-
-_DISK_PATIENCE = 10.0
-"""Seconds without a write for which a request waits for memory that holds what is being written."""
 
 _DESCRIBED_EVERY = 1.0
 """Seconds after which the cache is described anew; at the end of a request it always is."""
@@ -79,9 +77,7 @@ class Engine(Generic[C, P, O, T]):
         self._running = self._scheduler.running
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
-        self._waits_since: float | None = None  # for memory that the disk tier holds
-        self._writes = 0  # when it began to wait, or the disk last answered
-        self._short = False  # of memory that requests of another model hold
+        self._shortage = Shortage(kv_cache, memory, clock)
         self._totals = Counter[str]()
         self._lifecycle = Lifecycle(self._scheduler, kv_cache)
         self._decoder = Decoder(
@@ -110,7 +106,7 @@ class Engine(Generic[C, P, O, T]):
         if not self._running:
             self._last_step_at = self._clock()  # it was idle until now, not stalled
         reading = self._kv_cache.page()
-        self._short = False
+        self._shortage.begin_step()
         self._admit()
         step = self._afford()
         self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
@@ -133,7 +129,7 @@ class Engine(Generic[C, P, O, T]):
             return Pace.BUSY
         if self._scheduler.idle:
             return Pace.IDLE
-        waits = self._scheduler.reading or self._waits_since is not None or self._short
+        waits = self._scheduler.reading or self._shortage.waits
         return Pace.WAITING if waits else Pace.BUSY
 
     def close(self) -> None:
@@ -151,7 +147,7 @@ class Engine(Generic[C, P, O, T]):
             while sequence := self._scheduler.start_next():
                 self._begin(sequence)
             stuck = self._scheduler.stuck()
-            if stuck is None or self._waits_for_disk() or self._waits_for_others():
+            if stuck is None or self._shortage.awaits_disk() or self._shortage.awaits_others():
                 return
             self._lifecycle.finish(stuck, FinishReason.ERROR, self._no_room(stuck))
 
@@ -167,14 +163,14 @@ class Engine(Generic[C, P, O, T]):
                 self._prefiller.joins,
             )
             if step is not None:
-                self._waits_since = None
+                self._shortage.end()
                 return step
             victim = self._scheduler.victim()
             if victim is None and self._kv_cache.give_one_up(self._running):
                 continue
-            if victim is None and self._waits_for_disk():
+            if victim is None and self._shortage.awaits_disk():
                 return None
-            if victim is None and self._waits_for_others():
+            if victim is None and self._shortage.awaits_others():
                 victim = self._running[0]  # two models that wait for each other's would for ever
             if victim is None:
                 alone = self._running[0]
@@ -182,23 +178,6 @@ class Engine(Generic[C, P, O, T]):
             else:
                 self._preempt(victim)
         return None
-
-    def _waits_for_others(self) -> bool:
-        """Whether what lacks is held by requests of another model. Their ends are waited for."""
-        self._short = self._memory.others_busy
-        return self._short
-
-    def _waits_for_disk(self) -> bool:
-        """Whether what lacks is about to be given up by the disk tier, which writes it.
-
-        A disk that does not answer is not waited for.
-        """
-        if not self._kv_cache.writing:
-            return False
-        writes = self._kv_cache.writes
-        if self._waits_since is None or writes != self._writes:
-            self._waits_since, self._writes = self._clock(), writes
-        return self._clock() - self._waits_since < _DISK_PATIENCE
 
     def _preempt(self, sequence: Sequence) -> None:
         """Leave a sequence's state to the cache until there is room for it again."""
