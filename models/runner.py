@@ -26,18 +26,15 @@ from .load.probe_prefill import prefills_together
 from .memory_profile import Held
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
-from .planned_for import Contiguous, Rules
+from .planned_for import Rules
 from .planner import plan_step
 from .prefill import prefill
+from .rules import rules_of, rules_within
 from .runtime import launch, peak_of, resident_bytes
 from .sampling import sample
 from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
 
 _NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
-
-_LEAST_COPY = 64  # tokens of a copy
-_LEAST_ROW = 64  # tokens; below these, overhead is all there is
-_ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
 
 log = structlog.get_logger()
 
@@ -96,7 +93,7 @@ class ModelRunner:
             folder=measured,
             of=() if measured is None else (loaded.fingerprint,),
         )
-        self.use(self._rules())
+        self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
 
     @staticmethod
     def _probe(loaded: LoadedModel, folder: Path | None) -> Probed:
@@ -110,22 +107,6 @@ class ModelRunner:
         if folder is None:
             return probe()
         return probed_once(folder, (loaded.fingerprint, loaded.device), probe)
-
-    def _rules(self) -> Rules:
-        """What is fixed by the model and the device; the budget is not known yet."""
-        later = Contiguous.LATER if self.device.contiguous_keys else Contiguous.NEVER
-        return Rules(
-            exact=self._exact,
-            batches=self.batches,
-            contiguous=later if self._reads_parts else Contiguous.ALWAYS,
-            gathers=self._mask_axes > 0,
-            stacks=self.device.stacks and not self._mask_axes,
-            row_limit=self.device.row_limit,
-            row_multiple=self.device.row_multiple,
-            own=self.device.row_limit // 2,
-            spare_steps=self.device.spare_steps,
-            overlaps=self.overlaps,
-        )
 
     def use(self, rules: Rules) -> None:
         """Plan by other rules. No sequence may run."""
@@ -149,13 +130,15 @@ class ModelRunner:
             max_copy_bytes: that a copy of state may have.
             max_batch: sequences that run at once.
         """
-        token = max(1, self.profile.sizes.token)
-        limit = self.rules.row_limit
-        while limit > _LEAST_ROW and limit * token * max_batch * _ROWS_SHARE > budget:
-            limit //= 2
-        longest = max(_LEAST_COPY, max_copy_bytes // token)
-        most = max_copy_bytes // max(1, self.profile.sizes.part)
-        self.use(replace(self.rules, row_limit=limit, longest=longest, stack_limit=most))
+        self.use(
+            rules_within(
+                self.rules,
+                budget,
+                self.profile.sizes,
+                max_copy_bytes=max_copy_bytes,
+                max_batch=max_batch,
+            )
+        )
 
     # -- state -------------------------------------------------------------------------
 

@@ -1,0 +1,57 @@
+"""What steps are planned by: from the model and its device, and then from the budget."""
+
+from dataclasses import replace
+
+from .load.device import DevicePolicy
+from .load.probe import Batching
+from .memory_profile import StateSizes
+from .planned_for import Contiguous, Rules
+
+_LEAST_COPY = 64  # tokens of a copy
+_LEAST_ROW = 64  # tokens; below these, overhead is all there is
+_ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
+
+
+def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: bool) -> Rules:
+    """Find what is fixed by the model and the device; the budget is not known yet.
+
+    Args:
+        device: how the model is run.
+        way: how its sequences decode together, if they do.
+        exact: see `ModelRunner`.
+        reads_parts: whether its attention reads a prefix part by part.
+    """
+    later = Contiguous.LATER if device.contiguous_keys else Contiguous.NEVER
+    return Rules(
+        exact=exact,
+        batches=way.one_by_one is None,
+        contiguous=later if reads_parts else Contiguous.ALWAYS,
+        gathers=way.mask_axes > 0,
+        stacks=device.stacks and not way.mask_axes,
+        row_limit=device.row_limit,
+        row_multiple=device.row_multiple,
+        own=device.row_limit // 2,
+        spare_steps=device.spare_steps,
+        overlaps=device.overlaps,
+    )
+
+
+def rules_within(
+    rules: Rules, budget: int, sizes: StateSizes, *, max_copy_bytes: int, max_batch: int
+) -> Rules:
+    """Have rows and copies keep to a budget.
+
+    Args:
+        rules: as they are without one.
+        budget: bytes of all state.
+        sizes: of state.
+        max_copy_bytes: that a copy of state may have.
+        max_batch: sequences that run at once.
+    """
+    token = max(1, sizes.token)
+    limit = rules.row_limit
+    while limit > _LEAST_ROW and limit * token * max_batch * _ROWS_SHARE > budget:
+        limit //= 2
+    longest = max(_LEAST_COPY, max_copy_bytes // token)
+    most = max_copy_bytes // max(1, sizes.part)
+    return replace(rules, row_limit=limit, longest=longest, stack_limit=most)
