@@ -22,6 +22,7 @@ from ..cachestore.state import Layout
 from ..models.kv.sequence_cache import SequenceCache
 from ..models.kv.stored import DiskCodec
 from ..models.load.loader import LoadedModel, LoadPhase
+from ..models.memory_profile import PlannedChunk
 from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
 from ..models.runtime import keep_freed_memory
@@ -40,7 +41,8 @@ from .model_fit import LEAST_CONTEXT, usable
 
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
 _MOST_FREED = 1 << 30
-_EXACT_CHUNK = 512  # prompts share whole pieces only, so that long ones would be of little use
+_LEAST_CHUNK = 512  # tokens; and those of exact serving, which shares whole chunks only
+_CHUNK_SHARE = 16  # of the budget, a part in this many is what a longer chunk may compute with
 _DISK_SHARE = 4  # of what is free on disk, one part in this many
 
 Phase = LoadPhase | Literal["measuring", "warming up", "opening the disk tier"]
@@ -108,15 +110,15 @@ def assemble(
     """
     begin("measuring")
     runner = ModelRunner(loaded, exact=settings.exact, measured=measured)
-    chunk = _prefill_chunk(settings, loaded)
     if settings.exact:
-        runner.profile.least_chunk = chunk
+        runner.profile.least_chunk = settings.prefill_chunk or _LEAST_CHUNK
     if runner.one_by_one is not None:
         log.warning("decoding one by one", model=loaded.name, reason=runner.one_by_one)
     weights = max(loaded.weight_bytes, runner.resident - memory.held)
     budget = memory.enter(loaded.name, weights)
     keep_freed_memory(min(budget // _FREED_SHARE, _MOST_FREED))
     context, bound = _context(loaded, runner, budget)
+    chunk = _prefill_chunk(settings, runner, budget)
     copied = max_copy_bytes(budget)
     runner.live_within(budget, max_copy_bytes=copied, max_batch=settings.max_batch)
     cache = _cache(
@@ -127,7 +129,7 @@ def assemble(
         longest=runner.rules.longest,
     )
     governor = Governor(cache)
-    _warm_up(loaded, settings, runner, memory.warm_up_bytes(budget), begin)
+    _warm_up(loaded, settings, runner, memory.warm_up_bytes(budget), chunk, begin)
     if settings.disk_folder is not None:
         begin("opening the disk tier")
     disk = _open_disk(settings, loaded.fingerprint, copied, wake)
@@ -172,11 +174,20 @@ def refuse_used_folder(settings: Settings) -> None:
             raise _in_use(error) from error
 
 
-def _prefill_chunk(settings: Settings, loaded: LoadedModel) -> int:
-    """Find how many tokens of a prompt are computed at once, at most."""
+def _prefill_chunk(settings: Settings, runner: ModelRunner, budget: int) -> int:
+    """Find how many tokens of a prompt are computed at once, at most.
+
+    What a long chunk computes with is no room for what is cached.
+    """
     if settings.prefill_chunk is not None:
         return settings.prefill_chunk
-    return _EXACT_CHUNK if settings.exact else loaded.device.prefill_chunk
+    chunk = _LEAST_CHUNK if settings.exact else runner.device.prefill_chunk
+    while chunk > _LEAST_CHUNK:
+        taken = runner.profile.prefill([PlannedChunk(chunk, chunk, 0)]).nbytes
+        if taken * _CHUNK_SHARE <= budget:
+            break
+        chunk //= 2
+    return chunk
 
 
 def _cache(
@@ -198,6 +209,7 @@ def _warm_up(
     settings: Settings,
     runner: ModelRunner,
     budget: int,
+    chunk: int,
     begin: Callable[[Phase], object],
 ) -> None:
     """Compile kernels for as many rows as there is memory for."""
@@ -205,7 +217,6 @@ def _warm_up(
     every_shape = settings.warmup == "full"
     if rows and (every_shape or (settings.warmup == "quick" and loaded.device.warms_up)):
         begin("warming up")
-        chunk = _prefill_chunk(settings, loaded)
         warm_up(runner, rows, every_shape=every_shape, nbytes=budget, chunk=chunk)
 
 

@@ -93,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         About(
             "Most prompt tokens one step computes.",
             unit="tokens",
-            unset="2048 on a GPU, else 512; with exact 512",
+            unset="2048 on a GPU, else 512; with exact or little memory 512",
         ),
     ] = None
     cache_bytes: Annotated[

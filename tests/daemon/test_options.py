@@ -21,7 +21,7 @@ FLAGS_OF_SERVE = {
     "--host": "127.0.0.1",
     "--port": "no TCP",
     "--cors-origin": "no page",
-    "--prefill-chunk": "2048 on a GPU, else 512; with exact 512",
+    "--prefill-chunk": "2048 on a GPU, else 512; with exact or little memory 512",
     "--cache-bytes": "what the device has left",
     "--no-cache": "off",
     "--disk-dir": "state in the user's cache folder",

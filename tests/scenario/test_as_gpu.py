@@ -213,24 +213,27 @@ def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("device", "given", "longest_chunk"),
+    ("device", "budget", "given", "longest_chunk"),
     [
-        (AS_GPU, {}, 2048),
-        (CPU, {}, 512),
-        (AS_GPU, {"exact": True}, 512),
-        (AS_GPU, {"prefill_chunk": 700}, 700),
+        (AS_GPU, 4 * MEMORY, {}, 2048),
+        (AS_GPU, MEMORY, {}, 1024),
+        (AS_GPU, MEMORY // 32, {}, 512),
+        (CPU, MEMORY, {}, 512),
+        (AS_GPU, MEMORY, {"exact": True}, 512),
+        (AS_GPU, MEMORY // 32, {"prefill_chunk": 700}, 700),
     ],
-    ids=["gpu", "cpu", "exact", "given"],
+    ids=["gpu", "less memory", "little memory", "cpu", "exact", "given"],
 )
 def test_how_much_of_a_prompt_is_computed_at_once(
     device: DevicePolicy,
+    budget: int,
     given: dict[str, Any],
     longest_chunk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The device decides where the user does not; exact serving shares smaller pieces."""
+    """The device decides where the user does not, and the budget; exact serving shares pieces."""
     settings = {"prefill_chunk": None, "warmup": "none"} | given
-    server = ServerFixture(zoo_model("llama", device=device), MEMORY, **settings)
+    server = ServerFixture(zoo_model("llama", device=device), budget, **settings)
     lengths = list[int]()
     compute = server.assembly.runner.prefill
 
