@@ -13,8 +13,8 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from ..models.load.download import Progress, Watch
 from ..models.load.loader import OpenedModel, Source, find
+from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
 from ..scheduler.handoff import Handoff

@@ -15,7 +15,7 @@ from typing import Protocol
 import structlog
 
 from ..models.errors import ModelError
-from ..models.load.download import Progress
+from ..models.load.watch import Progress
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.queue import RETRY_AFTER, queue_full
 from .assembly import Phase

@@ -16,8 +16,9 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 
-from ..models.load.download import Progress, Watch, fetch
+from ..models.load.download import fetch
 from ..models.load.hub import is_repo
+from ..models.load.watch import Progress, Watch
 from .errors import ClientError
 from .model_list import sized
 

@@ -15,7 +15,7 @@ from .metrics import Metrics
 from .service import Service
 
 if TYPE_CHECKING:
-    from ..models.load.download import Progress
+    from ..models.load.watch import Progress
 
 Residence = Literal["unloaded", "loading", "loaded", "unloading"]
 """Where a model is."""

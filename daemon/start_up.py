@@ -4,7 +4,7 @@ import time
 
 import structlog
 
-from ..models.load.download import Progress
+from ..models.load.watch import Progress
 from .assembly import Phase
 from .display import Display
 from .service_manager import ServiceManager

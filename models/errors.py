@@ -13,6 +13,10 @@ class DownloadError(ModelNotFoundError):
     """The model could not be fetched."""
 
 
+class DownloadStoppedError(DownloadError):
+    """Somebody stopped the download; what has arrived is kept."""
+
+
 class ModelLoadError(ModelError):
     """The model is there, but cannot be loaded."""
 

@@ -13,10 +13,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
 
 from huggingface_hub import get_session, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
@@ -25,12 +23,10 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented 
     hf_raise_for_status,
 )
 
-from ..errors import DownloadError
+from ..errors import DownloadError, DownloadStoppedError
 from . import hub
 from .hub import Listing, RemoteFile
-
-STALLED_AFTER = 60.0
-"""Seconds without a byte, after which a download is given up."""
+from .watch import Progress, Watch
 
 _AT_ONCE = 4  # files
 _SILENCE = 10.0  # seconds without a byte on one connection, after which another is tried
@@ -40,37 +36,6 @@ _OFTEN = 0.2  # seconds between two looks at how far it is
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 _PARTIAL = 206
 _PIECE = 1 << 20  # bytes that are summed at a time
-
-
-class Progress(NamedTuple):
-    """How far a download is.
-
-    Attributes:
-        done: bytes that are here, those of earlier attempts included.
-        total: bytes of all files.
-    """
-
-    done: int
-    total: int
-
-
-@dataclass
-class Watch:
-    """Who looks at a download, from any thread.
-
-    Attributes:
-        report: told how far it is, a few times a second while bytes arrive.
-        stop: once set, it ends with an error soon; what has arrived is kept.
-        stalled_after: seconds without a byte, after which it is given up.
-    """
-
-    report: Callable[[Progress], object] = lambda _: None
-    stop: threading.Event = field(default_factory=threading.Event)
-    stalled_after: float = STALLED_AFTER
-
-
-class DownloadStoppedError(DownloadError):
-    """Somebody stopped it."""
 
 
 def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -> Path:

@@ -12,9 +12,9 @@ from typing import Literal
 
 import platformdirs
 
-from ..errors import DownloadError
-from .download import DownloadStoppedError, Watch
+from ..errors import DownloadError, DownloadStoppedError
 from .index_file import IndexFile, fetch
+from .watch import Watch
 
 NAME = "smollm2"
 FILE = IndexFile(

@@ -20,9 +20,9 @@ from zipfile import BadZipFile, ZipFile
 
 from filelock import FileLock, Timeout
 
-from ..errors import DownloadError
-from .download import DownloadStoppedError, Progress, Watch
+from ..errors import DownloadError, DownloadStoppedError
 from .uv_indexes import pip_variables
+from .watch import Progress, Watch
 
 _LONGEST = 1800.0  # seconds for a download
 _OFTEN = 0.2  # seconds between two looks whether to end

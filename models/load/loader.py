@@ -18,10 +18,11 @@ from ..kv.layout import CacheLayout
 from ..params import KVQuantization
 from ..text.codec import TextCodec
 from . import embedded, embedded_file
-from .download import Watch, fetch
+from .download import fetch
 from .fingerprint import fingerprint
 from .generation_config import sampling_defaults
 from .hub import is_repo
+from .watch import Watch
 
 LoadPhase = Literal["downloading", "loading"]
 """What is done to load a model."""

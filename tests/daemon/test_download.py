@@ -10,7 +10,8 @@ from huggingface_hub import constants
 
 from umbel.models.errors import DownloadError
 from umbel.models.load import hub
-from umbel.models.load.download import Watch, fetch
+from umbel.models.load.download import fetch
+from umbel.models.load.watch import Watch
 
 from ..fake_hub import COMMIT, REPO, FakeHub, serving
 from .running import ANSWER, RunningDaemon, eventually, is_ready, spawn

