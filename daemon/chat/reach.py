@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..client import Client
+from ..config import Settings
 from ..errors import ClientError
 from ..private import private_daemon
 from ..terminal.start_view import shown
@@ -31,7 +32,7 @@ async def reach(socket: Path, model: str | None, console: Console) -> AsyncItera
             else:
                 yield client
                 return
-    name = model or "smollm2"
+    name = model or Settings().model
     console.print(f"No daemon on {socket}; starting a private one with {name} …", style="dim")
     with shown(console) as view:
         async with private_daemon(name, view.show) as client:

@@ -10,8 +10,6 @@ from ..aliases import DEFAULT_MODEL, LONGEST_ALIAS
 from ..errors import ConfigError
 from ..quoting import quote
 
-_EMBEDDED = "smollm2"
-
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model.
@@ -50,11 +48,8 @@ def read_models(tables: Mapping[str, Any], path: object) -> dict[str, ModelSetti
         except msgspec.ValidationError as error:
             keys = ", ".join(ModelSettings.__struct_fields__)
             raise ConfigError(f"{path}: models.{name}: {error}; its keys are: {keys}") from error
-        if models[name].model is None and "/" not in name and name != _EMBEDDED:
-            raise ConfigError(
-                f"{path}: models.{name}: it has no model; say where it is: "
-                f"model = {_EMBEDDED!r}, a directory, or a repo 'org/name'"
-            )
+        if models[name].model is None and "/" not in name:
+            _check_embedded(name, f"{path}: models.{name}")
         for alias in models[name].aliases:
             _check_name(alias, f"{path}: models.{name}.aliases")
     return models
@@ -76,6 +71,17 @@ def check_names(models: Mapping[str, ModelSettings], others: Iterable[str]) -> N
             if each in taken:
                 raise ConfigError(f"models.{name}: {quote(each)} is another model's name already")
             taken.add(each)
+
+
+def _check_embedded(name: str, place: str) -> None:
+    """Refuse a table without a model that is not the embedded model's."""
+    from ...models.load.embedded_file import NAME  # noqa: PLC0415  (few settings need it)
+
+    if name != NAME:
+        raise ConfigError(
+            f"{place}: it has no model; say where it is: "
+            f"model = {NAME!r}, a directory, or a repo 'org/name'"
+        )
 
 
 def _check_name(name: str, place: str) -> None:
