@@ -62,11 +62,6 @@ class Governor:
         """What is free, without making any; negative where too much is held."""
         return self.pool.room
 
-    def shrink(self, share: float) -> None:
-        """Use only a share of the budget, because the system is short of memory."""
-        self.pool.shrink(share)
-        self.evict_excess()
-
     def evict_excess(self) -> None:
         """Evict what is held over the budget, which has become smaller."""
         self._free(Size())

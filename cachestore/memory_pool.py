@@ -106,7 +106,7 @@ class MemoryPool:
             governor.evict_excess()
 
     def shrink(self, share: float) -> None:
-        """Use only a share of the budget, because the system is short of memory.
+        """Use only a share of the budget, and evict the rest: the system is short of memory.
 
         Where less was held than the budget when that began, it is a share of what was: else a
         cache that is half full would give nothing back.
@@ -114,6 +114,7 @@ class MemoryPool:
         if self._share == 1.0:
             self._base = min(self._whole.nbytes, self.ledger.total.nbytes)
         self._share = share
+        self.evict_excess()
 
 
 def max_copy_bytes(budget: int) -> int:

@@ -99,15 +99,6 @@ class MemoryBudget:
         self._least.pop(name, None)
         self._resize()
 
-    def shrink(self, share: float) -> None:
-        """Use only a share of what state has, because the system is short of memory."""
-        self.pool.shrink(share)
-        self.pool.evict_excess()
-
-    def evict_excess(self) -> None:
-        """Evict state that weights have taken the room of."""
-        self.pool.evict_excess()
-
     def _resize(self) -> None:
         left = self.usable - sum(self._weights.values())
         budget = left if self._state is None else self._state

@@ -228,7 +228,7 @@ def shrink(memory: MemoryBudget, assemblies: list[Assembly], share: float) -> No
     """Use only a share of the budget, because the system is short of memory. MLX thread."""
     for assembly in assemblies:
         assembly.runner.release_idle()  # so that it can be given back
-    memory.shrink(share)
+    memory.pool.shrink(share)
     give_freed_memory_back()
 
 

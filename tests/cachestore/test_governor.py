@@ -193,13 +193,13 @@ def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
     assert held == 8000
     sizes = []
     for share in (0.9, 0.8, 0.5, 0.25):
-        governor.shrink(share)
+        governor.pool.shrink(share)
         assert governor.budget.nbytes == int(held * share)
         assert governor.ledger.total.within(governor.limit)
         sizes.append(world.cache.tries.size.nbytes)
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] > 0
-    governor.shrink(1.0)
+    governor.pool.shrink(1.0)
     assert governor.budget.nbytes == 16_000
     assert world.cache.tries.size.nbytes == sizes[-1]
 
@@ -207,7 +207,7 @@ def test_shrinking_and_growing_again(make_world: MakeWorld) -> None:
 def test_an_empty_cache_shrinks_to_something(make_world: MakeWorld) -> None:
     """However little was held, a part of the budget can be used."""
     governor = governed(make_world(KV), 16_000)
-    governor.shrink(0.25)
+    governor.pool.shrink(0.25)
     assert governor.budget.nbytes == 2000
     assert governor.room.nbytes == 1000
     assert governor.make_room(Size(1000))
@@ -219,7 +219,7 @@ def test_what_is_held_survives_a_shrinking(make_world: MakeWorld) -> None:
     governor = governed(world)
     world.serve(conversation(0, 301))
     sequence = world.begin(conversation(0, 301))
-    governor.shrink(0.25)
+    governor.pool.shrink(0.25)
     assert world.cache.tries.size.nbytes == 1200
     assert governor.room.nbytes < 0
     assert not governor.make_room(Size())

@@ -143,7 +143,7 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(share=st.sampled_from([0.25, 0.5, 1.0]))
     def shrink(self, share: float) -> None:
         """The system is short of memory, or no more."""
-        self.world.governor.shrink(share)
+        self.world.governor.pool.shrink(share)
 
     # -- the disk ----------------------------------------------------------------------
 

@@ -300,7 +300,7 @@ def test_short_of_memory_nobody_hangs() -> None:
     asks = loners(6, (60, 300), (30, 80))
     names = [server.send(ask) for ask in asks]
     server.until(lambda: all(len(server.live[name].output) > 2 for name in names[:3]))
-    server.assembly.governor.shrink(0.25)
+    server.assembly.governor.pool.shrink(0.25)
     server.until(lambda: server.idle)
     for name, ask in zip(names, asks, strict=True):
         told = server.told[name]
@@ -312,7 +312,7 @@ def test_short_of_memory_nobody_hangs() -> None:
             need, usable = [int(word) for word in str(told.error).split() if word.isdigit()]
             assert need > usable
     server.check_rest()
-    server.assembly.governor.shrink(1.0)
+    server.assembly.governor.pool.shrink(1.0)
     assert all(told.error is None for told in server.serve(asks))
 
 

@@ -251,7 +251,7 @@ def test_what_is_idle_in_a_stack_makes_room(how: str, tmp_path: Path) -> None:
     assert not stacks.idle
     assert server.assembly.cache.tries.size.nbytes < before
     check_ledger(server)
-    governor.shrink(1.0)
+    governor.pool.shrink(1.0)
     server.until(lambda: server.idle)
     answers = [server.told[name] for name in names]
     assert [told.error for told in answers] == [None] * len(asks)

@@ -496,10 +496,10 @@ class TestFigures:
         fixture = PlannerFixture()
         assert (fixture.planner.budget, fixture.planner.usable) == (1600, 1500)
         fixture.others.set(Size(1200))
-        fixture.governor.shrink(0.5)
+        fixture.governor.pool.shrink(0.5)
         assert (fixture.planner.budget, fixture.planner.usable) == (600, 500)
         assert fixture.planner.use().budget == 600
-        fixture.governor.shrink(1.0)
+        fixture.governor.pool.shrink(1.0)
         assert (fixture.planner.budget, fixture.planner.usable) == (1600, 1500)
 
     def test_the_report_names_every_kind(self) -> None:
