@@ -163,10 +163,10 @@ class ModelPool:
         """
         if self._closed:
             raise _stopping()
-        if slot.resident is None or slot.leaving:
-            await self._wait(slot)
-        else:
+        if slot.serves:
             slot.enter()
+        else:
+            await self._wait(slot)
         held.callback(slot.leave)
         if slot.resident is None:
             raise RuntimeError(f"{slot.name} was loaded and is not")

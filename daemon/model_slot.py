@@ -104,6 +104,11 @@ class ModelSlot:
         return "unloaded" if self.loading is None else "loading"
 
     @property
+    def serves(self) -> bool:
+        """Whether a request may use it at once."""
+        return self.resident is not None and not self.leaving
+
+    @property
     def idle_for(self) -> float:
         """Seconds since a request last used it; 0 while one does."""
         return 0.0 if self.users else self._clock() - self._used_at

@@ -150,10 +150,9 @@ class Entry:
         using = models.use(slot, request[HELD])
         if isinstance(body, GenerationBody) and body.stream:
             request[STREAM] = self._stream(request)
-            service = await request[STREAM].wait_for(using, f"loading {slot.name}")
-        else:
-            service = await using
-        return Received(caller, service, body)
+            if not slot.serves:
+                using = request[STREAM].wait_for(using, f"loading {slot.name}")
+        return Received(caller, await using, body)
 
     async def body(self, request: web.Request, kind: type[Body]) -> Body:
         """Read and decode a body; a large one off the event loop.
