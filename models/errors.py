@@ -25,6 +25,10 @@ class UnsupportedCacheError(ModelLoadError):
     """A layer keeps its state in a class that is not known here."""
 
 
+class NotBatchableError(Exception):
+    """These layer states, or what the model does with them, cannot run as rows of a batch."""
+
+
 class StoredStateError(ValueError):
     """A file does not hold the state that was saved in it."""
 

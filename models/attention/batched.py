@@ -1,29 +1,21 @@
 """The layers of a batch: what the model is called with when several sequences decode at once.
 
 A layer answers what mlx-lm's models ask of a cache. Its rows' own state is dense (see
-`ring_buffer`); spans that several rows lease are one product with the queries of all of
-them, and all parts are merged (see `cascade`).
+`ring_buffer`).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_stack import SpanStack
 from ..kv.storage import SpanRun
 from ..load.device import DevicePolicy
 from .blocks import attend
-from .cascade import Part, merge, part_of, scores_of, spread, together
 from .fetched import Keys, Rotated, RotatedQueries
-from .products import LATENT, PLAIN, Products, Segment
-from .softmax import softmaxes
-
-
-class NotBatchableError(Exception):
-    """These layer states, or what the model does with them, cannot run as rows of a batch."""
 
 
 @dataclass
@@ -147,7 +139,7 @@ class BufferedLayer:
         self._step = step
         self._buffer = buffer
         self._first = first
-        self._held: Segment = ()  # all that is the rows' own, in a step
+        self._held: tuple[mx.array, ...] = ()  # all that is the rows' own, in a step
 
     @property
     def offset(self) -> mx.array:
@@ -195,110 +187,3 @@ class BatchedWindowLayer(AttendingLayer):
             raise NotBatchableError("the model keeps latents for a window only")
         keys, values = self._held
         return attend(queries, keys, values, scale, self._buffer.mask, sinks, self._step.device)
-
-
-class BatchedTokenLayer(AttendingLayer):
-    """Full-attention rows: what they share is read once, and merged with what is their own.
-
-    Args:
-        index: the layer's number among those that spans hold.
-        first: see `BufferedLayer`.
-    """
-
-    def __init__(self, step: Step, buffer: RingBuffer, index: int, *, first: int) -> None:
-        super().__init__(step, buffer, first)
-        self._index = index
-        self._nothing: Part | None = None
-
-    def _sees_all(self, window_size: int | None) -> bool:
-        return window_size is None
-
-    def _attend(
-        self,
-        queries: mx.array,
-        scale: float,
-        sinks: mx.array | None,
-        rotated: RotatedQueries | None,
-    ) -> mx.array:
-        held, scaled, products = self._held, queries * scale, self._products(rotated)
-        if rotated is not None:
-            scaled = mx.concatenate([scaled, rotated.queries], axis=-1)
-        rows, heads, _, size = scaled.shape
-        kv_heads = held[0].shape[1]
-        grouped = scaled.reshape(rows, kv_heads, heads // kv_heads, size)
-        shared = [self._segments(spans) for spans, _ in self._step.shared]
-        stacks = [[stack.layer(self._index)] for stack, _ in self._step.stacks]
-        private = [self._segments(spans) for spans in self._step.private.values()]
-        scores = [
-            *self._shared_scores(grouped, shared, products),
-            *self._stack_scores(grouped, stacks, products),
-            *[
-                scores_of(grouped[row : row + 1], segments, products)
-                for row, segments in zip(self._step.private, private, strict=True)
-            ],
-            self._own_scores(products.scores(grouped, held)),
-        ]
-        read: list[list[Segment]] = [*shared, *stacks, *private, [held]]
-        softmaxed = softmaxes(scores, self._step.device)
-        parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
-        own = parts.pop()
-        whole = [
-            spread(part, members, grouped.shape)
-            for part, (_, members) in zip(parts, self._step.shared, strict=False)
-        ]
-        alone = parts[len(shared) :]
-        if stacks:
-            whole.append(self._in_order(alone[: len(stacks)], self._step.of_stacks))
-        if private:
-            whole.append(self._in_order(alone[len(stacks) :], self._step.of_private))
-        output = merge([*whole, own], sinks, self._step.device)
-        return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
-
-    def _segments(self, spans: Sequence[SpanRun]) -> list[Segment]:
-        return [span.layer(self._index) for span in spans]
-
-    def _products(self, rotated: RotatedQueries | None) -> Products:
-        if rotated is None:
-            return PLAIN
-        self._buffer.keys_weigh()
-        return LATENT
-
-    def _shared_scores(
-        self, grouped: mx.array, shared: Sequence[Sequence[Segment]], products: Products
-    ) -> Iterator[mx.array]:
-        """Multiply queries of some rows with what they share, as if they were one sequence."""
-        for (_, members), segments in zip(self._step.shared, shared, strict=True):
-            yield scores_of(together(grouped, members), segments, products)
-
-    def _stack_scores(
-        self, grouped: mx.array, stacks: Sequence[Sequence[Segment]], products: Products
-    ) -> Iterator[mx.array]:
-        """Multiply queries of some rows with what each has in a stack."""
-        for (stack, members), segments in zip(self._step.stacks, stacks, strict=True):
-            chosen = grouped if members is None else grouped[members]
-            scores = scores_of(chosen, segments, products)
-            yield scores if stack.mask is None else mx.where(stack.mask, scores, -mx.inf)
-
-    def _own_scores(self, scores: mx.array) -> mx.array:
-        """Leave out what is not a row's own."""
-        mask = self._buffer.mask
-        return scores if mask is None else mx.where(mask, scores, -mx.inf)
-
-    def _in_order(self, parts: Sequence[Part], order: mx.array | None) -> Part:
-        """Make one part of what was computed for rows that read alone."""
-        if order is not None:
-            parts = [*parts, self._nothing_like(parts[0])]
-        if len(parts) == 1:
-            return parts[0]
-        joined = Part(*[mx.concatenate(list(x), axis=0) for x in zip(*parts, strict=True)])
-        return joined if order is None else Part(*[x[order] for x in joined])
-
-    def _nothing_like(self, part: Part) -> Part:
-        """What comes of looking at nothing, for one row; made once, not in each step."""
-        if self._nothing is None:
-            shape = part.output.shape[1:]
-            self._nothing = Part(
-                mx.zeros((1, *shape), part.output.dtype),
-                mx.full((1, *shape[:-1], 1), -mx.inf, part.lse.dtype),
-            )
-        return self._nothing

@@ -14,10 +14,11 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import ChunkedKVCache
 
+from ..errors import NotBatchableError
 from ..kv.token_layer import QuantizedTokenLayerCache, Tensors, TokenLayerCache
 from ..load.device import DevicePolicy
 from . import blocks
-from .batched import BatchedLayer, NotBatchableError
+from .batched import BatchedLayer
 from .cascade import merge, part_of, scores_of
 from .chunked import CountsByRow
 from .fetched import Keys, RotatedQueries

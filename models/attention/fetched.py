@@ -6,12 +6,9 @@ what the model does with them on the way.
 """
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-
-if TYPE_CHECKING:
-    from .batched import BatchedLayer
 
 
 class Keys(mx.array):
@@ -22,12 +19,12 @@ class Keys(mx.array):
         layer: whose they are.
     """
 
-    def __init__(self, keys: mx.array, layer: "BatchedLayer") -> None:
+    def __init__(self, keys: mx.array, layer: object) -> None:
         super().__init__(keys)
         self._layer = weakref.ref(layer)  # the layer has these keys: no cycle
 
     @property
-    def layer(self) -> "BatchedLayer | None":
+    def layer(self) -> object:
         """Whose they are; None once it is gone."""
         return self._layer()
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from ..errors import NotBatchableError
 from ..kv.buckets import padded_to
 from ..kv.ring_buffer import RingBuffer
 from ..kv.storage import SpanRun
-from .batched import BufferedLayer, NotBatchableError, Step
+from .batched import BufferedLayer, Step
 
 
 class Gathering:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models.cache import ChunkedKVCache
 
+from ..errors import NotBatchableError
 from ..kv.recurrent import SeparateRecurrentLayer
 from ..kv.sequence_cache import SequenceCache, layer_caches_of
 from ..kv.token_layer import TokenLayerCache
 from ..load.device import DevicePolicy
-from .batched import NotBatchableError
 from .blocks import BLOCK
 from .joint import Prompts, attend_jointly, own_tensors, prompts_of
 from .separate import layers_of

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..params import KVQuantization
-from .batched import BatchedTokenLayer, NotBatchableError, Step
+from .batched import Step
 from .fetched import RotatedQueries
+from .full import BatchedTokenLayer
 from .products import Products, Segment
 
 TENSORS = 6

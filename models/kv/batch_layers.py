@@ -5,16 +5,12 @@ from typing import Any
 
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, RotatingKVCache
 
-from ..attention.batched import (
-    BatchedTokenLayer,
-    BatchedWindowLayer,
-    BufferedLayer,
-    NotBatchableError,
-    Step,
-)
+from ..attention.batched import BatchedWindowLayer, BufferedLayer, Step
 from ..attention.chunked import BatchedChunkLayer
+from ..attention.full import BatchedTokenLayer
 from ..attention.gathered import GatheredTokenLayer, Gathering
 from ..attention.quantized import TENSORS, BatchedQuantizedLayer
+from ..errors import NotBatchableError
 from ..params import KVQuantization
 from .recurrent import BatchedRecurrentLayer
 from .ring_buffer import RingBuffer

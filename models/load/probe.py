@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx_lm
 
-from ..attention.batched import NotBatchableError
+from ..errors import NotBatchableError
 from ..kv.batch_cache import BatchCache
 from ..kv.layout import CacheLayout
 from ..kv.placement import Placement

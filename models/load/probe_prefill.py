@@ -4,7 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..attention.batched import NotBatchableError
+from ..errors import NotBatchableError
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache
 from ..prefill import prefill

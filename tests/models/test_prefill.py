@@ -6,7 +6,7 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models.attention.batched import NotBatchableError
+from umbel.models.errors import NotBatchableError
 from umbel.models.kv import stacking
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU

@@ -10,10 +10,10 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache
 
-from umbel.models.attention.batched import NotBatchableError, Step
+from umbel.models.attention.batched import Step
 from umbel.models.attention.binding import Attention
 from umbel.models.attention.quantized import BatchedQuantizedLayer
-from umbel.models.errors import UnsupportedCacheError
+from umbel.models.errors import NotBatchableError, UnsupportedCacheError
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedSpan, pack_suffix, runs_of

@@ -102,7 +102,7 @@ def test_rows_are_merged_of_every_number_of_parts(monkeypatch: pytest.MonkeyPatc
         seen.add(len(parts))
         return merge(parts, *more)
 
-    monkeypatch.setattr("umbel.models.attention.batched.merge", noted)
+    monkeypatch.setattr("umbel.models.attention.full.merge", noted)
     fixture = BatchFixture("llama", stacks=True)
     warm_up(fixture.runner, 8, chunk=CHUNK)
     assert seen - {1} == {2, 3, 4, 5}
