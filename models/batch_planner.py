@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from .kv.buckets import padded_to, positions_for, rows_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
-from .kv.stacking import Run, Span, Stack, moved, restacked_after, runs_in, stacks_of
+from .kv.restacking import restacked_after
+from .kv.stacking import Run, Span, Stack, moved, runs_in, stacks_of
 from .moves import Enter, Leave, Move, Pack, Relocate, Resize
 from .planned_for import Batch, Buffer, Rules, State
 from .step_plan import Call, Kind

@@ -17,13 +17,12 @@ from .batch_cache import BatchCache
 from .layout import CacheLayout
 from .packed import PackedCheckpoint, PackedSpan, pack_suffix, runs_of
 from .prefix_groups import PrefixGroup
+from .restacking import RestackTimer
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
 from .stacking import Stack
 from .storage import SpanRun
 from .token_layer import Tensors
-
-_STEPS_WITHOUT_STACKS = 64
 
 
 class Placement:
@@ -46,8 +45,7 @@ class Placement:
         self.sequences: dict[int, SequenceCache] = {}
         self.groups: tuple[PrefixGroup, ...] | None = None
         self.spare_steps = 0
-        self._steps_before_stacks = 0
-        self._restacked_after: int | None = None
+        self._restacking = RestackTimer()
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -57,12 +55,12 @@ class Placement:
     @property
     def may_stack(self) -> bool:
         """Whether there has been memory for that of late."""
-        return self._steps_before_stacks <= 0
+        return not self._restacking.is_paused
 
     @property
     def restack_due(self) -> bool:
         """Whether what is read apart has cost as much as making stacks of it."""
-        return self._restacked_after == 0
+        return self._restacking.is_due
 
     @property
     def rows(self) -> int:
@@ -218,16 +216,8 @@ class Placement:
         """
         if call.regroups:
             self._read(call.groups, call.stacks)
-            # Who comes or goes meanwhile does not begin the time anew.
-            waited = None if self.restack_due else self._restacked_after
-            after = [steps for steps in (call.restacked_after, waited) if steps]
-            self._restacked_after = min(after) if call.restacked_after else None
-        elif self.restack_due:  # there was no memory for it
-            self._restacked_after = _STEPS_WITHOUT_STACKS
-        elif self._restacked_after:
-            self._restacked_after -= 1
+        self._restacking.step(call.restacked_after if call.regroups else None)
         self._batch.stacks.adopt()
-        self._steps_before_stacks -= 1
         self.groups, self.spare_steps = call.groups, call.spare_steps
         offsets = [self.sequences[slot].offset for slot in call.slots]
         new = call.regroups or bool(call.moves)
@@ -245,15 +235,12 @@ class Placement:
         return True
 
     def forget_copies(self) -> bool:
-        """Give up what lies side by side only to be read faster; whether there was any.
-
-        It is not made again for some steps: what takes the memory would be refused in turn.
-        """
+        """Give up what lies side by side only to be read faster; whether there was any."""
         if self.batch is None or not self.stacks:
             return False
         self._regroup()
         self.batch.stacks.clear()
-        self._steps_before_stacks = _STEPS_WITHOUT_STACKS
+        self._restacking.pause()
         return True
 
     def _read(self, groups: Iterable[PrefixGroup], stacks: tuple[Stack, ...]) -> None:

@@ -22,10 +22,6 @@ _USED_PART, _USED_OF = 2, 3
 _HELD_PART, _HELD_OF = 4, 5
 """At least this part of its positions holds tokens of somebody, or it is given up."""
 
-_WORTH = 16_384
-"""Tokens that are copied in about the time that one more product of all layers takes a step: on an
-H200, of an 8B model, both are a millisecond."""
-
 _STEP = 64
 """Positions of a stack are a multiple of this, as products want them."""
 
@@ -186,7 +182,7 @@ def stacks_of(
     if not may_copy:
         return tuple(there)
     kept = [stack for stack in there if _useful(stack)]
-    late, loose = _late(wanted, kept), 0 if fewest else LOOSE
+    late, loose = runs_apart(wanted, kept), 0 if fewest else LOOSE
     if loose and sum(late.values()) <= loose:
         return tuple(kept)
     if sum(map(len, wanted.values())) <= loose:
@@ -201,32 +197,15 @@ def stacks_of(
     return tuple(same.get(_content(stack), stack) for stack in anew)
 
 
-def restacked_after(
-    private: Mapping[int, Sequence[Run]], stacks: Sequence[Stack], *, most: int
-) -> int:
-    """Say after how many steps what is read apart has cost as much as making stacks of it.
-
-    Whoever waits until then, and does not know who comes and goes, pays at most twice what one
-    would who knows: the ski rental problem (Karlin et al., Competitive snoopy caching, 1988).
-
-    Args:
-        private: as for `stacks_of`.
-        stacks: what it said.
-        most: as above.
-
-    Returns:
-        How many steps; 0 where nothing is gained.
-    """
-    best = stacks_of(private, stacks, most=most, fewest=True)
-    saved = _parts(private, stacks) - _parts(private, best)
-    copied = sum(stack.capacity for stack in best if stack.made)
-    return max(1, copied // (_WORTH * saved)) if saved > 0 else 0
-
-
-def _parts(private: Mapping[int, Sequence[Run]], stacks: Sequence[Stack]) -> int:
-    """How many products a layer has of what rows alone read."""
-    wanted = {slot: tuple(runs) for slot, runs in private.items()}
-    return sum(bool(stack.slots) for stack in stacks) + sum(_late(wanted, stacks).values())
+def runs_apart(wanted: Mapping[int, tuple[Run, ...]], stacks: Iterable[Stack]) -> dict[int, int]:
+    """Count the runs of each row that are in no stack."""
+    left = {slot: len(runs) for slot, runs in wanted.items()}
+    for row in (row for stack in stacks for row in stack.rows if row.slot is not None):
+        tokens = row.tokens
+        for run in wanted[row.slot] if row.slot is not None else ():
+            tokens -= run.tokens
+            left[row.slot or 0] -= tokens >= 0
+    return left
 
 
 def _there(wanted: Mapping[int, tuple[Run, ...]], before: Sequence[Stack]) -> list[Stack]:
@@ -263,17 +242,6 @@ def _useful(stack: Stack) -> bool:
         len(stack.slots) * _USED_OF >= len(stack.rows) * _USED_PART
         and (held + few) * _HELD_OF >= stack.capacity * _HELD_PART
     )
-
-
-def _late(wanted: Mapping[int, tuple[Run, ...]], stacks: Iterable[Stack]) -> dict[int, int]:
-    """How many runs of each row are in no stack."""
-    left = {slot: len(runs) for slot, runs in wanted.items()}
-    for row in (row for stack in stacks for row in stack.rows if row.slot is not None):
-        tokens = row.tokens
-        for run in wanted[row.slot] if row.slot is not None else ():
-            tokens -= run.tokens
-            left[row.slot or 0] -= tokens >= 0
-    return left
 
 
 def _anew(wanted: Mapping[int, tuple[Run, ...]], most: int) -> tuple[Stack, ...]:

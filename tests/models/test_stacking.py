@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.models.kv.restacking import RestackTimer, restacked_after
 from umbel.models.kv.stacking import (
     LOOSE,
     Run,
     Stack,
     moved,
     padded,
-    restacked_after,
     runs_in,
     stacks_of,
 )
@@ -308,3 +308,36 @@ def test_padding(tokens: int) -> None:
     """As little as products want."""
     assert tokens <= padded(tokens) < tokens + 64
     assert padded(padded(tokens)) == padded(tokens)
+
+
+def test_stacks_are_due_after_as_many_steps_as_planned() -> None:
+    """Who comes or goes begins no time anew, and where nothing is gained nothing is due."""
+    timer = RestackTimer()
+    timer.step(3)
+    for planned in (5, None):
+        timer.step(planned)
+        assert not timer.is_due
+    for _ in range(2):
+        timer.step(None)
+    assert timer.is_due
+    timer.step(0)
+    for _ in range(9):
+        timer.step(None)
+        assert not timer.is_due
+
+
+def test_who_found_no_memory_for_stacks_waits() -> None:
+    """What was due and not made is due again later; while that is waited for, others may come."""
+    timer, steps = RestackTimer(), 0
+    timer.step(1)
+    timer.step(None)
+    assert timer.is_due
+    timer.step(None)
+    while not timer.is_due:
+        timer.step(None)
+        steps += 1
+    timer.pause()
+    for _ in range(steps):
+        assert timer.is_paused
+        timer.step(None)
+    assert not timer.is_paused
