@@ -22,6 +22,7 @@ from .config import Settings
 from .connections import Connections
 from .descriptors import most_connections, raise_limit
 from .display import Display, Served
+from .drain import drain
 from .errors import StartError
 from .handlers.entry import Entry
 from .http_server import HTTPServer
@@ -157,7 +158,8 @@ class Daemon:
         if self._entry.models is not None:
             await self._entry.models.close()
         if self._residents:
-            await self._drain(self._residents)
+            grace = self._settings.stop_grace
+            await drain(self._residents, self._force_stop, grace, self._display)
         await self._server.close()
         if self._entry.models is not None:
             self._entry.models.workers.close()
@@ -244,23 +246,6 @@ class Daemon:
         budget = self._settings.responses_budget
         return ResponseDesk(await asyncio.to_thread(ResponseStore, folder, budget))
 
-    async def _drain(self, residents: list[Resident]) -> None:
-        for resident in residents:
-            resident.handoff.refuse_waiting()
-        forced = asyncio.ensure_future(self._force_stop.wait())
-        idle = asyncio.ensure_future(_wait_idle(residents))
-        waits: set[asyncio.Future[Any]] = {forced, idle}
-        with self._display.waiting(lambda: _still_running(residents)):
-            await asyncio.wait(
-                waits,
-                timeout=self._settings.stop_grace,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        forced.cancel()
-        idle.cancel()
-        for resident in residents:
-            resident.handoff.end_running()
-
     def _on_share(self, share: float) -> None:
         """Shrink the budget, or let it grow again, as the system's memory allows."""
         if self._loader is not None and not self._entry.stopping:
@@ -295,18 +280,6 @@ class Daemon:
     def _warn_of_slow_blas(self) -> None:
         if backend() == "cpu" and not BLAS.fast:
             log.warning("matrix products are slow", blas=BLAS.name, advice=BLAS.advice)
-
-
-def _still_running(residents: list[Resident]) -> str:
-    requests = sum(resident.handoff.live for resident in residents)
-    if not requests:
-        return ""
-    return f"waiting for {requests} request{'s'[: requests > 1]}, Ctrl-C again to force"
-
-
-async def _wait_idle(residents: list[Resident]) -> None:
-    for resident in residents:
-        await resident.handoff.wait_idle()
 
 
 async def _load_first(models: ModelPool) -> None:
