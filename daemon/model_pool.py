@@ -124,8 +124,7 @@ class ModelPool:
     @property
     def longest_context(self) -> int:
         """Tokens that a prompt of any model may have, as far as is known."""
-        known = [slot.context_length for slot in self.slots]
-        return max((_UNKNOWN if tokens is None else tokens) for tokens in known)
+        return max(slot.context_length or _UNKNOWN for slot in self.slots)
 
     def render_metrics(self) -> bytes:
         """Write the metrics of all models; those of several say which."""
@@ -176,22 +175,13 @@ class ModelPool:
         """Wait until this request may use a model."""
         if self.waiting >= self.most_waiting:
             raise queue_full(self.most_waiting)
-        waiter, admitted = asyncio.get_running_loop().create_future(), False
-        slot.waiters.add(waiter)
         try:
-            async with asyncio.timeout(self.timeout):
-                self._start_loading(slot)
-                await waiter
-            admitted = True
+            await slot.wait(partial(self._start_loading, slot), self.timeout)
         except TimeoutError as error:
             raise DeadlineExceededError(f"{slot.name} was not loaded in time") from error
         except (ModelError, StartError) as error:
             message = f"{slot.name} cannot be loaded: {error}"
             raise UnavailableError(message, retry_after=RETRY_AFTER) from error
-        finally:
-            slot.waiters.discard(waiter)
-            if not admitted and _has_result(waiter):
-                slot.leave()  # it was admitted, and has left at that moment
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
         """Have a model loaded, after what is loaded already; once, however many ask for it."""
@@ -199,7 +189,8 @@ class ModelPool:
             raise slot.failure[0]
         if slot.loading is None:
             slot.loading = asyncio.create_task(self._load(slot))
-            slot.loading.add_done_callback(_retrieve)
+            # Takes its error, though nobody may have waited for it to the end.
+            slot.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         return slot.loading
 
     async def load(self, slot: ModelSlot) -> None:
@@ -257,10 +248,9 @@ class ModelPool:
                 return
             free = [each for each in loaded if not each.settings.pinned]
             if not free:
-                held = ", ".join(each.name for each in loaded)
                 raise UnavailableError(
-                    f"{slot.name} needs {weights} bytes for its weights, and {held} stay loaded: "
-                    "they are pinned",
+                    f"{slot.name} needs {weights} bytes for its weights, and "
+                    f"{', '.join(each.name for each in loaded)} stay loaded: they are pinned",
                     retry_after=RETRY_AFTER,
                 )
             victim = max(free, key=lambda each: each.idle_for)
@@ -282,23 +272,18 @@ class ModelPool:
         while True:
             await asyncio.sleep(_SWEEP)
             for slot in self.slots:
-                if self._is_idle(slot):
+                if slot.is_idle:
                     await self._unload_idle(slot)
 
     async def _unload_idle(self, slot: ModelSlot) -> None:
         async with self._lock:
-            if not self._is_idle(slot):
+            if not slot.is_idle:
                 return
             log.info("unloading an idle model", model=slot.name)
             try:
                 await self._unload(slot)
             except Exception:
                 log.exception("an idle model was not unloaded", model=slot.name)
-
-    @staticmethod
-    def _is_idle(slot: ModelSlot) -> bool:
-        after = None if slot.settings.pinned else slot.settings.unload_after
-        return slot.resident is not None and after is not None and slot.idle_for > after
 
     async def close(self) -> None:
         """End loads that are under way, and have nobody wait for one any more."""
@@ -313,13 +298,3 @@ class ModelPool:
 
 def _stopping() -> UnavailableError:
     return UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
-
-
-def _has_result(waiter: asyncio.Future[None]) -> bool:
-    return waiter.done() and not waiter.cancelled() and waiter.exception() is None
-
-
-def _retrieve(task: asyncio.Task[None]) -> None:
-    """Take a load's error, though nobody may have waited for it to the end."""
-    if not task.cancelled():
-        task.exception()

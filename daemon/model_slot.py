@@ -113,6 +113,12 @@ class ModelSlot:
         """Seconds since a request last used it; 0 while one does."""
         return 0.0 if self.users else self._clock() - self._used_at
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has used it for so long that it is to be unloaded."""
+        after = None if self.settings.pinned else self.settings.unload_after
+        return self.resident is not None and after is not None and self.idle_for > after
+
     def enter(self) -> None:
         """Count a request that uses it; it stays loaded until the last one has left."""
         self.users += 1
@@ -124,6 +130,29 @@ class ModelSlot:
         self.touch()
         if not self.users:
             self._unused.set()
+
+    async def wait(self, load: Callable[[], object], timeout: float) -> None:  # noqa: ASYNC109
+        """Wait until it is loaded, and count a request that uses it.
+
+        Args:
+            load: has it loaded.
+            timeout: seconds that this may take.
+
+        Raises:
+            TimeoutError: it takes longer.
+            Exception: it cannot be loaded.
+        """
+        waiter, admitted = asyncio.get_running_loop().create_future(), False
+        self.waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                load()
+                await waiter
+            admitted = True
+        finally:
+            self.waiters.discard(waiter)
+            if not admitted and _has_result(waiter):
+                self.leave()  # it was admitted, and has left at that moment
 
     def admit_waiters(self) -> None:
         """Have all who wait use it: it is not unloaded before they have."""
@@ -147,6 +176,10 @@ class ModelSlot:
     async def wait_unused(self) -> None:
         """Wait until no request uses it."""
         await self._unused.wait()
+
+
+def _has_result(waiter: asyncio.Future[None]) -> bool:
+    return waiter.done() and not waiter.cancelled() and waiter.exception() is None
 
 
 def slots_of(settings: Settings) -> list[ModelSlot]:
