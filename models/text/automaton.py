@@ -9,25 +9,22 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import GrammarError
-from .pattern_tree import (
-    LAST,
-    Anchor,
-    Chars,
-    Either,
-    Look,
-    Node,
-    Range,
-    Repeat,
-    Sequence,
-    normal,
+from .pattern_program import (
+    ANY,
+    TOO_COMPLEX,
+    Begin,
+    End,
+    Match,
+    Program,
+    Split,
+    Take,
+    Watch,
+    program,
 )
+from .pattern_tree import LAST, Chars, Either, Look, Node, Range, Repeat, Sequence, normal
 
 _MOST_STATES = 300
-_MOST_CODE = 3000
 _MOST_THREADS = 3000
-
-ANY: tuple[Range, ...] = ((0, LAST),)
-TOO_COMPLEX = "the pattern is too complex to be supported with look-around"
 
 
 class Budget:
@@ -74,31 +71,6 @@ class Automaton(NamedTuple):
         return all(target == state for target in self.steps[state])
 
 
-class _Take(NamedTuple):
-    ranges: tuple[Range, ...]
-
-
-class _Split(NamedTuple):
-    targets: list[int]
-
-
-class _Watch(NamedTuple):
-    look: Look
-
-
-class _Begin(NamedTuple):
-    pass
-
-
-class _End(NamedTuple):
-    pass
-
-
-class _Match(NamedTuple):
-    pass
-
-
-_Step = _Take | _Split | _Watch | _Begin | _End | _Match
 _Watched = frozenset[tuple[int, int]]  # automata and their states
 _Thread = tuple[int, _Watched]
 
@@ -162,15 +134,10 @@ class Builder:
             searches: anything may come before it, too.
             begins: its first character is the text's.
         """
-        code: list[_Step] = []
-        if searches:
-            _emit(Repeat(Chars(ANY), 0, None), code)
-        _emit(tree, code)
-        _emit(Repeat(Chars(ANY), 0, None), code)
-        code.append(_Match())
+        code = program(tree, searches=searches)
         return _smallest(*self._determined(code, begins=begins), self._budget)
 
-    def _determined(self, code: list[_Step], *, begins: bool) -> tuple[list[list[int]], list[bool]]:
+    def _determined(self, code: Program, *, begins: bool) -> tuple[list[list[int]], list[bool]]:
         first = self._closure(code, [(0, frozenset())], begins=begins)
         numbers = {first: 0}
         order, steps = [first], list[list[int]]()
@@ -187,18 +154,18 @@ class Builder:
             steps.append(row)
         return steps, [self._accepts(code, state) for state in order]
 
-    def _accepts(self, code: list[_Step], state: frozenset[_Thread]) -> bool:
+    def _accepts(self, code: Program, state: frozenset[_Thread]) -> bool:
         return any(
-            isinstance(code[at], _Match) and all(self.dfas[n].accepts[s] for n, s in watched)
+            isinstance(code[at], Match) and all(self.dfas[n].accepts[s] for n, s in watched)
             for at, watched in state
         )
 
-    def _moved(self, code: list[_Step], state: frozenset[_Thread], character: int) -> list[_Thread]:
+    def _moved(self, code: Program, state: frozenset[_Thread], character: int) -> list[_Thread]:
         self._budget.spend(len(state) + 1)
         moved = []
         for at, watched in state:
             step = code[at]
-            if isinstance(step, _Take) and character in self._alphabet.members(step.ranges):
+            if isinstance(step, Take) and character in self._alphabet.members(step.ranges):
                 after = [(n, self.dfas[n].steps[s][character]) for n, s in watched]
                 moved += self._with(at + 1, after)
         return moved
@@ -210,7 +177,7 @@ class Builder:
         return [(at, frozenset((n, s) for n, s in watched if not self.dfas[n].always(s)))]
 
     def _closure(
-        self, code: list[_Step], threads: list[_Thread], *, begins: bool
+        self, code: Program, threads: list[_Thread], *, begins: bool
     ) -> frozenset[_Thread]:
         """All threads that come of some without a character."""
         seen: set[_Thread] = set()
@@ -225,16 +192,16 @@ class Builder:
                 raise GrammarError(TOO_COMPLEX)
             at, watched = thread
             match code[at]:
-                case _Split(targets=targets):
+                case Split(targets=targets):
                     left += [(target, watched) for target in targets]
-                case _Begin():
+                case Begin():
                     left += [(at + 1, watched)] if begins else []
-                case _End():
+                case End():
                     left += self._with(at + 1, [*watched, (0, 0)])
-                case _Watch(look=look):
+                case Watch(look=look):
                     number = self._watching(look, begins=begins)
                     left += self._with(at + 1, [*watched, (number, 0)])
-        lasting = [thread for thread in seen if isinstance(code[thread[0]], _Take | _Match)]
+        lasting = [thread for thread in seen if isinstance(code[thread[0]], Take | Match)]
         return frozenset(_weakest(lasting))
 
     def _watching(self, look: Look, *, begins: bool) -> int:
@@ -256,64 +223,6 @@ def _weakest(threads: list[_Thread]) -> list[_Thread]:
         if not any(other <= watched for other in kept):
             kept.append(watched)
     return [(at, watched) for at, kept in by_place.items() for watched in kept]
-
-
-def _emit(node: Node, code: list[_Step]) -> None:
-    if len(code) > _MOST_CODE:
-        raise GrammarError(TOO_COMPLEX)
-    match node:
-        case Chars(ranges=ranges):
-            code.append(_Take(ranges))
-        case Anchor(at_end=at_end):
-            code.append(_End() if at_end else _Begin())
-        case Look():
-            code.append(_Watch(node))
-        case Sequence(items=items):
-            for item in items:
-                _emit(item, code)
-        case Either(options=options):
-            _emit_either(options, code)
-        case Repeat():
-            _emit_repeat(node, code)
-
-
-def _emit_either(options: tuple[Sequence, ...], code: list[_Step]) -> None:
-    split, ends = _Split([]), []
-    code.append(split)
-    for option in options:
-        split.targets.append(len(code))
-        _emit(option, code)
-        ends.append(_Split([]))
-        code.append(ends[-1])
-    for end in ends:
-        end.targets.append(len(code))
-
-
-def _emit_repeat(repeat: Repeat, code: list[_Step]) -> None:
-    for _ in range(repeat.least):
-        _emit(repeat.body, code)
-    if repeat.most is None:
-        _emit_loop(repeat.body, code)
-    else:
-        _emit_optional(repeat.body, repeat.most - repeat.least, code)
-
-
-def _emit_loop(body: Node, code: list[_Step]) -> None:
-    split, begin = _Split([]), len(code)
-    code.append(split)
-    _emit(body, code)
-    code.append(_Split([begin]))
-    split.targets.extend([begin + 1, len(code)])
-
-
-def _emit_optional(body: Node, times: int, code: list[_Step]) -> None:
-    splits = []
-    for _ in range(times):
-        splits.append(_Split([len(code) + 1]))
-        code.append(splits[-1])
-        _emit(body, code)
-    for split in splits:
-        split.targets.append(len(code))
 
 
 def _smallest(steps: list[list[int]], accepts: list[bool], budget: Budget) -> Automaton:

@@ -4,7 +4,8 @@ import re
 from typing import NamedTuple
 
 from ..errors import GrammarError
-from .automaton import ANY, Budget
+from .automaton import Budget
+from .pattern_program import ANY
 from .pattern_text import is_empty, plain
 from .pattern_tree import Anchor, Chars, Either, Look, Node, Range, Repeat, Sequence, has, read
 

@@ -3,7 +3,8 @@
 import re
 
 from ..errors import GrammarError
-from .automaton import ANY, TOO_COMPLEX, Alphabet, Automaton, Budget, Builder
+from .automaton import Alphabet, Automaton, Budget, Builder
+from .pattern_program import ANY, TOO_COMPLEX
 from .pattern_tree import Node, Range, normal, others
 
 _LONGEST = 4500  # characters of a regular expression
