@@ -5,26 +5,21 @@ places. So a schema is rewritten for it: what it honours is kept, references lea
 targets, annotations are dropped, and whatever else would change which values are valid is refused.
 """
 
-import re
-from typing import Any, NamedTuple
-from urllib.parse import unquote
+from typing import Any
 
 from ..errors import GrammarError
 from .look_around import LookAround
 from .schema_form import COUNTS, DEEPEST, MOST_NODES, check, measure, types_of, within
-from .schema_keywords import EFFECTIVE, KEPT, MANY, effective, has_unsupported_effect
+from .schema_keywords import KEPT, MANY, effective, has_unsupported_effect
 from .schema_names import hold_names
+from .schema_references import LOOKED_THROUGH, References, Target
 from .schema_sets import hold_unique
 from .schema_texts import hold_text
 from .schema_unions import Facts, additions
 from .schema_values import check_values, count, set_bounds
 from .schema_weight import Scale
 
-_REF_STANDS_ALONE = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
 _DEFINITIONS = "#/$defs/"
-_MOST_CHECKED = 10 * MOST_NODES
-_LOOKED_THROUGH = 16  # references one behind the other
-_INDEX = re.compile("[0-9]{1,9}")
 
 
 class SchemaReader:
@@ -84,31 +79,20 @@ class SchemaReader:
             raise GrammarError("leads to too many schemas by way of references", place)
 
 
-class _Target(NamedTuple):
-    schema: Any
-    place: str
-
-
 class _Document:
     """One schema, and what its references refer to."""
 
     def __init__(self, reader: SchemaReader, schema: Any, place: str) -> None:
         self._reader = reader
-        self._root = _Target(schema, place)
-        dialect = schema.get("$schema", "") if isinstance(schema, dict) else ""
-        self._stands_alone = any(draft in dialect for draft in _REF_STANDS_ALONE)
-        self._targets: dict[str, _Target] = {}
+        self._references = References(schema, place)
         self._names: dict[tuple[str, frozenset[str]], str] = {}
-        self._facts = Facts(self._resolved)
-        self._left: list[tuple[str, _Target]] = []
+        self._facts = Facts(self._references.resolved)
+        self._left: list[tuple[str, Target]] = []
         self._inside: list[str] = []  # targets that are being copied
-        self._other_base = False
         self._depth = 0
-        self._checked: set[str] = set()
-        self._left_to_check = _MOST_CHECKED
 
     def rewritten(self) -> Any:
-        root = self._rewrite(*self._root)
+        root = self._rewrite(*self._references.root)
         while self._left:  # not where they are met: a chain of them would be a deep recursion
             name, target = self._left.pop()
             self._reader.definitions[name] = self._rewrite(*target)
@@ -139,17 +123,17 @@ class _Document:
         new: dict[str, Any] = {}
         self._reader.note(new, place)
         self._depth += 1
-        if "$ref" in schema and self._stands_alone:
+        if "$ref" in schema and self._references.stand_alone:
             schema = {"$ref": schema["$ref"]}
-        outer = self._other_base
-        self._other_base |= schema is not self._root.schema and _is_resource(schema)
+        outer = self._references.other_base
+        self._references.other_base |= self._references.has_other_base(schema)
         for keyword in schema:
             self._keyword(new, schema, keyword, within(place, keyword))
         if "propertyNames" in schema and "object" in types_of(schema):
             self._hold_names(new, schema["propertyNames"], within(place, "propertyNames"))
         if schema.get("uniqueItems"):
             self._hold_unique(new, schema.get("items"), place)
-        self._other_base = outer
+        self._references.other_base = outer
         self._depth -= 1
         for part in hold_text(new, schema, self._reader.look_around, place):
             self._reader.note(part, place)
@@ -198,7 +182,7 @@ class _Document:
         return new
 
     def _hold_names(self, new: dict[str, Any], names: Any, place: str) -> None:
-        target = self._resolved(names, place)
+        target = self._references.resolved(names, place)
         if target is False:
             raise GrammarError("false is not supported", place)
         known = {} if target is True else effective(target)
@@ -212,7 +196,7 @@ class _Document:
 
     def _hold_unique(self, new: dict[str, Any], items: Any, place: str) -> None:
         at = within(place, "items")
-        target = {} if items is None or _is_list(items) else self._resolved(items, at)
+        target = {} if items is None or _is_list(items) else self._references.resolved(items, at)
         known = effective(target) if isinstance(target, dict) else {}
         hold_unique(new, known, within(place, "uniqueItems"))
 
@@ -236,17 +220,17 @@ class _Document:
         """Rewrite a schema whose values must have some names besides those that it requires."""
         if not names:
             return self._rewrite(schema, place)
-        if not self._is_reference(schema):
+        if not self._references.is_reference(schema):
             return self._rewrite(_requiring(schema, names), place)
-        target = self._followed(schema, place)
+        target = self._references.followed(schema, place)
         return {"$ref": self._refer(target, names)}
 
     def _option(self, schema: Any, place: str) -> Any:
         """Rewrite an option of `oneOf`. The compiler does not look through references there."""
-        if not self._is_reference(schema):
+        if not self._references.is_reference(schema):
             return self._rewrite(schema, place)
-        target = self._target(schema["$ref"], within(place, "$ref"))
-        if target.place in self._inside or len(self._inside) >= _LOOKED_THROUGH:
+        target = self._references.target(schema["$ref"], within(place, "$ref"))
+        if target.place in self._inside or len(self._inside) >= LOOKED_THROUGH:
             return self._rewrite(schema, place)
         self._inside.append(target.place)
         try:
@@ -256,78 +240,21 @@ class _Document:
 
     # -- references --------------------------------------------------------------------
 
-    def _is_reference(self, schema: Any) -> bool:
-        """Whether a schema is a reference and says nothing besides."""
-        if not isinstance(schema, dict) or "$ref" not in schema:
-            return False
-        return self._stands_alone or schema.keys() & EFFECTIVE == {"$ref"}
-
-    def _followed(self, schema: Any, place: str) -> _Target:
-        target = _Target(schema, place)
-        for _ in range(_LOOKED_THROUGH):
-            if not self._is_reference(target.schema):
-                break
-            target = self._target(target.schema["$ref"], within(target.place, "$ref"))
-        return target
-
-    def _resolved(self, schema: Any, place: str) -> Any:
-        """Follow references to a schema; what stands below another `$id` is not looked into."""
-        schema = self._followed(schema, place).schema
-        is_root = schema is self._root.schema
-        return True if not is_root and _is_resource(schema) else schema
-
     def _reference(self, reference: str, place: str) -> str:
-        return self._refer(self._target(reference, place), frozenset())
+        return self._refer(self._references.target(reference, place), frozenset())
 
-    def _refer(self, target: _Target, names: frozenset[str]) -> str:
+    def _refer(self, target: Target, names: frozenset[str]) -> str:
         """Refer to a schema, whose values must have some names besides those that it requires."""
         if (target.place, names) not in self._names:
             schema = _requiring(target.schema, names) if names else target.schema
             written = self._names[target.place, names] = self._define(True)  # until it is rewritten
-            self._left.append((written.removeprefix(_DEFINITIONS), _Target(schema, target.place)))
+            self._left.append((written.removeprefix(_DEFINITIONS), Target(schema, target.place)))
         return self._names[target.place, names]
 
     def _define(self, rewritten: Any) -> str:
         name = str(len(self._reader.definitions))
         self._reader.definitions[name] = rewritten
         return _DEFINITIONS + name
-
-    def _target(self, reference: str, place: str) -> _Target:
-        if self._other_base:
-            raise GrammarError("is not supported below another $id", place)
-        if reference not in self._targets:
-            target = self._find(reference, place)
-            self._check(target, place)
-            self._targets[reference] = target
-        return self._targets[reference]
-
-    def _check(self, target: _Target, place: str) -> None:
-        """See that a target is a schema, once: it may be named in many ways."""
-        if target.place in self._checked:
-            return
-        self._checked.add(target.place)
-        self._left_to_check -= measure(target.schema, target.place)
-        if self._left_to_check < 0:
-            raise GrammarError("leads to too many schemas by way of references", place)
-        check(*target)
-
-    def _find(self, reference: str, place: str) -> _Target:
-        base, _, fragment = reference.partition("#")
-        root = self._root.schema
-        if base and base not in {str(root.get(key)).rstrip("#") for key in ("$id", "id")}:
-            words = f"leads to {reference!r}: only references within the schema are supported"
-            raise GrammarError(words, place)
-        if fragment and not fragment.startswith("/"):
-            raise GrammarError(f"leads to {reference!r}: anchors are not supported", place)
-        found, at = root, self._root.place
-        for part in unquote(fragment).split("/")[1:]:
-            step = part.replace("~1", "/").replace("~0", "~")
-            found, at = _step(found, step), within(at, step)
-            if found is None:
-                raise GrammarError(f"leads to {reference!r}, where no schema is", place)
-            if _is_resource(found):
-                raise GrammarError(f"leads to {reference!r}, below another $id", place)
-        return _Target(found, at)
 
 
 def _requiring(schema: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
@@ -337,17 +264,3 @@ def _requiring(schema: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list)
-
-
-def _is_resource(schema: Any) -> bool:
-    """Whether references below mean something else than elsewhere."""
-    name = schema.get("$id") if isinstance(schema, dict) else None
-    return isinstance(name, str) and not name.startswith("#")
-
-
-def _step(found: Any, step: str) -> Any:
-    if isinstance(found, dict):
-        return found.get(step)
-    if isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
-        return found[int(step)]
-    return None
