@@ -36,7 +36,8 @@ from umbel.models.runner import ModelRunner
 from umbel.models.sampling import sample
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.constraint import JSONObject, JSONSchema
-from umbel.models.text.grammar import Grammar, GrammarCompiler
+from umbel.models.text.grammar import Grammar
+from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner

@@ -11,7 +11,7 @@ from ..models.text.call_grammar import call_form
 from ..models.text.constraint import Constraint, Reasoning, ToolCalls
 from ..models.text.conversation import Conversation
 from ..models.text.formats import NORMAL
-from ..models.text.grammar import GrammarCompiler
+from ..models.text.grammar_compiler import GrammarCompiler
 from ..models.text.schema_form import check as check_schema
 from ..models.text.schema_form import measure as measure_schema
 from ..models.text.template import ChatTemplate

@@ -13,7 +13,7 @@ from ..models.text import boundaries
 from ..models.text.answers import Lineage
 from ..models.text.constraint import Constraint
 from ..models.text.conversation import Conversation, Message
-from ..models.text.grammar import GrammarCompiler
+from ..models.text.grammar_compiler import GrammarCompiler
 from ..models.text.output import OutputParser
 from ..models.text.plain import PlainParser
 from ..scheduler.admission import Admission

@@ -24,7 +24,8 @@ from umbel.daemon.config import Settings
 from umbel.models.errors import GrammarError
 from umbel.models.params import SamplingParams
 from umbel.models.text.constraint import JSONSchema
-from umbel.models.text.grammar import Grammar, GrammarCompiler
+from umbel.models.text.grammar import Grammar
+from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 

@@ -14,7 +14,7 @@ from umbel.models.text.codec import TextCodec
 from umbel.models.text.constraint import JSONSchema, Reasoning, ToolCalls
 from umbel.models.text.conversation import Tool
 from umbel.models.text.formats import HARMONY, OutputFormat
-from umbel.models.text.grammar import GrammarCompiler
+from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.models.text.harmony import TOKENS
 from umbel.models.text.narrowing import pattern_without
 from umbel.models.text.output import OutputParser

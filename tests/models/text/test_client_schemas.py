@@ -24,7 +24,8 @@ from typing_extensions import TypedDict
 
 from umbel.models.errors import GrammarError
 from umbel.models.text.constraint import JSONSchema
-from umbel.models.text.grammar import Grammar, GrammarCompiler
+from umbel.models.text.grammar import Grammar
+from umbel.models.text.grammar_compiler import GrammarCompiler
 
 from .test_grammar import allowed
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from umbel.models.errors import GrammarError, MatcherError
-from umbel.models.text import grammar as module
+from umbel.models.text import grammar_compiler as module
 from umbel.models.text.call_grammar import call_form
 from umbel.models.text.constraint import (
     Choice,
@@ -21,7 +21,8 @@ from umbel.models.text.constraint import (
     ToolCalls,
 )
 from umbel.models.text.conversation import Tool
-from umbel.models.text.grammar import Grammar, GrammarCompiler
+from umbel.models.text.grammar import Grammar
+from umbel.models.text.grammar_compiler import GrammarCompiler
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel

@@ -13,7 +13,7 @@ from jsonschema.exceptions import SchemaError
 
 from umbel.models.errors import GrammarError
 from umbel.models.text.constraint import JSONObject, JSONSchema
-from umbel.models.text.grammar import GrammarCompiler
+from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.models.text.schema_form import check
 from umbel.models.text.schema_meaning import SchemaReader
 

@@ -1,0 +1,235 @@
+"""Constraints to grammars.
+
+llguidance does the work: it compiles without Python's lock and within bounds of its own. Nothing
+else of it is used than its parser and its masks.
+"""
+
+import hashlib
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import llguidance
+import msgspec
+
+from ..errors import GrammarError, MatcherError
+from .call_grammar import NARROWED, add_calls
+from .codec import TextCodec
+from .constraint import Constraint, Reasoning, Regex, ToolCalls
+from .content_grammar import write_content
+from .grammar import Grammar, Vocabulary, mask_of
+from .grammar_faults import explain, in_words, rehearse, walk
+from .lark import Lark
+from .schema_form import DEEPEST
+from .schema_meaning import SchemaReader
+
+_THREADS = 2
+_KEPT = 128
+_KEPT_BYTES = 64 << 20
+# What a grammar takes, as measured: at most so much in each of the cases, answers included, which
+# add states to what its masks are computed with.
+_BYTES = 512 << 10  # of the smallest
+_BYTES_PER_CHARACTER = 160  # of its text
+_BYTES_PER_REPEAT = 4096  # that is counted: each is a state
+_MOST_REPEATS = 4096  # which answers reach
+_COUNTED = re.compile(r'"m(?:ax|in)Length": (\d{1,9})\b|\{(?:\d+,)?(\d{1,9})\}')
+
+LIMITS = llguidance.LLParserLimits(
+    # An object with n optional properties has rows of four times as many items.
+    max_items_in_row=5_000,
+    max_lexer_states=100_000,
+    verbose_errors=False,
+)
+
+
+class _Around(NamedTuple):
+    """What stands around the answer; see `GrammarCompiler.compile`."""
+
+    reasoning: Reasoning | None
+    header: str
+    markers: tuple[str, ...]
+
+
+class GrammarCompiler:
+    """Compiles constraints for one model. Safe to call from several threads at once.
+
+    The first call reads the vocabulary, which takes some tenths of a second.
+
+    Args:
+        codec: of the model.
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._lock = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._kept: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._kept_bytes = 0
+        self._special = codec.special_tokens_by_name
+
+    def compile(
+        self,
+        constraint: Constraint | ToolCalls,
+        *,
+        reasoning: Reasoning | None = None,
+        header: str = "",
+        markers: Sequence[str] = (),
+    ) -> Grammar:
+        """Compile a constraint, or find what it was compiled to before.
+
+        Bounded in time and memory, whatever the constraint; other threads run meanwhile.
+
+        Args:
+            constraint: for the answer.
+            reasoning: what stands before the answer is free.
+            header: markup that stands before content.
+            markers: content does not begin with them, as what does is read in another way.
+
+        Raises:
+            GrammarError: an answer cannot be held to it; the message and the place say why.
+        """
+        constraint = _what_counts(constraint)
+        around = _Around(reasoning, header, tuple(markers))
+        key = _key(constraint, around)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        grammar = self._compile(constraint, around)
+        with self._lock:
+            self._keep(key, grammar)
+        return grammar
+
+    def _keep(self, key: bytes, grammar: Grammar) -> None:
+        if key in self._kept:
+            return  # another thread was faster
+        if grammar.nbytes > _KEPT_BYTES:
+            return  # there is no room for it, however much else is dropped
+        self._kept[key] = grammar
+        self._kept_bytes += grammar.nbytes
+        while len(self._kept) > _KEPT or self._kept_bytes > _KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.nbytes
+
+    def _compile(self, constraint: Constraint | ToolCalls, around: _Around) -> Grammar:
+        try:
+            return self._written(constraint, around)
+        except GrammarError:
+            if not isinstance(constraint, ToolCalls) or constraint.form not in NARROWED:
+                raise
+        return self._written(msgspec.structs.replace(constraint, form="generic"), around)
+
+    def _written(self, constraint: Constraint | ToolCalls, around: _Around) -> Grammar:
+        vocabulary = self._read_vocabulary()
+        reader, lark = SchemaReader(), Lark(self._special)
+        _add_answer(lark, reader, constraint, around)
+        if around.markers:
+            self._check_pattern(vocabulary, constraint, around.markers)
+        starts = constraint.starts if isinstance(constraint, ToolCalls) else []
+        lark.rule("start", _start(lark, around.reasoning, starts))
+        rehearse(vocabulary.tokenizer, reader, LIMITS)
+        parser = llguidance.LLMatcher(vocabulary.tokenizer, str(lark), log_level=0, limits=LIMITS)
+        if parser.is_error():
+            raise explain(vocabulary.tokenizer, parser.get_error(), reader, LIMITS)
+        try:
+            grammar = Grammar(parser, vocabulary, _estimate(str(lark)))
+        except MatcherError as error:
+            raise GrammarError(f"no answer can match it: {error}") from error
+        rehearsal = parser.deep_copy()
+        walk(rehearsal)
+        if rehearsal.is_error():
+            raise GrammarError(in_words(rehearsal.get_error()))
+        return grammar
+
+    def _check_pattern(
+        self, vocabulary: Vocabulary, constraint: Constraint | ToolCalls, markers: Sequence[str]
+    ) -> None:
+        """Refuse a pattern that leaves nothing to write; beside calls nobody would notice."""
+        content = constraint.content if isinstance(constraint, ToolCalls) else constraint
+        if not isinstance(content, Regex):
+            return
+        lark = Lark(self._special)
+        lark.rule("start", write_content(lark, SchemaReader(), content, markers))
+        parser = llguidance.LLMatcher(vocabulary.tokenizer, str(lark), log_level=0, limits=LIMITS)
+        if parser.is_error():
+            raise GrammarError(in_words(parser.get_error()))
+        try:
+            mask_of(parser, vocabulary.words)
+        except MatcherError as error:
+            words = "the pattern matches nothing that does not begin like a call or a thought"
+            raise GrammarError(words) from error
+
+    def _read_vocabulary(self) -> Vocabulary:
+        with self._lock:
+            if self._vocabulary is None:
+                words = -(-self._codec.vocab_size // 32)
+                executor = llguidance.LLExecutor(num_threads=_THREADS)
+                self._vocabulary = Vocabulary(_tokenizer(self._codec), executor, words)
+            return self._vocabulary
+
+
+def _what_counts(constraint: Constraint | ToolCalls) -> Constraint | ToolCalls:
+    """Drop what a grammar does not depend on: there may be megabytes of it."""
+    if not isinstance(constraint, ToolCalls):
+        return constraint
+    tools = [
+        msgspec.structs.replace(
+            tool,
+            description="",
+            parameters=tool.parameters if tool.strict or constraint.forced else {},
+        )
+        for tool in constraint.tools
+    ]
+    return msgspec.structs.replace(constraint, tools=tools)
+
+
+def _key(constraint: Constraint | ToolCalls, around: _Around) -> bytes:
+    try:
+        text = msgspec.json.encode([type(constraint).__name__, constraint, around])
+    except RecursionError:
+        raise GrammarError(f"is nested deeper than {DEEPEST} levels") from None
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _estimate(text: str) -> int:
+    """Estimate the bytes of a compiled grammar."""
+    counted = {match.group(): int(match[1] or match[2]) for match in _COUNTED.finditer(text)}
+    repeats = min(sum(counted.values()), _MOST_REPEATS)
+    return _BYTES + len(text) * _BYTES_PER_CHARACTER + repeats * _BYTES_PER_REPEAT
+
+
+def _tokenizer(codec: TextCodec) -> Any:
+    try:
+        return llguidance.LLTokenizer(
+            codec.to_json(), n_vocab=codec.vocab_size, eos_token=sorted(codec.eos_ids)
+        )
+    except Exception as error:  # its own choice, and a panic's message
+        words = f"this model's tokenizer cannot be held to a grammar: {error}"
+        raise GrammarError(words) from error
+
+
+def _start(lark: Lark, reasoning: Reasoning | None, without: list[str]) -> str:
+    if reasoning is None:
+        return "answer"
+    lark.rule("GAP", r"/\n{1,2}/")
+    thought = f"{lark.up_to(reasoning.end, without)} GAP?"
+    if reasoning.opened:
+        return f"{thought} answer"
+    return f"({lark.marker(reasoning.start)} {thought})? answer"
+
+
+def _add_answer(
+    lark: Lark, reader: SchemaReader, constraint: Constraint | ToolCalls, around: _Around
+) -> None:
+    """Write the rule `answer`."""
+    content = constraint.content if isinstance(constraint, ToolCalls) else constraint
+    written = None
+    if content is not None:
+        body = write_content(lark, reader, content, around.markers)
+        written = f"{lark.marker(around.header)} {body}"
+    if isinstance(constraint, ToolCalls):
+        add_calls(lark, reader, constraint, written)
+    elif written is not None:
+        lark.rule("answer", written)
