@@ -6,11 +6,11 @@ from functools import partial
 import msgspec
 import structlog
 
-from ..models.text.answers import AnswerStore, Lineage
+from ..models.text.answers import Answer, AnswerStore, Lineage, read_answer
 from ..models.text.boundaries import Encode
 from ..models.text.codec import TextCodec
 from ..models.text.conversation import Conversation, Message, Tool
-from ..models.text.history import Answer, Miss, encode_prompt, read_answer
+from ..models.text.history import Miss, encode_prompt
 from .answer_reader import CollectedAnswer
 
 _BUDGET = 32 << 20

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from umbel.models.load.loader import LoadedModel
-from umbel.models.text.answers import AnswerStore, Lineage
+from umbel.models.text.answers import Answer, AnswerStore, Lineage, read_answer
 from umbel.models.text.boundaries import find
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import Conversation, Message, ToolCall
-from umbel.models.text.history import Answer, encode_prompt, read_answer
+from umbel.models.text.history import encode_prompt
 
 from .outputs import TOOLS
 from .templates import MARKERS, THINKING, model_with
