@@ -171,10 +171,9 @@ class OutputParser:
             self._call = OpenCall(self._form.tool_format(marker), begin)
             self._streamed = StreamedArguments() if self._guaranteed else None
             return
-        self._blanks = ""
-        self._state, self._after_marker = target, True
-        if marker in self._form.call_starts:  # as text, after a header that said so
-            self._after_marker = False
+        is_text = marker in self._form.call_starts  # after a header that said so
+        self._blanks, self._state, self._after_marker = "", target, not is_text
+        if is_text:
             self._emit(marker, begin)
 
     # -- headers ---------------------------------------------------------------------------
@@ -224,19 +223,16 @@ class OutputParser:
         self._blanks, self._blanks_at = text[kept:], begin + kept
 
     def _emit(self, text: str, begin: int) -> None:
-        if not text:
-            return
-        self._events.append(
-            ReasoningDelta(text) if self._state == REASONING else TextDelta(text, begin)
-        )
+        if text:
+            delta = ReasoningDelta(text) if self.in_reasoning else TextDelta(text, begin)
+            self._events.append(delta)
 
     # -- calls -----------------------------------------------------------------------------
 
     def _continue_call(self, call: OpenCall) -> bool:
         begin, self._at = self._at, call.feed(self._text, self._at)
-        streamed = self._streamed
-        if streamed is not None:
-            self._stream(streamed, self._text[begin : self._at])
+        if self._streamed is not None:
+            self._stream(self._streamed, self._text[begin : self._at])
         if call.ended or (call.refused and self._is_streamed):
             self._close(call)  # what was passed on stays; what follows it is text
         elif call.refused:
@@ -283,7 +279,7 @@ class OutputParser:
         reasoning, body = self._form.reasoning, call.body
         if call.is_json:
             return False
-        if self._state == REASONING and reasoning is not None and reasoning.end in body:
+        if self.in_reasoning and reasoning is not None and reasoning.end in body:
             return True
         _, again, rest = body.rpartition(call.form.start)
         return bool(again and call.form.end and self._read(rest, call))
