@@ -1,5 +1,6 @@
 """What the daemon measures, for Prometheus."""
 
+import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -11,7 +12,6 @@ from ..cachestore.ledger import Kind
 from ..cachestore.paging.pager import Pager
 from ..scheduler.request import FinishReason
 from ..scheduler.statistics import EngineStatistics
-from .request_times import Stage
 from .vllm_names import WithVLLMNames
 
 REFUSED = "refused"
@@ -19,6 +19,18 @@ REFUSED = "refused"
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 _LONG = (*_SECONDS, 250, 500, 1000, 1800, 3600)  # the last is what a request may take, unless set
+
+
+class Stage(enum.StrEnum):
+    """Where a request is between its arrival and the end of its computation, in this order."""
+
+    QUEUE = "queue"
+    """From its arrival until the engine starts it."""
+    PREFILL = "prefill"
+    """Until its first token."""
+    DECODE = "decode"
+    """Until the engine is done with it."""
+
 
 _STAGES = {
     Stage.QUEUE: "From arrival to the start of the work.",

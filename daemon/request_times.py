@@ -1,22 +1,8 @@
 """When a request came, and how long it was in each stage: the one record of its times."""
 
-import enum
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .metrics import Metrics
-
-
-class Stage(enum.StrEnum):
-    """Where a request is between its arrival and the end of its computation, in this order."""
-
-    QUEUE = "queue"
-    """From its arrival until the engine starts it."""
-    PREFILL = "prefill"
-    """Until its first token."""
-    DECODE = "decode"
-    """Until the engine is done with it."""
+from .metrics import Metrics, Stage
 
 
 class RequestTimes:
@@ -31,7 +17,7 @@ class RequestTimes:
         metrics: hear of them.
     """
 
-    def __init__(self, arrived_at: float, metrics: "Metrics") -> None:
+    def __init__(self, arrived_at: float, metrics: Metrics) -> None:
         self._metrics = metrics
         self._arrived_at = self._entered_at = arrived_at
         self._stage: Stage | None = Stage.QUEUE
