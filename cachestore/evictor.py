@@ -22,12 +22,14 @@ class Evictor:
 
     Args:
         tries: whose state.
+        everybody: the tries of all models; they come and go.
     """
 
-    def __init__(self, tries: Tries) -> None:
+    def __init__(self, tries: Tries, everybody: list[Tries]) -> None:
         self.evictions = 0
         self.page_outs = 0
         self._tries = tries
+        self._everybody = everybody
 
     def evict(self, budget: int, buffers: int = 1 << 62) -> None:
         """Page out or forget what the model used longest ago until little enough is in memory.
@@ -46,7 +48,7 @@ class Evictor:
         Args:
             limit: what may stay of all that is stored.
         """
-        _Eviction(self, self._tries.pool.tries, limit).run()
+        _Eviction(self, self._everybody, limit).run()
 
     def forget_persisted(self, goal: int) -> int:
         """Forget what was used longest ago on disk until files take at most `goal` bytes.
@@ -78,7 +80,7 @@ class Evictor:
         Costs a walk over all nodes of all models.
         """
         free = Size()
-        for trie in chain.from_iterable(self._tries.pool.tries):
+        for trie in chain.from_iterable(self._everybody):
             below: set[TrieNode | None] = set()  # something stays below them, so their span does
             for node in reversed(list(trie.nodes())):
                 if node.ref_count or node.staying or node in below:

@@ -1,16 +1,23 @@
 """The memory that the state of all loaded models shares: one budget, one ledger, one recency."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from .ledger import Ledger, Size
 
 if TYPE_CHECKING:
-    from .governor import Governor
     from .tries import Tries
 
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
 _RESERVE = 16  # a part of the budget is kept for copies: one in this many
+
+
+class Governing(Protocol):
+    """Makes room for one model; `Governor` is the real one."""
+
+    def evict_excess(self) -> None:
+        """Evict what is held over the budget."""
+        ...
 
 
 class Recency:
@@ -57,8 +64,8 @@ class MemoryPool:
         self.ledger = Ledger()
         self.recency = Recency(clock)
         self.tries: list[Tries] = []
-        self.governors: list[Governor] = []
-        self.busy: set[Governor] = set()
+        self.governors: list[Governing] = []
+        self.busy: set[Governing] = set()
         self.least: int | None = None
         self._whole = Size()
         self._base = 0

@@ -57,9 +57,10 @@ class PrefixCache:
     ) -> None:
         self.layout = layout
         self.pool = MemoryPool() if pool is None else pool
-        self.tries = Tries(layout, self.pool)
         self.ledger = self.pool.ledger
-        self.evictor = Evictor(self.tries)
+        self.tries = Tries(layout, self.ledger)
+        self.pool.tries.append(self.tries)
+        self.evictor = Evictor(self.tries, self.pool.tries)
         self.budget = budget
         self.grid = grid
         self.longest = longest

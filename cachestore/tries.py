@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .extents import FileUse
-from .ledger import Size
-from .memory_pool import MemoryPool
+from .ledger import Ledger, Size
 from .state import Layout
 from .trie import RadixTrie
 
@@ -29,26 +28,24 @@ class Tries:
 
     Attributes:
         layout: what the model's state consists of.
-        pool: what memory they share with those of other models.
         files: who refers to which file of the disk tier.
 
     Args:
         layout: as above.
-        pool: as above.
+        ledger: where what they hold is recorded.
     """
 
-    def __init__(self, layout: Layout, pool: MemoryPool) -> None:
+    def __init__(self, layout: Layout, ledger: Ledger) -> None:
         self.layout = layout
-        self.pool = pool
         self.files = FileUse()
         self._tries: dict[Namespace, RadixTrie] = {}
         self._dropped_splits = 0  # of tries that are gone
-        pool.tries.append(self)
+        self._ledger = ledger
 
     def open(self, namespace: Namespace) -> RadixTrie:
         """The trie of a namespace, made if there is none."""
         if namespace not in self._tries:
-            self._tries[namespace] = RadixTrie(self.pool.ledger, self.files)
+            self._tries[namespace] = RadixTrie(self._ledger, self.files)
         return self._tries[namespace]
 
     def get(self, namespace: Namespace) -> RadixTrie | None:
