@@ -5,7 +5,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from umbel.daemon.config import SETTINGS, Setting, Settings, default_socket, is_loopback, load
+from umbel.daemon.config import (
+    SETTINGS,
+    ModelSettings,
+    Setting,
+    Settings,
+    default_socket,
+    is_loopback,
+    load,
+)
 from umbel.daemon.errors import ConfigError
 
 
@@ -238,6 +246,16 @@ def test_bad_origins(origin: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load({"cors_origins": [origin]}, environment={})
     assert words in str(caught.value)
+
+
+def test_a_table_without_a_model_names_one(toml: Path) -> None:
+    """The embedded model's name and a repo's say where they are; another name does not."""
+    toml.write_text("[models.smollm2]\npinned = true\n[models.'org/name']\npinned = true\n")
+    models = load({"model": "m"}, file=toml, environment={}).models
+    assert models == dict.fromkeys(("smollm2", "org/name"), ModelSettings(pinned=True))
+    toml.write_text("[models.small]\npinned = true\n")
+    with pytest.raises(ConfigError, match=r"models\.small: it has no model; .* 'smollm2'"):
+        load({}, file=toml, environment={})
 
 
 @pytest.mark.parametrize(
