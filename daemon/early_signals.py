@@ -7,6 +7,7 @@ program can change that.
 
 import os
 import signal
+from _thread import interrupt_main, start_new_thread
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -25,7 +26,8 @@ def has_terminal() -> bool:
 def leave_at_once(status: int | None, *, keep: tuple[int, ...] = ()) -> None:
     """End the process without a word when a signal comes, until `StopSignals` takes over.
 
-    Only while nothing is open yet that somebody would have to close.
+    Only while nothing is open yet that somebody would have to close. Whoever started the process
+    may have blocked the signals; they are heard all the same.
 
     Args:
         status: the exit status; None for 128 plus the signal's number.
@@ -41,3 +43,25 @@ def leave_at_once(status: int | None, *, keep: tuple[int, ...] = ()) -> None:
 
     for number in NUMBERS:
         signal.signal(number, leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
+
+
+def hear_interrupts_always() -> None:
+    """Have SIGINT heard also while libc's `system` runs, by which MLX looks for a compiler.
+
+    `system` has the whole process ignore SIGINT meanwhile. Linux drops an ignored signal only
+    where a thread would take it, so all threads block it, and one waits for it and passes it on.
+    The handler runs in the main thread as ever, but no system call of that thread is interrupted.
+    What comes in the instant in which `system` begins is still lost.
+
+    Programs that this process starts inherit the block. For the main thread, before there are
+    others, which inherit it too.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    start_new_thread(_pass_interrupts_on, ())
+
+
+def _pass_interrupts_on() -> None:
+    while True:
+        signal.sigwait({signal.SIGINT})
+        interrupt_main(signal.SIGINT)

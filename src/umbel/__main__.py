@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from .daemon.early_signals import has_terminal, leave_at_once
+from .daemon.early_signals import has_terminal, hear_interrupts_always, leave_at_once
 
 
 def main() -> None:
@@ -11,6 +11,7 @@ def main() -> None:
     # The imports below take seconds. A daemon that is stopped in them has stopped in order.
     if sys.argv[1:2] == ["serve"]:
         leave_at_once(0, keep=() if has_terminal() else (signal.SIGHUP,))
+        hear_interrupts_always()
     else:
         leave_at_once(None)
     from .daemon.cli import app  # noqa: PLC0415  (as above)

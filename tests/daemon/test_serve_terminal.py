@@ -82,8 +82,8 @@ def test_ctrl_c_while_it_starts(short_path: Path, phase: str) -> None:
         pressed_at = 0.0
 
         def ended() -> bool:
-            # MLX compiles kernels for a CPU through libc's `system`, which has the process ignore
-            # Ctrl-C meanwhile: a person presses it again.
+            # The phase begins as MLX calls libc's `system`, and what comes in the instant in which
+            # that begins is lost (see `hear_interrupts_always`): a person presses it again.
             nonlocal pressed_at
             if time.monotonic() - pressed_at > 1:
                 pressed_at = time.monotonic()

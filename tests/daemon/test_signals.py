@@ -4,11 +4,14 @@ The storms begin when the process has run its first lines. Before that, while th
 itself starts, the system's own reaction holds.
 """
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -102,6 +105,84 @@ def test_an_early_reload_is_not_lost() -> None:
     command = [sys.executable, "-c", EARLY]
     done = subprocess.run(command, capture_output=True, check=False, timeout=STOP)
     assert (done.stdout, done.stderr, done.returncode) == (b"came\n", b"", 0)
+
+
+DURING_SYSTEM = """
+import asyncio, ctypes, signal, sys, threading
+from umbel.daemon.early_signals import hear_interrupts_always, leave_at_once
+leave_at_once(0)
+hear_interrupts_always()
+running_system = threading.Thread(target=ctypes.CDLL(None).system, args=(sys.argv[1].encode(),))
+from umbel.daemon.signals import StopSignals
+
+async def main():
+    came = asyncio.Queue()
+    with signals.calling(lambda: came.put_nowait("came")):
+        for _ in range(2):
+            print(await came.get(), running_system.is_alive(), flush=True)
+
+if sys.argv[2] == "later":
+    with StopSignals() as signals:
+        running_system.start()  # after the handlers: to set one undoes what it does
+        asyncio.run(main())
+else:
+    running_system.start()
+    while True:
+        asyncio.run(asyncio.sleep(0.01))
+"""
+
+
+@contextmanager
+def in_system(folder: Path, state: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a program that is in libc's `system` until the block ends."""
+    gate = folder / "gate"
+    os.mkfifo(gate)
+    # A shell that has begun says so, and ends when somebody has the pipe open to write.
+    command = [sys.executable, "-c", DURING_SYSTEM, f"echo begun; : <{gate}", state]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"begun\n"
+            yield process
+        finally:
+            writer = os.open(gate, os.O_RDWR)  # waits for no reader
+            process.wait(STOP)
+            process.stdout.read()  # the shell has ended
+            os.close(writer)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems drop it though it is blocked")
+def test_an_interrupt_in_system(short_path: Path) -> None:
+    """MLX calls `system`, which has the process ignore SIGINT; each is acted on all the same."""
+    with in_system(short_path, "later") as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == b"came True\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems drop it though it is blocked")
+def test_an_early_interrupt_in_system(short_path: Path) -> None:
+    """Before anything is open, it ends the process, which waits for no program."""
+    with in_system(short_path, "early") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_that_the_parent_has_blocked(
+    short_path: Path, long_tiny_dir: Path, number: int
+) -> None:
+    """What a daemon inherits does not make it deaf."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    try:
+        daemon = spawn(short_path, long_tiny_dir, fresh=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    eventually(lambda: "event=listening" in daemon.log(), START)
+    daemon.process.send_signal(number)
+    assert_ended_in_order(daemon)
 
 
 def test_other_commands_end_by_their_signal(short_path: Path) -> None:
