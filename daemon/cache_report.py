@@ -1,8 +1,8 @@
 """`umbel cache`: what the running daemon remembers, for people."""
 
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
 from rich.console import Console
 
@@ -18,13 +18,29 @@ _NAME = 24  # characters of a conversation's name
 _DEEPEST = 12  # to which a node is put below the one it goes on from
 
 
-async def stats(socket: Path, console: Console) -> None:
-    """Print the cache's shape and size.
+class ModelCache(NamedTuple):
+    """The cache of one of a daemon's models.
+
+    Attributes:
+        socket: of the daemon.
+        model: its name; None for the default one.
+    """
+
+    socket: Path
+    model: str | None
+
+    def at(self, route: str) -> str:
+        """Write a route so that it is about this model."""
+        return route if self.model is None else f"{route}?{urlencode({'model': self.model})}"
+
+
+async def stats(cache: ModelCache, console: Console) -> None:
+    """Print the cache's shape and size, and of the default one what it takes, and of the disk.
 
     Raises:
         ClientError: no daemon answers.
     """
-    shape = await _get(socket, "/cache")
+    shape = await _get(cache, "/cache")
     console.print(f"{shape['tokens']} tokens in {shape['nodes']} nodes")
     console.print(f"{shape['span_bytes'] / _MIB:.1f} MiB of keys and values")
     console.print(
@@ -34,7 +50,15 @@ async def stats(socket: Path, console: Console) -> None:
         f"{shape['leases']} open leases, {shape['evictions']} evictions, "
         f"{shape['page_outs']} left to the disk for room"
     )
-    status = await _get(socket, "/status")
+    if cache.model is None:
+        await _print_status(cache, console)
+    for pinned in (await _get(cache, "/cache/pins"))["pins"]:
+        console.print(f"pinned: {pinned['name']}, {pinned['tokens']} tokens", markup=False)
+
+
+async def _print_status(cache: ModelCache, console: Console) -> None:
+    """Print what `/status` tells of the default model alone."""
+    status = await _get(cache, "/status")
     memory = status["engine"]["memory"]
     held = sum(memory[kind] for kind in Kind)
     console.print(f"{held / _MIB:.1f} of {memory['budget'] / _MIB:.1f} MiB of memory in use")
@@ -44,17 +68,15 @@ async def stats(socket: Path, console: Console) -> None:
             f"({disk['state']}{': ' if disk['reason'] else ''}{disk['reason']})",
             markup=False,
         )
-    for pinned in (await _get(socket, "/cache/pins"))["pins"]:
-        console.print(f"pinned: {pinned['name']}, {pinned['tokens']} tokens", markup=False)
 
 
-async def nodes(socket: Path, console: Console) -> None:
+async def nodes(cache: ModelCache, console: Console) -> None:
     """Print the caller's nodes, each below the one it goes on from.
 
     Raises:
         ClientError: no daemon answers.
     """
-    listed = (await _get(socket, "/cache/nodes"))["nodes"]
+    listed = (await _get(cache, "/cache/nodes"))["nodes"]
     rows = [_HEAD, *map(_cells, listed)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -82,54 +104,54 @@ def _cells(node: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-async def verify(socket: Path, console: Console) -> bool:
+async def verify(cache: ModelCache, console: Console) -> bool:
     """Print what is broken; True when nothing is.
 
     Raises:
         ClientError: no daemon answers.
     """
-    problems = (await _get(socket, "/cache/verify"))["problems"]
+    problems = (await _get(cache, "/cache/verify"))["problems"]
     for problem in problems:
         console.print(problem, markup=False)
     console.print("the cache is sound" if not problems else f"{len(problems)} problems")
     return not problems
 
 
-async def clear(socket: Path, console: Console) -> None:
+async def clear(cache: ModelCache, console: Console) -> None:
     """Have the daemon forget what the caller has, and print how much that was.
 
     Raises:
         ClientError: no daemon answers.
     """
-    async with Client(socket) as client:
-        cleared = (await client.post("/cache/clear"))["cleared_tokens"]
+    async with Client(cache.socket) as client:
+        cleared = (await client.post(cache.at("/cache/clear")))["cleared_tokens"]
     console.print(f"{cleared} tokens forgotten")
 
 
-async def pin(socket: Path, console: Console, body: dict[str, str]) -> None:
+async def pin(cache: ModelCache, console: Console, body: dict[str, str]) -> None:
     """Pin a system prompt or a conversation, and print what is held of it.
 
     Raises:
         ClientError: no daemon answers, or it cannot be pinned.
     """
-    async with Client(socket) as client:
-        pinned = await client.post("/cache/pins", body)
+    async with Client(cache.socket) as client:
+        pinned = await client.post(cache.at("/cache/pins"), body)
     console.print(
         f"{pinned['name']}: {pinned['held']} of {pinned['tokens']} tokens stay", markup=False
     )
 
 
-async def unpin(socket: Path, console: Console, name: str) -> None:
+async def unpin(cache: ModelCache, console: Console, name: str) -> None:
     """Let go of a pin.
 
     Raises:
         ClientError: no daemon answers, or there is no such pin.
     """
-    async with Client(socket) as client:
-        await client.delete(f"/cache/pins/{quote(name, safe='')}")
+    async with Client(cache.socket) as client:
+        await client.delete(cache.at(f"/cache/pins/{quote(name, safe='')}"))
     console.print(f"{name}: not pinned any more", markup=False)
 
 
-async def _get(socket: Path, route: str) -> dict[str, Any]:
-    async with Client(socket) as client:
-        return await client.get(route)
+async def _get(cache: ModelCache, route: str) -> dict[str, Any]:
+    async with Client(cache.socket) as client:
+        return await client.get(cache.at(route))

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -13,46 +13,50 @@ from ..errors import ConfigError
 from .options import takes_settings
 from .running import fail, report_console, run
 
+if TYPE_CHECKING:
+    from ..cache_report import ModelCache
+
 T = TypeVar("T")
+Model = Annotated[str | None, typer.Option(help="Whose cache it is, if not the default model's.")]
 
 app = typer.Typer(help="Look into what the running daemon remembers.", no_args_is_help=True)
 
 
 @app.command("stats")
 @takes_settings("socket")
-def cache_stats(*, settings: Settings) -> None:
+def cache_stats(*, model: Model = None, settings: Settings) -> None:
     """Print the cache's shape and size."""
     from ..cache_report import stats  # noqa: PLC0415  (keeps --help quick)
 
-    _report(stats, settings)
+    _report(stats, model, settings)
 
 
 @app.command("ls")
 @takes_settings("socket")
-def cache_ls(*, settings: Settings) -> None:
+def cache_ls(*, model: Model = None, settings: Settings) -> None:
     """List your own nodes, as a tree."""
     from ..cache_report import nodes  # noqa: PLC0415  (keeps --help quick)
 
-    _report(nodes, settings)
+    _report(nodes, model, settings)
 
 
 @app.command("verify")
 @takes_settings("socket")
-def cache_verify(*, settings: Settings) -> None:
+def cache_verify(*, model: Model = None, settings: Settings) -> None:
     """Check the cache's invariants; exit status 1 if one is broken."""
     from ..cache_report import verify  # noqa: PLC0415  (keeps --help quick)
 
-    if not _report(verify, settings):
+    if not _report(verify, model, settings):
         raise typer.Exit(1)
 
 
 @app.command("clear")
 @takes_settings("socket")
-def cache_clear(*, settings: Settings) -> None:
+def cache_clear(*, model: Model = None, settings: Settings) -> None:
     """Forget what you have there, in memory and on disk; what runs or is pinned stays."""
     from ..cache_report import clear  # noqa: PLC0415  (keeps --help quick)
 
-    _report(clear, settings)
+    _report(clear, model, settings)
 
 
 @app.command("pin")
@@ -64,6 +68,7 @@ def cache_pin(
     *,
     conversation: Annotated[str | None, typer.Option(help="Pin this conversation instead.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the pin; else the file's name.")] = None,
+    model: Model = None,
     settings: Settings,
 ) -> None:
     """Keep a system prompt, or a conversation, whatever else wants room."""
@@ -75,16 +80,16 @@ def cache_pin(
         body = {"name": name or prompt.name, "system": _text_of(prompt)}
     else:
         body = {"conversation": conversation or ""}
-    _report(lambda path, console: pin(path, console, body), settings)
+    _report(lambda cache, console: pin(cache, console, body), model, settings)
 
 
 @app.command("unpin")
 @takes_settings("socket")
-def cache_unpin(name: str, *, settings: Settings) -> None:
+def cache_unpin(name: str, *, model: Model = None, settings: Settings) -> None:
     """Let a pinned prompt or conversation age like anything else."""
     from ..cache_report import unpin  # noqa: PLC0415  (keeps --help quick)
 
-    _report(lambda path, console: unpin(path, console, name), settings)
+    _report(lambda cache, console: unpin(cache, console, name), model, settings)
 
 
 def _text_of(path: Path) -> str:
@@ -96,5 +101,11 @@ def _text_of(path: Path) -> str:
         fail(ConfigError(f"cannot read {path}: {error}"))
 
 
-def _report(report: Callable[[Path, Console], Coroutine[Any, Any, T]], settings: Settings) -> T:
-    return run(report(settings.socket_path, report_console()))
+def _report(
+    report: Callable[["ModelCache", Console], Coroutine[Any, Any, T]],
+    model: str | None,
+    settings: Settings,
+) -> T:
+    from ..cache_report import ModelCache  # noqa: PLC0415  (keeps --help quick)
+
+    return run(report(ModelCache(settings.socket_path, model), report_console()))

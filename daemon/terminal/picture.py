@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from .phases import in_words
 from .rates import Rates, Status
-from .sizes import amount, share
+from .sizes import age, amount, share
 
 Row = dict[str, Any]
 
@@ -61,6 +61,8 @@ def picture(status: Status, rates: Rates) -> Group:
         parts.append(_start(status))
         return Group(*parts)
     parts += [_budgets(status, engine), Text(), _speeds(engine, rates), Text()]
+    if len(models := status.get("models", ())) > 1:
+        parts += [_models(models), Text()]
     parts.append(_requests(engine["running"], status["waiting"], rates))
     return Group(*parts)
 
@@ -132,6 +134,26 @@ def _speeds(engine: Status, rates: Rates) -> Text:
         ("cached ", "dim"),
         f"{share(cached, prompt)} of {prompt:,} prompt tokens since the start",
     )
+
+
+def _models(models: list[Row]) -> Table:
+    """Draw a row for each configured model; the default one comes first."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("model", "state", "weights", "requests", "waiting", "idle"):
+        side: JustifyMethod = "left" if title in ("model", "state") else "right"
+        table.add_column(title, justify=side, no_wrap=True, overflow="ellipsis")
+    for slot in models:
+        loaded = slot["state"] == "loaded"
+        cells = (
+            slot["name"],
+            slot["state"] if slot["failure"] is None else f"failed: {slot['failure']}",
+            amount(slot["weight_bytes"]) if loaded else "-",
+            str(slot["using"]),
+            str(slot["waiting"]),
+            age(slot["idle_seconds"]) if loaded and not slot["using"] else "-",
+        )
+        table.add_row(*map(Text, cells))
+    return table
 
 
 def _requests(running: list[Row], waiting: int, rates: Rates) -> Group:

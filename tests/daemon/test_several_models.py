@@ -1,6 +1,8 @@
 """Several models in one daemon: loaded when asked for, unloaded when idle or for another."""
 
 import random
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 import pytest
 
 from ..tiny import tiny_model_dir
-from .running import RunningDaemon, eventually, running
+from .running import START, RunningDaemon, eventually, running
+from .test_cli import environment
 
 MIB = 1 << 20
 
@@ -90,6 +93,33 @@ def test_each_answers_under_its_names(folder: Path, models: list[Path]) -> None:
         assert 'umbel_requests_total{model="two",outcome="length"} 2.0' in told
         assert daemon.request("GET", "/cache?model=two").json()["nodes"] > 0
         assert daemon.request("GET", "/cache?model=nobody").status == 404
+
+
+def test_the_commands_for_the_cache_take_a_model(folder: Path, models: list[Path]) -> None:
+    """`umbel cache` asks about the default model, or about the one that is named."""
+    env = configured(folder, models[:2], two='aliases = ["deux"]\npinned = true')
+    with running(folder, models[0], env=env) as daemon:
+        said(daemon, "two", "of ferns")
+
+        def cache(*words: str) -> tuple[int, str]:
+            command = ["-m", "umbel", "cache", *words, "--socket", str(daemon.socket)]
+            done = subprocess.run(
+                [sys.executable, *command],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=START,
+                env=environment(folder),
+            )
+            return done.returncode, done.stdout + done.stderr
+
+        assert "ferns" not in cache("ls")[1]
+        assert "ferns" in cache("ls", "--model", "two")[1]
+        assert not cache("stats", "--model", "deux")[1].startswith("0 tokens")
+        assert cache("clear", "--model", "two")[1] != "0 tokens forgotten\n"
+        assert "ferns" not in cache("ls", "--model", "two")[1]
+        status, text = cache("verify", "--model", "four")
+        assert (status, "four" in text) == (1, True)
 
 
 def test_an_idle_one_is_unloaded_and_comes_back_with_its_state(

@@ -1,5 +1,6 @@
 """`umbel top`: what a daemon does, live on a terminal and once in a pipe."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -103,6 +104,20 @@ def test_a_daemon_that_loads() -> None:
     status = {"version": "1", "state": "loading", "backend": "cpu", "model": None, "engine": None}
     text = drawn({**status, "phase": LOADING["phase"], "download": LOADING["download"]})
     assert "downloading the model" in text
+
+
+def test_several_models(tiny_daemon: RunningDaemon) -> None:
+    """Where more than one is configured, each has a row; one alone is in the head."""
+    status = tiny_daemon.status()
+    only = status["models"][0]
+    assert "weights" not in drawn(status)
+    asleep = {**only, "name": "two", "state": "unloaded", "weight_bytes": 3 << 30}
+    broken = {**asleep, "name": "three", "failure": "no such [file]", "waiting": 2}
+    text = drawn({**status, "models": [{**only, "using": 3}, asleep, broken]})
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    assert re.fullmatch(r"tiny +loaded +[\d.]+ [KM]iB +3 +0 +-", rows["tiny"].strip())
+    assert re.fullmatch(r"two +unloaded +- +0 +0 +-", rows["two"].strip())
+    assert "failed: no such [file]" in rows["three"]
 
 
 def test_rates() -> None:
