@@ -1,0 +1,89 @@
+"""A short form of `benchmarks/fairness.py`: its bars are reached, and its sums are right."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
+
+from fairness import LEAST_SPEEDUP, LEAST_THROUGHPUT, jain, main, max_min, measure
+from fairness_orders import Fair
+from fairness_server import Costs, PrefixCache, Server
+from fairness_workload import Segment, hoarded, skewed
+
+from umbel.scheduler.fairness.entry import Policy
+
+
+def test_bars_are_reached() -> None:
+    """One tenant floods a small server: nearly LPM's throughput, VTC's gap, and short waits."""
+    shown = ("FCFS", "LPM", "VTC", "umbel")
+    rows = measure("skewed", skewed(5, 40, 12.0, 0.4), Costs(slots=8), Policy(), shown)
+    by = {row.order: row for row in rows}
+    ours, longest, first, vtc = by["umbel"], by["LPM"], by["FCFS"], by["VTC"]
+    assert ours.throughput >= LEAST_THROUGHPUT * longest.throughput
+    assert ours.while_full >= LEAST_THROUGHPUT * longest.while_full
+    assert vtc.bound is not None
+    assert ours.gap <= vtc.bound < longest.gap
+    assert first.light_p99 >= LEAST_SPEEDUP * ours.light_p99
+    assert ours.jain > 0.9 > max(longest.jain, first.jain)
+    assert ours.hits > longest.hits - 0.01
+
+
+def test_preemption_frees_slots_that_long_answers_hold() -> None:
+    """Tenants stay closer together, light ones wait for less, and nothing is lost by it."""
+    workload, costs, policy = hoarded(4, 10, 2.0, 2.0), Costs(slots=4), Policy(quantum=512)
+    never, outcome = (
+        Server(workload, Fair(policy, gap), costs).run() for gap in (None, 2 * policy.quantum)
+    )
+    assert never.preempted == 0 < outcome.preempted
+    assert outcome.gap < never.gap
+    waits, longer = (
+        sum(seconds for queued in each.queued[1:] for seconds in queued)
+        for each in (outcome, never)
+    )
+    assert waits < longer
+    turns = [turn for each in workload.conversations for turn in each.turns]
+    for each in (outcome, never):
+        assert sum(len(queued) for queued in each.queued) == len(turns)
+        assert each.decoded == sum(turn.answer for turn in turns)
+
+
+def test_the_same_seed_gives_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All figures are written, and a second run writes them again."""
+    found = []
+    for seed in ("7", "7", "8"):
+        out = tmp_path / "found.json"
+        options = ["--seconds", "10", "--seed", seed, "--json", str(out)]
+        options += ["--workload", "skewed", "--workload", "crowded"]
+        monkeypatch.setattr(sys, "argv", ["fairness.py", *options])
+        main()
+        found.append(json.loads(out.read_text()))
+    assert found[0] == found[1] != found[2]
+    assert {row["workload"] for row in found[0]["rows"]} == {"skewed", "crowded"}
+    assert "| skewed | LPM |" in capsys.readouterr().out
+
+
+def test_the_cache_evicts_the_deepest_that_was_used_longest_ago() -> None:
+    """What is leased stays; a path without its beginning is never there."""
+    cache = PrefixCache(30)
+    root, one, two = Segment(("r",), 10), Segment((1,), 10), Segment((2,), 15)
+    cache.lease([root, one])
+    cache.release([root, one])
+    assert cache.cached([root, one]) == 20
+    cache.lease([root, two])
+    assert cache.cached([root, one]) == 20
+    cache.release([root, two])
+    assert cache.cached([root, one]) == cache.cached([root]) == 10
+    assert cache.cached([root, two]) == 25
+
+
+def test_max_min_and_jain() -> None:
+    """Who wants less than an equal part gets that, and the rest is shared equally."""
+    assert max_min([2, 10, 10], 12) == [2, 5, 5]
+    assert max_min([1, 1], 12) == [1, 1]
+    assert jain([3, 3, 3]) == 1
+    assert jain([1, 0, 0, 0]) == 0.25
