@@ -5,8 +5,10 @@
 
     uv run --script benchmarks/plots.py --side SIDE.json --sharing SHARING.json --out benchmarks
     uv run --script benchmarks/plots.py --replay REPLAY.json --out benchmarks
+    uv run --script benchmarks/plots.py --fairness FAIRNESS.json --out benchmarks
 
-Each is what `--out` of `side_by_side.py`, `decode_sharing.py` or `replay.py` wrote.
+Each is what `--out` of `side_by_side.py`, `decode_sharing.py` or `replay.py`, or `--json` of
+`fairness.py` wrote.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from matplotlib import pyplot as plt
 plt.rcParams |= {"svg.hashsalt": "umbel", "font.size": 9, "axes.spines.top": False}
 plt.rcParams |= {"axes.spines.right": False, "svg.fonttype": "none"}
 COLOURS = ("#2a9d8f", "#b0b0b0")
+OF_ORDERS = {"FCFS": "#b0b0b0", "LPM": "#e9c46a", "VTC": "#e76f51", "umbel": COLOURS[0]}
 
 
 def side(found: dict[str, Any], path: Path) -> None:
@@ -98,6 +101,33 @@ def _ratios(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.minorticks_off()
 
 
+def fairness(found: dict[str, Any], path: Path) -> None:
+    """Draw how long light tenants wait, how far tenants are apart, and what it costs."""
+    shown = (row for row in found["rows"] if row["workload"] == "skewed")
+    skewed = [row for row in shown if row["order"] in OF_ORDERS]
+    figure, axes = plt.subplots(1, 3, figsize=(9, 2.8))
+    for row in skewed:
+        colour, name = OF_ORDERS[row["order"]], row["order"]
+        waits = [max(seconds, 0.01) for seconds in row["waits"]]
+        axes[0].plot(waits, range(1, len(waits) + 1), color=colour, label=name)
+        times, gaps = zip(*row["gaps"], strict=True)
+        axes[1].plot(times, [max(gap, 100) for gap in gaps], color=colour)
+        if row["bound"] and name != "umbel":
+            axes[1].axhline(row["bound"], color=colour, linestyle=":", label="VTC's bound")
+    axes[0].set(title="Light tenants' requests, %", xlabel="seconds in the queue", xscale="log")
+    axes[0].legend(frameon=False, loc="lower right")
+    axes[1].set(title="Service gap until then", xlabel="seconds", yscale="log")
+    axes[1].set_xlim(0, found["seconds"])
+    axes[1].legend(frameon=False, loc="lower right")
+    speeds = [row["throughput"] for row in skewed]
+    names = [row["order"] for row in skewed]
+    bars = axes[2].barh(names, speeds, color=[OF_ORDERS[name] for name in names])
+    axes[2].bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes[2].set(title="Tokens/s", xlim=(0, max(speeds) * 1.25))
+    axes[2].invert_yaxis()
+    _save(figure, path)
+
+
 def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
@@ -110,6 +140,7 @@ def main() -> None:
     parser.add_argument("--side", type=Path)
     parser.add_argument("--sharing", type=Path)
     parser.add_argument("--replay", type=Path)
+    parser.add_argument("--fairness", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
     if options.side:
@@ -119,6 +150,8 @@ def main() -> None:
         sharing(json.loads(options.sharing.read_text()), options.out / "decode_sharing.svg")
     if options.replay:
         replay(json.loads(options.replay.read_text()), options.out / "replay.svg")
+    if options.fairness:
+        fairness(json.loads(options.fairness.read_text()), options.out / "fairness.svg")
 
 
 if __name__ == "__main__":

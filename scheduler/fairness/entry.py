@@ -57,4 +57,4 @@ class Policy(NamedTuple):
     quantum: float = 4096
     conversation_quantum: float = 32768
     patience: int = 16
-    looks: int = 64
+    looks: int = 32
