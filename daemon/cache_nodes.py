@@ -1,6 +1,5 @@
 """The nodes of the cache as their tenant sees them: what they hold, where, of whom, since when."""
 
-import time
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -10,6 +9,7 @@ from ..cachestore.node import TrieNode
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.trie import RadixTrie
+from .memory_budget import clock_of_uses
 from .quoting import printable
 
 Tier = Literal["memory", "disk"]
@@ -60,11 +60,6 @@ class Seen(NamedTuple):
 
     description: NodeDescription
     tokens: list[int]
-
-
-def clock_of_uses() -> int:
-    """Milliseconds since 1970, for the recency of state: it outlives the process."""
-    return time.time_ns() // 1_000_000
 
 
 def look(cache: PrefixCache, pins: Pins, tenant: str) -> list[Seen]:

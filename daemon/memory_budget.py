@@ -1,16 +1,21 @@
 """What weights and state of all models may take together, and what of it each has."""
 
+import time
 from collections.abc import Iterable
 
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.memory_pool import MemoryPool
 from ..models.device_memory import DeviceMemory
-from .cache_nodes import clock_of_uses
 from .config import Settings
 from .errors import StartError
 
 _STATE_SHARE = 4  # where models share memory, one part in this many is never given to weights
 _BUILD_SHARE = 4  # of that, one part in this many is for a model's measuring and warm-up
+
+
+def clock_of_uses() -> int:
+    """Milliseconds since 1970, for the recency of state: it outlives the process."""
+    return time.time_ns() // 1_000_000
 
 
 class MemoryBudget:

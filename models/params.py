@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
-import numpy as np
 
-Mask = np.ndarray[Any, np.dtype[np.uint32]]
+if TYPE_CHECKING:
+    import numpy as np
+
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.uint32]]"
 """Tokens that may be chosen: `[ceil(V / 32)]` words, a token's bit is 1 << token % 32."""
 
 
@@ -72,7 +74,7 @@ class Row:
     params: SamplingParams
     prompt: Sequence[int]
     output: Sequence[int]
-    mask: Mask | None = field(default=None, compare=False)
+    mask: "Mask | None" = field(default=None, compare=False)
 
 
 class Matcher(Protocol):

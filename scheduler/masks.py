@@ -38,7 +38,7 @@ class Constraint:
         self._next: Future[Mask | None] = threads.submit(self._look)
 
     @property
-    def mask(self) -> Mask | None:
+    def mask(self) -> "Mask | None":
         """The tokens that the next one is chosen from; None where nothing but the end can follow.
 
         Waits for it.
@@ -72,9 +72,9 @@ class Constraint:
         if not ends:
             self._next = self._threads.submit(self._follow, token)
 
-    def _follow(self, token: int) -> Mask | None:
+    def _follow(self, token: int) -> "Mask | None":
         self._matcher.consume(token)
         return self._look()
 
-    def _look(self) -> Mask | None:
+    def _look(self) -> "Mask | None":
         return None if self._matcher.is_complete else self._matcher.mask()
