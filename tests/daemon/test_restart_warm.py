@@ -64,6 +64,22 @@ def test_the_next_daemon_is_warm(
         assert ask(third, "What else is there?") == (other, 0)
 
 
+def test_ages_go_on_over_a_restart(short_path: Path, long_tiny_dir: Path) -> None:
+    """The next daemon says since when state was not used, and not since when it runs itself."""
+    pause = 5.0
+    with running(short_path, long_tiny_dir) as first:
+        ask(first, "What is the capital of France?")
+        time.sleep(pause)
+    with running(short_path, long_tiny_dir, fresh=True) as second:
+        before = second.request("GET", "/cache/nodes").json()["nodes"]
+        assert before
+        assert all(node["tiers"] == ["disk"] for node in before)
+        assert all(pause <= node["age"] < 3600 for node in before)
+        ask(second, "What is the capital of France?")
+        after = second.request("GET", "/cache/nodes").json()["nodes"]
+        assert min(node["age"] for node in after) < min(node["age"] for node in before)
+
+
 def test_quantised_state_is_for_the_same_bits_only(short_path: Path, tmp_path: Path) -> None:
     """State of 8 bits comes back in a daemon with 8, and in no other; what cannot be says so."""
     model = tiny_model_dir(tmp_path / "wide", head_dim=32, max_position_embeddings=4096)
