@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from side_by_side import percentile
+from percentiles import percentile
 
 if TYPE_CHECKING:
     from conversations import Result

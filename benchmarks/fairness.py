@@ -19,6 +19,7 @@ from typing import Any
 from fairness_orders import Fair, FirstCome, LongestPrefix, Order, VirtualTokenCounter
 from fairness_server import Costs, Outcome, Server
 from fairness_workload import Workload, crowded, hoarded, skewed
+from percentiles import percentile
 
 from umbel.scheduler.fairness.entry import Entry, Policy
 from umbel.scheduler.fairness.order import FairOrder, rank
@@ -71,11 +72,6 @@ class Row:
     preempted: int
     waits: list[float]
     gaps: list[tuple[float, float]]
-
-
-def quantile(values: list[float], part: float) -> float:
-    """The value that so large a part lies below."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else 0.0
 
 
 def max_min(wanted: list[int], capacity: float) -> list[float]:
@@ -150,12 +146,12 @@ def measure(
                 gap=outcome.gap,
                 bound=bound(order, costs, policy, outcome, answer),
                 jain=jain(satisfied),
-                light_p50=quantile(light, 0.5),
-                light_p99=quantile(light, 0.99),
-                heavy_p50=quantile(outcome.queued[0], 0.5),
-                heavy_p99=quantile(outcome.queued[0], 0.99),
+                light_p50=percentile(light, 0.5),
+                light_p99=percentile(light, 0.99),
+                heavy_p50=percentile(outcome.queued[0], 0.5),
+                heavy_p99=percentile(outcome.queued[0], 0.99),
                 preempted=outcome.preempted,
-                waits=[quantile(light, part / 100) for part in range(1, 101)],
+                waits=[percentile(light, part / 100) for part in range(1, 101)],
                 gaps=outcome.gaps,
             )
         )

@@ -24,6 +24,7 @@ from typing import Any
 
 import attacks
 from bystander import NO_ANSWER, Client, Phase, Watch, descriptors, get, peer
+from percentiles import percentile
 
 ROOT = Path(__file__).resolve().parent.parent
 PHASES = ("quiet", "attacked", "after")
@@ -162,13 +163,6 @@ def idle_after(path: Path) -> float | None:
             pass
         time.sleep(0.1)
     return None
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which a share of them lies; NaN if there are none."""
-    return (
-        sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
-    )
 
 
 def figures(phase: Phase) -> dict[str, float]:

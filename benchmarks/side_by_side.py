@@ -30,6 +30,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import aiohttp  # isort: skip
 from mlx_lm.utils import save_config, save_model
+from percentiles import percentile
 
 from umbel.models.load import embedded
 
@@ -255,11 +256,6 @@ def report(ours: Result, theirs: Result, names: tuple[str, str]) -> None:
     print(f"| output tokens/s | {rates[0]:.1f} | {rates[1]:.1f} | {rates[0] / rates[1]:.2f} |")
     _line("prompt tokens computed", ours.computed, theirs.computed)
     _line("peak memory, MiB", ours.peak_mib, theirs.peak_mib)
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which a share of them lies."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def _line(name: str, ours: float, theirs: float) -> None:
