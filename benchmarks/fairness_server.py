@@ -189,7 +189,8 @@ class Server:
             self._start(job)
 
     def _start(self, job: Job) -> None:
-        cached = min(self._cache.cached(job.path), job.prompt - 1)
+        there = self._cache.cached(job.path)
+        cached = min(there, job.prompt - 1)
         job.left = job.prompt - cached
         job.started = self._starts
         self._starts += 1
@@ -197,7 +198,6 @@ class Server:
         self._service[job.tenant] += job.left
         self._waiting[job.tenant] -= 1
         self._running.append(job)
-        there = self._cache.cached(job.path)
         held = [s for s, end in zip(job.path, _ends(job.path), strict=True) if end <= there]
         self._cache.lease(held)
         self._leased[job.id] = held

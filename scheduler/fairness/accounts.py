@@ -74,8 +74,7 @@ class Accounts:
 
     def has_eligible(self, kind: int) -> bool:
         """Whether an eligible member has work of a kind."""
-        places = self._by_kind[kind]
-        return bool(places) and places[0].service < self._limit
+        return next(self.eligible(kind), None) is not None
 
     def eligible(self, kind: int) -> Iterator[str]:
         """The eligible members that have work of a kind, the least served first."""
