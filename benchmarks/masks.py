@@ -203,7 +203,7 @@ def _decode(runner: ModelRunner, rows: int, grammar: Grammar | None) -> list[flo
     engine = Engine(
         runner,
         KVCacheManager(runner, cache, fingerprint="f", interval=8192),
-        MemoryPlanner(Governor(cache), runner, fixed_chunks=False),
+        MemoryPlanner(Governor(cache), runner),
         queue,
         publish,
         eos_ids=frozenset(),

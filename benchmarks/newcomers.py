@@ -64,7 +64,7 @@ class Driver:
         self.engine = Engine(
             runner,
             KVCacheManager(runner, cache, fingerprint="f", interval=8192),
-            MemoryPlanner(Governor(cache), runner, fixed_chunks=False),
+            MemoryPlanner(Governor(cache), runner),
             self._queue,
             self._publish,
             eos_ids=frozenset(),

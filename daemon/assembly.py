@@ -110,15 +110,15 @@ def assemble(
     """
     begin("measuring")
     runner = ModelRunner(loaded, exact=settings.exact, measured=measured)
-    if settings.exact:
-        runner.profile.least_chunk = settings.prefill_chunk or _LEAST_CHUNK
     if runner.one_by_one is not None:
         log.warning("decoding one by one", model=loaded.name, reason=runner.one_by_one)
     weights = max(loaded.weight_bytes, runner.resident - memory.held)
     budget = memory.enter(loaded.name, weights)
     keep_freed_memory(min(budget // _FREED_SHARE, _MOST_FREED))
-    context, bound = _context(loaded, runner, budget)
     chunk = _prefill_chunk(settings, runner, budget)
+    if settings.exact:
+        runner.profile.least_chunk = chunk
+    context, bound = _context(loaded, runner, budget)
     copied = max_copy_bytes(budget)
     runner.live_within(budget, max_copy_bytes=copied, max_batch=settings.max_batch)
     cache = _cache(
@@ -149,7 +149,7 @@ def assemble(
             paging=Paging(pager, pins),
             pins=pins,
         ),
-        MemoryPlanner(governor, runner, fixed_chunks=settings.exact),
+        MemoryPlanner(governor, runner),
         queue,
         publish,
         eos_ids=loaded.text.eos_ids,

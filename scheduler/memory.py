@@ -37,15 +37,11 @@ class MemoryPlanner(Generic[C, P]):
     Args:
         governor: of all model state.
         runner: of the model; it plans.
-        fixed_chunks: prefill chunks are never cut; they are held instead.
     """
 
-    def __init__(
-        self, governor: Governor, runner: StepPlanner[C, P], *, fixed_chunks: bool
-    ) -> None:
+    def __init__(self, governor: Governor, runner: StepPlanner[C, P]) -> None:
         self._governor = governor
         self._runner = runner
-        self._fixed_chunks = fixed_chunks
         self._held = governor.ledger.account(Kind.TAIL)
 
     @property
@@ -109,7 +105,8 @@ class MemoryPlanner(Generic[C, P]):
         """Plan a step that fits, and reserve what it takes.
 
         Copies that the step can do without are left out first, and those that are there are
-        given up; then prefill chunks are cut as far as need be, and held.
+        given up; then prefill chunks are cut as far as need be, and held. Those on a grid are held
+        at once.
 
         Args:
             running: all that run.
@@ -128,7 +125,7 @@ class MemoryPlanner(Generic[C, P]):
             if not batch.prefill:
                 return None
             size = size.halved()
-            if self._fixed_chunks or size.most < _LEAST_CHUNK:
+            if size.grid > 1 or size.most < _LEAST_CHUNK:
                 batch = Batch((), batch.decode)
                 if batch.empty:
                     return None

@@ -211,14 +211,14 @@ class StallBound:
         A chunk that is cut is a multiple of the shortest one: lengths that come again are
         planned, and compiled for, once. The last one of a prompt may use up the bound.
         """
-        least = self.expected(self._LEAST)
-        if least is None:
+        least, whole = self.expected(self._LEAST), self.expected(limit)
+        if least is None or whole is None:
             return ChunkSize(min(limit, self._UNTRIED))
         # Where no chunk fits, cutting saves the streams little and costs the prompt much.
         most = self._most if least <= self._most else 2 * least
-        each = ((self.expected(limit) or 0.0) - least) / max(1, limit - self._LEAST)
-        if least + each * (limit - self._LEAST) <= most:
+        if whole <= most:
             return ChunkSize(limit)
+        each = (whole - least) / (limit - self._LEAST)
         cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
         last = self._LEAST + int((most / self._SURE - least) / each)
         return ChunkSize(min(cut, limit), min(last, limit))

@@ -299,7 +299,7 @@ def no_reuse(runner: FakeRunner, budget: int = 1 << 40) -> Unkept:
     cache = PrefixCache(Layout(spans=True, checkpoints=False), budget=budget)
     kv_cache = KVCacheManager(runner, cache, fingerprint="fake", interval=8192, keeps=False)
     cache.pool.resize(Size(budget, 1 << 40))
-    return Unkept(kv_cache, MemoryPlanner(Governor(cache), runner, fixed_chunks=False))
+    return Unkept(kv_cache, MemoryPlanner(Governor(cache), runner))
 
 
 class FakeClock:

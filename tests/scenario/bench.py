@@ -166,7 +166,7 @@ class Bench:
         self.engine = Engine(
             self.runner,
             kv_cache,
-            MemoryPlanner(self.governor, self.runner, fixed_chunks=exact),
+            MemoryPlanner(self.governor, self.runner),
             self._queue,
             self._events.extend,
             eos_ids=frozenset(),

@@ -97,7 +97,6 @@ class PlannerFixture:
         *,
         nbytes: int = 1600,
         buffers: int = 1000,
-        fixed_chunks: bool = False,
     ) -> None:
         self.world = world or World(KV)
         self.world.cache.pool.resize(Size(nbytes, buffers))
@@ -105,13 +104,12 @@ class PlannerFixture:
         self.ledger = self.governor.ledger
         self.others = self.ledger.account(Kind.PAGING)
         self.runner = Figures()
-        self.planner = MemoryPlanner(self.governor, self.runner, fixed_chunks=fixed_chunks)
+        self.planner = MemoryPlanner(self.governor, self.runner)
 
-    def afford(self, running: list[Sequence], chunk: int) -> Batch | None:
+    def afford(self, running: list[Sequence], chunk: int, *, grid: int = 1) -> Batch | None:
         """Say what the planner lets a step compute."""
-        step = self.planner.afford(
-            running, ChunkSize(chunk), {each: state_of(each) for each in running}
-        )
+        size = ChunkSize(chunk, grid=grid)
+        step = self.planner.afford(running, size, {each: state_of(each) for each in running})
         return None if step is None else step.batch
 
     def leave(self, nbytes: int) -> None:
@@ -234,13 +232,11 @@ class TestChunks:
         self, prompt: int, computed: int, chunk: int, room: int, decodes: int, *, fixed: bool
     ) -> None:
         """Nothing over the room is set aside, and there was none for the next larger chunk."""
-        fixture, long = (
-            PlannerFixture(fixed_chunks=fixed),
-            sequence(prompt, min(computed, prompt - 2)),
-        )
+        fixture, long = PlannerFixture(), sequence(prompt, min(computed, prompt - 2))
+        grid = chunk if fixed else 1
         running = [long, *[decoding(seed) for seed in range(1, decodes + 1)]]
         fixture.leave(room)
-        batch = fixture.afford(running, chunk)
+        batch = fixture.afford(running, chunk, grid=grid)
         seen = long.num_computed_tokens
 
         def cost(end: int) -> int:
@@ -249,7 +245,7 @@ class TestChunks:
         sizes = [chunk]
         while not fixed and sizes[-1] // 2 >= 16:
             sizes.append(sizes[-1] // 2)
-        ends = [plan([long], ChunkSize(size)).prefill[0].end for size in sizes]
+        ends = [plan([long], ChunkSize(size, grid=grid)).prefill[0].end for size in sizes]
         fitting = [end for end in ends if cost(end) <= room]
         if batch is None:
             assert not fitting
@@ -262,15 +258,15 @@ class TestChunks:
 
     def test_fixed_chunks_are_held_instead(self) -> None:
         """Where a chunk must be whole it waits, however little is missing."""
-        fixture, long, live = PlannerFixture(fixed_chunks=True), sequence(500), decoding()
+        fixture, long, live = PlannerFixture(), sequence(500), decoding()
         fixture.leave(1279 + 100)
-        batch = fixture.afford([long, live], 128)
+        batch = fixture.afford([long, live], 128, grid=128)
         assert batch is not None
         assert (batch.prefill, batch.decode) == ((), (live,))
         assert fixture.aside == 100
-        assert fixture.afford([long], 128) is not None, "alone it fits"
+        assert fixture.afford([long], 128, grid=128) is not None, "alone it fits"
         fixture.leave(1279)
-        assert fixture.afford([long], 128) is None
+        assert fixture.afford([long], 128, grid=128) is None
         assert fixture.aside == 0
 
 
