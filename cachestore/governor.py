@@ -62,6 +62,11 @@ class Governor:
         """What is free, without making any; negative where too much is held."""
         return self.pool.room
 
+    @property
+    def spare(self) -> Size:
+        """What is free, or could be. Costs a walk over all stored state."""
+        return self.room + self._cache.evictor.evictable()
+
     def evict_excess(self) -> None:
         """Evict what is held over the budget, which has become smaller."""
         self._free(Size())
@@ -70,7 +75,7 @@ class Governor:
         """Whether there is room, or could be made."""
         if need.within(self.room):
             return True
-        return need.within(self.room + self._cache.evictor.evictable())
+        return need.within(self.spare)
 
     def make_room(self, need: Size) -> bool:
         """Page out and evict until `need` fits.

@@ -152,7 +152,10 @@ class Engine(Generic[C, P, O, T]):
             self._lifecycle.finish(stuck, FinishReason.ERROR, self._no_room(stuck))
 
     def _afford(self) -> Affordable[P] | None:
-        """Plan what fits, and preempt sequences that must make room for it, the youngest first."""
+        """Plan what fits, and preempt sequences that must make room for it, the youngest first.
+
+        The last of them starts anew, in a batch of its own size, where that fits.
+        """
         self._record()  # what lies side by side has gaps where stored state has gone since
         while self._running:
             self._kv_cache.refresh(self._running)
@@ -168,6 +171,8 @@ class Engine(Generic[C, P, O, T]):
             victim = self._scheduler.victim()
             if victim is None and self._kv_cache.give_one_up(self._running):
                 continue
+            if victim is None and self._memory.may_restart(self._running[0]):
+                victim = self._running[0]
             if victim is None and self._shortage.awaits_disk():
                 return None
             if victim is None and self._shortage.awaits_others():
@@ -188,6 +193,7 @@ class Engine(Generic[C, P, O, T]):
         self._lifecycle.keep(sequence, trusted=True)
         sequence.preempt(replay=self._exact)
         self._record()
+        self._memory.preempted(self._running)
         self._totals.update(preemptions=1)
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:

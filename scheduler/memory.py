@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from typing import Generic, NamedTuple
 
 from ..cachestore.governor import Governor
-from ..cachestore.ledger import Kind, Size
+from ..cachestore.ledger import NOTHING, Kind, Size
 from ..cachestore.restoration import Known
 from .policy import Batch, ChunkSize, Joins, plan
 from .runner import C, P, StepPlanner
@@ -31,6 +31,18 @@ class Affordable(NamedTuple, Generic[P]):
     plan: P
 
 
+class _Full(NamedTuple):
+    """What ran, and what was spare, after one had to be preempted.
+
+    Attributes:
+        running: how many went on.
+        spare: what nobody held, or could be evicted.
+    """
+
+    running: int
+    spare: Size
+
+
 class MemoryPlanner(Generic[C, P]):
     """Prices what sequences and steps take, and asks the governor for it.
 
@@ -43,6 +55,7 @@ class MemoryPlanner(Generic[C, P]):
         self._governor = governor
         self._runner = runner
         self._held = governor.ledger.account(Kind.TAIL)
+        self._full = _Full(0, NOTHING)
 
     @property
     def budget(self) -> int:
@@ -75,13 +88,17 @@ class MemoryPlanner(Generic[C, P]):
 
         They all must be able to go on until this one's first tokens are there. Where nobody
         runs, it starts if its worst case fits, even if what is known of it must go first:
-        holding a lease on that can take more than it spares.
+        holding a lease on that can take more than it spares. Beside as many as went on when one
+        was preempted none starts before there is more to spare: to enter their batch takes more
+        than what is foretold here, and who is preempted at once has cost them time for nothing.
 
         Args:
             sequence: that would start.
             known: what of it is in memory already, and cannot be evicted under it.
             running: the others.
         """
+        if running and self._is_full(running):
+            return False
         need = self._start(sequence, known.cached) + known.idle
         for other in running:
             need += self._growth(other)
@@ -91,9 +108,26 @@ class MemoryPlanner(Generic[C, P]):
             return True
         return not running and self._governor.make_room(self._worst_case(sequence))
 
+    def preempted(self, running: Items[Sequence]) -> None:
+        """Note that these did not fit beside one more, which holds nothing any more."""
+        self._full = _Full(len(running), self._governor.spare)
+
+    def _is_full(self, running: Items[Sequence]) -> bool:
+        more = len(running) >= self._full.running
+        return more and self._governor.spare.within(self._full.spare)
+
     def needed(self, sequence: Sequence) -> int:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""
         return self._worst_case(sequence).nbytes
+
+    def may_restart(self, sequence: Sequence) -> bool:
+        """Whether the only one that runs, and does not fit, is to give its state up to fit.
+
+        Its batch may have been made for many. To leave that takes no more than is kept for
+        copies, and what it takes to start is within what may be held. One that did so and has
+        not come further would do so for ever.
+        """
+        return sequence.has_advanced and self._worst_case(sequence).within(self._governor.limit)
 
     def afford(
         self,
@@ -160,7 +194,7 @@ class MemoryPlanner(Generic[C, P]):
         return Size(*self._runner.profile.start(total - known, total))
 
     def _worst_case(self, sequence: Sequence) -> Size:
-        return Size(*self._runner.profile.worst_case(len(sequence.tokens)))
+        return Size(*self._runner.profile.worst_case(sequence.num_known_tokens))
 
     def _growth(self, sequence: Sequence) -> Size:
         return Size(self._runner.profile.kept(sequence.num_left_to_prefill + _GROWTH))

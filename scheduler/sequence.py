@@ -64,6 +64,7 @@ class Sequence:
         self.lease: Lease | None = None
         self.chunk_boundaries: dict[int, Reason] = {}
         self.frontier = 0
+        self._furthest = 0
         self.constraint: Constraint | None = None
 
     @property
@@ -76,6 +77,16 @@ class Sequence:
         """The tokens whose state the model holds."""
         end = [] if self.end_token is None else [self.end_token]
         return [*self.request.prompt, *self.output, *end][: self.num_computed_tokens]
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return self.num_prompt_tokens + len(self.output)
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether it holds the state of more tokens than when it was last preempted."""
+        return self.num_computed_tokens > self._furthest
 
     @property
     def num_left_to_prefill(self) -> int:
@@ -97,7 +108,7 @@ class Sequence:
     @property
     def replays(self) -> bool:
         """Whether the token after those that are computed is known, from before a preemption."""
-        return self.num_computed_tokens < self.num_prompt_tokens + len(self.output)
+        return self.num_computed_tokens < self.num_known_tokens
 
     def preempt(self, *, replay: bool) -> None:
         """Be ready to start again, without any state.
@@ -107,6 +118,7 @@ class Sequence:
                 computed as it was the first time.
         """
         self.status = SequenceStatus.PREEMPTED
+        self._furthest = max(self._furthest, self.num_computed_tokens)
         answered = [] if replay else self.output
         self.tokens = as_tokens([*self.request.prompt, *answered])
         self.num_computed_tokens = 0

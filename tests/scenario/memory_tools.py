@@ -316,7 +316,7 @@ class ServerFixture:
         """Take memory away, little by little, until one runs alone.
 
         A preempted sequence gives all of it back for that step: to leave a batch takes more than
-        the batch did, and one that is alone is not to be refused.
+        the batch did, and one that is alone is not to start anew.
         """
         before, nbytes, preempt = self.preemptions, 2 * self.budget, self.engine._preempt
 

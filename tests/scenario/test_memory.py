@@ -316,6 +316,23 @@ def test_short_of_memory_nobody_hangs() -> None:
     assert all(told.error is None for told in server.serve(asks))
 
 
+@pytest.mark.parametrize("spare", [0, 2, 8], ids="{}_8th".format)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+def test_none_is_refused_for_a_batch_that_has_become_too_large(name: str, spare: int) -> None:
+    """What holds one request serves all of a crowd that runs in a batch of many rows."""
+    server = ServerFixture(zoo_model(name), 1 << 26, max_batch=24)
+    asks = loners(24, (60,), (80,))
+    names = [server.send(ask) for ask in asks]
+    server.until(lambda: all(len(server.live[name].output) > 2 for name in names))
+    need = server.assembly.runner.profile.worst_case(60 + 80).nbytes
+    server.allow(need * (8 + spare) // 8 * 16 // 15)
+    server.until(lambda: server.idle)
+    assert [server.told[name].error for name in names] == [None] * len(names)
+    assert [len(server.told[name].tokens) for name in names] == [80] * len(names)
+    assert server.preemptions <= 3 * len(asks)
+    server.check_rest()
+
+
 def test_what_pins_hold_is_said() -> None:
     """A request that fits without pins only hears of them, and is served when they are gone."""
     server = ServerFixture(zoo_model("llama"), promised("llama", 300))

@@ -522,3 +522,48 @@ class TestFigures:
         told = {kind.value: getattr(report, kind.value) for kind in Kind}
         assert sum(told.values()) == fixture.ledger.total.nbytes
         lease.fail()
+
+
+def test_none_starts_beside_as_many_as_one_did_not_fit_beside() -> None:
+    """It would cost them time and be preempted at once; with more room, or fewer, it starts."""
+    fixture, new_request = PlannerFixture(nbytes=8000), sequence(20)
+    running = [decoding(1), decoding(2)]
+
+    def admitted(beside: list[Sequence]) -> bool:
+        return fixture.planner.admits(new_request, NOTHING_KNOWN, beside)
+
+    assert admitted(running)
+    fixture.planner.preempted(running)
+    assert not admitted(running)
+    assert not admitted([*running, decoding(3)])
+    assert admitted(running[:1])
+    assert admitted([])
+    fixture.governor.pool.resize(Size(8100, 1000))
+    assert admitted(running)
+
+
+class TestRestart:
+    """Who runs alone and does not fit gives its state up where it fits without."""
+
+    def test_one_that_fits_from_its_start(self) -> None:
+        """Its worst case is within what may be held, whatever its batch holds."""
+        fixture = PlannerFixture()
+        for prompt, fits in ((200, True), (298, True), (299, False)):
+            assert fixture.planner.may_restart(sequence(prompt, 5)) == fits
+
+    def test_what_it_answered_counts(self) -> None:
+        """It is computed again, too."""
+        fixture, alone = PlannerFixture(), sequence(290, 290)
+        assert fixture.planner.may_restart(alone)
+        alone.output.extend(range(9))
+        assert not fixture.planner.may_restart(alone)
+
+    def test_one_that_came_no_further_is_not_tried_again(self) -> None:
+        """It would do so for ever."""
+        fixture, alone = PlannerFixture(), sequence(100, 50)
+        assert fixture.planner.may_restart(alone)
+        for computed, again in ((0, False), (50, False), (51, True)):
+            alone.preempt(replay=False)
+            alone.num_computed_tokens = computed
+            assert fixture.planner.may_restart(alone) == again
+            alone.num_computed_tokens = min(computed, 50)
