@@ -125,6 +125,7 @@ class Fair:
     def __init__(self, policy: Policy, gap: float | None) -> None:
         self._order = FairOrder(policy)
         self._gap = gap
+        self._claimant: str | None = None
         self._jobs: dict[str, Job] = {}
 
     def put(self, job: Job) -> None:
@@ -133,8 +134,10 @@ class Fair:
         self._order.put(Entry(job.id, str(job.tenant), str(job.conversation.name)))
 
     def choose(self, cached: Callable[[Job], int]) -> Job | None:
-        """Look at a window of them."""
-        ranked = rank(self._order.window(), lambda entry: cached(self._jobs[entry.id]))
+        """Look at a window of them, or at those of a tenant for which a slot was freed."""
+        claimant, self._claimant = self._claimant, None
+        window = self._order.window() if claimant is None else self._order.offers(claimant)
+        ranked = rank(window, lambda entry: cached(self._jobs[entry.id]))
         return self._jobs[ranked[0].id] if ranked else None
 
     def start(self, job: Job, tokens: float) -> None:
@@ -146,19 +149,19 @@ class Fair:
         self._order.charge(job.id, tokens)
 
     def preempt(self, running: Sequence[Job]) -> Job | None:
-        """Where tenants are too far apart."""
-        claimant = self._order.least_served()
-        if self._gap is None or claimant is None:
+        """Where a tenant has less than its part of the slots, or was served too little."""
+        if self._gap is None:
             return None
         slots = [
             Slot(job.id, self._share(str(job.tenant)), not job.left)
             for job in sorted(running, key=lambda job: job.started)
         ]
-        chosen = preemption(slots, self._share(claimant), self._gap)
-        if chosen is None:
-            return None
-        self._order.preempt(chosen.id)
-        return self._jobs[chosen.id]
+        for claimant in self._order.claimants():
+            if chosen := preemption(slots, self._share(claimant), self._gap):
+                self._claimant = claimant
+                self._order.preempt(chosen.id)
+                return self._jobs[chosen.id]
+        return None
 
     def end(self, job: Job) -> None:
         """Let its conversation go on."""

@@ -113,6 +113,18 @@ class FairOrder:
                 return found
         return self._others(passed)
 
+    def claimants(self) -> list[str]:
+        """The tenants with credit that could start an interactive request, the least served first.
+
+        As many as a window has places at most.
+        """
+        return list(islice(self._accounts.eligible(Priority.INTERACTIVE), self._policy.looks))
+
+    def offers(self, tenant: str, passed: Container[str] = frozenset()) -> list[Candidate]:
+        """List which interactive requests of one tenant may start next, for `rank`."""
+        most = self._policy.looks
+        return self._tenants[tenant].offers(Priority.INTERACTIVE, most, passed)
+
     def start(self, request_id: str, tokens: float) -> Entry:
         """Take a request out of those that wait.
 

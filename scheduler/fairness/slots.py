@@ -36,28 +36,67 @@ class Slot(NamedTuple):
 def preemption(slots: Sequence[Slot], claimant: Share, gap: float) -> Slot | None:
     """Choose the sequence that is preempted at a step's border for a tenant that waits.
 
-    It is the youngest one of the most served tenant, where that was served more than the claimant
-    by over `gap` tokens per weight and has the larger part of the slots for its weight.
+    A tenant's part of the slots is as its weight among those that have slots or claim one. It is
+    the youngest sequence of the most served tenant that has more slots than the claimant for its
+    weight, where
 
-    A preempted sequence starts again when its tenant has credit: when it is no more than a
-    quantum ahead of the least served. With `gap` well over the quantum, the claimant is therefore
-    served the difference before the sequence comes back, and the tenant again before it is
-    preempted anew. A sequence whose prompt is incomplete is never preempted, so that
-    each start brings a request nearer to its end.
+    - the claimant has fewer slots than its part, and the tenant more than its own: who comes is
+      served at once, however long others' answers are; or
+    - the tenant was served more than the claimant by over `gap` tokens per weight.
+
+    Neither goes to and fro. A slot that was taken for the first reason leaves both with their part
+    at least, or at most. For the second, a preempted sequence starts again when its tenant has
+    credit, so no more than a quantum ahead of the least served: with `gap` well over the quantum
+    the claimant is served the difference before the sequence comes back, and the tenant again
+    before it is preempted anew.
+
+    A sequence whose prompt is incomplete is preempted for the first reason only, and where no
+    complete one can be: what was computed of it is in the cache when it starts again.
 
     Args:
         slots: of the batch, the oldest first.
-        claimant: the least served tenant of those that could start a request.
+        claimant: a tenant that could start a request.
         gap: between services, in tokens per weight; at least two quanta.
     """
-    held = Counter(slot.share.tenant for slot in slots)
-    own = held[claimant.tenant] / claimant.weight
+    parts = _Parts(slots, claimant)
     chosen: Slot | None = None
     for slot in slots:
-        share = slot.share
-        ahead = share.service - claimant.service > gap
-        larger = held[share.tenant] / share.weight > own
-        most = chosen is None or share.service >= chosen.share.service
-        if slot.decodes and ahead and larger and most:
+        spread = parts.lets(slot.share)
+        ahead = slot.share.service - claimant.service > gap and parts.larger(slot.share)
+        if not (spread or (ahead and slot.decodes)):
+            continue
+        if chosen is None or _rank(slot) >= _rank(chosen):
             chosen = slot
     return chosen
+
+
+def _rank(slot: Slot) -> tuple[bool, float]:
+    return slot.decodes, slot.share.service
+
+
+class _Parts:
+    """Who has how many slots, and who may have how many."""
+
+    def __init__(self, slots: Sequence[Slot], claimant: Share) -> None:
+        self._held = Counter(slot.share.tenant for slot in slots)
+        self._claimant = claimant
+        weights = {slot.share.tenant: slot.share.weight for slot in slots}
+        weights[claimant.tenant] = claimant.weight
+        self._a_weight = len(slots) / sum(weights.values())
+
+    def lets(self, share: Share) -> bool:
+        """Whether a slot of a tenant belongs to the claimant by their weights."""
+        claimed = self._held[self._claimant.tenant] + 1
+        left = self._held[share.tenant] - 1
+        return (
+            share.tenant != self._claimant.tenant
+            and claimed <= max(1.0, self._a_weight * self._claimant.weight)
+            and left >= self._a_weight * share.weight
+        )
+
+    def larger(self, share: Share) -> bool:
+        """Whether a tenant has more slots than the claimant, for its weight."""
+        claimant = self._claimant
+        return (
+            self._held[share.tenant] * claimant.weight > self._held[claimant.tenant] * share.weight
+        )
