@@ -143,13 +143,20 @@ class Engine(Generic[C, P, O, T]):
 
     def _admit(self) -> None:
         self._drop_ended()
+        self._start()
+        if (yielding := self._scheduler.yielding()) is not None:
+            self._yield(yielding)
+            self._start()
         while True:
-            while sequence := self._scheduler.start_next():
-                self._begin(sequence)
             stuck = self._scheduler.stuck()
             if stuck is None or self._shortage.awaits_disk() or self._shortage.awaits_others():
                 return
             self._lifecycle.finish(stuck, FinishReason.ERROR, self._no_room(stuck))
+            self._start()
+
+    def _start(self) -> None:
+        while sequence := self._scheduler.start_next():
+            self._begin(sequence)
 
     def _afford(self) -> Affordable[P] | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first.
@@ -185,16 +192,26 @@ class Engine(Generic[C, P, O, T]):
         return None
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Leave a sequence's state to the cache until there is room for it again."""
+        """Have a sequence without state until there is room for it again."""
+        if self._leave(sequence):
+            self._scheduler.preempt(sequence)
+            self._memory.preempted(self._running)
+
+    def _yield(self, sequence: Sequence) -> None:
+        """Have a sequence give its slot to another tenant's, and wait again."""
+        if self._leave(sequence):
+            self._scheduler.put_back(sequence)
+
+    def _leave(self, sequence: Sequence) -> bool:
+        """Leave a sequence's state to the cache; False if it has ended instead."""
         self._decoder.process_output()
         if sequence not in self._running:
-            return  # it was complete with the token that was on its way
-        self._scheduler.preempt(sequence)
+            return False  # it was complete with the token that was on its way
         self._lifecycle.keep(sequence, trusted=True)
         sequence.preempt(replay=self._exact)
         self._record()
-        self._memory.preempted(self._running)
         self._totals.update(preemptions=1)
+        return True
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:
         pinned = self._kv_cache.pinned_bytes

@@ -1,9 +1,15 @@
-"""Requests that wait, in order within each conversation. Safe to call from any thread."""
+"""Requests that wait, in a fair order. Safe to call from any thread."""
 
+import heapq
 import threading
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 
 from .errors import QueueFullError, UnavailableError
-from .sequence import Sequence
+from .fairness.entry import Candidate, Entry
+from .fairness.order import FairOrder
+from .fairness.slots import Share
+from .sequence import Sequence, SequenceStatus
 
 RETRY_AFTER = 2
 """Seconds that a refused client is asked to wait."""
@@ -16,23 +22,24 @@ def queue_full(limit: int) -> QueueFullError:
 
 
 class ConversationQueue:
-    """A bounded queue that never lets two requests of one conversation run at once.
+    """A bounded queue in the order of `FairOrder`, which also knows who runs.
+
+    Nothing is done under the lock but taking, giving and charging.
 
     Args:
         limit: the most requests that may wait. It may change.
+        weight: a tenant's share, positive; it may change.
 
-    Nothing is done under the lock but taking and giving.
-
-    Invariants: a conversation is busy from `claim` to `release`; a waiting request of a
-    busy conversation is no candidate; requests of one conversation are candidates in the
-    order they were put.
+    Invariants: a sequence runs from `claim` to `release`; no more of its unit run at once than
+    it says, and they are claimed in the order in which they were put.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, weight: Callable[[str], float] = lambda _: 1.0) -> None:
         self.limit = limit
         self._lock = threading.Lock()
+        self._order = FairOrder(weight=weight)
         self._waiting: dict[str, Sequence] = {}
-        self._busy: set[tuple[str, str]] = set()
+        self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
         self._closed = False
 
     def put(self, sequence: Sequence) -> None:
@@ -47,63 +54,132 @@ class ConversationQueue:
                 raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
             if len(self._waiting) >= self.limit:
                 raise queue_full(self.limit)
-            self._waiting[sequence.request.id] = sequence
+            self._order.put(_entry(sequence))
+            self._wait(sequence)
 
-    def candidates(self) -> list[Sequence]:
-        """List the sequences that may be claimed now: the first of each idle conversation.
+    def offers(
+        self, passed: Container[str] = frozenset(), tenant: str | None = None
+    ) -> list[tuple[Candidate, Sequence]]:
+        """List the sequences that may be claimed now; see `FairOrder.window`.
+
+        Args:
+            passed: ids of those that were looked at and could not start.
+            tenant: list only its interactive ones, with credit or without.
 
         Returns:
-            Oldest first. Whoever looks at them holds no lock, and some may leave meanwhile.
+            A bounded number. Whoever looks at them holds no lock, and some may leave meanwhile.
         """
         with self._lock:
-            passed = set(self._busy)
-            first = []
-            for sequence in self._waiting.values():
-                key = _key(sequence)
-                if key not in passed:
-                    first.append(sequence)
-                    passed.add(key)  # none overtakes the first of its conversation
-            return first
+            found = (
+                self._order.window(passed) if tenant is None else self._order.offers(tenant, passed)
+            )
+            return [(each, self._waiting[each.entry.id]) for each in found]
 
-    def claim(self, sequence: Sequence) -> bool:
-        """Take a candidate out and make its conversation busy; False if it is none any more."""
+    def claimants(self) -> list[Share]:
+        """The tenants that could start an interactive request; see `FairOrder.claimants`."""
         with self._lock:
-            if sequence.request.id not in self._waiting or _key(sequence) in self._busy:
+            return list(map(self._share, self._order.claimants()))
+
+    def shares(self, tenants: Iterable[str]) -> dict[str, Share]:
+        """What tenants were given."""
+        with self._lock:
+            return {tenant: self._share(tenant) for tenant in tenants}
+
+    def claim(self, sequence: Sequence, tokens: float = 0.0) -> bool:
+        """Take an offered sequence out; False if it may not start any more.
+
+        Args:
+            sequence: one of `offers`.
+            tokens: what its prompt costs; a sequence that yielded has been charged.
+        """
+        with self._lock:
+            if sequence.request.id not in self._waiting:
+                return False
+            try:
+                self._order.start(sequence.request.id, tokens)
+            except ValueError:  # another one of its unit has started since
                 return False
             del self._waiting[sequence.request.id]
-            self._busy.add(_key(sequence))
             return True
 
-    def release(self, sequence: Sequence) -> None:
-        """Let the next request of this sequence's conversation run."""
+    def charge(self, costs: Iterable[tuple[Sequence, float]]) -> None:
+        """Charge running sequences for tokens, or take back what they were charged for."""
         with self._lock:
-            self._busy.discard(_key(sequence))
+            for sequence, tokens in costs:
+                self._order.charge(sequence.request.id, tokens)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Have a running sequence wait again, at its old place: it yields its slot.
+
+        That is no new request, so that neither the bound nor the end of the queue holds it up.
+        """
+        with self._lock:
+            self._order.preempt(sequence.request.id)
+            self._wait(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Let what comes after a claimed sequence run: it has ended. Idempotent."""
+        with self._lock, suppress(KeyError):
+            self._order.end(sequence.request.id)
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take one waiting sequence out; None when it does not wait (any more)."""
         with self._lock:
-            return self._waiting.pop(request_id, None)
+            return self._take(request_id)
 
     def expired(self, now: float) -> list[Sequence]:
-        """Take out the waiting sequences whose deadline has passed."""
+        """Take out the waiting sequences whose deadline has passed, the earliest first."""
+        late = []
         with self._lock:
-            late = [s for s in self._waiting.values() if s.request.deadline <= now]
-            for sequence in late:
-                del self._waiting[sequence.request.id]
-            return late
+            while self._deadlines and self._deadlines[0][0] <= now:
+                sequence = self._take(heapq.heappop(self._deadlines)[1])
+                if sequence is not None:
+                    late.append(sequence)
+        return late
 
     def close(self) -> list[Sequence]:
-        """Refuse new sequences from now on, and hand out those that wait."""
+        """Refuse new sequences from now on, and hand out those that have never run."""
         with self._lock:
             self._closed = True
-            waiting = list(self._waiting.values())
-            self._waiting.clear()
-            return waiting
+            new = [s for s in self._waiting.values() if s.status is SequenceStatus.WAITING]
+            for sequence in new:
+                self._take(sequence.request.id)
+            return new
+
+    @property
+    def running(self) -> int:
+        """How many are claimed and not released."""
+        return self._order.running
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def _wait(self, sequence: Sequence) -> None:
+        request = sequence.request
+        self._waiting[request.id] = sequence
+        if len(self._deadlines) > 2 * len(self._waiting) + 64:
+            there = self._waiting.values()
+            self._deadlines = [(each.request.deadline, each.request.id) for each in there]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (request.deadline, request.id))
 
-def _key(sequence: Sequence) -> tuple[str, str]:
-    """Conversations are named by clients, so a name means something to its tenant only."""
-    return sequence.request.tenant, sequence.request.conversation
+    def _take(self, request_id: str) -> Sequence | None:
+        sequence = self._waiting.pop(request_id, None)
+        if sequence is not None:
+            self._order.remove(request_id)
+        return sequence
+
+    def _share(self, tenant: str) -> Share:
+        return Share(tenant, self._order.service(tenant), self._order.weight(tenant))
+
+
+def _entry(sequence: Sequence) -> Entry:
+    request = sequence.request
+    return Entry(
+        request.id,
+        request.tenant,
+        request.unit or request.conversation,
+        request.priority,
+        request.parallel,
+    )

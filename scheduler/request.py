@@ -7,6 +7,7 @@ import msgspec
 from ..cachestore.checkpoints import Reason
 from ..models.params import Grammar, LogProbs, SamplingParams
 from .errors import RequestError
+from .fairness.entry import Priority
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,13 +16,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: unique in this daemon.
         tenant: who sent it.
-        conversation: requests that share it run one after another, first in first out.
+        conversation: its name, for logs and pins.
         prompt: token ids, at least one.
         max_tokens: the most tokens of the answer; the context has room for them.
         sampling: how its tokens are chosen.
         deadline: when it must have ended, on the engine's clock, in seconds.
         boundaries: offsets in the prompt that a next turn keeps, and what they are.
         grammar: what the answer is held to, if it is.
+        priority: before whom of equal credit it goes.
+        unit: requests of a tenant that share it start first in first out, and get their part of
+            the tenant's time together; the conversation, where it is None.
+        parallel: how many requests of its unit may run when it starts, itself included.
     """
 
     id: str
@@ -33,6 +38,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float
     boundaries: list[tuple[int, Reason]] = []
     grammar: Grammar | None = None
+    priority: Priority = Priority.INTERACTIVE
+    unit: str | None = None
+    parallel: int = 1
 
 
 class FinishReason(enum.StrEnum):

@@ -1,15 +1,24 @@
 """Who waits, who runs, who is preempted, and who starts next."""
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from ..cachestore.restoration import Known
+from .fairness.entry import Candidate, Policy
+from .fairness.order import rank
+from .fairness.slots import Slot, preemption
 from .queue import ConversationQueue
-from .sequence import Sequence
+from .sequence import Sequence, SequenceStatus
 
 _READ_AHEAD = 8
 """Sequences that wait for the disk at once; those after them are not looked at yet."""
+
+_LOOKS = 64
+"""Sequences that are looked at for one that can start; what comes after them waits till later."""
+
+_GAP = 2 * Policy().quantum
+"""Tokens per weight by which tenants are apart before a slot changes hands; see `preemption`."""
 
 
 class Readiness(enum.Enum):
@@ -88,7 +97,9 @@ class Room(Protocol):
 class Scheduler:
     """Holds every sequence between its arrival and its end.
 
-    Preempted sequences start before those that wait, and those that wait in their order.
+    Sequences that were preempted for want of memory start before those that wait, and those that
+    wait in the queue's order. Where one tenant has more than its part of the slots and another,
+    with credit, less, a sequence yields its slot and waits again.
 
     Attributes:
         waiting: not started yet, in order within each conversation.
@@ -116,6 +127,7 @@ class Scheduler:
         self._memory = memory
         self._max_batch = max_batch
         self._last = Selection(None, None, 0)
+        self._claimant: Sequence | None = None  # for whom one has yielded
 
     @property
     def idle(self) -> bool:
@@ -146,7 +158,7 @@ class Scheduler:
             return None
         if short in self.preempted:
             return short
-        if not self.waiting.claim(short):
+        if not self._take(short):
             return None
         self.preempted.append(short)
         return short
@@ -160,8 +172,42 @@ class Scheduler:
         self.running.remove(sequence)
         self.preempted.insert(0, sequence)
 
+    def yielding(self) -> Sequence | None:
+        """The running sequence that yields to another tenant's, which then starts next.
+
+        It is asked for once a step, where none can start for want of a slot or of memory.
+        """
+        short = len(self.running) >= self._max_batch or self._last.short is not None
+        if self.preempted or not (short and self.running and len(self.waiting)):
+            return None
+        self._charge()
+        shares = self.waiting.shares({each.request.tenant for each in self.running})
+        slots = [
+            Slot(s.request.id, shares[s.request.tenant], s.status is SequenceStatus.DECODE)
+            for s in self.running
+        ]
+        for claimant in self.waiting.claimants():
+            slot = preemption(slots, claimant, _GAP)
+            if slot is None:
+                continue
+            found = select(self._ranked(claimant.tenant), self._readiness)
+            self._claimant = found.start or found.short
+            if self._claimant is not None:
+                return self.running[slots.index(slot)]
+        return None
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Have a running sequence wait again, in its place. Its state is the cache's by now."""
+        self._charge()
+        self.running.remove(sequence)
+        self.waiting.put_back(sequence)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, and let its conversation go on."""
+        self._charge()
+        if sequence.status is SequenceStatus.PREFILL:  # the rest of its prompt is not computed
+            spared = min(sequence.num_left_to_prefill, sequence.num_charged_of_prompt)
+            self.waiting.charge([(sequence, -spared)])
         for among in (self.running, self.preempted):
             if sequence in among:
                 among.remove(sequence)
@@ -179,13 +225,58 @@ class Scheduler:
         To look at one reads the cache and starts the disk: the queue is not locked meanwhile,
         and the chosen one may have left it since.
         """
-        candidates = self.waiting.candidates()
+        claimant, self._claimant = self._claimant, None
+        self._last = Selection(None, None, 0)
+        if not len(self.waiting):
+            return None
+        self._charge()
+        if claimant is not None and self._starts(claimant):
+            return claimant
+        ranked = self._ranked()
         while True:
-            self._last = select(candidates, self._readiness)
+            self._last = select(ranked, self._readiness)
             chosen = self._last.start
-            if chosen is None or self.waiting.claim(chosen):
+            if chosen is None or self._take(chosen):
                 return chosen
-            candidates.remove(chosen)
+
+    def _starts(self, sequence: Sequence) -> bool:
+        return self._readiness(sequence) is Readiness.READY and self._take(sequence)
+
+    def _ranked(self, tenant: str | None = None) -> Iterator[Sequence]:
+        """Yield those that may start, the first to start first: some of all, or a tenant's.
+
+        What is cached is asked of a window at a time: the next one is made of those that are left.
+        """
+        passed: set[str] = set()
+        while len(passed) < _LOOKS and (offers := self.waiting.offers(passed, tenant)):
+            yield from self._in_order(offers)
+            passed.update(candidate.entry.id for candidate, _ in offers)
+
+    def _in_order(self, offers: list[tuple[Candidate, Sequence]]) -> list[Sequence]:
+        found = {candidate.entry.id: sequence for candidate, sequence in offers}
+        window = [candidate for candidate, _ in offers]
+        ranked = rank(window, lambda entry: self._cached(found[entry.id]))
+        return [found[entry.id] for entry in ranked]
+
+    def _take(self, sequence: Sequence) -> bool:
+        """Claim a sequence, and charge it for the prompt that is to be computed."""
+        started = sequence.status is SequenceStatus.PREEMPTED
+        left = len(sequence.tokens) - 1 - self._cached(sequence)
+        sequence.num_charged_of_prompt = 0 if started else max(0, left)
+        return self.waiting.claim(sequence, sequence.num_charged_of_prompt)
+
+    def _charge(self) -> None:
+        """Charge for what was decoded. In time for the next decision is soon enough."""
+        costs = []
+        for sequence in (*self.running, *self.preempted):
+            if decoded := len(sequence.output) - sequence.num_charged:
+                costs.append((sequence, float(decoded)))
+                sequence.num_charged += decoded
+        if costs:
+            self.waiting.charge(costs)
+
+    def _cached(self, sequence: Sequence) -> int:
+        return self._kv_cache.known(sequence).cached
 
     def _readiness(self, sequence: Sequence) -> Readiness:
         if self._kv_cache.shall_wait(sequence, self.running):

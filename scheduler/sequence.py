@@ -37,6 +37,8 @@ class Sequence:
         output: token ids of the answer so far.
         pending: the place of the token after these among those that were sampled last, while it
             is not read yet.
+        num_charged: tokens of the answer that its tenant was charged for.
+        num_charged_of_prompt: tokens of the prompt, when it last left the queue.
         end_token: the token that ended the answer; it is no part of it.
         num_computed_tokens: tokens, from the first, whose state the model holds.
         num_passed_over: prompt tokens computed for later ones while its own prompt waited.
@@ -55,6 +57,7 @@ class Sequence:
         self.cancelled = False
         self.output: list[int] = []
         self.pending: int | None = None
+        self.num_charged = self.num_charged_of_prompt = 0
         self.end_token: int | None = None
         self.matched = self.cached = 0
         self.num_computed_tokens = 0

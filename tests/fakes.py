@@ -17,6 +17,7 @@ from umbel.models.params import Row, SamplingParams, Token
 from umbel.scheduler.handoff import EventChannel
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
+from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request
 
 VOCABULARY = 1000
@@ -335,3 +336,8 @@ def make_request(
         sampling=SamplingParams(seed=0),
         deadline=deadline,
     )
+
+
+def busy(queue: ConversationQueue) -> set[tuple[str, str]]:
+    """Tenant and conversation of what was claimed and not released."""
+    return {(entry.tenant, entry.conversation) for _, entry in queue._order._running.values()}

@@ -68,6 +68,11 @@ class FairOrder:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def running(self) -> int:
+        """How many were started and have not ended."""
+        return len(self._running)
+
     def service(self, tenant: str) -> float:
         """Tokens per weight that a tenant was charged, lifts included."""
         return self._accounts.service(tenant)

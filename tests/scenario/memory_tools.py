@@ -353,7 +353,7 @@ class ServerFixture:
         assert problems(cache) == []
         assert cache.leases() == []
         assert self.engine._running == []
-        assert self.queue._busy == set()
+        assert self.queue.running == 0
         assert self.assembly.runner.placement.sequences == {}
         assert ledger.held(Kind.TAIL).nbytes == 0
         assert ledger.held(Kind.TRANSIENT).nbytes == 0

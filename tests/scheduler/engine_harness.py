@@ -22,6 +22,7 @@ from umbel.models.step_plan import Call
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
+from ..fakes import busy
 from ..scenario import bench
 from ..scenario.bench import Ask, Bench, LogProbs, Outcome, words
 from ..scenario.test_exactness import TOLERANCE
@@ -137,7 +138,7 @@ class EngineHarness(Bench):
             assert said == [Finished(FinishReason.CANCELLED)] * began, said
             assert sequence not in self.engine._kv_cache.caches
             assert sequence.lease is None or not sequence.lease.open
-            assert (sequence.request.tenant, sequence.request.conversation) not in self._queue._busy
+            assert (sequence.request.tenant, sequence.request.conversation) not in busy(self._queue)
 
     def running(self) -> list[str]:
         """Who runs."""
@@ -229,7 +230,7 @@ class EngineHarness(Bench):
         """Forget all requests and the cache: then the memory is what it was before them."""
         assert self.running() == []
         assert len(self._queue) == 0
-        assert self._queue._busy == set()
+        assert self._queue.running == 0
         assert self.cache.statistics().leases == 0
         gone = [weakref.ref(sequence) for sequence in self.live.values()]
         for notes in (self.live, self._history, self._states):

@@ -29,6 +29,7 @@ from ..fakes import (
     FakeClock,
     FakeRunner,
     FakeState,
+    busy,
     make_request,
     next_token,
     no_reuse,
@@ -126,7 +127,7 @@ class Bench:
         assert self.runner.live_states == 0
         assert self.engine.statistics().running == ()
         assert len(self.queue) == 0
-        assert self.queue._busy == set()
+        assert self.queue.running == 0
 
 
 class TestAnswers:
@@ -730,7 +731,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.bench.runner.live_states == len(running) <= 3
         conversations = [(sequence.tenant, sequence.conversation) for sequence in running]
         assert len(conversations) == len(set(conversations))
-        assert self.bench.queue._busy == set(conversations)
+        assert busy(self.bench.queue) == set(conversations)
 
     def teardown(self) -> None:
         """Everyone who was not removed has ended, for a reason that is true."""

@@ -21,7 +21,7 @@ from umbel.scheduler.errors import QueueFullError, RetryLaterError, UnavailableE
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.sequence import Sequence
 
-from ..fakes import PATIENCE, make_request
+from ..fakes import PATIENCE, busy, make_request
 
 
 def waiting(request_id: str, conversation: str = "c", deadline: float = float("inf")) -> Sequence:
@@ -37,14 +37,19 @@ def filled(*sequences: Sequence, limit: int = 10) -> ConversationQueue:
     return queue
 
 
+def offered(queue: ConversationQueue) -> list[Sequence]:
+    """Who may start."""
+    return [sequence for _, sequence in queue.offers()]
+
+
 def take(queue: ConversationQueue) -> Sequence | None:
-    """Claim the first candidate."""
-    return next((s for s in queue.candidates() if queue.claim(s)), None)
+    """Claim the first that is offered."""
+    return next((s for s in offered(queue) if queue.claim(s)), None)
 
 
 def test_an_empty_queue_has_nothing_to_take() -> None:
     """Taking never waits."""
-    assert ConversationQueue(1).candidates() == []
+    assert ConversationQueue(1).offers() == []
 
 
 def test_one_conversation_is_served_in_order_and_one_at_a_time() -> None:
@@ -191,6 +196,7 @@ class QueueMachine(RuleBasedStateMachine):
     def expired(self, now: int) -> None:
         """Let deadlines pass."""
         late = [s for s in self.model if s.request.deadline <= now]
+        late.sort(key=lambda s: (s.request.deadline, s.request.id))
         assert self.queue.expired(now) == late
         self.forget(late)
 
@@ -213,7 +219,7 @@ class QueueMachine(RuleBasedStateMachine):
         """The same requests wait, within the bound, and the same conversations are busy."""
         assert len(self.queue) == len(self.model) <= self.LIMIT
         assert list(self.queue._waiting.values()) == self.model
-        assert {conversation for _, conversation in self.queue._busy} == set(self.running)
+        assert {conversation for _, conversation in busy(self.queue)} == set(self.running)
 
 
 def test_the_queue_is_its_model() -> None:
@@ -313,27 +319,27 @@ def test_a_conversation_is_its_tenants() -> None:
     assert first is not None
     assert second is not None
     queue.release(first)
-    assert queue._busy == {("b", "same")}
+    assert busy(queue) == {("b", "same")}
 
 
 def test_nobody_overtakes_in_its_conversation() -> None:
     """Where the first of a conversation is not claimed, its second is no candidate; others are."""
     first, second, other = (waiting(name, name[0]) for name in ("a1", "a2", "b1"))
     queue = filled(first, second, other)
-    assert queue.candidates() == [first, other]
+    assert offered(queue) == [first, other]
     assert queue.claim(first)
-    assert queue.candidates() == [other]
+    assert offered(queue) == [other]
     queue.release(first)
-    assert queue.candidates() == [second, other]
+    assert offered(queue) == [second, other]
 
 
 def test_a_candidate_that_left_is_not_claimed() -> None:
     """Between the look and the claim anybody may be cancelled, or claimed by another."""
     removed, claimed = waiting("1", "a"), waiting("2", "b")
     queue = filled(removed, claimed)
-    assert queue.candidates() == [removed, claimed]
+    assert offered(queue) == [removed, claimed]
     queue.remove("1")
     assert not queue.claim(removed)
     assert queue.claim(claimed)
     assert not queue.claim(claimed)
-    assert queue._busy == {(claimed.request.tenant, "b")}
+    assert busy(queue) == {(claimed.request.tenant, "b")}

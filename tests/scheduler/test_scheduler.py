@@ -1,6 +1,6 @@
 """Who runs, who is preempted, and who may start, in any order of events."""
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import settings
@@ -41,9 +41,16 @@ class Cache:
         """Whether another one, that runs, prefills it."""
         return bool(running) and sequence.request.conversation in self.behind
 
-    def known(self, sequence: Sequence) -> str:
-        """What is known goes with whom it is known of."""
-        return sequence.request.id
+    def known(self, sequence: Sequence) -> "Known":
+        """All of a prompt is known, so that none is charged and they keep their order."""
+        return Known(sequence.request.id, len(sequence.tokens) - 1)
+
+
+class Known(NamedTuple):
+    """What is known, and of whom."""
+
+    request: str
+    cached: int
 
 
 class Memory:
@@ -58,9 +65,9 @@ class Memory:
         self.room = room
         self.asked: list[str] = []
 
-    def admits(self, sequence: Sequence, known: str, running: list[Sequence]) -> bool:
+    def admits(self, sequence: Sequence, known: Known, running: list[Sequence]) -> bool:
         """Whether there is room beside those that run."""
-        assert known == sequence.request.id
+        assert known.request == sequence.request.id
         assert sequence not in running
         self.asked.append(sequence.request.id)
         return sum(len(each.tokens) for each in [*running, sequence]) <= self.room
@@ -294,7 +301,7 @@ class TestStuck:
         a, b = fixture.put("a", "b", conversation="c")
         fixture.start()
         assert fixture.scheduler.stuck() is a
-        assert fixture.queue.candidates() == []
+        assert fixture.queue.offers() == []
         fixture.scheduler.remove(a)
         assert fixture.scheduler.stuck() is None
         assert fixture.start() == []
@@ -491,7 +498,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             served |= set(self.fixture.running)
             self.scheduler.remove(self.scheduler.running[0])
         assert served == left
-        assert self.fixture.queue._busy == set()
+        assert self.fixture.queue.running == 0
         assert self.fixture.preempted == []
 
 
