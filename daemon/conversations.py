@@ -1,6 +1,7 @@
 """Which conversation a request belongs to: what the client says, or its agent's session."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import xxhash
 
@@ -10,6 +11,9 @@ from .protocols.generation_request import Prompt
 
 _HEADER = "X-Umbel-Conversation"
 _LONGEST = 256
+PARALLEL = 32
+"""Requests of one session, or of one beginning, that run at once."""
+
 _BEGINNING = 256  # characters or tokens of a text: what goes on with another begins as it does
 # An agent's session, and what tells its helpers apart, by the headers that agents send.
 _SESSIONS = (
@@ -62,13 +66,40 @@ def session(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def conversation_of_session(name: str, prompt: Prompt) -> str:
-    """Name the conversation within a session that a prompt goes on with.
+class Place(NamedTuple):
+    """Where a request stands in the order of its tenant's.
 
-    An agent sends several at once in one session: helpers, a title. Requests of one conversation
-    wait for each other, so each beginning (system prompts, and the first message after them) is a
-    conversation of its own.
+    Attributes:
+        conversation: its name, for logs and pins; None for one of its own.
+        unit: what starts in order and is served together; None where that is the conversation,
+            whose requests run one at a time.
     """
+
+    conversation: str | None
+    unit: str | None = None
+
+
+def place_of(named: str | None, session: str | None, prompt: Prompt) -> Place:
+    """Find a request's place: what the client named, else its session, else how it begins.
+
+    An agent sends several requests at once in one session: helpers, a title. They start in order
+    and run beside each other. Each beginning (system prompts, and the first message after them)
+    has a name of its own.
+
+    Args:
+        named: the conversation that the client named.
+        session: its agent's.
+        prompt: of the request.
+    """
+    if named is not None:
+        return Place(named)
+    beginning = _digest(prompt)
+    if session is not None:
+        return Place(f"{session}/{beginning[:8]}", f"session\N{NO-BREAK SPACE}{session}")
+    return Place(None, f"beginning\N{NO-BREAK SPACE}{beginning}")
+
+
+def _digest(prompt: Prompt) -> str:
     digest = xxhash.xxh3_64()
     if isinstance(prompt, Conversation):
         for message in prompt.messages:
@@ -77,4 +108,4 @@ def conversation_of_session(name: str, prompt: Prompt) -> str:
                 break
     else:
         digest.update(str(prompt[:_BEGINNING]).encode(errors="replace"))
-    return f"{name}/{digest.hexdigest()[:8]}"
+    return digest.hexdigest()

@@ -18,7 +18,7 @@ from .answer_reader import AnswerReader
 from .assembly import Assembly
 from .bodies import TOKEN_BYTES, Share
 from .cache_admin import CacheAdmin
-from .conversations import check_name, conversation_of_choice, conversation_of_session
+from .conversations import PARALLEL, check_name, conversation_of_choice, place_of
 from .generation import Generation
 from .generations import Generations
 from .metrics import Metrics
@@ -42,6 +42,7 @@ class Caller(NamedTuple):
         tenant: who sent it.
         conversation: the name it gave, or None for a conversation of its own.
         session: of an agent, in which it may have several conversations.
+        unit: see `Place`.
         arrived_at: when, on the engine's clock, in seconds.
         share: what its body, and then its prompt, hold of the budget of bodies.
     """
@@ -52,6 +53,7 @@ class Caller(NamedTuple):
     session: str | None
     arrived_at: float
     share: Share
+    unit: str | None = None
 
 
 class Service:
@@ -108,11 +110,13 @@ class Service:
         """
         prepared = await self._prepare(body, caller)
         named = caller.conversation or check_name(body.conversation_name, "conversation")
-        if named is None and (session := caller.session or body.session_name):
-            named = conversation_of_session(session, prepared.request.prompts[0])
+        session = caller.session or body.session_name
+        place = place_of(named, session, prepared.request.prompts[0])
         kept = body.kept_bytes
         body.release()
-        return self._admit(prepared, caller._replace(conversation=named), kept)
+        return self._admit(
+            prepared, caller._replace(conversation=place.conversation, unit=place.unit), kept
+        )
 
     async def _prepare(self, body: GenerationBody, caller: Caller) -> Prepared:
         author = Author(caller.tenant, caller.request_id)
@@ -226,6 +230,8 @@ class Service:
             deadline=caller.arrived_at + self._request_timeout,
             boundaries=list(rendered.boundaries),
             grammar=rendered.grammar,
+            unit=caller.unit,
+            parallel=1 if caller.unit is None else PARALLEL,
         )
         logprobs = wanted.sampling.top_logprobs is not None
         reader = AnswerReader(

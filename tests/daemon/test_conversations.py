@@ -3,10 +3,11 @@
 import pytest
 
 from umbel.daemon.conversations import (
+    Place,
     check_name,
     conversation_of_choice,
-    conversation_of_session,
     named_conversation,
+    place_of,
     session,
 )
 from umbel.daemon.failures import APIError
@@ -65,20 +66,37 @@ def test_a_name_that_is_given_must_be_one() -> None:
 
 def test_what_goes_on_keeps_its_conversation() -> None:
     """Later turns keep it; other first messages and other system prompts have their own."""
-    first = conversation_of_session("s", talk("hello"))
-    assert first.startswith("s/")
-    assert conversation_of_session("s", talk("hello", "hi", "more")) == first
-    assert conversation_of_session("s", talk("write a title")) != first
-    assert conversation_of_session("t", talk("hello")) != first
+    first = place_of(None, "s", talk("hello"))
+    assert str(first.conversation).startswith("s/")
+    assert place_of(None, "s", talk("hello", "hi", "more")) == first
     other = Conversation(messages=[Message(role="user", content="hello")])
-    assert conversation_of_session("s", other) != first
+    for agent, prompt in (("s", talk("write a title")), ("t", talk("hello")), ("s", other)):
+        assert place_of(None, agent, prompt).conversation != first.conversation
 
 
 def test_texts_that_begin_alike_are_one_conversation() -> None:
     """A text goes on with another that it begins with; tokens do, too."""
-    text = "once upon a time " * 20
-    assert conversation_of_session("s", text) == conversation_of_session("s", text + "there was")
-    assert conversation_of_session("s", text) != conversation_of_session("s", "x" + text)
-    tokens = list(range(300))
-    assert conversation_of_session("s", tokens) == conversation_of_session("s", [*tokens, 7])
-    assert conversation_of_session("s", tokens) != conversation_of_session("s", [7, *tokens])
+    text, tokens = "once upon a time " * 20, list(range(300))
+    for agent in ("s", None):
+        assert place_of(None, agent, text) == place_of(None, agent, text + "there was")
+        assert place_of(None, agent, tokens) == place_of(None, agent, [*tokens, 7])
+    assert place_of(None, None, text) != place_of(None, None, "x" + text)
+    assert place_of(None, None, tokens) != place_of(None, None, [7, *tokens])
+
+
+def test_what_is_named_is_strictly_one_after_another() -> None:
+    """The rest start in order, by session or by how they begin, and no client can name that."""
+    assert place_of("mine", "s", talk("hello")) == Place("mine")
+    units = {
+        place_of(None, agent, talk(words)).unit
+        for agent in ("s", "t")
+        for words in ("hello", "write a title")
+    }
+    assert len(units) == 2
+    begun = {place_of(None, None, talk(words)) for words in ("hello", "write a title")}
+    assert {place.conversation for place in begun} == {None}
+    units |= {place.unit for place in begun}
+    assert len(units) == 4
+    for unit in units:
+        with pytest.raises(APIError):
+            check_name(unit, "conversation")
