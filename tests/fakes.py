@@ -325,11 +325,12 @@ def make_request(
     conversation: str | None = None,
     max_tokens: int = 4,
     deadline: float = float("inf"),
+    tenant: str = "default",
 ) -> Request:
     """Build a request; alone in its conversation unless told otherwise."""
     return Request(
         id=request_id,
-        tenant="default",
+        tenant=tenant,
         conversation=request_id if conversation is None else conversation,
         prompt=[1, 2, 3] if prompt is None else prompt,
         max_tokens=max_tokens,

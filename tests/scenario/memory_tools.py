@@ -109,6 +109,7 @@ class Ask:
     at: int = 0
     deadline: float = float("inf")
     grammar: Grammar | None = None
+    tenant: str = "t"
 
 
 @dataclass
@@ -242,7 +243,7 @@ class ServerFixture:
         name = f"r{next(self._numbers)}"
         request = Request(
             id=name,
-            tenant="t",
+            tenant=ask.tenant,
             conversation=ask.tag or name,
             prompt=ask.prompt,
             max_tokens=ask.tokens,

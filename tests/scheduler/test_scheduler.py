@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.scheduler import _READ_AHEAD, Scheduler
-from umbel.scheduler.sequence import Sequence
+from umbel.scheduler.sequence import Sequence, SequenceStatus
 
 from ..fakes import make_request
 
@@ -27,11 +27,13 @@ class Cache:
     Attributes:
         on_disk: conversations whose state is being read.
         behind: conversations whose prompt another one is just prefilling.
+        spared: tokens of each prompt that are not in the cache.
     """
 
     def __init__(self) -> None:
         self.on_disk: set[str] = set()
         self.behind: set[str] = set()
+        self.spared = 0
 
     def page_in(self, sequence: Sequence) -> bool:
         """Whether it is being read."""
@@ -43,7 +45,7 @@ class Cache:
 
     def known(self, sequence: Sequence) -> "Known":
         """All of a prompt is known, so that none is charged and they keep their order."""
-        return Known(sequence.request.id, len(sequence.tokens) - 1)
+        return Known(sequence.request.id, len(sequence.tokens) - 1 - self.spared)
 
 
 class Known(NamedTuple):
@@ -83,9 +85,14 @@ class SchedulerFixture:
             self.queue, cast("Any", self.cache), cast("Any", self.memory), max_batch
         )
 
-    def put(self, *names: str, conversation: str | None = None) -> list[Sequence]:
+    def put(
+        self, *names: str, conversation: str | None = None, tenant: str = "t"
+    ) -> list[Sequence]:
         """Queue requests, each in a conversation of its own unless told otherwise."""
-        made = [Sequence(make_request(n, [1] * 10, conversation=conversation)) for n in names]
+        made = [
+            Sequence(make_request(n, [1] * 10, conversation=conversation, tenant=tenant))
+            for n in names
+        ]
         for each in made:
             self.queue.put(each)
         return made
@@ -265,6 +272,124 @@ class TestPreempting:
         assert fixture.scheduler.reading == (reason == "disk")
         fixture.memory.room, fixture.cache.on_disk, fixture.cache.behind = 100, set(), set()
         assert fixture.start() == ["b", "c"]
+
+
+class TestYielding:
+    """Slots of a full batch, between tenants."""
+
+    @staticmethod
+    def crowd(count: int = 4, **more: Any) -> tuple[SchedulerFixture, list[Sequence]]:
+        """Have the batch full of one tenant's, which decode, and more of them wait."""
+        fixture = SchedulerFixture(max_batch=count, **more)
+        made = fixture.put(*[f"a{n}" for n in range(2 * count)], tenant="a")
+        assert len(fixture.start()) == count
+        for each in made[:count]:
+            each.status = SequenceStatus.DECODE
+        return fixture, made
+
+    @staticmethod
+    def give(fixture: SchedulerFixture) -> tuple[str, list[str]]:
+        """Have one yield, as the engine does; returns it, and who starts for it."""
+        sequence = fixture.scheduler.yielding()
+        assert sequence is not None
+        sequence.preempt(replay=False)
+        fixture.scheduler.put_back(sequence)
+        return sequence.request.id, fixture.start()
+
+    def test_a_tenant_that_comes_gets_its_part(self) -> None:
+        """A slot after the other, the youngest's; half of them, for two tenants of one weight."""
+        fixture, _ = self.crowd()
+        assert fixture.scheduler.yielding() is None
+        fixture.put("b0", "b1", "b2", tenant="b")
+        assert self.give(fixture) == ("a3", ["b0"])
+        assert self.give(fixture) == ("a2", ["b1"])
+        assert fixture.scheduler.yielding() is None
+        assert fixture.running == ["a0", "a1", "b0", "b1"]
+        assert fixture.preempted == []
+
+    def test_who_yielded_goes_on_in_its_place(self) -> None:
+        """Before what came after it, once there is a slot for its tenant again."""
+        fixture, made = self.crowd()
+        (b,) = fixture.put("b0", tenant="b")
+        self.give(fixture)
+        fixture.scheduler.remove(b)
+        assert fixture.start() == ["a3"]
+        fixture.scheduler.remove(made[0])
+        assert fixture.start() == ["a4"]
+
+    def test_what_it_was_given_is_charged_once(self) -> None:
+        """Its prompt when it first starts, and each token of its answer."""
+        fixture, made = self.crowd()
+        fixture.cache.spared = 4
+        (b,) = fixture.put("b0", tenant="b")
+        before = fixture.queue.shares(["a"])["a"].service
+        made[3].output = [1, 2, 3]
+        assert self.give(fixture) == ("a3", ["b0"])
+        assert fixture.queue.shares(["a"])["a"].service == before + 3
+        assert fixture.queue.shares(["b"])["b"].service == before + 4
+        fixture.scheduler.remove(b)
+        assert fixture.start() == ["a3"]
+        assert fixture.queue.shares(["a"])["a"].service == before + 3
+
+    def test_what_was_not_computed_is_not_charged(self) -> None:
+        """Of a prompt that ended in the middle."""
+        fixture = SchedulerFixture()
+        fixture.cache.spared = 9
+        (a,) = fixture.put("a0", tenant="a")
+        fixture.start()
+        a.status, a.num_computed_tokens = SequenceStatus.PREFILL, 4
+        assert fixture.queue.shares(["a"])["a"].service == 9
+        fixture.scheduler.remove(a)
+        assert fixture.queue.shares(["a"])["a"].service == 4
+
+    @pytest.mark.parametrize("reason", ["disk", "prefill"])
+    def test_nobody_yields_to_who_could_not_start(self, reason: str) -> None:
+        """It waits for something else than a slot."""
+        fixture, _ = self.crowd()
+        fixture.put("b0", tenant="b")
+        fixture.cache.on_disk = {"b0"} if reason == "disk" else set()
+        fixture.cache.behind = {"b0"} if reason == "prefill" else set()
+        assert fixture.scheduler.yielding() is None
+        fixture.cache.on_disk, fixture.cache.behind = set(), set()
+        assert self.give(fixture) == ("a3", ["b0"])
+
+    def test_memory_is_given_as_slots_are(self) -> None:
+        """Where the batch is not full, and the first that waits has no room."""
+        fixture, _ = self.crowd(room=40)
+        fixture.scheduler._max_batch = 8
+        fixture.put("b0", tenant="b")
+        assert fixture.start() == []
+        assert self.give(fixture) == ("a3", ["b0"])
+
+    def test_nobody_yields_while_somebody_is_preempted(self) -> None:
+        """It was first."""
+        fixture, made = self.crowd()
+        fixture.put("b0", tenant="b")
+        fixture.scheduler.preempt(made[3])
+        assert fixture.scheduler.yielding() is None
+
+    def test_one_that_was_cancelled_meanwhile_takes_no_slot(self) -> None:
+        """Somebody else starts then."""
+        fixture, _ = self.crowd()
+        fixture.put("b0", tenant="b")
+        sequence = fixture.scheduler.yielding()
+        assert sequence is not None
+        fixture.queue.remove("b0")
+        sequence.preempt(replay=False)
+        fixture.scheduler.put_back(sequence)
+        assert fixture.start() == ["a3"]
+
+    def test_who_yielded_can_be_cancelled_and_runs_to_its_end_at_a_stop(self) -> None:
+        """It waits as any other, but a queue that closes does not hand it out."""
+        fixture, _ = self.crowd()
+        fixture.put("b0", "b1", tenant="b")
+        assert self.give(fixture)[0] == "a3"
+        assert self.give(fixture)[0] == "a2"
+        assert fixture.queue.remove("a2") is not None
+        left = names_of(fixture.queue.close())
+        assert left == ["a4", "a5", "a6", "a7"]
+        fixture.scheduler.remove(fixture.scheduler.running[-1])
+        assert fixture.start() == ["a3"]
 
 
 class TestStuck:

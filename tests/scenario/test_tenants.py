@@ -1,0 +1,116 @@
+"""Tenants on one engine: who comes is served at once, and nobody's answer changes by it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from umbel.scheduler.sequence import SequenceStatus
+
+from .. import zoo
+from .memory_tools import GREEDY, SEEDED, Ask, ServerFixture, words, zoo_model
+
+_QUICK = [("llama", False), ("llama", True), ("qwen3_next", False), ("gemma3_text", False)]
+EVERY = [
+    pytest.param(name, exact, marks=[] if (name, exact) in _QUICK else pytest.mark.slow)
+    for name, exact in zoo.each((False, True))
+]
+SLOTS = 4
+HEAVY = [
+    Ask(words(30 + 7 * n, f"heavy {n}"), 36, (GREEDY, SEEDED)[n % 2], tenant="heavy")
+    for n in range(3 * SLOTS)
+]
+LIGHT = [
+    Ask(words(20 + n, f"light {n}"), 8, GREEDY, tenant="light", at=20 + 15 * n) for n in range(4)
+]
+
+
+def server(name: str, *, exact: bool = False, disk: Path | None = None) -> ServerFixture:
+    """A server with few slots."""
+    return ServerFixture(zoo_model(name), 1 << 26, exact=exact, disk=disk, max_batch=SLOTS)
+
+
+@pytest.mark.parametrize(("name", "exact"), EVERY)
+def test_answers_are_those_of_a_tenant_alone(name: str, *, exact: bool) -> None:
+    """Also of those that yielded their slots in the middle, which somebody did."""
+    alone = [told.tokens for told in server(name, exact=exact).serve(HEAVY)]
+    others = [told.tokens for told in server(name, exact=exact).serve(LIGHT)]
+    both = server(name, exact=exact)
+    told = both.serve([*HEAVY, *LIGHT])
+    assert [each.error for each in told] == [None] * len(told)
+    assert [each.tokens for each in told] == [*alone, *others]
+    assert both.preemptions >= 1
+    both.check_rest()
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+def test_who_comes_starts_at_once(name: str) -> None:
+    """However many of another tenant's wait before it, and whatever their answers still take."""
+    crowded = server(name)
+    names = [crowded.send(ask) for ask in HEAVY]
+    crowded.until(lambda: sum(len(crowded.live[n].output) > 2 for n in names) == SLOTS)
+    for number in range(3):
+        light = crowded.send(replace(LIGHT[0], prompt=words(30, number)))
+        crowded.step()
+        assert crowded.told[light].cached is not None, "it did not start"
+        crowded.until(lambda light=light: crowded.told[light].reason is not None)
+    assert crowded.told[light].tokens
+    crowded.until(lambda: crowded.idle)
+    assert all(len(crowded.told[n].tokens) == 36 for n in names)
+    assert crowded.preemptions == 3
+    crowded.check_rest()
+
+
+def test_a_token_on_its_way_is_not_lost() -> None:
+    """As on a GPU, where a step is launched before the last one is read."""
+    expected = [told.tokens for told in server("llama").serve(HEAVY)]
+    overlapping = server("llama")
+    runner = overlapping.assembly.runner
+    runner.overlaps = True
+    runner.rules = replace(runner.rules, overlaps=True)
+    told = overlapping.serve([*HEAVY, *LIGHT])
+    assert [each.tokens for each in told[: len(HEAVY)]] == expected
+    assert overlapping.preemptions >= 1
+    overlapping.check_rest()
+
+
+def test_one_that_yielded_can_be_cancelled_and_be_late() -> None:
+    """It is gone as any that waits, and its state is left to the cache."""
+    crowded = server("llama")
+    crowded.engine._clock = lambda: clock[0]
+    clock = [0.0]
+    first, last = HEAVY[0], replace(HEAVY[1], deadline=9.0)
+    names = [crowded.send(replace(first, prompt=words(9, n))) for n in range(SLOTS - 1)]
+    names.append(crowded.send(last))
+    crowded.until(lambda: all(len(crowded.live[n].output) > 2 for n in names))
+    light = crowded.send(replace(LIGHT[0], tokens=30))
+    crowded.step()
+    assert crowded.live[names[-1]].status is SequenceStatus.PREEMPTED
+    clock[0] = 10.0
+    crowded.step()
+    assert crowded.told[names[-1]].error is not None
+    light = crowded.send(replace(LIGHT[1], tokens=30))
+    crowded.step()
+    yielded = next(n for n in names if crowded.live[n].status is SequenceStatus.PREEMPTED)
+    crowded.live[yielded].cancelled = True
+    assert crowded.queue.remove(yielded) is not None
+    crowded.until(lambda: crowded.idle)
+    assert len(crowded.told[light].tokens) == 30
+    crowded.check_rest()
+
+
+def test_what_yielded_comes_back_from_disk(tmp_path: Path) -> None:
+    """Where its state was left to the disk meanwhile, it is read from there."""
+    expected = [told.tokens for told in server("llama").serve(HEAVY[:SLOTS])]
+    crowded = server("llama", disk=tmp_path / "disk")
+    names = [crowded.send(ask) for ask in HEAVY[:SLOTS]]
+    crowded.until(lambda: all(len(crowded.live[n].output) > 4 for n in names))
+    light = crowded.send(replace(LIGHT[0], tokens=4))
+    crowded.step()
+    crowded.save()
+    crowded.assembly.cache.evictor.evict(0)
+    crowded.until(lambda: crowded.idle)
+    assert crowded.told[light].error is None
+    assert [crowded.told[n].tokens for n in names] == expected
+    assert crowded.engine.statistics().page_ins > 0
+    crowded.close()
