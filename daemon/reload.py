@@ -43,7 +43,7 @@ def in_force(before: Settings, after: Settings) -> Settings:
         ConfigError: the two together would leave a port open to everybody.
     """
     found = {c.setting.name: c.after for c in changes(before, after) if c.setting.about.reload}
-    settings = msgspec.structs.replace(before, **found)
+    settings = msgspec.structs.replace(before, tenants=after.tenants, **found)
     check_key(settings, f"{SETTINGS['host'].key}, which needs a restart")
     return settings
 
@@ -111,7 +111,14 @@ class Reloader:
         put_in_force(settings, self._entry, self._connections)
         for change in changes(before, read):
             _tell(change)
+        if names := _changed_tenants(before, read):
+            log.info("tenants changed", tenants=", ".join(names))
         log.info("settings reloaded")
+
+
+def _changed_tenants(before: Settings, after: Settings) -> list[str]:
+    names = sorted({*before.tenants, *after.tenants})
+    return [name for name in names if before.tenants.get(name) != after.tenants.get(name)]
 
 
 def _tell(change: Change) -> None:

@@ -4,16 +4,21 @@ from .models import ModelSettings
 from .setting import ENV_PREFIX, Setting
 from .settings import SETTINGS, LogFormat, Settings, default_socket
 from .sources import check_key, is_loopback, load
+from .tenants import DEFAULT_TENANT, TenantSettings, is_tenant_name, tenant_settings
 
 __all__ = [
+    "DEFAULT_TENANT",
     "ENV_PREFIX",
     "SETTINGS",
     "LogFormat",
     "ModelSettings",
     "Setting",
     "Settings",
+    "TenantSettings",
     "check_key",
     "default_socket",
     "is_loopback",
+    "is_tenant_name",
     "load",
+    "tenant_settings",
 ]

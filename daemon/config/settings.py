@@ -12,6 +12,7 @@ from msgspec import Meta
 from .models import ModelSettings
 from .setting import About, settings_of
 from .sizes import Size, parse_size
+from .tenants import TenantSettings
 
 LogFormat = Literal["text", "json"]
 WarmUp = Literal["none", "quick", "full"]
@@ -48,6 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}
     models: dict[str, ModelSettings] = {}
     """Further models, by their names: the file's tables `[models.NAME]`."""
+    tenants: dict[str, TenantSettings] = {}
+    """What is set for tenants, by their names: the file's tables `[tenants.NAME]`."""
     socket: Annotated[
         str | None,
         About(

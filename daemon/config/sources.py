@@ -17,6 +17,7 @@ from ..quoting import quote
 from .models import check_names, read_models
 from .setting import ENV_PREFIX, Setting
 from .settings import SETTINGS, Settings
+from .tenants import read_tenants
 
 _FILE = f"{ENV_PREFIX}CONFIG"
 _LEAST_BODIES = 1 << 20
@@ -52,12 +53,14 @@ def load(
     """
     path, values = _read_file(file, environment)
     models = read_models(_take_models(values), path)
+    tenants = read_tenants(values.pop("tenants", {}), path)
     given = {
         **_given_by(values, path),
         **_read_environment(environment),
         **_read_flags(flags),
     }
-    settings = Settings(models=models, **{name: value for name, (value, _) in given.items()})
+    of_keys = {name: value for name, (value, _) in given.items()}
+    settings = Settings(models=models, tenants=tenants, **of_keys)
     _check(settings, given)
     return settings
 

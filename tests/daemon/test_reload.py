@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from umbel.daemon import reload
-from umbel.daemon.config import SETTINGS, Settings
+from umbel.daemon.config import SETTINGS, Settings, TenantSettings
 from umbel.daemon.connections import Connections
 from umbel.daemon.errors import ConfigError
 from umbel.daemon.handlers.entry import Entry
@@ -188,6 +188,17 @@ async def test_what_has_changed_is_told(parts: Parts, monkeypatch: pytest.Monkey
         waits,
         ("settings reloaded", "info"),
     ]
+
+
+async def test_tenants_change(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of tenants need no restart, and those that differ are named."""
+    new = Settings(tenants={"b": TenantSettings(weight=2), "a": TenantSettings()})
+    monkeypatch.setattr(reload, "put_in_force", lambda settings, *_: parts.entry.reload(settings))
+    parts.entry.reload(Settings(tenants={"a": TenantSettings()}))
+    with capture_logs() as logs:
+        await reloader(parts, lambda: new)._reload()
+    assert parts.entry.settings.tenants == new.tenants
+    assert logs[0] == {"event": "tenants changed", "tenants": "b", "log_level": "info"}
 
 
 def hang_up(daemon: RunningDaemon, event: str) -> None:
