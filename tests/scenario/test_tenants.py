@@ -1,6 +1,7 @@
 """Tenants on one engine: who comes is served at once, and nobody's answer changes by it."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,10 @@ def server(name: str, *, exact: bool = False, disk: Path | None = None) -> Serve
     return ServerFixture(zoo_model(name), 1 << 26, exact=exact, disk=disk, max_batch=SLOTS)
 
 
+def _ended(crowded: ServerFixture, name: str) -> bool:
+    return crowded.told[name].reason is not None
+
+
 @pytest.mark.parametrize(("name", "exact"), EVERY)
 def test_answers_are_those_of_a_tenant_alone(name: str, *, exact: bool) -> None:
     """Also of those that yielded their slots in the middle, which somebody did."""
@@ -53,7 +58,7 @@ def test_who_comes_starts_at_once(name: str) -> None:
         light = crowded.send(replace(LIGHT[0], prompt=words(30, number)))
         crowded.step()
         assert crowded.told[light].cached is not None, "it did not start"
-        crowded.until(lambda light=light: crowded.told[light].reason is not None)
+        crowded.until(partial(_ended, crowded, light))
     assert crowded.told[light].tokens
     crowded.until(lambda: crowded.idle)
     assert all(len(crowded.told[n].tokens) == 36 for n in names)
