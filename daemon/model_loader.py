@@ -17,12 +17,13 @@ from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
+from ..scheduler.fairness.terms import Quotas, Terms
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
 from .assembly import Assembly, Phase, assemble
 from .cache_admin import CacheAdmin
-from .config import Settings
+from .config import Settings, tenant_settings
 from .memory_budget import MemoryBudget
 from .model_slot import ModelSlot, Resident
 from .pressure import PressureWatch
@@ -70,6 +71,7 @@ class ModelLoader:
         self._workers = workers
         self._pressure = pressure
         self.memory = MemoryBudget(settings(), device_memory())
+        self._quotas = Quotas(self._terms)
         self.stop = threading.Event()
         self._opened: dict[str, OpenedModel] = {}
 
@@ -136,7 +138,7 @@ class ModelLoader:
         self, slot: ModelSlot, opened: OpenedModel, begin: Callable[[Phase], object]
     ) -> Resident:
         settings = self._settings_of(slot)
-        queue = ConversationQueue(settings.max_waiting)
+        queue = ConversationQueue(settings.max_waiting, self._terms, self._quotas)
         handoff = Handoff(queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
 
         def build() -> tuple[Any, Assembly]:
@@ -195,6 +197,11 @@ class ModelLoader:
         self.memory.leave(name)
         gc.collect()  # mlx-lm's modules refer to each other
         give_freed_memory_back()
+
+    def _terms(self, tenant: str) -> Terms:
+        """What is agreed with a tenant at present."""
+        found = tenant_settings(self._settings().tenants, tenant)
+        return Terms(found.weight, found.running, found.waiting, found.tokens_per_minute)
 
     def _settings_of(self, slot: ModelSlot) -> Settings:
         """Settings for a model: those beside the default one have a folder of their own."""

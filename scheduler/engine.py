@@ -129,7 +129,7 @@ class Engine(Generic[C, P, O, T]):
             return Pace.BUSY
         if self._scheduler.idle:
             return Pace.IDLE
-        waits = self._scheduler.reading or self._shortage.waits
+        waits = self._scheduler.reading or self._shortage.waits or self._scheduler.held
         return Pace.WAITING if waits else Pace.BUSY
 
     def close(self) -> None:

@@ -39,6 +39,10 @@ class QueueFullError(RetryLaterError):
     """As many requests wait as may wait."""
 
 
+class QuotaSpentError(RetryLaterError):
+    """The tenant has spent its tokens of this minute."""
+
+
 class UnavailableError(RetryLaterError):
     """The daemon is loading its model, or stopping."""
 

@@ -2,23 +2,26 @@
 
 import heapq
 import threading
+import time
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 
-from .errors import QueueFullError, UnavailableError
+from .errors import QueueFullError, QuotaSpentError, UnavailableError
+from .fairness.drain import DrainRate
 from .fairness.entry import Candidate, Entry
 from .fairness.order import FairOrder
 from .fairness.slots import Share
+from .fairness.terms import Agreed, Quotas, Terms
 from .sequence import Sequence, SequenceStatus
 
 RETRY_AFTER = 2
 """Seconds that a refused client is asked to wait."""
 
 
-def queue_full(limit: int) -> QueueFullError:
+def queue_full(limit: int, retry_after: int = RETRY_AFTER, *, whose: str = "") -> QueueFullError:
     """Make the error of a request for which there is no room."""
-    message = f"{limit} requests are waiting already; try again later"
-    return QueueFullError(message, retry_after=RETRY_AFTER)
+    message = f"{limit} requests{whose} are waiting already; try again later"
+    return QueueFullError(message, retry_after=retry_after)
 
 
 class ConversationQueue:
@@ -28,16 +31,29 @@ class ConversationQueue:
 
     Args:
         limit: the most requests that may wait. It may change.
-        weight: a tenant's share, positive; it may change.
+        agreed: a tenant's terms.
+        quotas: what is spent of them, here and in other queues.
+        clock: seconds, monotonic.
 
     Invariants: a sequence runs from `claim` to `release`; no more of its unit run at once than
     it says, and they are claimed in the order in which they were put.
     """
 
-    def __init__(self, limit: int, weight: Callable[[str], float] = lambda _: 1.0) -> None:
+    def __init__(
+        self,
+        limit: int,
+        agreed: Agreed = lambda _: Terms(),
+        quotas: Quotas | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limit = limit
+        self._agreed = agreed
+        self._clock = clock
         self._lock = threading.Lock()
-        self._order = FairOrder(weight=weight)
+        self._order = FairOrder(agreed=agreed)
+        self._quotas = quotas or Quotas(agreed)
+        self._held: set[str] = set()  # tenants that have spent what they may
+        self._drained = DrainRate()
         self._waiting: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
         self._closed = False
@@ -46,14 +62,14 @@ class ConversationQueue:
         """Add a sequence at the end.
 
         Raises:
-            QueueFullError: as many wait as may wait.
+            QueueFullError: as many wait as may wait, of all or of its tenant.
+            QuotaSpentError: its tenant has spent its tokens of this minute.
             UnavailableError: the queue was closed.
         """
         with self._lock:
             if self._closed:
                 raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
-            if len(self._waiting) >= self.limit:
-                raise queue_full(self.limit)
+            self._check_bounds(sequence.request.tenant)
             self._order.put(_entry(sequence))
             self._wait(sequence)
 
@@ -70,6 +86,7 @@ class ConversationQueue:
             A bounded number. Whoever looks at them holds no lock, and some may leave meanwhile.
         """
         with self._lock:
+            self._let_go()
             found = (
                 self._order.window(passed) if tenant is None else self._order.offers(tenant, passed)
             )
@@ -78,6 +95,7 @@ class ConversationQueue:
     def claimants(self) -> list[Share]:
         """The tenants that could start an interactive request; see `FairOrder.claimants`."""
         with self._lock:
+            self._let_go()
             return list(map(self._share, self._order.claimants()))
 
     def shares(self, tenants: Iterable[str]) -> dict[str, Share]:
@@ -100,6 +118,8 @@ class ConversationQueue:
             except ValueError:  # another one of its unit has started since
                 return False
             del self._waiting[sequence.request.id]
+            self._drained.note(self._clock())
+            self._spend(sequence.request.tenant, tokens)
             return True
 
     def charge(self, costs: Iterable[tuple[Sequence, float]]) -> None:
@@ -107,6 +127,7 @@ class ConversationQueue:
         with self._lock:
             for sequence, tokens in costs:
                 self._order.charge(sequence.request.id, tokens)
+                self._spend(sequence.request.tenant, tokens)
 
     def put_back(self, sequence: Sequence) -> None:
         """Have a running sequence wait again, at its old place: it yields its slot.
@@ -153,6 +174,34 @@ class ConversationQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def _check_bounds(self, tenant: str) -> None:
+        now, most = self._clock(), self._agreed(tenant).waiting
+        if len(self._waiting) >= self.limit:
+            raise queue_full(self.limit, self._drained.next_place_in(now, RETRY_AFTER))
+        if most is not None and self._order.waiting_of(tenant) >= most:
+            soon = self._drained.next_place_in(now, RETRY_AFTER)
+            raise queue_full(most, soon, whose=f" of tenant {tenant}")
+        if seconds := self._quotas.refills_in(tenant, now):
+            raise QuotaSpentError(
+                f"tenant {tenant} has spent its {self._agreed(tenant).tokens_per_minute} tokens "
+                f"a minute; there are more in {seconds} s",
+                retry_after=seconds,
+            )
+
+    def _spend(self, tenant: str, tokens: float) -> None:
+        """Take tokens from a tenant's minute; when they are spent, it is held until it has more."""
+        now = self._clock()
+        self._quotas.charge(tenant, tokens, now)
+        if self._quotas.refills_in(tenant, now):
+            self._held.add(tenant)
+            self._order.hold(tenant)
+
+    def _let_go(self) -> None:
+        now = self._clock()
+        for tenant in [t for t in self._held if not self._quotas.refills_in(t, now)]:
+            self._held.discard(tenant)
+            self._order.let_go(tenant)
 
     def _wait(self, sequence: Sequence) -> None:
         request = sequence.request

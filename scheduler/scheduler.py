@@ -139,6 +139,11 @@ class Scheduler:
         """Whether a sequence waits for state from the disk."""
         return self._last.reading > 0
 
+    @property
+    def held(self) -> bool:
+        """Whether all that wait must not start yet: their tenants have spent their tokens."""
+        return len(self.waiting) > 0 and not self.waiting.offers()
+
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self.running or sequence in self.preempted
 

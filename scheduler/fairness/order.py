@@ -29,6 +29,7 @@ from itertools import islice
 from .accounts import Accounts
 from .entry import Candidate, Entry, Policy, Priority
 from .tenant import Conversation, Numbered, Tenant, number_of
+from .terms import Agreed, Terms
 
 
 def rank(window: Iterable[Candidate], cached: Callable[[Entry], int]) -> list[Entry]:
@@ -49,17 +50,17 @@ class FairOrder:
 
     Args:
         policy: its constants.
-        weight: a tenant's share, positive; asked at each charge.
+        agreed: a tenant's terms; asked at each charge, start and end.
 
     A request is charged what it costs: the prompt tokens that are to be computed and the equal
     of what is restored when it starts, decoded tokens as they come, and corrections.
     """
 
-    def __init__(
-        self, policy: Policy | None = None, weight: Callable[[str], float] = lambda _: 1.0
-    ) -> None:
+    def __init__(self, policy: Policy | None = None, agreed: Agreed = lambda _: Terms()) -> None:
         self._policy = policy or Policy()
-        self._accounts = Accounts(self._policy.quantum, len(Priority), weight)
+        self._agreed = agreed
+        self._accounts = Accounts(self._policy.quantum, len(Priority), self._weight)
+        self._held: set[str] = set()
         self._tenants: dict[str, Tenant] = {}
         self._waiting: dict[str, Numbered] = {}
         self._running: dict[str, Numbered] = {}
@@ -80,6 +81,31 @@ class FairOrder:
     def weight(self, tenant: str) -> float:
         """A tenant's share."""
         return self._accounts.weight(tenant)
+
+    def _weight(self, tenant: str) -> float:
+        return self._agreed(tenant).weight
+
+    def waiting_of(self, tenant: str) -> int:
+        """How many requests of a tenant wait."""
+        return self._tenants[tenant].waiting if tenant in self._tenants else 0
+
+    def hold(self, tenant: str) -> None:
+        """Let no request of a tenant start until `let_go`."""
+        self._held.add(tenant)
+        if tenant in self._tenants:
+            self._settle_tenant(tenant)
+
+    def let_go(self, tenant: str) -> None:
+        """Let a tenant's requests start again. Idempotent."""
+        self._held.discard(tenant)
+        if tenant in self._tenants:
+            self._settle_tenant(tenant)
+
+    def may_start(self, tenant: str) -> bool:
+        """Whether a tenant is not held, and has fewer requests running than it may have."""
+        most = self._agreed(tenant).running
+        running = self._tenants[tenant].running if tenant in self._tenants else 0
+        return tenant not in self._held and (most is None or running < most)
 
     def least_served(self) -> str | None:
         """The tenant with the least service of those that could start a request."""
@@ -127,6 +153,8 @@ class FairOrder:
 
     def offers(self, tenant: str, passed: Container[str] = frozenset()) -> list[Candidate]:
         """List which interactive requests of one tenant may start next, for `rank`."""
+        if tenant not in self._tenants:
+            return []
         most = self._policy.looks
         return self._tenants[tenant].offers(Priority.INTERACTIVE, most, passed)
 
@@ -150,6 +178,8 @@ class FairOrder:
         del self._waiting[request_id], conversation.waiting[0]
         self._running[request_id] = number, entry
         conversation.running += 1
+        tenant.running += 1
+        tenant.waiting -= 1
         self.charge(request_id, tokens)
         self._settle(entry)
         return entry
@@ -191,20 +221,26 @@ class FairOrder:
         if request_id not in self._waiting:
             return False
         number, entry = self._waiting.pop(request_id)
-        waiting = self._tenants[entry.tenant].conversations[entry.conversation].waiting
+        tenant = self._tenants[entry.tenant]
+        waiting = tenant.conversations[entry.conversation].waiting
         del waiting[bisect_left(waiting, number, key=number_of)]
+        tenant.waiting -= 1
         self._settle(entry)
         return True
 
     def _wait(self, number: int, entry: Entry) -> None:
         self._waiting[entry.id] = number, entry
-        waiting = self._tenants[entry.tenant].conversations[entry.conversation].waiting
+        tenant = self._tenants[entry.tenant]
+        waiting = tenant.conversations[entry.conversation].waiting
         insort(waiting, (number, entry), key=number_of)
+        tenant.waiting += 1
         self._settle(entry)
 
     def _stop(self, entry: Entry) -> None:
         del self._running[entry.id]
-        self._tenants[entry.tenant].conversations[entry.conversation].running -= 1
+        tenant = self._tenants[entry.tenant]
+        tenant.conversations[entry.conversation].running -= 1
+        tenant.running -= 1
 
     def _settle(self, entry: Entry) -> None:
         tenant = self._tenants[entry.tenant]
@@ -215,7 +251,7 @@ class FairOrder:
 
     def _settle_tenant(self, key: str) -> None:
         tenant = self._tenants[key]
-        if tenant.heads:
+        if tenant.heads and self.may_start(key):
             self._accounts.update(key, tenant.kinds(), since=tenant.heads[0][0])
         else:
             self._accounts.update(key, ())

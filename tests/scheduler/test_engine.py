@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
+from umbel.scheduler.fairness.terms import Terms
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
@@ -54,11 +55,12 @@ class Bench:
         prefill_chunk: int = 4,
         eos_ids: Iterable[int] = (),
         together: bool = False,
+        terms: Terms = Terms(),  # noqa: B008  (it is frozen)
     ) -> None:
         self.runner = FakeRunner()
         self.runner.prefills_together = together
         self.clock = FakeClock()
-        self.queue = ConversationQueue(1000)
+        self.queue = ConversationQueue(1000, lambda _: terms, clock=self.clock)
         self.events: dict[str, list[Event]] = {}
         self.order: list[tuple[str, Event]] = []
         self.engine = Engine(
@@ -144,6 +146,20 @@ class TestAnswers:
             *(TokenEvent(token, 100.0) for token in answer),
             Finished(FinishReason.LENGTH),
         ]
+        bench.check_idle()
+
+    def test_a_tenant_without_tokens_left_keeps_the_engine_waiting(self) -> None:
+        """Not busy: it looks again after a while, and goes on when there are tokens."""
+        bench = Bench(terms=Terms(tokens_per_minute=4))
+        for name in "ab":
+            bench.put(name, [1, 2, 3], max_tokens=3)
+        while not bench.events.get("a") or not isinstance(bench.events["a"][-1], Finished):
+            bench.engine.step()
+        assert [bench.engine.step() for _ in range(3)] == [Pace.WAITING] * 3
+        assert "b" not in bench.events
+        bench.clock.now += 60
+        bench.drain()
+        assert bench.tokens("b") == bench.tokens("a")
         bench.check_idle()
 
     def test_an_empty_queue_is_no_work(self) -> None:

@@ -15,6 +15,7 @@ from umbel.scheduler.fairness.accounts import Accounts
 from umbel.scheduler.fairness.entry import Candidate, Entry, Policy, Priority
 from umbel.scheduler.fairness.order import FairOrder, rank
 from umbel.scheduler.fairness.slots import Share, Slot, preemption
+from umbel.scheduler.fairness.terms import Terms
 
 SMALL = Policy(quantum=100, conversation_quantum=150, patience=4, looks=6)
 Trace = Callable[[FrameType, str, object], "Trace"]
@@ -52,7 +53,7 @@ class Load:
     """
 
     def __init__(self, seed: int, weights: dict[str, int], slots: int) -> None:
-        self.order = FairOrder(SMALL, weights.__getitem__)
+        self.order = FairOrder(SMALL, lambda tenant: Terms(weights[tenant]))
         self.served: Counter[str] = Counter()
         self.passed_over: Counter[str] = Counter()
         self.most_passed_over = 0
@@ -207,7 +208,7 @@ def test_a_charge_can_be_corrected() -> None:
 def test_a_weight_may_change() -> None:
     """The next charge counts by the new one."""
     weights = {"a": 1.0}
-    order = FairOrder(SMALL, weights.__getitem__)
+    order = FairOrder(SMALL, lambda tenant: Terms(weights[tenant]))
     fill(order, "a", 2)
     order.start("a0", 40)
     weights["a"] = 4.0

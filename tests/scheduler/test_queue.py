@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections import defaultdict
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +18,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from umbel.scheduler.errors import QueueFullError, RetryLaterError, UnavailableError
+from umbel.scheduler.errors import (
+    QueueFullError,
+    QuotaSpentError,
+    RetryLaterError,
+    UnavailableError,
+)
+from umbel.scheduler.fairness.terms import Quotas, Terms
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.sequence import Sequence
 
@@ -320,6 +327,118 @@ def test_a_conversation_is_its_tenants() -> None:
     assert second is not None
     queue.release(first)
     assert busy(queue) == {("b", "same")}
+
+
+def of(tenant: str, request_id: str, **more: Any) -> Sequence:
+    """Build a tenant's sequence, in a conversation of its own."""
+    return Sequence(make_request(request_id, tenant=tenant, **more))
+
+
+class Bounded:
+    """A queue with terms for two tenants, `a` and `b`, and a clock that stands still."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.now = 100.0
+        self.terms = {"a": terms}
+        self.queue = ConversationQueue(
+            100, lambda tenant: self.terms.get(tenant, Terms()), clock=lambda: self.now
+        )
+
+    def put(self, *names: str) -> list[Sequence]:
+        """Queue requests; the first letter names the tenant."""
+        made = [of(name[0], name) for name in names]
+        for each in made:
+            self.queue.put(each)
+        return made
+
+    def offered(self) -> list[str]:
+        """Who may start."""
+        return sorted(each.request.id for each in offered(self.queue))
+
+
+def test_a_tenants_bound_is_its_own() -> None:
+    """So many of it may wait; others are not refused for it."""
+    bounded = Bounded(Terms(waiting=2))
+    first, _ = bounded.put("a1", "a2")
+    with pytest.raises(QueueFullError, match="2 requests of tenant a are waiting") as refusal:
+        bounded.put("a3")
+    assert refusal.value.retry_after > 0
+    bounded.put("b1", "b2", "b3")
+    assert bounded.queue.claim(first)
+    bounded.put("a3")
+
+
+def test_no_more_of_a_tenant_run_than_may() -> None:
+    """The next one starts when one has ended, and at once where more may run from now on."""
+    bounded = Bounded(Terms(running=2))
+    first, *_ = sequences = bounded.put("a1", "a2", "a3", "a4")
+    for each in sequences[:2]:
+        assert bounded.queue.claim(each)
+    bounded.put("b1")
+    assert bounded.offered() == ["b1"]
+    assert [share.tenant for share in bounded.queue.claimants()] == ["b"]
+    bounded.queue.release(first)
+    assert bounded.offered() == ["a3", "a4", "b1"]
+    assert bounded.queue.claim(sequences[2])
+    bounded.terms["a"] = Terms(running=3)
+    bounded.queue.charge([(sequences[2], 1)])
+    assert bounded.offered() == ["a4", "b1"]
+
+
+def test_spent_tokens_come_back() -> None:
+    """What waits starts then, what comes meanwhile is refused and hears when, others go on."""
+    bounded = Bounded(Terms(tokens_per_minute=60))
+    first, *_ = bounded.put("a1", "a2")
+    assert bounded.queue.claim(first, 50)
+    assert bounded.offered() == ["a2"]
+    bounded.queue.charge([(first, 25)])
+    bounded.put("b1")
+    assert bounded.offered() == ["b1"]
+    with pytest.raises(QuotaSpentError, match=r"its 60 tokens a minute; .* in 16 s") as refusal:
+        bounded.put("a3")
+    assert refusal.value.retry_after == 16
+    bounded.now += 15
+    assert bounded.offered() == ["b1"]
+    bounded.now += 1
+    assert bounded.offered() == ["a2", "b1"]
+    bounded.put("a3")
+
+
+def test_a_quota_that_is_lifted_holds_nobody() -> None:
+    """From the next look on."""
+    bounded = Bounded(Terms(tokens_per_minute=60))
+    first, *_ = bounded.put("a1", "a2")
+    assert bounded.queue.claim(first, 6000)
+    assert bounded.offered() == []
+    bounded.terms["a"] = Terms()
+    assert bounded.offered() == ["a2"]
+
+
+def test_queues_of_several_models_share_a_quota() -> None:
+    """What is spent with one is spent with all."""
+    quotas = Quotas(lambda _: Terms(tokens_per_minute=60))
+    queues = [
+        ConversationQueue(9, lambda _: Terms(tokens_per_minute=60), quotas, lambda: 1.0)
+        for _ in range(2)
+    ]
+    first = of("a", "1")
+    queues[0].put(first)
+    queues[0].claim(first, 61)
+    with pytest.raises(QuotaSpentError):
+        queues[1].put(of("a", "2"))
+
+
+def test_who_is_refused_comes_back_when_a_place_is_likely() -> None:
+    """It hears of the rate at which the last ones started, within bounds."""
+    now = [0.0]
+    queue = ConversationQueue(1, clock=lambda: now[0])
+    for number, (passes, seconds) in enumerate([(0, 2), (4, 4), (20, 12), (0.1, 9), (1000, 60)]):
+        queue.put(of("a", f"{number}"))
+        now[0] += passes
+        with pytest.raises(QueueFullError) as refusal:
+            queue.put(of("a", "more"))
+        assert refusal.value.retry_after == seconds, passes
+        assert queue.claim(offered(queue)[0])
 
 
 def test_nobody_overtakes_in_its_conversation() -> None:
