@@ -14,6 +14,7 @@ from .lifecycle import Lifecycle
 from .request import FinishReason, TokenEvent
 from .runner import C, ModelRunner, O, P, SamplerOutput, T
 from .sequence import Sequence, SequenceStatus
+from .times import Activity
 
 _SOON = 0.005
 """Seconds that the end of a step waits to hear which answers are complete."""
@@ -122,7 +123,9 @@ class Decoder(Generic[C, P, O, T]):
         return self._sampled[0].pending(sequence.pending)
 
     def _ran(self, sequence: Sequence) -> None:
-        sequence.status = SequenceStatus.DECODE
+        if sequence.status is not SequenceStatus.DECODE:
+            sequence.status = SequenceStatus.DECODE
+            sequence.note(Activity.DECODE, self._clock())
         if sequence.num_computed_tokens < sequence.num_prompt_tokens:
             self._totals.update(prefill_tokens=1)  # the prompt's last token
         sequence.num_computed_tokens += 1

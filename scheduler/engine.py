@@ -24,6 +24,7 @@ from .sequence import Sequence, SequenceStatus
 from .shortage import Shortage
 from .statistics import EngineStatistics, describe
 from .thread import Pace
+from .times import Activity
 
 _DESCRIBED_EVERY = 1.0
 """Seconds after which the cache is described anew; at the end of a request it always is."""
@@ -195,6 +196,7 @@ class Engine(Generic[C, P, O, T]):
         """Have a sequence without state until there is room for it again."""
         if self._leave(sequence):
             self._scheduler.preempt(sequence)
+            sequence.note(Activity.MEMORY, self._clock())
             self._memory.preempted(self._running)
 
     def _yield(self, sequence: Sequence) -> None:
@@ -240,6 +242,7 @@ class Engine(Generic[C, P, O, T]):
         if sequence.status is SequenceStatus.FINISHED:
             return
         sequence.status = SequenceStatus.PREFILL
+        sequence.note(Activity.PREFILL, self._clock())
         self._record()
         if resumes:
             return

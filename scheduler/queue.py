@@ -13,6 +13,10 @@ from .fairness.order import FairOrder
 from .fairness.slots import Share
 from .fairness.terms import Agreed, Quotas, Terms
 from .sequence import Sequence, SequenceStatus
+from .times import Activity, Times
+
+_LOOKED_AT = {Activity.MEMORY, Activity.DISK, Activity.PREFIX}
+"""What is said of a sequence that the scheduler looked at."""
 
 RETRY_AFTER = 2
 """Seconds that a refused client is asked to wait."""
@@ -55,6 +59,7 @@ class ConversationQueue:
         self._held: set[str] = set()  # tenants that have spent what they may
         self._drained = DrainRate()
         self._waiting: dict[str, Sequence] = {}
+        self._claimed: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
         self._closed = False
 
@@ -72,6 +77,7 @@ class ConversationQueue:
             self._check_bounds(sequence.request.tenant)
             self._order.put(_entry(sequence))
             self._wait(sequence)
+            sequence.times = Times(self._waits_for(sequence), self._clock())
 
     def offers(
         self, passed: Container[str] = frozenset(), tenant: str | None = None
@@ -117,7 +123,8 @@ class ConversationQueue:
                 self._order.start(sequence.request.id, tokens)
             except ValueError:  # another one of its unit has started since
                 return False
-            del self._waiting[sequence.request.id]
+            self._claimed[sequence.request.id] = self._waiting.pop(sequence.request.id)
+            self._note_heads(sequence)
             self._drained.note(self._clock())
             self._spend(sequence.request.tenant, tokens)
             return True
@@ -136,12 +143,29 @@ class ConversationQueue:
         """
         with self._lock:
             self._order.preempt(sequence.request.id)
+            del self._claimed[sequence.request.id]
             self._wait(sequence)
+            sequence.note(self._waits_for(sequence), self._clock())
+            self._note_heads(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Let what comes after a claimed sequence run: it has ended. Idempotent."""
         with self._lock, suppress(KeyError):
+            del self._claimed[sequence.request.id]
             self._order.end(sequence.request.id)
+            self._note_heads(sequence)
+
+    def note(self, found: Iterable[tuple[Sequence, Activity]]) -> None:
+        """Note what sequences wait for that were looked at and did not start."""
+        now = self._clock()
+        with self._lock:
+            for sequence, activity in found:
+                sequence.note(activity, now)
+
+    def sequences(self) -> list[Sequence]:
+        """All that run and then all that wait, the oldest first."""
+        with self._lock:
+            return [*self._claimed.values(), *self._waiting.values()]
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take one waiting sequence out; None when it does not wait (any more)."""
@@ -196,12 +220,41 @@ class ConversationQueue:
         if self._quotas.refills_in(tenant, now):
             self._held.add(tenant)
             self._order.hold(tenant)
+            self._note_all_heads(tenant)
 
     def _let_go(self) -> None:
         now = self._clock()
         for tenant in [t for t in self._held if not self._quotas.refills_in(t, now)]:
             self._held.discard(tenant)
             self._order.let_go(tenant)
+            self._note_all_heads(tenant)
+
+    def _waits_for(self, sequence: Sequence) -> Activity:
+        """What the order says of a waiting sequence."""
+        tenant, entry = sequence.request.tenant, _entry(sequence)
+        if self._order.head(tenant, entry.conversation) != entry.id:
+            return Activity.CONVERSATION
+        if self._order.is_held(tenant):
+            return Activity.QUOTA
+        return Activity.SLOT if self._order.may_start(tenant) else Activity.TENANT
+
+    def _note_heads(self, sequence: Sequence) -> None:
+        """Note what those wait for to whom a sequence's start or end makes a difference."""
+        entry = _entry(sequence)
+        if self._agreed(entry.tenant).running is not None:
+            self._note_all_heads(entry.tenant)
+        elif head := self._order.head(entry.tenant, entry.conversation):
+            self._note_head(self._waiting[head])
+
+    def _note_all_heads(self, tenant: str) -> None:
+        for head in self._order.heads(tenant):
+            self._note_head(self._waiting[head])
+
+    def _note_head(self, sequence: Sequence) -> None:
+        activity = self._waits_for(sequence)
+        known = sequence.times is not None and sequence.times.activity in _LOOKED_AT
+        if activity is not Activity.SLOT or not known:
+            sequence.note(activity, self._clock())
 
     def _wait(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -217,6 +270,7 @@ class ConversationQueue:
         sequence = self._waiting.pop(request_id, None)
         if sequence is not None:
             self._order.remove(request_id)
+            self._note_heads(sequence)
         return sequence
 
     def _share(self, tenant: str) -> Share:

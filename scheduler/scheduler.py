@@ -10,6 +10,7 @@ from .fairness.order import rank
 from .fairness.slots import Slot, preemption
 from .queue import ConversationQueue
 from .sequence import Sequence, SequenceStatus
+from .times import Activity
 
 _READ_AHEAD = 8
 """Sequences that wait for the disk at once; those after them are not looked at yet."""
@@ -31,6 +32,13 @@ class Readiness(enum.Enum):
     """Its state is being read."""
     MEMORY = enum.auto()
     """There is no room for it beside those that run."""
+
+
+_ACTIVITIES = {
+    Readiness.PREFIX: Activity.PREFIX,
+    Readiness.DISK: Activity.DISK,
+    Readiness.MEMORY: Activity.MEMORY,
+}
 
 
 class Selection(NamedTuple):
@@ -89,6 +97,15 @@ class PrefixLookup(Protocol):
 class Room(Protocol):
     """Knows what fits; `MemoryPlanner` is the real one."""
 
+    @property
+    def usable(self) -> int:
+        """Bytes that may be held."""
+        ...
+
+    def needed(self, sequence: Sequence, /) -> int:
+        """Bytes that a sequence takes to start alone."""
+        ...
+
     def admits(self, sequence: Sequence, known: Known, running: list[Sequence], /) -> bool:
         """Whether a sequence can start beside those that run."""
         ...
@@ -128,6 +145,7 @@ class Scheduler:
         self._max_batch = max_batch
         self._last = Selection(None, None, 0)
         self._claimant: Sequence | None = None  # for whom one has yielded
+        self._found: dict[Sequence, Activity] = {}  # of those that did not start when looked at
 
     @property
     def idle(self) -> bool:
@@ -150,8 +168,11 @@ class Scheduler:
     def start_next(self) -> Sequence | None:
         """Let the next sequence run, if one may."""
         if len(self.running) >= self._max_batch:
+            self._note(Activity.SLOT)
             return None
+        self._found = {}
         sequence = self._resume() if self.preempted else self._claim()
+        self._note()
         if sequence is not None:
             self.running.append(sequence)
         return sequence
@@ -283,7 +304,23 @@ class Scheduler:
     def _cached(self, sequence: Sequence) -> int:
         return self._kv_cache.known(sequence).cached
 
+    def _note(self, activity: Activity | None = None) -> None:
+        """Note what those wait for that were looked at last: what was found then, or this."""
+        if self._found:
+            found = self._found.items()
+            self.waiting.note([(s, activity or seen) for s, seen in found])
+        if activity is not None:
+            self._found = {}
+
     def _readiness(self, sequence: Sequence) -> Readiness:
+        readiness = self._look(sequence)
+        if readiness in _ACTIVITIES:
+            self._found[sequence] = _ACTIVITIES[readiness]
+        if readiness is Readiness.MEMORY:
+            sequence.needs = self._memory.needed(sequence), self._memory.usable
+        return readiness
+
+    def _look(self, sequence: Sequence) -> Readiness:
         if self._kv_cache.shall_wait(sequence, self.running):
             return Readiness.PREFIX
         if self._kv_cache.page_in(sequence):

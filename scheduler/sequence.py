@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from ..cachestore.node import Tokens, as_tokens
 from ..models.params import Row
 from .request import Request
+from .times import Activity, Times
 
 if TYPE_CHECKING:
     from ..cachestore.checkpoints import Reason
@@ -37,6 +38,8 @@ class Sequence:
         output: token ids of the answer so far.
         pending: the place of the token after these among those that were sampled last, while it
             is not read yet.
+        times: what it does and waits for; None before it is queued.
+        needs: bytes that it lacked when memory was short for it, and those that may be used.
         num_charged: tokens of the answer that its tenant was charged for.
         num_charged_of_prompt: tokens of the prompt, when it last left the queue.
         end_token: the token that ended the answer; it is no part of it.
@@ -57,6 +60,8 @@ class Sequence:
         self.cancelled = False
         self.output: list[int] = []
         self.pending: int | None = None
+        self.times: Times | None = None
+        self.needs: tuple[int, int] | None = None
         self.num_charged = self.num_charged_of_prompt = 0
         self.end_token: int | None = None
         self.matched = self.cached = 0
@@ -112,6 +117,11 @@ class Sequence:
     def replays(self) -> bool:
         """Whether the token after those that are computed is known, from before a preemption."""
         return self.num_computed_tokens < self.num_known_tokens
+
+    def note(self, activity: Activity, now: float) -> None:
+        """Say what it does or waits for from now on."""
+        if self.times is not None:
+            self.times.note(activity, now)
 
     def preempt(self, *, replay: bool) -> None:
         """Be ready to start again, without any state.

@@ -89,6 +89,24 @@ class FairOrder:
         """How many requests of a tenant wait."""
         return self._tenants[tenant].waiting if tenant in self._tenants else 0
 
+    def is_held(self, tenant: str) -> bool:
+        """Whether `hold` was called, and `let_go` not since."""
+        return tenant in self._held
+
+    def heads(self, tenant: str) -> list[str]:
+        """The ids of the first of each conversation of a tenant that does not wait for others."""
+        return (
+            [entry.id for _, entry in self._tenants[tenant].heads]
+            if tenant in self._tenants
+            else []
+        )
+
+    def head(self, tenant: str, conversation: str) -> str | None:
+        """The id of the first of a conversation, if it does not wait for others of it."""
+        found = self._tenants.get(tenant)
+        place = None if found is None else found.conversations.get(conversation)
+        return None if place is None or place.head is None else place.head[1].id
+
     def hold(self, tenant: str) -> None:
         """Let no request of a tenant start until `let_go`."""
         self._held.add(tenant)

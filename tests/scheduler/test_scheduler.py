@@ -67,6 +67,15 @@ class Memory:
         self.room = room
         self.asked: list[str] = []
 
+    @property
+    def usable(self) -> int:
+        """Its room."""
+        return self.room
+
+    def needed(self, sequence: Sequence) -> int:
+        """Its prompt."""
+        return len(sequence.tokens)
+
     def admits(self, sequence: Sequence, known: Known, running: list[Sequence]) -> bool:
         """Whether there is room beside those that run."""
         assert known.request == sequence.request.id
