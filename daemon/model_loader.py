@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -17,9 +18,10 @@ from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
+from ..scheduler.errors import UnavailableError
 from ..scheduler.fairness.terms import Quotas, Terms
 from ..scheduler.handoff import Handoff
-from ..scheduler.queue import ConversationQueue
+from ..scheduler.queue import RETRY_AFTER, ConversationQueue
 from ..scheduler.thread import MLXThread
 from .assembly import Assembly, Phase, assemble
 from .cache_admin import CacheAdmin
@@ -47,7 +49,7 @@ class ModelLoader:
 
     Attributes:
         memory: of all models.
-        stop: ends a download that is under way, once it is set.
+        stop: once it is set, ends a download that is under way, and a load between two phases.
 
     Args:
         thread: the one of MLX.
@@ -146,8 +148,9 @@ class ModelLoader:
             context = min(loaded.context_length, slot.settings.context or loaded.context_length)
             named = replace(loaded, name=slot.name, context_length=context)
             wake, folder = self._thread.wake, settings.measured_folder
+            go_on = partial(self._go_on, begin)
             return named, assemble(
-                named, settings, self.memory, queue, handoff.publish, wake, folder, begin
+                named, settings, self.memory, queue, handoff.publish, wake, folder, go_on
             )
 
         loaded, assembly = await self._on_thread(slot, build)
@@ -170,6 +173,12 @@ class ModelLoader:
             request_timeout=settings.request_timeout,
         )
         return Resident(service, assembly, handoff)
+
+    def _go_on(self, begin: Callable[[Phase], object], phase: Phase) -> None:
+        """Begin the next phase, unless the daemon stops."""
+        if self.stop.is_set():
+            raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
+        begin(phase)
 
     async def drop(self, slot: ModelSlot) -> None:
         """Let go of what was opened, or of what is left of a load that failed."""
