@@ -59,6 +59,7 @@ class Assembly:
         context_length: tokens of prompt and answer together: the model's, or fewer where the
             budget holds no more.
         bound: the budget, in the latter case.
+        least_budget: bytes that state may take at least while the model is loaded.
         disk: where state outlives memory, if there is one.
         pager: moves it there and back.
         pins: what users want kept.
@@ -70,6 +71,7 @@ class Assembly:
     governor: Governor
     context_length: int
     bound: MemoryBound | None
+    least_budget: int
     disk: DiskTier | None
     pager: Pager | None
     pins: Pins
@@ -158,7 +160,7 @@ def assemble(
         max_stall=settings.max_stall_ms / 1000,
         exact=settings.exact,
     )
-    return Assembly(engine, runner, cache, governor, context, bound, disk, pager, pins)
+    return Assembly(engine, runner, cache, governor, context, bound, budget, disk, pager, pins)
 
 
 def refuse_used_folder(settings: Settings) -> None:

@@ -33,10 +33,15 @@ class SlotStatus(msgspec.Struct):
         phase: what is done to load it; None else.
         pinned: whether it always stays.
         context_length: None before it was first loaded, as `weight_bytes`.
+        budget_bytes: what state may take at least; None while it is not loaded, as `engine` and
+            `disk`.
         using: requests that use it.
         waiting: requests that wait until it is loaded.
+        queued: of those that use it, requests in its queue.
         idle_seconds: since a request last used it.
         failure: why it could not be loaded last.
+        engine: what it does, and what its cache holds; the ledger is that of all models.
+        disk: its part of the disk tier; None without one.
     """
 
     name: str
@@ -46,10 +51,14 @@ class SlotStatus(msgspec.Struct):
     pinned: bool
     context_length: int | None
     weight_bytes: int | None
+    budget_bytes: int | None
     using: int
     waiting: int
+    queued: int
     idle_seconds: float
     failure: str | None
+    engine: EngineStatistics | None
+    disk: DiskStatistics | None
 
 
 class ModelStatus(msgspec.Struct):
@@ -169,6 +178,8 @@ def status(models: ModelPool | None, state: State, pressure: PressureWatch | Non
 
 
 def _of_slot(slot: ModelSlot) -> SlotStatus:
+    resident = slot.resident
+    service = None if resident is None else resident.service
     return SlotStatus(
         name=slot.name,
         aliases=slot.names[1:],
@@ -177,10 +188,14 @@ def _of_slot(slot: ModelSlot) -> SlotStatus:
         pinned=slot.settings.pinned,
         context_length=slot.context_length,
         weight_bytes=slot.weight_bytes,
+        budget_bytes=None if resident is None else resident.assembly.least_budget,
         using=slot.users,
         waiting=len(slot.waiters),
+        queued=0 if service is None else len(service.queue),
         idle_seconds=round(slot.idle_for, 3),
         failure=None if slot.failure is None else str(slot.failure[0]),
+        engine=None if service is None else service.engine.statistics(),
+        disk=None if service is None else _disk_of(service),
     )
 
 
@@ -188,7 +203,7 @@ def _add_default(picture: Status, service: Service) -> None:
     engine = service.engine.statistics()
     picture.engine = engine
     picture.waiting = len(service.queue)
-    picture.disk = None if service.disk is None else service.disk.statistics()
+    picture.disk = _disk_of(service)
     picture.step_age = round(time.monotonic() - engine.last_step_at, 3)
     picture.model = ModelStatus(
         service.model_name,
@@ -199,3 +214,7 @@ def _add_default(picture: Status, service: Service) -> None:
         service.one_by_one,
         service.exact,
     )
+
+
+def _disk_of(service: Service) -> DiskStatistics | None:
+    return None if service.disk is None else service.disk.statistics()

@@ -1,6 +1,6 @@
 """An answer of `/status` as a screen: a head, bars of the budgets, a row for each request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rich.console import Group, JustifyMethod, RenderableType
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .phases import in_words
-from .rates import Rates, Status
+from .rates import Rates, Status, engines
 from .sizes import age, amount, share
 
 Row = dict[str, Any]
@@ -40,6 +40,8 @@ def _speed(row: Row, rates: Rates) -> str:
     return _number(rates.of_request(row["request"]))
 
 
+MODEL = Column("model", lambda row, _: str(row["model"]), right=False)
+"""Says whose request it is, where there are several models."""
 COLUMNS = (
     Column("conversation", lambda row, _: str(row["conversation"]), right=False),
     Column("tenant", lambda row, _: str(row["tenant"]), right=False),
@@ -55,15 +57,18 @@ COLUMNS = (
 
 def picture(status: Status, rates: Rates) -> Group:
     """Draw an answer of `/status`."""
-    engine = status.get("engine")
+    models, told = status.get("models", []), engines(status)
     parts: list[RenderableType] = [_head(status), Text()]
-    if engine is None:
+    if not told and status["state"] != "ready":
         parts.append(_start(status))
         return Group(*parts)
-    parts += [_budgets(status, engine), Text(), _speeds(engine, rates), Text()]
-    if len(models := status.get("models", ())) > 1:
+    parts += [_budgets(status, told), Text()]
+    if told:
+        parts += [_speeds(told, rates), Text()]
+    several = len(models) > 1
+    if several or not told:
         parts += [_models(models), Text()]
-    parts.append(_requests(engine["running"], status["waiting"], rates))
+    parts.append(_requests(models, rates, (MODEL, *COLUMNS) if several else COLUMNS))
     return Group(*parts)
 
 
@@ -94,27 +99,31 @@ def _start(status: Status) -> RenderableType:
     return grid
 
 
-def _budgets(status: Status, engine: Status) -> Table:
-    memory, disk = engine["memory"], status.get("disk")
-    held = sum(memory[kind] for kind in _HELD)
+def _budgets(status: Status, told: list[Row]) -> Table:
     grid = _grid()
-    grid.add_row(
-        Text("state", "dim"),
-        _bar(held, memory["budget"]),
-        Text(f"{amount(held)} of {amount(memory['budget'])}: {_parts(memory)}"),
-    )
+    if told:
+        # One ledger has the state of all models; the newest look at it counts.
+        memory = max(told, key=lambda engine: float(engine["last_step_at"]))["memory"]
+        held = sum(memory[kind] for kind in _HELD)
+        grid.add_row(
+            Text("state", "dim"),
+            _bar(held, memory["budget"]),
+            Text(f"{amount(held)} of {amount(memory['budget'])}: {_parts(memory)}"),
+        )
     used = status["memory"]
     grid.add_row(
         Text("memory", "dim"),
         Text(),
         Text(f"{amount(used['active'])} in use, {amount(used['peak'])} at the most so far"),
     )
-    if disk is not None:
-        reason = f", {disk['state']}: {disk['reason']}" if disk["state"] != "on" else ""
+    disks = [slot["disk"] for slot in status["models"] if slot["disk"] is not None]
+    if disks:
+        nbytes, files = (sum(disk[each] for disk in disks) for each in ("nbytes", "records"))
+        faults = [f", {disk['state']}: {disk['reason']}" for disk in disks if disk["state"] != "on"]
         grid.add_row(
             Text("disk", "dim"),
             Text(),
-            Text(f"{amount(disk['nbytes'])} in {disk['records']} files{reason}"),
+            Text(f"{amount(nbytes)} in {files} files{''.join(faults[:1])}"),
         )
     return grid
 
@@ -124,8 +133,9 @@ def _parts(memory: Status) -> str:
     return ", ".join(kinds) or "nothing yet"
 
 
-def _speeds(engine: Status, rates: Rates) -> Text:
-    prompt, cached = engine["prompt_tokens"], engine["prompt_tokens_cached"]
+def _speeds(told: list[Row], rates: Rates) -> Text:
+    prompt = sum(engine["prompt_tokens"] for engine in told)
+    cached = sum(engine["prompt_tokens_cached"] for engine in told)
     return Text.assemble(
         ("answers ", "dim"),
         f"{_number(rates.of_engine('generation_tokens'))} tokens/s  ",
@@ -138,17 +148,17 @@ def _speeds(engine: Status, rates: Rates) -> Text:
 
 def _models(models: list[Row]) -> Table:
     """Draw a row for each configured model; the default one comes first."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("model", "state", "weights", "requests", "waiting", "idle"):
-        side: JustifyMethod = "left" if title in ("model", "state") else "right"
-        table.add_column(title, justify=side, no_wrap=True, overflow="ellipsis")
+    numbers = ("weights", "cache", "running", "queued", "waiting", "idle")
+    table = _table([("model", False), ("state", False), *((each, True) for each in numbers)])
     for slot in models:
-        loaded = slot["state"] == "loaded"
+        loaded, engine = slot["state"] == "loaded", slot["engine"]
         cells = (
             slot["name"],
             slot["state"] if slot["failure"] is None else f"failed: {slot['failure']}",
             amount(slot["weight_bytes"]) if loaded else "-",
-            str(slot["using"]),
+            "-" if engine is None else amount(_cached(engine["cache"])),
+            "-" if engine is None else str(len(engine["running"])),
+            str(slot["queued"]),
             str(slot["waiting"]),
             age(slot["idle_seconds"]) if loaded and not slot["using"] else "-",
         )
@@ -156,21 +166,34 @@ def _models(models: list[Row]) -> Table:
     return table
 
 
-def _requests(running: list[Row], waiting: int, rates: Rates) -> Group:
-    said = Text.assemble((f"{len(running)} running", "bold"), f", {waiting} in the queue")
+def _cached(cache: Row) -> float:
+    return float(cache["span_bytes"] + cache["checkpoint_bytes"])
+
+
+def _requests(models: list[Row], rates: Rates, columns: tuple[Column, ...]) -> Group:
+    queued = sum(slot["queued"] for slot in models)
+    running = [
+        row | {"model": slot["name"]}
+        for slot in models
+        if slot["engine"] is not None
+        for row in slot["engine"]["running"]
+    ]
+    said = Text.assemble((f"{len(running)} running", "bold"), f", {queued} in the queue")
     if not running:
         return Group(said)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in COLUMNS:
-        table.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
+    table = _table((column.title, column.right) for column in columns)
     for row in running:
-        table.add_row(*(Text(column.cell(row, rates)) for column in COLUMNS))
+        table.add_row(*(Text(column.cell(row, rates)) for column in columns))
     return Group(said, Text(), table)
+
+
+def _table(heads: Iterable[tuple[str, bool]]) -> Table:
+    """Make a table: the title of each column, and whether it is aligned to the right."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title, right in heads:
+        side: JustifyMethod = "right" if right else "left"
+        table.add_column(title, justify=side, no_wrap=True, overflow="ellipsis")
+    return table
 
 
 def _grid() -> Table:

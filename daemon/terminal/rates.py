@@ -1,14 +1,21 @@
 """How fast a daemon's figures grow, from two answers of `/status`."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Status = dict[str, Any]
 
 
+def engines(status: Status) -> list[dict[str, Any]]:
+    """List what the engines of all loaded models tell."""
+    told = (slot.get("engine") for slot in status.get("models", ()))
+    return [engine for engine in told if engine is not None]
+
+
 class _Sample(NamedTuple):
-    """Figures that only grow: the engine's by their names, and tokens of each request."""
+    """Figures that only grow: those of all engines by their names, and tokens of each request."""
 
     at: float
     engine: dict[str, float]
@@ -25,18 +32,19 @@ class Rates:
 
     def take(self, status: Status) -> None:
         """Take an answer of `/status`."""
-        engine = status.get("engine") or {}
-        running = engine.get("running", ())
-        numbers = {name: float(n) for name, n in engine.items() if isinstance(n, int | float)}
-        out = {each["request"]: int(each["output_tokens"]) for each in running}
-        self._before, self._last = self._last, _Sample(self._clock(), numbers, out)
+        numbers: Counter[str] = Counter()
+        out: dict[str, int] = {}
+        for engine in engines(status):
+            numbers.update({name: n for name, n in engine.items() if isinstance(n, int | float)})
+            out |= {each["request"]: int(each["output_tokens"]) for each in engine["running"]}
+        self._before, self._last = self._last, _Sample(self._clock(), dict(numbers), out)
 
     def forget(self) -> None:
         """Begin anew: another daemon may answer next."""
         self._before = self._last = None
 
     def of_engine(self, name: str) -> float | None:
-        """How much a figure of the engine's grew in a second."""
+        """How much a figure of the engines' grew in a second, all together."""
         if self._before is None or self._last is None:
             return None
         return self._rate(self._before.engine.get(name), self._last.engine.get(name))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ..tiny import tiny_model_dir
@@ -15,6 +16,7 @@ from .running import START, RunningDaemon, eventually, running
 from .test_cli import environment
 
 MIB = 1 << 20
+CHAT = "/v1/chat/completions"
 
 
 def ask(model: str | None, text: str = "hello", **more: Any) -> dict[str, Any]:
@@ -39,6 +41,19 @@ def slots(daemon: RunningDaemon) -> dict[str, Any]:
 def states(daemon: RunningDaemon) -> dict[str, str]:
     """Where each model is."""
     return {name: slot["state"] for name, slot in slots(daemon).items()}
+
+
+def umbel(daemon: RunningDaemon, *words: str) -> tuple[int, str]:
+    """Run a command about a daemon; its exit status, and what it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "umbel", *words, "--socket", str(daemon.socket)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START,
+        env=environment(daemon.folder),
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +110,42 @@ def test_each_answers_under_its_names(folder: Path, models: list[Path]) -> None:
         assert daemon.request("GET", "/cache?model=nobody").status == 404
 
 
+def test_status_tells_of_each_what_it_does(folder: Path, models: list[Path]) -> None:
+    """What runs and waits, whichever model's it is, and what its state takes."""
+    env = configured(folder, models)
+    with running(folder, models[0], "--max-batch", "1", env=env) as daemon:
+        clients = [daemon.connection() for _ in range(2)]
+        for client in clients:
+            client.request("POST", CHAT, msgspec.json.encode(ask("two", max_tokens=1900)))
+
+        def one_runs() -> Any:
+            told = slots(daemon)["two"]
+            return told["queued"] == 1 and told["engine"]["running"] and told
+
+        told = eventually(one_runs)
+        (row,) = told["engine"]["running"]
+        assert row["prompt_tokens"] > 0
+        assert told["using"] == 2
+        assert told["budget_bytes"] > 0
+        assert told["disk"]["state"] == "on"
+        others = slots(daemon)
+        assert others["one"]["engine"] == daemon.status()["engine"]
+        assert (others["one"]["engine"]["running"], others["one"]["queued"]) == ([], 0)
+        asleep = [others["three"][each] for each in ("engine", "disk", "budget_bytes")]
+        assert asleep == [None, None, None]
+        for client in clients:
+            client.close()
+        eventually(lambda: not slots(daemon)["two"]["using"])
+        said(daemon, "two")
+        cache = eventually(
+            lambda: (held := slots(daemon)["two"]["engine"]["cache"])["nodes"] and held
+        )
+        assert cache["span_bytes"] > 0
+        listed = umbel(daemon, "models")[1]
+        assert f"{daemon.socket} serves one (loaded), two (loaded), three (unloaded)." in listed
+        assert slots(daemon)["one"]["engine"]["cache"]["nodes"] == 0
+
+
 def test_the_commands_for_the_cache_take_a_model(folder: Path, models: list[Path]) -> None:
     """`umbel cache` asks about the default model, or about the one that is named."""
     env = configured(folder, models[:2], two='aliases = ["deux"]\npinned = true')
@@ -102,16 +153,7 @@ def test_the_commands_for_the_cache_take_a_model(folder: Path, models: list[Path
         said(daemon, "two", "of ferns")
 
         def cache(*words: str) -> tuple[int, str]:
-            command = ["-m", "umbel", "cache", *words, "--socket", str(daemon.socket)]
-            done = subprocess.run(
-                [sys.executable, *command],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=START,
-                env=environment(folder),
-            )
-            return done.returncode, done.stdout + done.stderr
+            return umbel(daemon, "cache", *words)
 
         assert "ferns" not in cache("ls")[1]
         assert "ferns" in cache("ls", "--model", "two")[1]

@@ -12,13 +12,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from umbel.daemon.terminal.picture import COLUMNS, picture
+from umbel.daemon.terminal.picture import COLUMNS, MODEL, picture
 from umbel.daemon.terminal.rates import Rates
 
 from .loading_daemon import LOADING
 from .running import RunningDaemon
 from .terminal import CTRL_C, in_terminal, terminal
 from .test_cli import TIMEOUT, environment
+
+RUNS = {
+    "request": "r",
+    "conversation": "ferns",
+    "tenant": "uid:1",
+    "status": "decode",
+    **dict.fromkeys(("prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens"), 9),
+}
+"""A request at work, as an engine tells of it."""
 
 
 @contextmanager
@@ -111,13 +120,34 @@ def test_several_models(tiny_daemon: RunningDaemon) -> None:
     status = tiny_daemon.status()
     only = status["models"][0]
     assert "weights" not in drawn(status)
-    asleep = {**only, "name": "two", "state": "unloaded", "weight_bytes": 3 << 30}
+    busy = {**only, "using": 3, "queued": 2, "engine": {**only["engine"], "running": [RUNS]}}
+    asleep = {**only, "name": "two", "state": "unloaded", "engine": None, "disk": None}
     broken = {**asleep, "name": "three", "failure": "no such [file]", "waiting": 2}
-    text = drawn({**status, "models": [{**only, "using": 3}, asleep, broken]})
-    rows = {line.split()[0]: line for line in text.splitlines() if line}
-    assert re.fullmatch(r"tiny +loaded +[\d.]+ [KM]iB +3 +0 +-", rows["tiny"].strip())
-    assert re.fullmatch(r"two +unloaded +- +0 +0 +-", rows["two"].strip())
+    text = drawn({**status, "models": [busy, asleep, broken]})
+    rows = {line.split()[0]: line for line in reversed(text.splitlines()) if line}
+    assert re.fullmatch(r"tiny +loaded( +[\d.]+ [KM]?i?B){2} +1 +2 +0 +-", rows["tiny"].strip())
+    assert re.fullmatch(r"two +unloaded +- +- +- +0 +0 +-", rows["two"].strip())
     assert "failed: no such [file]" in rows["three"]
+
+
+def test_requests_of_all_models_have_rows(tiny_daemon: RunningDaemon) -> None:
+    """Also while the default model is not loaded; what takes memory is that of all."""
+    status = tiny_daemon.status()
+    loaded = status["models"][0]
+    memory = {**loaded["engine"]["memory"], "budget": 64 << 20, "kv": 3 << 20}
+    engine = {**loaded["engine"], "memory": memory, "running": [RUNS]}
+    other = {**loaded, "name": "two", "queued": 4, "engine": engine}
+    newer = {**engine, "last_step_at": engine["last_step_at"] + 1, "running": []}
+    newer["memory"] = {**memory, "kv": 5 << 20}
+    third = {**loaded, "name": "three", "engine": newer}
+    asleep = {**loaded, "state": "unloaded", "engine": None, "disk": None}
+    text = drawn({**status, "model": None, "engine": None, "models": [asleep, other, third]})
+    assert "1 running, 4 in the queue" in text
+    assert "5.0 MiB of 64.0 MiB" in text
+    assert re.search(r"^two +ferns +uid:1 +decode ", text, re.MULTILINE)
+    text = drawn({**status, "model": None, "engine": None, "models": [asleep]})
+    assert re.search(r"^tiny +unloaded", text, re.MULTILINE)
+    assert "starting" not in text
 
 
 def test_rates() -> None:
@@ -126,7 +156,9 @@ def test_rates() -> None:
     rates = Rates(clock=lambda: next(times))
     for tokens in (5, 25):
         row = {"request": "r", "output_tokens": tokens}
-        rates.take({"engine": {"generation_tokens": tokens, "running": [row]}})
+        engine = {"generation_tokens": tokens, "running": [row]}
+        idle = {"generation_tokens": 7, "running": []}
+        rates.take({"models": [{"engine": each} for each in (engine, idle, None)]})
         assert (rates.of_request("r") is None) == (tokens == 5)
     assert rates.of_engine("generation_tokens") == rates.of_request("r") == 10.0
     assert rates.of_request("another") is None
@@ -134,9 +166,6 @@ def test_rates() -> None:
 
 def test_another_column_is_one_line() -> None:
     """Each column has a title of its own, and makes a text of any row."""
-    row = {
-        **dict.fromkeys(("request", "conversation", "tenant", "status"), "x"),
-        **dict.fromkeys(("prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens"), 0),
-    }
-    assert len({column.title for column in COLUMNS}) == len(COLUMNS)
-    assert all(isinstance(column.cell(row, Rates()), str) for column in COLUMNS)
+    columns, row = (MODEL, *COLUMNS), {**RUNS, "model": "tiny"}
+    assert len({column.title for column in columns}) == len(columns)
+    assert all(isinstance(column.cell(row, Rates()), str) for column in columns)
