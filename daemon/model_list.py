@@ -40,12 +40,13 @@ class ModelList(msgspec.Struct, frozen=True):
     Attributes:
         machine: that they would run on.
         models: by name.
-        served: what the daemon on the socket serves; None where there is none.
+        served: what the daemon on the socket has, each model with where it is; None where no
+            daemon is.
     """
 
     machine: Machine
     models: list[ListedModel]
-    served: str | None
+    served: dict[str, str] | None
 
 
 async def report(planned: Planned, settings: Settings, *, json: bool) -> list[str]:
@@ -133,17 +134,17 @@ def _described(name: str, source: str, size: int, folder: Path) -> _Found:
         return ListedModel(name, source, size, problem=problem), None
 
 
-async def _served(socket: Path) -> str | None:
+async def _served(socket: Path) -> dict[str, str] | None:
     if not socket.exists():
         return None
     from .client import Client  # noqa: PLC0415  (where there is nobody to ask)
 
     try:
         async with Client(socket) as client:
-            model = (await client.get("/status")).get("model")
+            models = (await client.get("/status")).get("models", [])
     except ClientError:
         return None
-    return str(model["name"]) if model else None
+    return {model["name"]: model["state"] for model in models}
 
 
 def _lines(listed: ModelList, settings: Settings) -> Iterator[str]:
@@ -155,8 +156,9 @@ def _lines(listed: ModelList, settings: Settings) -> Iterator[str]:
             yield f"{'':{width}}  {model.problem}"
     yield about(listed.machine, settings)
     yield "What models take in memory, and the context, is estimated from their files."
-    if listed.served is not None:
-        yield f"A daemon on {settings.socket_path} serves {listed.served}."
+    if listed.served:
+        named = ", ".join(f"{name} ({state})" for name, state in listed.served.items())
+        yield f"The daemon on {settings.socket_path} serves {named}."
 
 
 def _fits(model: ListedModel) -> str:
