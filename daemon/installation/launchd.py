@@ -7,17 +7,20 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from xml.parsers.expat import ExpatError
 
 from ..errors import ServiceError
 from .program import Program
 from .refusals import not_installed, not_root
 from .service_file import ServiceFile, seal
+from .service_log import LINES, last_words
 from .service_status import ServiceStatus
 from .step import Step, command, folder, remove, write
 from .umbel import Umbel, shipped
 
 LABEL = "org.umbel.daemon"
 _FILE = f"{LABEL}.plist"
+_THROTTLE = 10  # seconds between two starts, where a plist says nothing
 _POLL = 0.5  # seconds between two looks at a job that ends
 _FACT = re.compile(r"^\t(\w[\w ]*) = (.*)$", re.MULTILINE)
 """A line of `launchctl print` about the job itself; what is below it is indented further."""
@@ -148,16 +151,19 @@ class Launchd:
         return [f"{path} stays" for path in (*self._kept, self._log) if path.exists()]
 
     def status(self) -> ServiceStatus:
-        """Ask launchd, and the log for its last line where something is wrong."""
+        """Ask launchd, and the log for what it says of an end that was none in order.
+
+        launchd starts such a daemon again and again: also of one that runs it is told how the one
+        before ended.
+        """
         self._require_launchd()
         if not self._plist.exists():
             raise not_installed()
         facts = self._launchctl.facts()
         if facts is None:
             return ServiceStatus("not loaded", runs=False, reason="launchd does not know the job")
-        pid = facts.get("pid", "")
-        reason = "" if pid else _reason(facts)
-        runs = facts.get("runs", "")
+        job, pid, runs = self._job(), facts.get("pid", ""), facts.get("runs", "")
+        reason = _reason(facts, job.get("ThrottleInterval", _THROTTLE))
         return ServiceStatus(
             state=facts.get("state", "unknown"),
             runs=bool(pid),
@@ -165,17 +171,17 @@ class Launchd:
             since=Program("ps").ask("-o", "lstart=", "-p", pid).text.strip() if pid else "",
             restarts=str(max(int(runs) - 1, 0)) if runs.isdecimal() else "",
             reason=reason,
-            last_line=_last_line(self._log) if reason else "",
-            socket=self._listens_on(),
+            last_line=_last_words(self._log, pid) if reason else "",
+            socket=_listens_on(job),
         )
 
-    def _listens_on(self) -> Path | None:
-        """Read where the job's socket is: the plist may be somebody's own."""
+    def _job(self) -> dict[str, Any]:
+        """Read the plist, which may be somebody's own; nothing where it is none."""
         try:
-            job: dict[str, Any] = plistlib.loads(self._plist.read_bytes())
-            return Path(job["Sockets"]["Listeners"]["SockPathName"])
-        except (OSError, plistlib.InvalidFileException, KeyError, TypeError, ValueError):
-            return None
+            job = plistlib.loads(self._plist.read_bytes())
+        except (OSError, plistlib.InvalidFileException, ExpatError, ValueError):
+            return {}
+        return job if isinstance(job, dict) else {}
 
     def follow_log(self) -> int:
         """Have tail show it."""
@@ -191,17 +197,33 @@ def _owner(*, system: bool) -> tuple[pwd.struct_passwd, Path]:
     return user, Path(user.pw_dir)
 
 
-def _reason(facts: dict[str, str]) -> str:
-    """Say why it does not run; nothing where it ended in order, or has not begun."""
-    ended = facts.get("last terminating signal")
-    if ended is not None:
-        return f"it was ended by {ended}"
+def _listens_on(job: dict[str, Any]) -> Path | None:
+    """Say where the job's socket is."""
+    try:
+        return Path(job["Sockets"]["Listeners"]["SockPathName"])
+    except (KeyError, TypeError):
+        return None
+
+
+def _reason(facts: dict[str, str], throttle: int) -> str:
+    """Say why it does not run, or had to be started anew; nothing where it ended in order.
+
+    Args:
+        facts: what launchd knows.
+        throttle: seconds between two starts, at least.
+    """
     code = facts.get("last exit code", "0")
-    if code in ("0", "(never exited)"):
+    if (ended := facts.get("last terminating signal")) is not None:
+        how = f"was ended by {ended}"
+    elif code in ("0", "(never exited)"):
         return ""
-    return f"it ended with status {code}; launchd starts it anew every ten seconds"
+    else:
+        how = f"ended with status {code}"
+    if "pid" in facts:
+        return f"the one before {how}, and launchd started it anew"
+    return f"it {how}; launchd starts it anew, at most every {throttle} seconds"
 
 
-def _last_line(log: Path) -> str:
-    lines = Program("tail").ask("-n", "1", str(log)).text.splitlines()
-    return lines[-1] if lines else ""
+def _last_words(log: Path, pid: str) -> str:
+    lines = Program("tail").ask("-n", str(LINES), str(log)).text.splitlines()
+    return last_words(lines, pid)

@@ -20,8 +20,8 @@ class ServiceStatus(NamedTuple):
         pid: of the process; empty without one.
         since: when it came into this state; empty where the manager does not know.
         restarts: how often it was started anew; empty where the manager does not know.
-        reason: why it does not run as it should; empty if it does.
-        last_line: of its log; looked up where there is a reason.
+        reason: why it does not run as it should, or had to be started anew; empty else.
+        last_line: of its log, which says more of that; looked up where there is a reason.
         socket: where the daemon serves; None where that is not known.
     """
 

@@ -1,5 +1,6 @@
 """umbel as a job of launchd, whose programs are stood in for."""
 
+import asyncio
 import os
 import plistlib
 import pwd
@@ -14,6 +15,8 @@ from umbel.daemon import installation
 from umbel.daemon.config import default_socket
 from umbel.daemon.errors import ServiceError
 from umbel.daemon.installation.launchd import Launchd
+from umbel.daemon.installation.service_log import last_words
+from umbel.daemon.installation.service_status import report
 
 from .fake_system import UMBEL, FakeSystem, said
 from .launchd_keys import JOB, faults
@@ -146,25 +149,37 @@ PRINTED = """gui/501/org.umbel.daemon = {{
 """
 
 
+ENDED_WITH_1 = "\tlast exit code = 1"
+LOG = """timestamp=T level=info event=listening socket=/u.sock pid=41
+timestamp=T level=info event=loading model=gone backend=metal
+umbel: there is no model
+"""
+RUNS_NOW = """timestamp=T level=info event=listening socket=/u.sock pid=42
+timestamp=T level=info event=ready model=m
+"""
+
+
 @pytest.mark.parametrize(
     ("state", "runs", "facts", "reason"),
     [
-        ("running", 3, "\tpid = 42\n\tlast exit code = 1", ""),
+        ("running", 1, "\tpid = 42\n\tlast exit code = (never exited)", ""),
+        ("running", 3, f"\tpid = 42\n{ENDED_WITH_1}", "the one before ended with status 1"),
         ("not running", 1, "\tlast exit code = 0", ""),
         ("not running", 1, "\tlast exit code = (never exited)", ""),
-        ("spawn scheduled", 3, "\tlast exit code = 1", "it ended with status 1"),
-        ("spawn scheduled", 3, "\tlast terminating signal = Killed: 9", "ended by Killed"),
+        ("spawn scheduled", 3, ENDED_WITH_1, "it ended with status 1; launchd starts it anew, at"),
+        ("spawn scheduled", 3, "\tlast exit code = 78: EX_CONFIG", "ended with status 78: EX_CONF"),
+        ("spawn scheduled", 3, "\tlast terminating signal = Killed: 9", "was ended by Killed: 9;"),
     ],
 )
 def test_status_is_what_launchd_says(
     macos: FakeSystem, state: str, runs: int, facts: str, reason: str
 ) -> None:
-    """With the reason where it does not run as it should, and the last line of its log then."""
+    """With the reason where it does not get on, and what its log says of that."""
     service = installation.find(system=False, umbel=UMBEL)
     said(installation.install, service)
     macos.answer("launchctl print", PRINTED.format(state, runs, facts))
     macos.answer("ps lstart=", "Mon Nov 23 01:00:00 2026\n")
-    macos.answer("tail 1", "umbel: there is no model\n")
+    macos.answer("tail 400", LOG + RUNS_NOW * (state == "running"))
     status = service.status()
     assert status.state == state
     assert (status.pid, status.runs) == (("42", True) if state == "running" else ("", False))
@@ -173,6 +188,61 @@ def test_status_is_what_launchd_says(
     assert reason in status.reason
     assert bool(status.reason) == bool(reason)
     assert status.last_line == ("umbel: there is no model" if reason else "")
+
+
+def test_a_crash_loop_is_told_with_how_often_it_is_started(
+    macos: FakeSystem, tmp_path: Path
+) -> None:
+    """As the plist says, which may be somebody's own, or none at all."""
+    service = installation.find(system=False, umbel=UMBEL)
+    said(installation.install, service)
+    macos.answer("launchctl print", PRINTED.format("spawn scheduled", 9, ENDED_WITH_1))
+    macos.answer("tail 400", LOG * 9)
+    assert service.status().reason.endswith("at most every 10 seconds")
+    plist = tmp_path / "home/Library/LaunchAgents/org.umbel.daemon.plist"
+    job = plistlib.loads(plist.read_bytes())
+    plist.write_bytes(plistlib.dumps({**job, "ThrottleInterval": 60}))
+    told = asyncio.run(report(service.status()))
+    assert told == [
+        "service  spawn scheduled, restarts: 8",
+        "reason   it ended with status 1; launchd starts it anew, at most every 60 seconds",
+        "log      umbel: there is no model",
+    ]
+    for text in ("", "<plist", "[]"):
+        plist.write_text(text)
+        assert service.status().reason.endswith("at most every 10 seconds")
+        assert service.status().socket is None
+
+
+FAULT = 'timestamp=T level=error event="handler failed" path=/x'
+JSON_FAULT = '{"level": "error", "event": "handler failed", "timestamp": "T"}'
+JSON_BEGIN = '{"socket": "/u.sock", "pid": 42, "event": "listening", "level": "info"}'
+BEGIN = RUNS_NOW.splitlines()[0]
+REFUSED = "timestamp=T level=info event=refused status=400"
+
+
+@pytest.mark.parametrize(
+    ("lines", "pid", "found"),
+    [
+        ([], "", ""),
+        ([BEGIN, FAULT, REFUSED], "", FAULT),
+        ([BEGIN, FAULT, BEGIN, REFUSED], "", REFUSED),  # killed, and another run's fault
+        ([FAULT, BEGIN, REFUSED, FAULT[:-1]], "42", FAULT),
+        ([JSON_FAULT, JSON_BEGIN, "x"], "42", JSON_FAULT),
+        ([JSON_FAULT, REFUSED, JSON_BEGIN], "4", JSON_BEGIN),  # another one's begin
+        ([BEGIN, FAULT, BEGIN, REFUSED, "umbel: setting x"], "", "umbel: setting x"),
+        (["Traceback (most recent call last):", "  raise x", "mlx.OutOfError: no"], "", None),
+        (["libc++abi: terminating due to", "abort"], "", "libc++abi: terminating due to"),
+        (
+            [BEGIN, "Fatal Python error: Aborted", "", "Thread 1:"],
+            "",
+            "Fatal Python error: Aborted",
+        ),
+    ],
+)
+def test_a_log_says_why_the_last_run_ended(lines: list[str], pid: str, found: str | None) -> None:
+    """By its last error; what runs now has not ended."""
+    assert last_words(list(lines), pid) == (lines[-1] if found is None else found)
 
 
 def test_the_log_is_followed(macos: FakeSystem, tmp_path: Path) -> None:
