@@ -44,6 +44,10 @@ def main() -> None:
         lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
         FORMULA.write_text(with_resources(FORMULA.read_text(encoding="utf-8"), lock))
     elif arguments.sdist and arguments.url and arguments.files:
+        if not arguments.url.endswith(f"/{arguments.sdist.name}"):
+            parser.error(
+                f"Homebrew reads the version off --url: end it with {arguments.sdist.name}"
+            )
         digest = hashlib.sha256(arguments.sdist.read_bytes()).hexdigest()
         places = {"@URL@": arguments.url, "@SHA256@": digest, "@FILES@": arguments.files}
         text = FORMULA.read_text(encoding="utf-8").partition("class ")

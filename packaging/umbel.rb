@@ -1,5 +1,10 @@
 # A Homebrew formula for Apple silicon. `packaging/formula.py` writes the part between the two
 # marks, and puts the addresses of a release in place of @...@: this file names no host.
+#
+# Before the first release it cannot be known whether it installs: the sdist has no address, and
+# `brew` has run neither it nor its tests. Checked are its syntax, that each wheel is the lock's and
+# fits Homebrew's Python, and that its service is the job that umbel ships. `brew audit` will miss
+# a homepage, which a release has to add.
 class Umbel < Formula
   include Language::Python::Virtualenv
 
@@ -314,7 +319,7 @@ class Umbel < Formula
     throttle_interval 10
     process_type :interactive
     error_log_path var/"log/umbel.log"
-    # launchd ends a job 20 seconds after it was told to stop. State is written in the last ten.
+    # launchd kills a job 20 seconds after it was told to stop, and writing state may take ten.
     environment_variables UMBEL_STOP_GRACE: "8"
   end
 

@@ -1,5 +1,6 @@
 """The Homebrew formula has the lock's wheels, and its service is the job that umbel ships."""
 
+import hashlib
 import importlib.util
 import plistlib
 import re
@@ -16,11 +17,16 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from umbel.daemon import model_loader
+from umbel.daemon.config import SETTINGS
+
 from .test_packaging import locked
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMULA = ROOT / "packaging" / "umbel.rb"
 SCRIPT = ROOT / "packaging" / "formula.py"
+LAUNCHD_KILLS = 20
+"""Seconds after it told a job to stop, where the job's plist says nothing (launchd.plist(5))."""
 _RESOURCE = re.compile(
     r'^  resource "(?P<name>[^"]+)" do\n'
     r'    url "@FILES@/packages/(?:[^/"]+/)*(?P<wheel>[^/"]+\.whl)", using: :nounzip\n'
@@ -114,25 +120,41 @@ def test_the_service_is_the_job_that_umbel_ships() -> None:
     assert service.pop("run") == f"[opt_bin/{shown}]"
     assert Path(job.pop("StandardErrorPath")).name == "umbel.log"
     assert service.pop("error_log_path") == 'var/"log/umbel.log"'
-    assert set(service) == {"environment_variables"}  # for want of ExitTimeOut
+    variables = service.pop("environment_variables")  # for want of ExitTimeOut
+    assert not service
+    grace = re.fullmatch(r'UMBEL_STOP_GRACE: "(\d+)"', variables)
+    assert grace is not None
+    assert "stop_grace" in SETTINGS
+    assert int(grace[1]) + model_loader._SAVE_GRACE < LAUNCHD_KILLS
     assert set(job) == {"Label", "Sockets", "ExitTimeOut", "SoftResourceLimits", "Umask"}
+
+
+def release(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Have the script print a release's formula."""
+    return subprocess.run(
+        [sys.executable, SCRIPT, *words], capture_output=True, text=True, check=False
+    )
 
 
 def test_a_release_fills_in_all_places(tmp_path: Path) -> None:
     """No mark stays, and the sdist's digest is the release's."""
     sdist = tmp_path / "umbel-0.1.0.tar.gz"
     sdist.write_bytes(b"an sdist")
-    places = ["--url", "https://a.example/umbel.tar.gz", "--files", "https://b.example/"]
-    printed = subprocess.run(
-        [sys.executable, SCRIPT, "--sdist", sdist, *places],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    files = ("--files", "https://b.example/")
+    done = release("--sdist", sdist, "--url", "https://a.example/umbel-0.1.0.tar.gz", *files)
+    printed = done.stdout
+    assert done.returncode == 0, done.stderr
     assert printed.startswith("class Umbel < Formula\n")
     assert "@" not in printed.replace("python@", "").replace("@3.", "")
-    assert 'url "https://a.example/umbel.tar.gz"' in printed
+    assert 'url "https://a.example/umbel-0.1.0.tar.gz"' in printed
+    assert f'sha256 "{hashlib.sha256(b"an sdist").hexdigest()}"' in printed
     assert printed.count("https://b.example/packages/") == len(resources())
+    refused = release("--sdist", sdist, "--url", "https://a.example/latest.tar.gz", *files)
+    assert refused.returncode == 2
+    assert "end it with umbel-0.1.0.tar.gz" in refused.stderr
+    if (ruby := shutil.which("ruby")) is not None:
+        (tmp_path / "umbel.rb").write_text(printed)
+        subprocess.run([ruby, "-c", tmp_path / "umbel.rb"], capture_output=True, check=True)
 
 
 def test_ruby_can_read_it() -> None:
