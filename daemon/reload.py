@@ -13,6 +13,7 @@ from .connections import Connections
 from .descriptors import most_connections, raise_limit
 from .errors import StartError
 from .handlers.entry import Entry
+from .key_file import read_keys
 from .quoting import shorten
 from .service_manager import ServiceManager
 
@@ -105,6 +106,7 @@ class Reloader:
         try:
             read = await asyncio.to_thread(self._read)  # the disk may take its time
             settings = in_force(before, read)
+            await asyncio.to_thread(read_keys, settings.keys_path)
         except StartError as error:
             log.error("settings not reloaded", reason=str(error))  # noqa: TRY400  (no fault of the code)
             return

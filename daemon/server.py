@@ -135,6 +135,7 @@ class Daemon:
 
     async def startup(self) -> None:
         """Listen first, so that clients hear "loading" and not "no such file"; then load."""
+        self._entry.keys.read()
         await self._server.setup()
         await self._server.listen(self._listener.socket)
         log.info("listening", socket=str(self._listener.path), pid=os.getpid())

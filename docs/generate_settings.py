@@ -55,13 +55,17 @@ replaces what a weaker one has. An alias has 1 to 255 characters, all printable.
 
 Tables `[models.NAME]` are [further models](several-models.md); `memory_bytes` is what they share.
 
+Tables `[tenants.NAME]` say [what is set for a tenant](tenants.md#what-is-set-for-a-tenant), and a
+reload puts them in force. `keys_file` is the file of `umbel keys`.
+
 `cors_origins` names the origins of web pages that may use the daemon, as browsers write them:
 `https://app.example`, `http://localhost:3000`. As a variable they are separated by commas, and as a
 flag, each has its own `--cors-origin`. `*` is refused: any page that the user opens could then ask
-the model and read the answers. With `api_key` set, such a page must send the key too. What else
+the model and read the answers. Where a key is asked for, such a page must send one too. What else
 browsers are told is in [http-api.md](http-api.md#web-pages).
 
-`host` needs `port`. A `host` that can be reached from outside needs `api_key`.
+`host` needs `port`. A `host` that can be reached from outside needs `api_key`, or a key that
+`umbel keys` made.
 
 `cache_bytes` is a whole number, or one with a unit: `KiB`, `MiB`, `GiB` and `TiB` are powers of
 1024, `KB`, `MB`, `GB` and `TB` powers of 1000. In the file a number with a unit is a string. It

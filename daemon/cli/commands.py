@@ -1,4 +1,4 @@
-"""The commands of `umbel`, but for those about the cache and the service."""
+"""The commands of `umbel`, but for those that have a group of their own."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -9,7 +9,7 @@ from ..config import SETTINGS, Settings
 from ..early_signals import has_terminal
 from ..errors import StartError
 from ..signals import StopSignals
-from . import cache, models, service
+from . import cache, keys, models, service
 from .options import takes_settings
 from .running import fail, report_console, run
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache.app, name="cache")
+app.add_typer(keys.app, name="keys")
 app.add_typer(models.app, name="models")
 app.add_typer(service.app, name="service")
 

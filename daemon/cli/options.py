@@ -22,7 +22,9 @@ _TAKEN = {BoolType: _SWITCH, DictType: _TEXTS, ListType: _TEXTS}
 """What the library makes of the words of an option, where that is not one text."""
 
 
-def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_settings(
+    *names: str, serves: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put options in the place of a command's parameter `settings`, and add `--config`.
 
     The command gets the settings that these options, the variables and the file give. Where
@@ -31,6 +33,7 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
 
     Args:
         names: the settings that have an option; none for all that have a flag.
+        serves: see `load`.
     """
     chosen = [SETTINGS[name] for name in names or SETTINGS if SETTINGS[name].flag]
 
@@ -38,7 +41,7 @@ def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[...,
         @functools.wraps(command)
         def run(*, config: Path | None, **given: Any) -> None:
             flags = {setting.name: given.pop(setting.name) for setting in chosen}
-            read = functools.partial(load, flags, file=config)
+            read = functools.partial(load, flags, file=config, serves=serves)
             if "read_again" in parameters:
                 given["read_again"] = read
             try:

@@ -4,18 +4,29 @@ from .models import ModelSettings
 from .setting import ENV_PREFIX, Setting
 from .settings import SETTINGS, LogFormat, Settings, default_socket
 from .sources import check_key, is_loopback, load
-from .tenants import DEFAULT_TENANT, TenantSettings, is_tenant_name, tenant_settings
+from .tenants import (
+    DEFAULT_TENANT,
+    LONGEST_TENANT,
+    PriorityName,
+    TenantSettings,
+    check_tenant_name,
+    is_tenant_name,
+    tenant_settings,
+)
 
 __all__ = [
     "DEFAULT_TENANT",
     "ENV_PREFIX",
+    "LONGEST_TENANT",
     "SETTINGS",
     "LogFormat",
     "ModelSettings",
+    "PriorityName",
     "Setting",
     "Settings",
     "TenantSettings",
     "check_key",
+    "check_tenant_name",
     "default_socket",
     "is_loopback",
     "is_tenant_name",

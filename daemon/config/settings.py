@@ -15,6 +15,7 @@ from .sizes import Size, parse_size
 from .tenants import TenantSettings
 
 LogFormat = Literal["text", "json"]
+KEYS_FILE = "keys.json"
 WarmUp = Literal["none", "quick", "full"]
 _Seconds = Annotated[float, Meta(gt=0)]
 
@@ -78,6 +79,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             unset="none",
             flag=None,
             secret=True,
+            reload=True,
+        ),
+    ] = None
+    keys_file: Annotated[
+        str | None,
+        About(
+            "File of the keys that umbel keys makes.",
+            unit="path",
+            unset="keys.json beside the configuration file",
             reload=True,
         ),
     ] = None
@@ -264,6 +274,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def socket_path(self) -> Path:
         """Where the Unix socket is."""
         return Path(self.socket).expanduser() if self.socket else default_socket()
+
+    @property
+    def keys_path(self) -> Path:
+        """Where the keys are that `umbel keys` makes."""
+        if self.keys_file:
+            return Path(self.keys_file).expanduser()
+        return platformdirs.user_config_path("umbel") / KEYS_FILE
 
     @property
     def cache_budget(self) -> int | None:

@@ -16,7 +16,7 @@ from ..origins import check_origins
 from ..quoting import quote
 from .models import check_names, read_models
 from .setting import ENV_PREFIX, Setting
-from .settings import SETTINGS, Settings
+from .settings import KEYS_FILE, SETTINGS, Settings
 from .tenants import read_tenants
 
 _FILE = f"{ENV_PREFIX}CONFIG"
@@ -38,6 +38,7 @@ def load(
     *,
     file: Path | None = None,
     environment: Mapping[str, str] = os.environ,
+    serves: bool = True,
 ) -> Settings:
     """Merge the three sources and check the result.
 
@@ -47,6 +48,7 @@ def load(
         file: the file to read; by default `UMBEL_CONFIG`, else `umbel.toml` in the user's
             configuration folder if it exists.
         environment: where `UMBEL_…` variables are looked up.
+        serves: whether a daemon shall listen by them; else it may not be able to yet.
 
     Raises:
         ConfigError: a file cannot be read, a name is unknown, or a value is of no use.
@@ -59,15 +61,25 @@ def load(
         **_read_environment(environment),
         **_read_flags(flags),
     }
-    of_keys = {name: value for name, (value, _) in given.items()}
-    settings = Settings(models=models, tenants=tenants, **of_keys)
+    if _named_file(file, environment):
+        place = f"{path}: keys_file"
+        given.setdefault("keys_file", _Given(str(path.with_name(KEYS_FILE)), place))
+    values = {name: value for name, (value, _) in given.items()}
+    settings = Settings(models=models, tenants=tenants, **values)
     _check(settings, given)
+    if serves:
+        check_key(settings, given["host"].place if "host" in given else "host")
     return settings
+
+
+def _named_file(file: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The file that is named, if one is."""
+    return file or (Path(path) if (path := environment.get(_FILE)) else None)
 
 
 def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
     """Find the file, and read what is in it."""
-    named = file or (Path(p) if (p := environment.get(_FILE)) else None)
+    named = _named_file(file, environment)
     path = named or Path(platformdirs.user_config_dir("umbel"), "umbel.toml")
     try:
         return path, msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
@@ -170,7 +182,6 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
     check_origins(settings.cors_origins)
     if settings.host is not None and settings.port is None:
         raise ConfigError(f"{given['host'].place}: it needs a port too")
-    check_key(settings, given["host"].place if "host" in given else "host")
 
 
 def check_key(settings: Settings, place: str) -> None:
@@ -183,10 +194,12 @@ def check_key(settings: Settings, place: str) -> None:
     Raises:
         ConfigError: saying what to set.
     """
-    if settings.tcp and not is_loopback(settings.tcp[0]) and settings.api_key is None:
+    if settings.tcp is None or is_loopback(settings.tcp[0]) or settings.api_key is not None:
+        return
+    if not os.path.exists(settings.keys_path):  # noqa: PTH110  (no error where it cannot look)
         raise ConfigError(
-            f"{place}: {settings.tcp[0]} can be reached from outside; "
-            f"set {SETTINGS['api_key'].variable}, or listen on 127.0.0.1"
+            f"{place}: {settings.tcp[0]} can be reached from outside; make a key with umbel keys "
+            f"add, or set {SETTINGS['api_key'].variable}, or listen on 127.0.0.1"
         )
 
 

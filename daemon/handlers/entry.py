@@ -24,6 +24,7 @@ from ..conversations import named_conversation, session
 from ..cors import CrossOrigin
 from ..decoding import Body, ModelBody, decode
 from ..generations import Generations
+from ..key_ring import KeyRing
 from ..model_pool import ModelPool
 from ..protocols.answers import AnswerEncoder
 from ..protocols.generation_request import GenerationBody
@@ -58,6 +59,7 @@ class Entry:
         bodies: the budget of what is read.
         cross_origin: which web pages may use the daemon.
         settings: those in force.
+        keys: that callers may send.
 
     Args:
         settings: of the daemon.
@@ -70,19 +72,22 @@ class Entry:
         self.pressure: PressureWatch | None = None
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
+        self.keys = KeyRing(settings.keys_path)
         self._busy_for = busy_for
         self.reload(settings)
 
     def reload(self, settings: Settings) -> None:
         """Answer by these settings from now on."""
         self.settings = settings
+        if settings.keys_path != self.keys.path:
+            self.keys = KeyRing(settings.keys_path)
         self.cross_origin = CrossOrigin(settings.cors_origins)
 
     def caller(self, request: web.Request) -> Caller:
         """Say whose request it is.
 
         Raises:
-            APIError: it is nobody's who may ask, or names a conversation that is no name.
+            APIError: it is nobody's who may ask, or a header has what is of no use.
         """
         return Caller(
             request[REQUEST_ID],

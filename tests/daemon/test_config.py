@@ -32,7 +32,8 @@ def test_order_of_weight(toml: Path) -> None:
         file=toml,
         environment={"UMBEL_MAX_WAITING": "5", "UMBEL_PREFILL_CHUNK": "128"},
     )
-    assert settings == Settings(model="from-file", prefill_chunk=128, max_waiting=9)
+    keys = str(toml.with_name("keys.json"))
+    assert settings == Settings(model="from-file", prefill_chunk=128, max_waiting=9, keys_file=keys)
 
 
 def test_file_named_in_the_environment(toml: Path) -> None:

@@ -20,6 +20,7 @@ FLAGS_OF_SERVE = {
     "--socket": "umbel.sock in the user's runtime folder",
     "--host": "127.0.0.1",
     "--port": "no TCP",
+    "--keys-file": "keys.json beside the configuration file",
     "--cors-origin": "no page",
     "--prefill-chunk": "2048 on a GPU, else 512; with exact or little memory 512",
     "--cache-bytes": "what the device has left",
@@ -88,7 +89,8 @@ def settings_after(*words: str) -> Settings:
 def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a flag is given arrives in its setting, as a value of its type."""
     words = (
-        "--model m --alias a --alias b=m --socket s --host ::1 --port 1 --cors-origin http://[::1] "
+        "--model m --alias a --alias b=m --socket s --host ::1 --port 1 --keys-file k "
+        "--cors-origin http://[::1] "
         "--prefill-chunk 2 --cache-bytes 3KiB --no-cache --disk-dir d --disk-bytes 4 --no-disk "
         "--checkpoint-interval 5 --checkpoints-kept 6 --kv-bits 4 --kv-group-size 32 --max-batch 7 "
         "--max-stall-ms 8.5 --warmup full --exact "
@@ -101,6 +103,7 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         socket="s",
         host="::1",
         port=1,
+        keys_file="k",
         cors_origins=["http://[::1]"],
         prefill_chunk=2,
         cache_bytes="3KiB",
@@ -128,7 +131,8 @@ def test_a_flag_that_is_not_given_is_not_a_setting(tmp_path: Path) -> None:
     file = tmp_path / "umbel.toml"
     file.write_text("no_cache = true\nsocket = 's'\n[models.aliases]\na = 'default'")
     config = ("--config", str(file))
-    of_file = Settings(no_cache=True, socket="s", aliases={"a": "default"})
+    keys = str(tmp_path / "keys.json")
+    of_file = Settings(no_cache=True, socket="s", aliases={"a": "default"}, keys_file=keys)
     assert settings_after(*config) == of_file
     assert settings_after("--socket", "", *config) == msgspec.structs.replace(of_file, socket="")
 

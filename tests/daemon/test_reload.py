@@ -33,6 +33,7 @@ OTHER: dict[str, Any] = {
     "host": "localhost",
     "port": 1,
     "api_key": "secret",
+    "keys_file": "/elsewhere",
     "cors_origins": ["https://app.example"],
     "prefill_chunk": 7,
     "cache_bytes": 8,
@@ -104,6 +105,7 @@ def parts() -> Iterator[Parts]:
 READ_WHEN_USED = ("api_key", "keepalive", "read_timeout", "stop_grace")
 COPIES: dict[str, Callable[[Parts], list[Any]]] = {
     "aliases": lambda p: [p.models.aliases],
+    "keys_file": lambda p: [p.entry.keys.path],
     "cors_origins": lambda p: [p.entry.cross_origin._origins],
     "max_waiting": lambda p: [
         p.models.residents[0].service.queue.limit,
@@ -159,6 +161,17 @@ async def test_a_fault_changes_nothing(parts: Parts) -> None:
             "log_level": "error",
         }
     ]
+    assert parts.entry.settings == Settings()
+
+
+async def test_a_fault_in_the_keys_changes_nothing(parts: Parts, tmp_path: Path) -> None:
+    """A reload tells of a file of keys that cannot be read."""
+    keys = tmp_path / "keys.json"
+    keys.write_text("{")
+    with capture_logs() as logs:
+        await reloader(parts, lambda: Settings(keys_file=str(keys)))._reload()
+    assert [line["event"] for line in logs] == ["settings not reloaded"]
+    assert f"cannot read the keys in {keys}" in logs[0]["reason"]
     assert parts.entry.settings == Settings()
 
 

@@ -1,0 +1,79 @@
+"""`umbel keys`: API keys, each of which makes requests those of a tenant."""
+
+from typing import Annotated
+
+import typer
+
+from ..config import Settings, is_tenant_name
+from ..errors import ConfigError
+from .options import takes_settings
+from .running import fail
+
+app = typer.Typer(help="Make and revoke API keys of tenants.", no_args_is_help=True)
+
+
+@app.command("add")
+@takes_settings("keys_file", serves=False)
+def add(
+    tenant: Annotated[str, typer.Argument(help="Whose requests it makes them.")],
+    *,
+    proxy: Annotated[
+        bool, typer.Option("--proxy", help="Who has it may name other tenants, in X-Umbel-Tenant.")
+    ] = False,
+    settings: Settings,
+) -> None:
+    """Make a key and print it, this once; it works at once."""
+    from ..key_file import add_key, read_keys  # noqa: PLC0415  (keeps --help quick)
+
+    if not is_tenant_name(tenant):
+        message = "a tenant's name has 1 to 64 printable characters and no spaces"
+        raise typer.BadParameter(message, param_hint="TENANT")
+    path = settings.keys_path
+    try:
+        first = not read_keys(path)
+        key, text = add_key(path, tenant, proxy=proxy)
+    except ConfigError as error:
+        fail(error)
+    typer.echo(text)
+    typer.echo(f"key {key.id} of {tenant}, in {path}; it is not shown again", err=True)
+    if first:
+        typer.echo("a daemon with this file asks every client on TCP for a key", err=True)
+
+
+@app.command("list")
+@takes_settings("keys_file", serves=False)
+def list_(*, settings: Settings) -> None:
+    """List the keys: their ids and tenants, but not the keys themselves."""
+    from ..key_file import read_keys  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        keys = read_keys(settings.keys_path)
+    except ConfigError as error:
+        fail(error)
+    if not keys:
+        typer.echo(f"there are no keys in {settings.keys_path}; umbel keys add makes one", err=True)
+        return
+    width = max(len("tenant"), *(len(key.tenant) for key in keys))
+    typer.echo(f"{'id':8}  {'tenant':{width}}  {'created':20}  proxy".rstrip())
+    for key in keys:
+        created = f"{key.created:%Y-%m-%dT%H:%M:%SZ}"
+        typer.echo(
+            f"{key.id:8}  {key.tenant:{width}}  {created:20}  {'yes' if key.proxy else ''}".rstrip()
+        )
+
+
+@app.command("revoke")
+@takes_settings("keys_file", serves=False)
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="As umbel keys list has it.")],
+    *,
+    settings: Settings,
+) -> None:
+    """Take a key back; requests with it are refused from now on."""
+    from ..key_file import revoke_key  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        key = revoke_key(settings.keys_path, key_id)
+    except ConfigError as error:
+        fail(error)
+    typer.echo(f"key {key.id} of {key.tenant} is revoked")

@@ -1,0 +1,230 @@
+"""API keys in their file: made once, kept as digests, revoked, and seen by a daemon at once."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner, Result
+
+from umbel.daemon.cli import app
+from umbel.daemon.config import load
+from umbel.daemon.errors import ConfigError
+from umbel.daemon.key_file import add_key, digest, read_keys, revoke_key
+from umbel.daemon.key_ring import KeyRing
+
+from .running import START, spawn
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where keys are, in a folder that is not there yet."""
+    return tmp_path / "config" / "keys.json"
+
+
+class TestTheFile:
+    """What is written, and by whom it may be read."""
+
+    def test_a_key_has_all_its_entropy_and_stays_nowhere(self, path: Path) -> None:
+        """It is 32 random bytes; the file has its digest only, and nobody else may read it."""
+        key, text = add_key(path, "research", proxy=True)
+        assert re.fullmatch(r"umbel-[\w-]{43}", text)
+        assert text != add_key(path, "research")[1]
+        assert text.removeprefix("umbel-") not in path.read_text()
+        assert (key.sha256, key.tenant, key.proxy) == (digest(text), "research", True)
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        assert read_keys(path)[0] == key
+        assert [each.name for each in path.parent.iterdir()] == ["keys.json"]
+
+    def test_a_revoked_key_leaves_the_others(self, path: Path) -> None:
+        """One that is not there is named, and nothing is written."""
+        first, second = (add_key(path, name)[0] for name in "ab")
+        assert revoke_key(path, first.id) == first
+        before = path.stat()
+        with pytest.raises(ConfigError, match=f"there is no key '{first.id}' in .*keys.json"):
+            revoke_key(path, first.id)
+        assert read_keys(path) == [second]
+        assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+    def test_changes_at_once_are_all_kept(self, path: Path) -> None:
+        """Each change sees those before it."""
+        barrier = threading.Barrier(8)
+
+        def add(number: int) -> str:
+            barrier.wait(60)
+            return add_key(path, f"t{number}")[0].id
+
+        with ThreadPoolExecutor(8) as pool:
+            made = set(pool.map(add, range(8)))
+        assert {key.id for key in read_keys(path)} == made
+        assert len(made) == 8
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"{", "Input data was truncated"),
+            (b"\xff", "cannot read the keys in"),
+            (b'{"kees": []}', "Object contains unknown field `kees`"),
+            (b'{"keys": [{"id": "a"}]}', "missing required field `tenant`"),
+            (
+                b'{"keys": [{"id": "a", "tenant": "a b", "created": "2026-01-01T00:00:00Z", '
+                b'"sha256": "' + b"0" * 64 + b'"}]}',
+                "key 'a': 'a b' is no name of a tenant",
+            ),
+        ],
+    )
+    def test_a_file_that_is_none_is_left_as_it_is(
+        self, path: Path, content: bytes, words: str
+    ) -> None:
+        """The message has the place, and no key is added to it."""
+        path.parent.mkdir()
+        path.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            add_key(path, "a")
+        assert str(path) in str(caught.value)
+        assert words in str(caught.value)
+        assert path.read_bytes() == content
+
+    def test_a_folder_that_cannot_be_made_is_named(self, tmp_path: Path) -> None:
+        """It is one sentence, with the reason."""
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match=r"cannot write the keys to .*: "):
+            add_key(tmp_path / "file" / "keys.json", "a")
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+    def test_what_root_writes_is_the_daemons(self, path: Path) -> None:
+        """The file belongs to whoever has the folder, and then to whoever has the file."""
+        path.parent.mkdir()
+        os.chown(path.parent, 12345, 12346)
+        add_key(path, "a")
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346)
+        os.chown(path, 23456, 23456)
+        add_key(path, "b")
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (23456, 0o600)
+
+    def test_a_link_stays_a_link(self, path: Path, tmp_path: Path) -> None:
+        """What it leads to is replaced, not the link."""
+        real = tmp_path / "real.json"
+        path.parent.mkdir()
+        path.symlink_to(real)
+        key, _ = add_key(path, "a")
+        assert path.is_symlink()
+        assert read_keys(real) == [key]
+
+
+class TestTheRing:
+    """What a running daemon knows of the file."""
+
+    def test_it_follows_the_file(self, path: Path) -> None:
+        """A new key is found at once, a revoked one no more, and none without the file."""
+        ring = KeyRing(path)
+        assert not ring.has_file()
+        key, text = add_key(path, "a")
+        assert ring.find(text) == key
+        assert ring.has_file()
+        assert ring.find(text + "x") is None
+        assert ring.find("") is None
+        revoke_key(path, key.id)
+        assert ring.find(text) is None
+        assert ring.has_file()
+        path.unlink()
+        assert not ring.has_file()
+
+    def test_it_reads_a_file_once(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nobody who sends wrong keys makes the daemon read."""
+        add_key(path, "a")
+        ring = KeyRing(path)
+        ring.read()
+        monkeypatch.setattr("umbel.daemon.key_ring.read_keys", lambda _: pytest.fail("it reads"))
+        assert ring.find("umbel-wrong") is None
+        assert ring.has_file()
+
+    def test_a_fault_leaves_the_keys_of_before(self, path: Path) -> None:
+        """The log says so once; the file's next state counts."""
+        key, text = add_key(path, "a")
+        ring = KeyRing(path)
+        ring.read()
+        good = path.read_bytes()
+        path.write_bytes(b"{")
+        with capture_logs() as logs:
+            assert ring.find(text) == key
+            assert ring.find(text) == key
+        assert [line["event"] for line in logs] == ["keys not read"]
+        path.write_bytes(good.replace(b'"a"', b'"b"'))
+        found = ring.find(text)
+        assert found is not None
+        assert found.tenant == "b"
+
+
+def keys(*words: str, folder: Path) -> Result:
+    """Run `umbel keys` with its file in a folder."""
+    env = {"XDG_CONFIG_HOME": str(folder), "UMBEL_CONFIG": None, "UMBEL_KEYS_FILE": None}
+    return CliRunner().invoke(app, ["keys", *words], env=env)
+
+
+class TestTheCommands:
+    """`umbel keys add`, `list` and `revoke`."""
+
+    def test_a_keys_life(self, tmp_path: Path) -> None:
+        """Standard output has the key alone, for scripts; the list has ids, and never a key."""
+        assert "umbel keys add makes one" in keys("list", folder=tmp_path).stderr
+        made = keys("add", "research", folder=tmp_path)
+        assert made.exit_code == 0, made.output
+        (text,) = made.stdout.splitlines()
+        assert text.startswith("umbel-")
+        assert "asks every client on TCP" in made.stderr
+        more = keys("add", "gateway", "--proxy", folder=tmp_path)
+        assert "asks every client on TCP" not in more.stderr
+        listed = keys("list", folder=tmp_path).stdout
+        rows = [line.split() for line in listed.splitlines()]
+        assert [row[1] for row in rows] == ["tenant", "research", "gateway"]
+        assert [row[-1] for row in rows[1:]] == [rows[1][2], "yes"]
+        assert text not in listed
+        done = keys("revoke", rows[1][0], folder=tmp_path)
+        assert done.stdout == f"key {rows[1][0]} of research is revoked\n"
+        assert "research" not in keys("list", folder=tmp_path).stdout
+
+    def test_faults(self, tmp_path: Path) -> None:
+        """A name that is none is wrong use; an unknown key and a bad file are failures."""
+        assert keys("add", "two words", folder=tmp_path).exit_code == 2
+        unknown = keys("revoke", "0123", folder=tmp_path)
+        assert (unknown.exit_code, "there is no key '0123'" in unknown.stderr) == (1, True)
+        (tmp_path / "umbel" / "keys.json").write_text("{")
+        for words in (("list",), ("add", "a"), ("revoke", "0123")):
+            bad = keys(*words, folder=tmp_path)
+            assert bad.exit_code == 1
+            assert "cannot read the keys in" in bad.stderr
+
+    def test_a_first_key_opens_a_port(self, tmp_path: Path) -> None:
+        """A daemon that others can reach needs a key, and the command that makes it does not."""
+        file = tmp_path / "umbel.toml"
+        file.write_text('host = "0.0.0.0"\nport = 1\n')
+        with pytest.raises(ConfigError, match="make a key with umbel keys add, or set UMBEL_API"):
+            load({}, file=file, environment={})
+        assert keys("add", "a", "--config", str(file), folder=tmp_path).exit_code == 0
+        assert load({}, file=file, environment={}).keys_path == tmp_path / "keys.json"
+        assert (tmp_path / "keys.json").exists()
+
+    def test_help_is_quick(self) -> None:
+        """The commands import neither mlx nor a web server."""
+        code = (
+            "import sys, umbel.daemon.cli.keys, umbel.daemon.key_file;"
+            "sys.exit(bool({'mlx', 'aiohttp'} & sys.modules.keys()))"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_daemon_does_not_start_on_a_damaged_file(short_path: Path) -> None:
+    """Nor would it know whom to refuse."""
+    bad = short_path / "k.json"
+    bad.write_text("{")
+    daemon = spawn(short_path, "smollm2", "--keys-file", str(bad))
+    assert daemon.process.wait(START) == 1
+    assert f"cannot read the keys in {bad}" in daemon.log()
+    assert "Traceback" not in daemon.log()
