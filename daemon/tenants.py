@@ -1,63 +1,110 @@
-"""Who is at the other end of a connection."""
+"""Who sends a request: by a key, by the user at the other end of the Unix socket, or unnamed."""
 
 import hmac
 import socket
-import struct
-import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from aiohttp import hdrs, web
 from yarl import URL
 
-from .config import is_loopback
+from .config import (
+    DEFAULT_TENANT,
+    LONGEST_TENANT,
+    Settings,
+    TenantSettings,
+    is_loopback,
+    is_tenant_name,
+)
 from .failures import APIError
+from .key_file import KEY_PREFIX
+from .key_ring import KeyRing
+from .peer import peer_uid
 from .quoting import quote
 
-DEFAULT = "default"
+TENANT_HEADER = "X-Umbel-Tenant"
+KEY_TENANT = "key"
+"""Who sends the `api_key` of the settings."""
 
 
-def identify(
-    request: web.Request, api_key: str | None, origins: Collection[str] = frozenset()
-) -> str:
+def identify(request: web.Request, settings: Settings, keys: KeyRing) -> str:
     """Name the tenant of a request, or refuse it.
 
-    On the Unix socket the file's mode has decided who may connect, and the kernel says who
-    did. On TCP the key decides, if there is one. A browser is refused there unless its page
-    came from this machine, or from an origin that may: any web page can send requests to a
-    loopback port.
+    A key names its tenant wherever it is sent. Without one, the file's mode has decided who may
+    connect to the Unix socket, and the kernel says who did. On TCP a key must be sent once there
+    are any. Where there are none, a browser is refused unless its page came from this machine, or
+    from an origin that may: any web page can send requests to a loopback port. A key for a proxy
+    may name another tenant.
 
     Args:
         request: whose sender is asked for.
-        api_key: what callers on TCP must send, if anything.
-        origins: of web pages that may use the daemon.
+        settings: those in force.
+        keys: that may be sent.
 
     Raises:
-        APIError: 401 without the right key; 403 from a foreign web page or for a host name
-            that is not this machine's (DNS rebinding).
+        APIError: 401 without a right key; 403 from a foreign web page, for a host name that is not
+            this machine's (DNS rebinding), or for a tenant that is named without a proxy's key;
+            400 for a tenant's name that is none, or for two.
     """
+    tenant, proxy = _by_key(request, settings, keys)
+    if tenant is None:
+        tenant = _by_connection(request, settings, keys)
+    named = request.headers.getall(TENANT_HEADER, [])
+    if not named:
+        return tenant
+    if not proxy:
+        message = f"only who sends a key made with --proxy may send {TENANT_HEADER}; leave it out"
+        raise APIError(403, message, code="not_a_proxy", param=TENANT_HEADER)
+    if len(named) > 1:  # the proxy's own beside what its client sent
+        raise APIError(400, f"{TENANT_HEADER} is there twice; send one", param=TENANT_HEADER)
+    if not is_tenant_name(named[0]):
+        message = (
+            f"{TENANT_HEADER} is {quote(named[0])}; "
+            f"send 1 to {LONGEST_TENANT} printable characters without spaces"
+        )
+        raise APIError(400, message, param=TENANT_HEADER)
+    return named[0]
+
+
+def _by_key(request: web.Request, settings: Settings, keys: KeyRing) -> tuple[str | None, bool]:
+    """Name the tenant of the key that was sent, and say whether it is a proxy's.
+
+    What is no key of ours says nothing: many clients must send some key, and have none.
+    """
+    sent = _sent_key(request)
+    if (key := keys.find(sent)) is not None:
+        return key.tenant, key.proxy
+    own = settings.api_key
+    if own is not None and hmac.compare_digest(_bytes(sent), _bytes(own)):
+        return KEY_TENANT, False
+    if sent.startswith(KEY_PREFIX):
+        raise APIError(401, "this API key is not known; was it revoked?", code="invalid_api_key")
+    return None, False
+
+
+def _by_connection(request: web.Request, settings: Settings, keys: KeyRing) -> str:
+    """Name the tenant of a connection on which no key was sent."""
     peer = _peer_socket(request)
     if peer is not None and peer.family == socket.AF_UNIX:
-        return _unix_tenant(peer)
-    if api_key is not None:
-        if not hmac.compare_digest(_bytes(_sent_key(request)), _bytes(api_key)):
-            message = "this daemon needs its API key: send it as 'Authorization: Bearer KEY'"
-            raise APIError(401, message, code="invalid_api_key")
-        return "key"
-    _refuse_browsers(request, origins)
-    return DEFAULT
+        return tenant_of_uid(peer_uid(peer), settings.tenants)
+    exposed = settings.tcp is not None and not is_loopback(settings.tcp[0])
+    if settings.api_key is not None or exposed or keys.has_file():
+        message = "this daemon needs its API key: send it as 'Authorization: Bearer KEY'"
+        raise APIError(401, message, code="invalid_api_key")
+    _refuse_browsers(request, settings.cors_origins)
+    return DEFAULT_TENANT
+
+
+def tenant_of_uid(uid: int | None, tenants: Mapping[str, TenantSettings]) -> str:
+    """Name the tenant that a user of this machine is; None is who is not known."""
+    if uid is None:
+        return DEFAULT_TENANT
+    named = (name for name, tenant in tenants.items() if uid in tenant.uids)
+    return next(named, f"uid:{uid}")
 
 
 def _peer_socket(request: web.Request) -> socket.socket | None:
     transport = request.transport
     return None if transport is None else transport.get_extra_info("socket")
-
-
-def _unix_tenant(peer: socket.socket) -> str:
-    if sys.platform != "linux":
-        return DEFAULT
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    return f"uid:{uid}"
 
 
 def _sent_key(request: web.Request) -> str:

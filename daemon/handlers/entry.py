@@ -89,9 +89,10 @@ class Entry:
         Raises:
             APIError: it is nobody's who may ask, or a header has what is of no use.
         """
+        tenant = identify(request, self.settings, self.keys)
         return Caller(
             request[REQUEST_ID],
-            identify(request, self.settings.api_key, self.settings.cors_origins),
+            tenant,
             named_conversation(request.headers),
             session(request.headers),
             request[ARRIVED_AT],

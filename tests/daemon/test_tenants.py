@@ -1,0 +1,197 @@
+"""Who a request's tenant is, and what the door opens to it: models and priorities."""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from umbel.daemon.key_file import add_key, revoke_key
+from umbel.daemon.tenants import TENANT_HEADER
+
+from ..tiny import tiny_model_dir
+from .raw import connected, read_reply
+from .running import Reply, RunningDaemon, eventually, running
+
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+ASK: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 1,
+    "temperature": 0,
+}
+
+
+class Office(NamedTuple):
+    """A daemon on both transports, and the keys of its tenants."""
+
+    daemon: RunningDaemon
+    keys_file: Path
+    keys: dict[str, str]
+
+    def ask(
+        self,
+        headers: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] = ASK,
+        *,
+        tcp: bool = False,
+        route: str = CHAT,
+    ) -> Reply:
+        """Post a body over the Unix socket, or over TCP."""
+        if not tcp:
+            return self.daemon.request("POST", route, dict(body), headers)
+        connection = HTTPConnection("127.0.0.1", self.daemon.tcp_port(), timeout=60)
+        try:
+            connection.request("POST", route, msgspec.json.encode(body), dict(headers or {}))
+            response = connection.getresponse()
+            return Reply(response.status, dict(response.headers), response.read())
+        finally:
+            connection.close()
+
+    def bearer(self, tenant: str, **more: str) -> dict[str, str]:
+        """Headers with a tenant's key."""
+        extra = {name.replace("_", "-"): value for name, value in more.items()}
+        return {"Authorization": f"Bearer {self.keys[tenant]}", **extra}
+
+    def logged(self, reply: Reply) -> str:
+        """What the log says of a request that was answered."""
+        assert reply.status == 200, reply.body
+        name = reply.headers["x-request-id"]
+        line = rf"event=request request={name} .*"
+        found: re.Match[str] = eventually(lambda: re.search(line, self.daemon.log()))
+        return found[0]
+
+    def tenant(self, reply: Reply) -> str:
+        """Whose request the log says it was."""
+        found = re.search(r" tenant=(\S+)", self.logged(reply))
+        assert found
+        return found[1]
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
+    """Two models and tenants of all kinds; who runs this is the tenant `me`."""
+    models = tmp_path_factory.mktemp("models")
+    one, two = (tiny_model_dir(models / name, seed=n) for n, name in enumerate(("one", "two")))
+    with tempfile.TemporaryDirectory(prefix="u") as folder:
+        config, keys_file = Path(folder, "umbel.toml"), Path(folder, "keys.json")
+        config.write_text(
+            f"""
+            port = 0
+            api_key = "secret"
+            [models.two]
+            model = "{two}"
+            [models.aliases]
+            gpt = "default"
+            deux = "two"
+            [tenants.me]
+            uids = [{os.geteuid()}]
+            [tenants.slow]
+            priority = "batch"
+            [tenants.small]
+            models = ["deux"]
+            [tenants.none]
+            models = []
+            """
+        )
+        keys = {name: add_key(keys_file, name)[1] for name in ("research", "slow", "small", "none")}
+        keys["gateway"] = add_key(keys_file, "gateway", proxy=True)[1]
+        with running(Path(folder), one, "--config", str(config)) as daemon:
+            yield Office(daemon, keys_file, keys)
+
+
+def refusal(reply: Reply) -> tuple[int, str | None]:
+    """Status and code of an error."""
+    return reply.status, reply.json()["error"]["code"]
+
+
+class TestIdentity:
+    """A key names its tenant; without one the user does on the socket, and nobody does on TCP."""
+
+    @pytest.mark.parametrize("tcp", [False, True])
+    def test_a_key_names_its_tenant(self, office: Office, *, tcp: bool) -> None:
+        """On both transports, in either header; the key of the settings is `key`."""
+        assert office.tenant(office.ask(office.bearer("research"), tcp=tcp)) == "research"
+        old = {"x-api-key": office.keys["research"]}
+        assert office.tenant(office.ask(old, tcp=tcp)) == "research"
+        assert office.tenant(office.ask({"x-api-key": "secret"}, tcp=tcp)) == "key"
+
+    def test_without_a_key(self, office: Office) -> None:
+        """The socket knows the user, and takes what many clients must send for no key."""
+        assert office.tenant(office.ask()) == "me"
+        assert office.tenant(office.ask({"Authorization": "Bearer unused"})) == "me"
+        assert refusal(office.ask(tcp=True)) == (401, "invalid_api_key")
+        unused = {"Authorization": "Bearer unused"}
+        assert refusal(office.ask(unused, tcp=True)) == (401, "invalid_api_key")
+
+    @pytest.mark.parametrize("tcp", [False, True])
+    def test_a_wrong_key(self, office: Office, *, tcp: bool) -> None:
+        """What looks like a key of ours and is none is refused everywhere, in each dialect."""
+        wrong = {"Authorization": f"Bearer {office.keys['research'][:-1]}"}
+        reply = office.ask(wrong, tcp=tcp)
+        assert refusal(reply) == (401, "invalid_api_key")
+        assert "was it revoked?" in reply.json()["error"]["message"]
+        body = {**ASK, "max_tokens": 1}
+        error = office.ask(wrong, body, tcp=tcp, route=MESSAGES).json()["error"]
+        assert error["type"] == "authentication_error"
+
+    def test_keys_come_and_go_while_it_runs(self, office: Office) -> None:
+        """A new key works with the next request, and a revoked one no more."""
+        key, text = add_key(office.keys_file, "guest")
+        headers = {"Authorization": f"Bearer {text}"}
+        assert office.tenant(office.ask(headers, tcp=True)) == "guest"
+        revoke_key(office.keys_file, key.id)
+        assert refusal(office.ask(headers, tcp=True)) == (401, "invalid_api_key")
+        assert office.tenant(office.ask(office.bearer("research"), tcp=True)) == "research"
+        assert text not in office.daemon.log()
+
+    def test_a_proxy_names_tenants(self, office: Office) -> None:
+        """Whom it names, or itself; the name must be one."""
+        named = office.bearer("gateway", X_Umbel_Tenant="customer-7")
+        assert office.tenant(office.ask(named, tcp=True)) == "customer-7"
+        assert office.tenant(office.ask(named)) == "customer-7"
+        assert office.tenant(office.ask(office.bearer("gateway"))) == "gateway"
+        for name in ("two words", "x" * 65, ""):
+            reply = office.ask(office.bearer("gateway") | {TENANT_HEADER: name})
+            assert reply.status == 400
+            assert reply.json()["error"]["param"] == TENANT_HEADER
+
+    def test_a_client_adds_no_name_to_the_proxys(self, office: Office) -> None:
+        """Where a proxy passes on the header that its client sent, neither name counts."""
+        head = (
+            f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{TENANT_HEADER}: victim\r\n"
+            f"x-api-key: {office.keys['gateway']}\r\n{TENANT_HEADER}: customer\r\n\r\n"
+        )
+        with connected(office.daemon.socket) as connection:
+            connection.sendall(head.encode())
+            assert read_reply(connection).status == 400
+
+    def test_nobody_else_names_tenants(self, office: Office) -> None:
+        """Neither by a key, nor by the daemon's own, nor as a user, be it one's own name."""
+        for headers in ({}, {"x-api-key": "secret"}, office.bearer("research")):
+            for name in ("gateway", "research", "me"):
+                reply = office.ask({**headers, TENANT_HEADER: name})
+                assert refusal(reply) == (403, "not_a_proxy")
+                assert "--proxy" in reply.json()["error"]["message"]
+        named = {TENANT_HEADER: "research"}
+        assert refusal(office.ask(named, tcp=True)) == (401, "invalid_api_key")
+
+
+def test_an_open_port_closes_with_the_first_key(short_path: Path, long_tiny_dir: Path) -> None:
+    """And stays closed when the last one is revoked: somebody wants keys to be asked for."""
+    keys_file = short_path / "k.json"
+    with running(short_path, long_tiny_dir, "--port", "0", "--keys-file", str(keys_file)) as daemon:
+        office = Office(daemon, keys_file, {})
+        assert office.tenant(office.ask(tcp=True)) == "default"
+        wrong = {"Authorization": "Bearer umbel-wrong"}
+        assert refusal(office.ask(wrong, tcp=True)) == (401, "invalid_api_key")
+        key, text = add_key(keys_file, "a")
+        assert refusal(office.ask(tcp=True)) == (401, "invalid_api_key")
+        assert office.tenant(office.ask({"x-api-key": text}, tcp=True)) == "a"
+        revoke_key(keys_file, key.id)
+        assert refusal(office.ask(tcp=True)) == (401, "invalid_api_key")
+        assert office.tenant(office.ask()) == f"uid:{os.geteuid()}"
