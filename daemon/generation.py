@@ -149,6 +149,15 @@ class Generation:
         """Note that the answer ended with an error."""
         self.finish_reason, self._error = FinishReason.ERROR, error
 
+    def _longest_wait(self) -> dict[str, object]:
+        """What it waited for longest, and for how many seconds."""
+        channel = self._channel
+        ended = None if channel is None else channel.finished_at
+        if channel is None or channel.times is None or ended is None:
+            return {"waited_for": None, "waited_s": None}
+        activity, seconds = channel.times.longest_wait(ended) or (None, 0.0)
+        return {"waited_for": activity, "waited_s": round(seconds, 3)}
+
     def _write_log_line(self) -> None:
         usage = self.usage
         log.info(
@@ -164,5 +173,6 @@ class Generation:
             out=usage.completion_tokens,
             finish=self.finish_reason,
             **self._times.log_stages(),
+            **self._longest_wait(),
             **({} if self._error is None else {"error": str(self._error)}),
         )

@@ -8,7 +8,7 @@ import msgspec
 from .. import __version__
 from ..cachestore.disk.write_queue import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
-from ..scheduler.statistics import EngineStatistics
+from ..scheduler.statistics import EngineStatistics, RequestStatistics
 from .assembly import Phase
 from .model_pool import ModelPool
 from .model_slot import ModelSlot, Residence
@@ -22,6 +22,9 @@ STALLED_AFTER = 120.0
 
 LOADING_TAKES = 900.0
 """Seconds more while a model is loaded: to measure it, and to warm it up, is one call."""
+
+
+_MOST_REQUESTS = 1000
 
 
 class SlotStatus(msgspec.Struct):
@@ -40,6 +43,7 @@ class SlotStatus(msgspec.Struct):
         queued: of those that use it, requests in its queue.
         idle_seconds: since a request last used it.
         failure: why it could not be loaded last.
+        requests: that run, and then those that wait in its queue: the first 1,000 of them.
         engine: what it does, and what its cache holds; the ledger is that of all models.
         disk: its part of the disk tier; None without one.
     """
@@ -57,6 +61,7 @@ class SlotStatus(msgspec.Struct):
     queued: int
     idle_seconds: float
     failure: str | None
+    requests: list[RequestStatistics]
     engine: EngineStatistics | None
     disk: DiskStatistics | None
 
@@ -194,6 +199,7 @@ def _of_slot(slot: ModelSlot) -> SlotStatus:
         queued=0 if service is None else len(service.queue),
         idle_seconds=round(slot.idle_for, 3),
         failure=None if slot.failure is None else str(slot.failure[0]),
+        requests=[] if service is None else service.queue.requests(_MOST_REQUESTS),
         engine=None if service is None else service.engine.statistics(),
         disk=None if service is None else _disk_of(service),
     )

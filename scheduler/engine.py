@@ -196,6 +196,7 @@ class Engine(Generic[C, P, O, T]):
         """Have a sequence without state until there is room for it again."""
         if self._leave(sequence):
             self._scheduler.preempt(sequence)
+            self._totals.update(preemptions=1)
             sequence.note(Activity.MEMORY, self._clock())
             self._memory.preempted(self._running)
 
@@ -203,6 +204,7 @@ class Engine(Generic[C, P, O, T]):
         """Have a sequence give its slot to another tenant's, and wait again."""
         if self._leave(sequence):
             self._scheduler.put_back(sequence)
+            self._totals.update(yields=1)
 
     def _leave(self, sequence: Sequence) -> bool:
         """Leave a sequence's state to the cache; False if it has ended instead."""
@@ -212,7 +214,6 @@ class Engine(Generic[C, P, O, T]):
         self._lifecycle.keep(sequence, trusted=True)
         sequence.preempt(replay=self._exact)
         self._record()
-        self._totals.update(preemptions=1)
         return True
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:

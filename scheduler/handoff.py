@@ -4,11 +4,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from .errors import SlowConsumerError, UnavailableError
 from .queue import RETRY_AFTER, ConversationQueue
 from .request import Event, Finished, FinishReason, Request
 from .sequence import Sequence
+
+if TYPE_CHECKING:
+    from .times import Times
 
 
 class EventChannel:
@@ -16,6 +20,7 @@ class EventChannel:
 
     Attributes:
         finished_at: when its `Finished` came, however late it is read; None before.
+        times: what the request did and waited for; None before it was queued.
 
     Args:
         limit: the most events that may wait for the reader.
@@ -24,6 +29,7 @@ class EventChannel:
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.finished_at: float | None = None
+        self.times: Times | None = None
         self._limit = limit
         self._clock = clock
         self._events: deque[Event] = deque()
@@ -93,6 +99,7 @@ class Handoff:
         """
         sequence, channel = Sequence(request), EventChannel(self._channel_limit, self.clock)
         self._queue.put(sequence)
+        channel.times = sequence.times
         self._live[request.id] = sequence, channel
         self._idle.clear()
         self._wake()

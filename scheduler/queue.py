@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
+from itertools import chain, islice
 
 from .errors import QueueFullError, QuotaSpentError, UnavailableError
 from .fairness.drain import DrainRate
@@ -13,6 +14,7 @@ from .fairness.order import FairOrder
 from .fairness.slots import Share
 from .fairness.terms import Agreed, Quotas, Terms
 from .sequence import Sequence, SequenceStatus
+from .statistics import RequestStatistics, describe_request
 from .times import Activity, Times
 
 _LOOKED_AT = {Activity.MEMORY, Activity.DISK, Activity.PREFIX}
@@ -162,10 +164,16 @@ class ConversationQueue:
             for sequence, activity in found:
                 sequence.note(activity, now)
 
-    def sequences(self) -> list[Sequence]:
-        """All that run and then all that wait, the oldest first."""
+    def requests(self, most: int) -> list[RequestStatistics]:
+        """Describe all that run and then those that wait, the oldest first.
+
+        Args:
+            most: how many at most.
+        """
         with self._lock:
-            return [*self._claimed.values(), *self._waiting.values()]
+            found = list(islice(chain(self._claimed.values(), self._waiting.values()), most))
+        now = self._clock()
+        return [describe_request(each, each.times, now) for each in found if each.times]
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take one waiting sequence out; None when it does not wait (any more)."""

@@ -4,6 +4,7 @@ import msgspec
 
 from ..cachestore.statistics import CacheStatistics
 from .sequence import Sequence, SequenceStatus
+from .times import Activity, Times
 
 
 class SequenceStatistics(msgspec.Struct, frozen=True):
@@ -17,6 +18,34 @@ class SequenceStatistics(msgspec.Struct, frozen=True):
     cached_tokens: int
     computed_tokens: int
     output_tokens: int
+
+
+class RequestStatistics(msgspec.Struct, frozen=True):
+    """One request that waits or runs.
+
+    Attributes:
+        priority: "interactive" or "batch".
+        status: where it stands in the engine.
+        activity: what it does or waits for.
+        seconds: of each activity so far.
+        computed_tokens: whose state the model holds.
+        needed_bytes: what it takes to start, where memory was short for it; None else.
+        usable_bytes: what may be held, of which that is; None else.
+    """
+
+    request: str
+    tenant: str
+    conversation: str
+    priority: str
+    status: SequenceStatus
+    activity: Activity
+    seconds: dict[Activity, float]
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    needed_bytes: int | None
+    usable_bytes: int | None
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
@@ -51,6 +80,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
             idle engine, in seconds.
         batch_shapes: shapes of batches that were computed with so far.
         preemptions: of running sequences, for lack of memory.
+        yields: of running sequences that gave their slots to other tenants'.
         page_ins: states that were read back from disk.
         memory: what model state takes.
         cache: as of the end of the last sequence.
@@ -66,9 +96,37 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     generation_tokens: int = 0
     batch_shapes: int = 0
     preemptions: int = 0
+    yields: int = 0
     page_ins: int = 0
     memory: MemoryUse = MemoryUse()
     cache: CacheStatistics = CacheStatistics()
+
+
+def describe_request(sequence: Sequence, times: Times, now: float) -> RequestStatistics:
+    """Take the picture of a request: what it does, and for how long it did what.
+
+    Args:
+        sequence: of the request.
+        times: its own.
+        now: the engine's clock, in seconds.
+    """
+    request = sequence.request
+    needed, usable = sequence.needs or (None, None)
+    return RequestStatistics(
+        request=request.id,
+        tenant=request.tenant,
+        conversation=request.conversation,
+        priority=request.priority.name.lower(),
+        status=sequence.status,
+        activity=times.activity,
+        seconds={activity: round(seconds, 3) for activity, seconds in times.seconds(now).items()},
+        prompt_tokens=sequence.num_prompt_tokens,
+        cached_tokens=sequence.cached,
+        computed_tokens=sequence.num_computed_tokens,
+        output_tokens=len(sequence.output),
+        needed_bytes=needed,
+        usable_bytes=usable,
+    )
 
 
 def describe(sequence: Sequence) -> SequenceStatistics:

@@ -124,6 +124,15 @@ def top(
 
 @app.command()
 @takes_settings("socket")
+def ps(*, settings: Settings) -> None:
+    """Print the requests that run or wait, and what each waits for."""
+    from ..terminal import top as live  # noqa: PLC0415  (keeps --help quick)
+
+    run(live.print_requests(settings.socket_path))
+
+
+@app.command()
+@takes_settings("socket")
 def doctor(*, settings: Settings) -> None:
     """Check what a daemon needs; each line is ok, a warning or a problem."""
     from ..doctor import examine, report  # noqa: PLC0415  (imports mlx)

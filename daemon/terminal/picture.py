@@ -1,58 +1,22 @@
 """An answer of `/status` as a screen: a head, bars of the budgets, a row for each request."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.console import Group, JustifyMethod, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from .phases import in_words
 from .rates import Rates, Status, engines
+from .requests import COLUMNS, number, requests, table
 from .sizes import age, amount, share
 
 Row = dict[str, Any]
 
 _STATES = {"ready": "green", "loading": "yellow", "stopping": "yellow", "stalled": "red"}
+_MOST = 100  # requests that are drawn
 _HELD = ("kv", "checkpoint", "tail", "paging", "transient")  # kinds of the ledger
-
-
-class Column(NamedTuple):
-    """A column of the table of requests.
-
-    Attributes:
-        title: its head.
-        cell: what it says of a request.
-        right: whether it is aligned to the right.
-    """
-
-    title: str
-    cell: Callable[[Row, Rates], str]
-    right: bool = True
-
-
-def _prefilled(row: Row, _: Rates) -> str:
-    return share(min(row["computed_tokens"], row["prompt_tokens"]), row["prompt_tokens"])
-
-
-def _speed(row: Row, rates: Rates) -> str:
-    return _number(rates.of_request(row["request"]))
-
-
-MODEL = Column("model", lambda row, _: str(row["model"]), right=False)
-"""Says whose request it is, where there are several models."""
-COLUMNS = (
-    Column("conversation", lambda row, _: str(row["conversation"]), right=False),
-    Column("tenant", lambda row, _: str(row["tenant"]), right=False),
-    Column("status", lambda row, _: str(row["status"]), right=False),
-    Column("prompt", lambda row, _: str(row["prompt_tokens"])),
-    Column("cached", lambda row, _: share(row["cached_tokens"], row["prompt_tokens"])),
-    Column("prefilled", _prefilled),
-    Column("out", lambda row, _: str(row["output_tokens"])),
-    Column("tokens/s", _speed),
-)
-"""What a row says of a request that runs, or was preempted and waits for memory."""
 
 
 def picture(status: Status, rates: Rates) -> Group:
@@ -68,7 +32,7 @@ def picture(status: Status, rates: Rates) -> Group:
     several = len(models) > 1
     if several or not told:
         parts += [_models(models), Text()]
-    parts.append(_requests(models, rates, (MODEL, *COLUMNS) if several else COLUMNS))
+    parts.append(requests(models, rates, COLUMNS, _MOST))
     return Group(*parts)
 
 
@@ -138,9 +102,9 @@ def _speeds(told: list[Row], rates: Rates) -> Text:
     cached = sum(engine["prompt_tokens_cached"] for engine in told)
     return Text.assemble(
         ("answers ", "dim"),
-        f"{_number(rates.of_engine('generation_tokens'))} tokens/s  ",
+        f"{number(rates.of_engine('generation_tokens'))} tokens/s  ",
         ("prompts ", "dim"),
-        f"{_number(rates.of_engine('prefill_tokens'))} tokens/s  ",
+        f"{number(rates.of_engine('prefill_tokens'))} tokens/s  ",
         ("cached ", "dim"),
         f"{share(cached, prompt)} of {prompt:,} prompt tokens since the start",
     )
@@ -149,7 +113,7 @@ def _speeds(told: list[Row], rates: Rates) -> Text:
 def _models(models: list[Row]) -> Table:
     """Draw a row for each configured model; the default one comes first."""
     numbers = ("weights", "cache", "running", "queued", "waiting", "idle")
-    table = _table([("model", False), ("state", False), *((each, True) for each in numbers)])
+    drawn = table([("model", False), ("state", False), *((each, True) for each in numbers)])
     for slot in models:
         loaded, engine = slot["state"] == "loaded", slot["engine"]
         cells = (
@@ -162,38 +126,12 @@ def _models(models: list[Row]) -> Table:
             str(slot["waiting"]),
             age(slot["idle_seconds"]) if loaded and not slot["using"] else "-",
         )
-        table.add_row(*map(Text, cells))
-    return table
+        drawn.add_row(*map(Text, cells))
+    return drawn
 
 
 def _cached(cache: Row) -> float:
     return float(cache["span_bytes"] + cache["checkpoint_bytes"])
-
-
-def _requests(models: list[Row], rates: Rates, columns: tuple[Column, ...]) -> Group:
-    queued = sum(slot["queued"] for slot in models)
-    running = [
-        row | {"model": slot["name"]}
-        for slot in models
-        if slot["engine"] is not None
-        for row in slot["engine"]["running"]
-    ]
-    said = Text.assemble((f"{len(running)} running", "bold"), f", {queued} in the queue")
-    if not running:
-        return Group(said)
-    table = _table((column.title, column.right) for column in columns)
-    for row in running:
-        table.add_row(*(Text(column.cell(row, rates)) for column in columns))
-    return Group(said, Text(), table)
-
-
-def _table(heads: Iterable[tuple[str, bool]]) -> Table:
-    """Make a table: the title of each column, and whether it is aligned to the right."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title, right in heads:
-        side: JustifyMethod = "right" if right else "left"
-        table.add_column(title, justify=side, no_wrap=True, overflow="ellipsis")
-    return table
 
 
 def _grid() -> Table:
@@ -205,7 +143,3 @@ def _grid() -> Table:
 
 def _bar(done: float, total: float) -> ProgressBar:
     return ProgressBar(total=max(total, 1), completed=done, width=24)
-
-
-def _number(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.1f}"

@@ -14,9 +14,11 @@ from ..signals import StopSignals
 from .keys import pressed
 from .picture import picture, unreachable
 from .rates import Rates
+from .requests import LISTED, requests
 
 _EVERY = 1.0  # seconds
 _QUIT = "q"
+_WIDEST = 250  # the same, of a list of requests
 _WIDE = 160  # characters of a line where no terminal says how many there are
 
 
@@ -40,6 +42,19 @@ async def top(socket: Path, *, once: bool, signals: StopSignals) -> None:
             console.print(picture(status, rates))
         else:
             await _watch(client, rates, console, signals)
+
+
+async def print_requests(socket: Path) -> None:
+    """Print the requests of a daemon.
+
+    Raises:
+        ClientError: no daemon answers.
+    """
+    width = None if sys.stdout.isatty() else _WIDEST
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    async with Client(socket) as client:
+        status = await client.get("/status")
+    console.print(requests(status.get("models", []), Rates(), LISTED))
 
 
 async def _watch(client: Client, rates: Rates, console: Console, signals: StopSignals) -> None:

@@ -306,7 +306,8 @@ def test_log_line(tiny_daemon: RunningDaemon) -> None:
         assert "hello" not in line
         times = {key: float(time) for key, time in re.findall(r" (\w+_s)=(\S+)", line)}
         assert min(times.values()) >= 0
-        total = times.pop("e2e_s")
+        total, waited = times.pop("e2e_s"), times.pop("waited_s")
+        assert waited <= total
         assert round(sum(times.values()) * 1e3) <= round(total * 1e3)
 
 

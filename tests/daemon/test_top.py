@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from umbel.daemon.terminal.picture import COLUMNS, MODEL, picture
+from umbel.daemon.terminal.picture import picture
 from umbel.daemon.terminal.rates import Rates
+from umbel.daemon.terminal.requests import COLUMNS, LISTED, MODEL
 
 from .loading_daemon import LOADING
 from .running import RunningDaemon
@@ -24,7 +25,12 @@ RUNS = {
     "request": "r",
     "conversation": "ferns",
     "tenant": "uid:1",
+    "priority": "interactive",
     "status": "decode",
+    "activity": "decode",
+    "seconds": {"slot": 2.0, "decode": 4.0},
+    "needed_bytes": None,
+    "usable_bytes": None,
     **dict.fromkeys(("prompt_tokens", "cached_tokens", "computed_tokens", "output_tokens"), 9),
 }
 """A request at work, as an engine tells of it."""
@@ -136,7 +142,7 @@ def test_requests_of_all_models_have_rows(tiny_daemon: RunningDaemon) -> None:
     loaded = status["models"][0]
     memory = {**loaded["engine"]["memory"], "budget": 64 << 20, "kv": 3 << 20}
     engine = {**loaded["engine"], "memory": memory, "running": [RUNS]}
-    other = {**loaded, "name": "two", "queued": 4, "engine": engine}
+    other = {**loaded, "name": "two", "queued": 4, "engine": engine, "requests": [RUNS]}
     newer = {**engine, "last_step_at": engine["last_step_at"] + 1, "running": []}
     newer["memory"] = {**memory, "kv": 5 << 20}
     third = {**loaded, "name": "three", "engine": newer}
@@ -148,6 +154,41 @@ def test_requests_of_all_models_have_rows(tiny_daemon: RunningDaemon) -> None:
     text = drawn({**status, "model": None, "engine": None, "models": [asleep]})
     assert re.search(r"^tiny +unloaded", text, re.MULTILINE)
     assert "starting" not in text
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"activity": "conversation"}, "behind its conversation"),
+        ({"activity": "quota"}, "its tenant's tokens are spent"),
+        ({"activity": "prefill", "computed_tokens": 3, "prompt_tokens": 7}, "prefill 3 of 7"),
+        ({"activity": "memory"}, "no memory "),
+        (
+            {"activity": "memory", "needed_bytes": 3 << 20, "usable_bytes": 5 << 20},
+            "no memory: needs 3.0 MiB of 5.0 MiB",
+        ),
+    ],
+)
+def test_why_a_request_waits(tiny_daemon: RunningDaemon, row: dict[str, Any], words: str) -> None:
+    """A row says what it waits for, since when, and how long it has waited in all."""
+    status = tiny_daemon.status()
+    seconds = {"slot": 130.0, row["activity"]: 250.0}
+    waits = [{**RUNS, "seconds": seconds, **row}]
+    (only,) = status["models"]
+    text = drawn({**status, "models": [{**only, "requests": waits, "queued": 1}]})
+    (line,) = [line for line in text.splitlines() if "ferns" in line]
+    assert words in line
+    waited = "2 min" if row["activity"] == "prefill" else "6 min"
+    assert re.search(rf"{words} +4 min +{waited} ", line)
+
+
+def test_a_screen_holds_the_first_requests_only(tiny_daemon: RunningDaemon) -> None:
+    """It says how many more there are."""
+    status = tiny_daemon.status()
+    (only,) = status["models"]
+    text = drawn({**status, "models": [{**only, "requests": [RUNS] * 1000, "queued": 4000}]})
+    assert text.count("ferns") == 100
+    assert "and 3900 more" in text
 
 
 def test_rates() -> None:
@@ -166,6 +207,6 @@ def test_rates() -> None:
 
 def test_another_column_is_one_line() -> None:
     """Each column has a title of its own, and makes a text of any row."""
-    columns, row = (MODEL, *COLUMNS), {**RUNS, "model": "tiny"}
+    columns, row = (MODEL, *COLUMNS, LISTED[0], LISTED[3]), {**RUNS, "model": "tiny"}
     assert len({column.title for column in columns}) == len(columns)
     assert all(isinstance(column.cell(row, Rates()), str) for column in columns)

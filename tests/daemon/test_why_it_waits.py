@@ -1,0 +1,68 @@
+"""Each request that runs or waits says why, in `/status`, `umbel ps` and the log."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from .running import RunningDaemon, eventually, running
+from .test_cli import TIMEOUT, environment
+
+
+def requests(daemon: RunningDaemon) -> dict[str, dict[str, Any]]:
+    """All of the model, by conversation."""
+    (model,) = daemon.status()["models"]
+    return {row["conversation"]: row for row in model["requests"]}
+
+
+def ask(daemon: RunningDaemon, conversation: str, tokens: int) -> threading.Thread:
+    """Send a request from a thread of its own, and see it there."""
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
+    headers = {"X-Umbel-Conversation": conversation}
+    before = len(daemon.status()["models"][0]["requests"])
+    thread = threading.Thread(
+        target=daemon.request, args=("POST", "/v1/chat/completions", body, headers)
+    )
+    thread.start()
+    eventually(lambda: len(daemon.status()["models"][0]["requests"]) == before + 1)
+    return thread
+
+
+def test_it_says_what_each_waits_for(short_path: Path, tiny_dir: Path) -> None:
+    """The one slot, and the conversation; with the time of it, and what ran before."""
+    with running(short_path, tiny_dir, "--max-batch", "1") as daemon:
+        first = ask(daemon, "runs", 3000)
+        threads = [ask(daemon, "waits", 2), ask(daemon, "runs", 2)]
+        eventually(lambda: requests(daemon)["waits"]["seconds"]["slot"] > 0.05)
+        rows = daemon.status()["models"][0]["requests"]
+        assert [(row["conversation"], row["activity"]) for row in rows] == [
+            ("runs", "decode"),
+            ("waits", "slot"),
+            ("runs", "conversation"),
+        ]
+        assert rows[0]["seconds"].keys() >= {"prefill", "decode"}
+        command = [sys.executable, "-m", "umbel", "ps", "--socket", str(daemon.socket)]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=environment(short_path),
+            check=False,
+            timeout=TIMEOUT,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        said, _, head, *lines = done.stdout.splitlines()
+        assert said == "1 running, 2 in the queue"
+        assert head.split()[:5] == ["request", "conversation", "tenant", "priority", "doing"]
+        assert [line.split()[0] for line in lines] == [row["request"] for row in rows]
+        assert " no slot " in lines[1]
+        assert " behind its conversation " in lines[2]
+        for thread in (first, *threads):
+            thread.join()
+        log = daemon.log()
+    ended = [line for line in log.splitlines() if "event=request" in line]
+    assert len(ended) == 3
+    waited = [line.partition("waited_for=")[2].split()[0] for line in ended]
+    assert "conversation" in waited
+    assert waited.count("slot") == 2
