@@ -4,12 +4,9 @@ One wheel is built for all. uv makes the environments from its cache, at the ver
 requirements.lock, but where that is what is tested.
 """
 
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,19 +14,17 @@ import pytest
 
 from umbel.models.load.embedded_file import FILE
 
-from .daemon.running import START, RunningDaemon, eventually, is_ready
+from .installing import (
+    QUESTION,
+    ROOT,
+    Place,
+    build_wheel,
+    copy_checkout,
+    empty_place,
+    serving,
+)
 
-ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "requirements.lock"
 PIPX = "pipx==1.18.4"
-LONG = 300.0
-# Tests have a cache folder of their own (tests/conftest.py), and uv's is full already.
-UV_CACHE = os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv")
-QUESTION = {
-    "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    "temperature": 0,
-    "max_tokens": 8,
-}
 METHOD = """
 from umbel.daemon.install_method import install_method
 method = install_method()
@@ -40,35 +35,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed"),
 ]
-
-
-@dataclass(frozen=True)
-class Place:
-    """An empty home, and the wheel.
-
-    Attributes:
-        folder: everything is in it, but what uv caches.
-        wheel: umbel's.
-        environment: of every command.
-    """
-
-    folder: Path
-    wheel: Path
-    environment: Mapping[str, str]
-
-    def run(self, *words: str | Path, folder: Path | None = None) -> str:
-        """Run a command and return what it prints; it must succeed."""
-        done = subprocess.run(
-            [str(word) for word in words],
-            cwd=folder or self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
 
 @dataclass(frozen=True)
@@ -116,13 +82,7 @@ def _make_venv(place: Place) -> None:
 
 
 def _make_checkout(place: Place) -> None:
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in [*names.split("\0"), "uv.lock"]:
-        if name and os.path.lexists(ROOT / name):
-            copy = _checkout(place) / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, copy, follow_symlinks=False)
+    copy_checkout(_checkout(place))
     _sync(place)
 
 
@@ -183,11 +143,8 @@ WAYS = (
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel from the sdist, once."""
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run(["uv", "build", "--quiet", "--out-dir", folder, ROOT], check=True, timeout=LONG)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    """Build the wheel, once."""
+    return build_wheel(ROOT, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -198,59 +155,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(short_path: Path, wheel: Path, data: Path) -> Place:
-    """Make a home. The user's index is this machine's."""
-    unwanted = ("UMBEL_", "VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT", "PIPX_")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
-    environment |= {
-        "XDG_DATA_HOME": str(data),
-        "UV_CACHE_DIR": UV_CACHE,
-        "UV_TOOL_DIR": str(short_path / "tools"),
-        "UV_TOOL_BIN_DIR": str(short_path / "bin"),
-        "PIPX_HOME": str(short_path / "pipx"),
-        "PIPX_BIN_DIR": str(short_path / "bin"),
-        "PIPX_DEFAULT_BACKEND": "uv",
-        "PATH": f"{short_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
-    }
-    limits = short_path / "limits.txt"
-    limits.write_text("\n".join(_pins()))
-    return Place(short_path, wheel, environment)
-
-
-def _pins() -> Iterator[str]:
-    """Read the lock's versions; a constraint has no hash."""
-    for line in LOCK.read_text().splitlines():
-        if line.endswith(" \\") and not line.startswith(" "):
-            yield line.removesuffix(" \\")
-
-
-@contextmanager
-def serving(place: Place, program: Path) -> Iterator[RunningDaemon]:
-    """Run `umbel serve` with the embedded model, as a user does."""
-    socket, log = place.folder / "run" / "u.sock", place.folder / "log"
-    environment = dict(place.environment)
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            [program, "serve", "--no-disk", "--socket", socket],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            cwd=place.folder,
-        ) as process,
-    ):
-        daemon = RunningDaemon(process, socket, log, place.folder, environment)
-        try:
-            eventually(lambda: is_ready(daemon), START)
-            yield daemon
-            assert daemon.terminate() == 0, daemon.log()
-        finally:
-            process.kill()
+    """Make a home."""
+    return empty_place(short_path, wheel, data)
 
 
 def answer(place: Place, program: Path) -> str:
     """Ask a daemon of one's own."""
-    with serving(place, program) as daemon:
+    with serving(place, program, "--no-disk") as daemon:
         body = daemon.post(QUESTION).json()
     return str(body["choices"][0]["message"]["content"])
 
