@@ -7,6 +7,7 @@ import msgspec
 import structlog
 
 from ..scheduler.errors import ComputationError, RequestError
+from ..scheduler.fairness.entry import Priority
 from ..scheduler.handoff import EventChannel, Handoff
 from ..scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
 from .answer_reader import AnswerReader, Delta
@@ -158,6 +159,11 @@ class Generation:
         activity, seconds = channel.times.longest_wait(ended) or (None, 0.0)
         return {"waited_for": activity, "waited_s": round(seconds, 3)}
 
+    def _log_priority(self) -> dict[str, str]:
+        """Name the priority where it is not everybody's."""
+        priority = self.request.priority
+        return {} if priority is Priority.INTERACTIVE else {"priority": priority.name.lower()}
+
     def _write_log_line(self) -> None:
         usage = self.usage
         log.info(
@@ -172,6 +178,7 @@ class Generation:
             **self._times.log_latencies(),
             out=usage.completion_tokens,
             finish=self.finish_reason,
+            **self._log_priority(),
             **self._times.log_stages(),
             **self._longest_wait(),
             **({} if self._error is None else {"error": str(self._error)}),

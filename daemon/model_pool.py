@@ -7,7 +7,7 @@ one has ended. Who asks for it meanwhile waits for its next load, so that none k
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
@@ -21,7 +21,7 @@ from ..scheduler.queue import RETRY_AFTER, queue_full
 from .assembly import Phase
 from .errors import StartError
 from .metrics import ByModel
-from .model_names import find, names
+from .model_names import find, names, visible
 from .model_slot import ModelSlot, Resident
 from .service import Service
 from .start_up import StartUp
@@ -144,13 +144,13 @@ class ModelPool:
         """Requests that wait for a model to be loaded."""
         return sum(len(slot.waiters) for slot in self.slots)
 
-    def names(self) -> dict[str, ModelSlot]:
-        """All names of all models, each with its model; see `model_names.names`."""
-        return names(self.slots, self.aliases)
+    def names(self, allowed: Collection[str] | None = None) -> dict[str, ModelSlot]:
+        """All names of models, each with its model; see `model_names.names` and `visible`."""
+        return names(*visible(self.slots, self.aliases, allowed))
 
-    def find(self, name: str | None) -> ModelSlot:
-        """Find the model of that name; see `model_names.find`."""
-        return find(self.slots, self.aliases, name)
+    def find(self, name: str | None, allowed: Collection[str] | None = None) -> ModelSlot:
+        """Find the model of that name; see `model_names.find` and `visible`."""
+        return find(*visible(self.slots, self.aliases, allowed), name)
 
     async def use(self, slot: ModelSlot, held: ExitStack) -> Service:
         """Wait until a model is loaded, and keep it so until `held` is closed.

@@ -11,6 +11,7 @@ from ..models.load.loader import LoadedModel
 from ..models.params import SamplingParams
 from ..scheduler.admission import Admission
 from ..scheduler.errors import UnavailableError
+from ..scheduler.fairness.entry import Priority
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import RETRY_AFTER, ConversationQueue
 from ..scheduler.request import Request
@@ -45,6 +46,7 @@ class Caller(NamedTuple):
         unit: see `Place`.
         arrived_at: when, on the engine's clock, in seconds.
         share: what its body, and then its prompt, hold of the budget of bodies.
+        priority: how urgent it is.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class Caller(NamedTuple):
     arrived_at: float
     share: Share
     unit: str | None = None
+    priority: Priority = Priority.INTERACTIVE
 
 
 class Service:
@@ -232,6 +235,7 @@ class Service:
             grammar=rendered.grammar,
             unit=caller.unit,
             parallel=1 if caller.unit is None else PARALLEL,
+            priority=caller.priority,
         )
         logprobs = wanted.sampling.top_logprobs is not None
         reader = AnswerReader(

@@ -60,7 +60,8 @@ class CacheHandlers:
         """`POST /cache/pins`: keep a system prompt, or a conversation."""
         caller, models = self._entry.caller(request), self._entry.pool()
         body = await self._entry.body(request, PinRequest)
-        service = await models.use(models.find(request.query.get("model")), request[HELD])
+        slot = self._entry.find(request.query.get("model"), caller.tenant)
+        service = await models.use(slot, request[HELD])
         return json_response((await service.pin(body, caller))._asdict())
 
     async def cache_unpin(self, request: web.Request) -> web.Response:

@@ -18,7 +18,7 @@ from ..answer_headers import (
     answer_headers,
 )
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
-from ..config import Settings
+from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
 from ..conversations import named_conversation, session
 from ..cors import CrossOrigin
@@ -26,6 +26,8 @@ from ..decoding import Body, ModelBody, decode
 from ..generations import Generations
 from ..key_ring import KeyRing
 from ..model_pool import ModelPool
+from ..model_slot import ModelSlot
+from ..priorities import priority_of
 from ..protocols.answers import AnswerEncoder
 from ..protocols.generation_request import GenerationBody
 from ..response_desk import ResponseDesk
@@ -97,7 +99,21 @@ class Entry:
             session(request.headers),
             request[ARRIVED_AT],
             request[SHARE],
+            priority_of(request.headers, self.tenant(tenant).priority, flex=False),
         )
+
+    def tenant(self, name: str) -> TenantSettings:
+        """Say what is set for a tenant."""
+        return tenant_settings(self.settings.tenants, name)
+
+    def find(self, name: str | None, tenant: str) -> ModelSlot:
+        """Find a model for a tenant.
+
+        Raises:
+            APIError: there is none of that name that it may use.
+            UnavailableError: the daemon still starts.
+        """
+        return self.pool().find(name, self.tenant(tenant).models)
 
     def pool(self) -> ModelPool:
         """Return the models.
@@ -116,7 +132,7 @@ class Entry:
             APIError: there is no such model.
             UnavailableError: it is not loaded.
         """
-        slot = self.pool().find(request.query.get("model"))
+        slot = self.find(request.query.get("model"), self.caller(request).tenant)
         if slot.resident is None:
             raise UnavailableError(f"{slot.name} is not loaded", retry_after=RETRY_AFTER)
         return slot.resident.service
@@ -152,12 +168,16 @@ class Entry:
         """
         caller, models = self.caller(request), self.pool()
         body = await self.body(request, kind)
-        slot = models.find(body.model)
+        slot = self.find(body.model, caller.tenant)
         using = models.use(slot, request[HELD])
-        if isinstance(body, GenerationBody) and body.stream:
-            request[STREAM] = self._stream(request)
-            if not slot.serves:
-                using = request[STREAM].wait_for(using, f"loading {slot.name}")
+        if isinstance(body, GenerationBody):
+            highest = self.tenant(caller.tenant).priority
+            priority = priority_of(request.headers, highest, flex=body.flex)
+            caller = caller._replace(priority=priority)
+            if body.stream:
+                request[STREAM] = self._stream(request)
+                if not slot.serves:
+                    using = request[STREAM].wait_for(using, f"loading {slot.name}")
         return Received(caller, await using, body)
 
     async def body(self, request: web.Request, kind: type[Body]) -> Body:

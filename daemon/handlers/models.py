@@ -27,8 +27,7 @@ class ModelHandlers:
 
     async def models(self, request: web.Request) -> web.Response:
         """`GET /v1/models`: all names, or a page of them as Anthropic's SDK asks for it."""
-        self._entry.caller(request)
-        models = self._entry.pool().names()
+        models = self._names(request)
         page, more = _page(list(models), request)
         return json_response(
             {
@@ -42,10 +41,15 @@ class ModelHandlers:
 
     async def model(self, request: web.Request) -> web.Response:
         """`GET /v1/models/{name}`."""
-        self._entry.caller(request)
-        name, models = request.match_info["name"], self._entry.pool()
-        slot = models.find(name)
-        return json_response(_described(name if name in models.names() else slot.name, slot))
+        name = request.match_info["name"]
+        slot = self._entry.find(name, self._entry.caller(request).tenant)
+        shown = name if name in self._names(request) else slot.name
+        return json_response(_described(shown, slot))
+
+    def _names(self, request: web.Request) -> dict[str, ModelSlot]:
+        """All names that the caller may use, each with its model."""
+        tenant = self._entry.tenant(self._entry.caller(request).tenant)
+        return self._entry.pool().names(tenant.models)
 
 
 def _described(name: str, slot: ModelSlot) -> dict[str, Any]:

@@ -71,6 +71,11 @@ class GenerationBody(ModelBody, kw_only=True):
         return None
 
     @property
+    def flex(self) -> bool:
+        """Whether the body asks to be served when there is nothing more urgent."""
+        return False
+
+    @property
     def least_characters(self) -> int:
         """How many characters the prompt has at least, known before it is decoded."""
         return 0

@@ -68,6 +68,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 FormatKind = Literal["text", "json_object", "json_schema"]
 
 
@@ -151,6 +152,7 @@ class OpenAIFields(GenerationBody, kw_only=True):
     ) = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=MAX_KEY)] | None = None
+    service_tier: ServiceTier | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | None = None
     guided_regex: Annotated[str, Meta(min_length=1)] | None = None
@@ -197,6 +199,11 @@ class OpenAIFields(GenerationBody, kw_only=True):
         """The cache key, which agents set to their session's name."""
         key = self.prompt_cache_key
         return key if key and key.isprintable() else None
+
+    @property
+    def flex(self) -> bool:
+        """Whether OpenAI would serve it slowly: its other tiers are no slower than the default."""
+        return self.service_tier == "flex"
 
     @property
     def wants_usage(self) -> bool:

@@ -49,7 +49,7 @@ class ResponseObject:
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
-            "service_tier": "default",
+            "service_tier": "flex" if body.flex else "default",
             "store": body.store is not False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": msgspec.to_builtins(text_format) or {"type": "text"}},

@@ -228,6 +228,16 @@ CASES: dict[str, Send] = {
     ),
     "a conversation in the body that is not text": chat(conversation="a\xa01"),
     "a conversation in the body of 300 characters": chat(conversation={"id": "c" * 300}),
+    "a key that nobody has": lambda daemon: daemon.request(
+        "POST", CHAT, GOOD, {"Authorization": "Bearer umbel-nobodys"}
+    ),
+    "a tenant's name without a proxy's key": lambda daemon: daemon.request(
+        "POST", CHAT, GOOD, {"X-Umbel-Tenant": "another"}
+    ),
+    "a priority that is none": lambda daemon: daemon.request(
+        "POST", CHAT, GOOD, {"X-Umbel-Priority": "high"}
+    ),
+    "a service_tier that is none": chat(service_tier="slow"),
     "a compressed body": lambda daemon: daemon.request(
         "POST", CHAT, gzip.compress(msgspec.json.encode(GOOD)), {"Content-Encoding": "gzip"}
     ),

@@ -12,13 +12,14 @@ import msgspec
 import pytest
 
 from umbel.daemon.key_file import add_key, revoke_key
+from umbel.daemon.priorities import PRIORITY_HEADER
 from umbel.daemon.tenants import TENANT_HEADER
 
 from ..tiny import tiny_model_dir
 from .raw import connected, read_reply
 from .running import Reply, RunningDaemon, eventually, running
 
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 ASK: dict[str, Any] = {
     "messages": [{"role": "user", "content": "hi"}],
     "max_tokens": 1,
@@ -195,3 +196,92 @@ def test_an_open_port_closes_with_the_first_key(short_path: Path, long_tiny_dir:
         revoke_key(keys_file, key.id)
         assert refusal(office.ask(tcp=True)) == (401, "invalid_api_key")
         assert office.tenant(office.ask()) == f"uid:{os.geteuid()}"
+
+
+class TestModels:
+    """A model that a tenant may not use is not there for it."""
+
+    def test_it_is_as_if_there_were_none(self, office: Office) -> None:
+        """The answer differs from that for a name nobody has in the name alone, on each route."""
+        small = office.bearer("small")
+        for route, body in (
+            (CHAT, ASK),
+            ("/v1/completions", {"prompt": "hi", "max_tokens": 1}),
+            (RESPONSES, {"input": "hi"}),
+            (MESSAGES, ASK),
+            (f"{MESSAGES}/count_tokens", {"messages": ASK["messages"]}),
+            ("/tokenize", {"prompt": "hi"}),
+        ):
+            replies = [
+                office.ask(small, {**body, "model": name}, route=route) for name in ("one", "xyz")
+            ]
+            texts = [reply.body.decode().replace("'xyz'", "'one'") for reply in replies]
+            texts = [re.sub(r"req-\w+", "", text) for text in texts]
+            assert [reply.status for reply in replies] == [404, 404]
+            assert texts[0] == texts[1]
+            assert "'two'" in texts[0]
+        for route in ("/v1/models/{}", "/cache?model={}", "/cache/nodes?model={}"):
+            found = [
+                office.daemon.request("GET", route.format(name), headers=small)
+                for name in ("one", "xyz")
+            ]
+            assert [reply.status for reply in found] == [404, 404]
+            assert found[0].body == found[1].body.replace(b"'xyz'", b"'one'")
+
+    def test_its_own_are_served(self, office: Office) -> None:
+        """Under all their names, and as the default; the list has no others."""
+        small = office.bearer("small")
+        listed = office.daemon.request("GET", "/v1/models", headers=small).json()
+        assert [model["id"] for model in listed["data"]] == ["two", "gpt", "deux"]
+        for name in (None, "two", "deux", "gpt", "default"):
+            reply = office.ask(small, {**ASK, "model": name})
+            assert (reply.status, reply.json()["model"]) == (200, "two")
+        everything = office.daemon.request("GET", "/v1/models").json()
+        assert [model["id"] for model in everything["data"]] == ["one", "two", "gpt", "deux"]
+
+    def test_who_may_use_none(self, office: Office) -> None:
+        """Gets an empty list, and a 404 without a name too."""
+        none = office.bearer("none")
+        listed = office.daemon.request("GET", "/v1/models", headers=none).json()
+        assert (listed["data"], listed["first_id"]) == ([], None)
+        assert refusal(office.ask(none)) == (404, "model_not_found")
+
+
+class TestPriority:
+    """A request asks for one, and its tenant has a highest."""
+
+    @pytest.mark.parametrize("value", ["high", "", "BATCH"])
+    def test_another_is_refused(self, office: Office, value: str) -> None:
+        """The message has those there are."""
+        reply = office.ask({PRIORITY_HEADER: value})
+        assert reply.status == 400
+        error = reply.json()["error"]
+        assert error["param"] == PRIORITY_HEADER
+        assert "send interactive or batch" in error["message"]
+
+    def test_requests_have_theirs(self, office: Office) -> None:
+        """It reaches the request, from each protocol."""
+        flex = {"service_tier": "flex"}
+        assert "priority=" not in office.logged(office.ask())
+        for headers, body, route in (
+            ({PRIORITY_HEADER: "batch"}, ASK, CHAT),
+            ({PRIORITY_HEADER: "batch"}, ASK, MESSAGES),
+            ({}, ASK | flex, CHAT),
+            ({}, {"input": "hi", "max_output_tokens": 1} | flex, RESPONSES),
+            (office.bearer("slow"), ASK, CHAT),
+            (office.bearer("slow", X_Umbel_Priority="interactive"), ASK, CHAT),
+        ):
+            assert "priority=batch" in office.logged(office.ask(headers, body, route=route))
+        for tier in ("auto", "default", "priority"):
+            fast = office.ask({}, ASK | {"service_tier": tier})
+            assert "priority=" not in office.logged(fast)
+        assert office.ask({}, ASK | {"service_tier": "slow"}).status == 400
+
+    def test_a_response_names_its_tier(self, office: Office) -> None:
+        """As OpenAI's do."""
+        body = {"input": "hi", "max_output_tokens": 1}
+        tiers = [
+            office.ask({}, {**body, "service_tier": tier}, route=RESPONSES).json()["service_tier"]
+            for tier in ("auto", "flex")
+        ]
+        assert tiers == ["default", "flex"]
