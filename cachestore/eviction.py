@@ -9,7 +9,7 @@ What was used longest ago goes first, of equals the deepest. Pinned nodes stay. 
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import NamedTuple
 
@@ -37,7 +37,16 @@ class Victim(NamedTuple):
     checkpoint: bool
 
 
-def victims(tries: Iterable[RadixTrie], *, persisted: bool = False) -> Iterator[Victim]:
+def _every(_trie: RadixTrie) -> bool:
+    return True
+
+
+def victims(
+    tries: Iterable[RadixTrie],
+    *,
+    persisted: bool = False,
+    wanted: Callable[[RadixTrie], bool] = _every,
+) -> Iterator[Victim]:
     """Yield what may be evicted, least valuable first, in one pass over the tries.
 
     The caller evicts a victim, a span wholly or in part, before it asks for the next one;
@@ -46,6 +55,7 @@ def victims(tries: Iterable[RadixTrie], *, persisted: bool = False) -> Iterator[
     Args:
         tries: where.
         persisted: only what is on disk: losing it costs a read, and no prefill.
+        wanted: whether a trie is to be evicted from still; asked anew for each victim.
     """
     serial = count()
     heap: list[Victim] = []
@@ -64,6 +74,8 @@ def victims(tries: Iterable[RadixTrie], *, persisted: bool = False) -> Iterator[
     heapq.heapify(heap)
     while heap:
         victim = heapq.heappop(heap)
+        if not wanted(victim.trie):
+            continue
         yield victim
         node, trie = victim.node, victim.trie
         if node.span is None and node.parent is not None:
@@ -72,10 +84,16 @@ def victims(tries: Iterable[RadixTrie], *, persisted: bool = False) -> Iterator[
             heapq.heappush(heap, _span_of(node, trie, next(serial)))
 
 
-def persisted_victims(tries: Iterable[RadixTrie]) -> Iterator[tuple[RadixTrie, TrieNode]]:
+def persisted_victims(
+    tries: Iterable[RadixTrie], wanted: Callable[[RadixTrie], bool] = _every
+) -> Iterator[tuple[RadixTrie, TrieNode]]:
     """Yield nodes whose files may go, least valuable first: ends of paths, and oldest first.
 
     The caller drops a node's files before it asks for the next one.
+
+    Args:
+        tries: where.
+        wanted: as in `victims`.
     """
     serial = count()
     heap = [
@@ -87,6 +105,8 @@ def persisted_victims(tries: Iterable[RadixTrie]) -> Iterator[tuple[RadixTrie, T
     heapq.heapify(heap)
     while heap:
         *_, trie, node = heapq.heappop(heap)
+        if not wanted(trie):
+            continue
         parent = node.parent
         yield trie, node
         if parent is not None and parent.parent is not None and _last_on_disk(parent):

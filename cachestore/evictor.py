@@ -1,13 +1,17 @@
 """Makes room: pages out and forgets what was used longest ago, and what a user wants gone.
 
-Victims are chosen in `eviction`; here they go. What is retained never does, nor what is being
-written to disk.
+Victims are chosen in `eviction`, and how much whose of them in `bounds`; here they go. What is
+retained never does, nor what is being written to disk.
 """
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
+from .bounds import Share, stages
 from .eviction import Victim, persisted_victims, shortened, victims
 from .ledger import Size
+from .memory_pool import MemoryPool
 from .node import TrieNode, size_in_memory, size_of
 from .trie import RadixTrie
 from .tries import Namespace, Tries
@@ -22,14 +26,14 @@ class Evictor:
 
     Args:
         tries: whose state.
-        everybody: the tries of all models; they come and go.
+        pool: has the tries of all models, which come and go, and the bounds of tenants.
     """
 
-    def __init__(self, tries: Tries, everybody: list[Tries]) -> None:
+    def __init__(self, tries: Tries, pool: MemoryPool) -> None:
         self.evictions = 0
         self.page_outs = 0
         self._tries = tries
-        self._everybody = everybody
+        self._pool = pool
 
     def evict(self, budget: int, buffers: int = 1 << 62) -> None:
         """Page out or forget what the model used longest ago until little enough is in memory.
@@ -40,7 +44,7 @@ class Evictor:
             budget: bytes that may stay.
             buffers: allocations that may stay.
         """
-        _Eviction(self, [self._tries], Size(budget, buffers)).run()
+        _Eviction(self, self._pool, [self._tries], Size(budget, buffers)).run()
 
     def evict_from_all(self, limit: Size) -> None:
         """Do so with the state of all models, whichever was used longest ago.
@@ -48,7 +52,7 @@ class Evictor:
         Args:
             limit: what may stay of all that is stored.
         """
-        _Eviction(self, self._everybody, limit).run()
+        _Eviction(self, self._pool, self._pool.tries, limit).run()
 
     def forget_persisted(self, goal: int) -> int:
         """Forget what was used longest ago on disk until files take at most `goal` bytes.
@@ -59,7 +63,27 @@ class Evictor:
             How many nodes lost their files.
         """
         forgotten = 0
-        for trie, node in persisted_victims(self._tries):
+        owners = {trie: namespace.tenant for namespace, trie in self._tries.items()}
+        bounds = {tenant: self._pool.bounds(tenant) for tenant in set(owners.values())}
+        shares = {tenant: Share(bound.floor, bound.disk) for tenant, bound in bounds.items()}
+        for kept in stages(shares, goal):
+            forgotten += self._forget_persisted(goal, owners, kept)
+        self._tries.drop_empty()
+        return forgotten
+
+    def _forget_persisted(
+        self, goal: int, owners: Mapping[RadixTrie, str], kept: Mapping[str, int]
+    ) -> int:
+        """Do so with the files of tenants that have more than they keep."""
+
+        def wanted(trie: RadixTrie) -> bool:
+            tenant = owners[trie]
+            return tenant in kept and self._on_disk(tenant) > kept[tenant]
+
+        forgotten = 0
+        if self._tries.files.nbytes <= goal:
+            return 0
+        for trie, node in persisted_victims(filter(wanted, owners), wanted):
             if self._tries.files.nbytes <= goal:
                 break
             in_memory = node.span is not None or node.checkpoint is not None or node.ref_count
@@ -71,8 +95,11 @@ class Evictor:
             else:
                 trie.forget(node)
             forgotten += 1
-        self._tries.drop_empty()
         return forgotten
+
+    def _on_disk(self, tenant: str) -> int:
+        """Bytes of a tenant's files, of all models."""
+        return sum(tries.files.by_tenant[tenant] for tries in self._pool.tries)
 
     def evictable(self) -> Size:
         """What could be evicted: all but what a lease holds, is being written or is lodged.
@@ -80,7 +107,7 @@ class Evictor:
         Costs a walk over all nodes of all models.
         """
         free = Size()
-        for trie in chain.from_iterable(self._everybody):
+        for trie in chain.from_iterable(self._pool.tries):
             below: set[TrieNode | None] = set()  # something stays below them, so their span does
             for node in reversed(list(trie.nodes())):
                 if node.ref_count or node.staying or node in below:
@@ -115,20 +142,38 @@ class Evictor:
         return forgotten
 
 
+class _Holdings:
+    """What each tenant has in memory, of all models, while tries stay the same."""
+
+    def __init__(self, everybody: Iterable[Tries]) -> None:
+        self.owners = {
+            trie: namespace.tenant for tries in everybody for namespace, trie in tries.items()
+        }
+        self.tries: dict[str, list[RadixTrie]] = defaultdict(list)
+        for trie, tenant in self.owners.items():
+            self.tries[tenant].append(trie)
+
+    def held(self, tenant: str) -> int:
+        """Bytes of a tenant's stored state."""
+        return sum(
+            trie.spans.size.nbytes + trie.checkpoints.size.nbytes for trie in self.tries[tenant]
+        )
+
+
 class _Eviction:
     """One pass over the tries of some models, for one that needs room."""
 
-    def __init__(self, evictor: Evictor, models: list[Tries], limit: Size) -> None:
+    def __init__(
+        self, evictor: Evictor, pool: MemoryPool, models: list[Tries], limit: Size
+    ) -> None:
         self._evictor = evictor
+        self._pool = pool
         self._models = models
         self._limit = limit
 
     def run(self) -> None:
-        on_disk = any(len(tries.files) for tries in self._models)
-        for persisted in (True, False) if on_disk else (False,):
-            if self._held.within(self._limit):
-                break
-            self._evict(persisted=persisted)
+        if not self._held.within(self._limit):
+            self._evict_in_stages()
         for tries in self._models:
             for trie in tries:
                 trie.spans.trim()
@@ -138,9 +183,32 @@ class _Eviction:
     def _held(self) -> Size:
         return sum((tries.size for tries in self._models), Size())
 
-    def _evict(self, *, persisted: bool) -> None:
-        """Evict to the limit; if `persisted`, only what is on disk."""
-        candidates = victims(chain.from_iterable(self._models), persisted=persisted)
+    def _evict_in_stages(self) -> None:
+        holdings = _Holdings(self._pool.tries)
+        bounds = {tenant: self._pool.bounds(tenant) for tenant in holdings.tries}
+        shares = {tenant: Share(bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
+        on_disk = any(len(tries.files) for tries in self._models)
+        for kept in stages(shares, self._limit.nbytes):
+            for persisted in (True, False) if on_disk else (False,):
+                if self._held.within(self._limit):
+                    return
+                self._evict(holdings, kept, persisted=persisted)
+
+    def _evict(self, holdings: _Holdings, kept: Mapping[str, int], *, persisted: bool) -> None:
+        """Evict to the limit, from tenants that have more than they keep.
+
+        Args:
+            holdings: of all tenants.
+            kept: bytes that they keep; nothing goes of those that are not named.
+            persisted: only what is on disk.
+        """
+
+        def excess(trie: RadixTrie) -> int:
+            tenant = holdings.owners[trie]
+            return holdings.held(tenant) - kept[tenant] if tenant in kept else 0
+
+        tries = (trie for trie in chain.from_iterable(self._models) if excess(trie) > 0)
+        candidates = victims(tries, persisted=persisted, wanted=lambda trie: excess(trie) > 0)
         while not (held := self._held).within(self._limit) and (victim := next(candidates, None)):
             over = held - self._limit
             if victim.checkpoint:
@@ -150,7 +218,8 @@ class _Eviction:
                 self._evictor.page_outs += 1
             else:
                 everything = over.buffers > 0
-                end = victim.node.start if everything else shortened(victim.node, over.nbytes)
+                nbytes = min(over.nbytes, excess(victim.trie))
+                end = victim.node.start if everything else shortened(victim.node, nbytes)
                 # What is on disk is left to it as a whole, and only if the rest is not enough.
                 victim.trie.shorten(victim.node, max(end, victim.node.persisted_end))
                 self._evictor.evictions += 1

@@ -24,11 +24,13 @@ class FileUse:
     Attributes:
         nbytes: of the files that are referred to.
         by_kind: the same, by what is in them.
+        by_tenant: the same, by whose they are.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
         self.by_kind = {"kv": 0, "checkpoint": 0}
+        self.by_tenant = Counter[str]()
         self._counts: Counter[int] = Counter()
         self._unused: dict[int, Record] = {}
 
@@ -52,6 +54,9 @@ class FileUse:
     def _count(self, record: Record, nbytes: int) -> None:
         self.nbytes += nbytes
         self.by_kind["kv" if record.kind is RecordKind.SPAN else "checkpoint"] += nbytes
+        self.by_tenant[record.tenant] += nbytes
+        if not self.by_tenant[record.tenant]:
+            del self.by_tenant[record.tenant]
 
     def unused(self) -> list[Record]:
         """Take the files that nobody refers to any more."""

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
+
+from .bounds import Bounds, unbounded
 from .ledger import Ledger, Size
 
 if TYPE_CHECKING:
@@ -10,6 +13,8 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
 _RESERVE = 16  # a part of the budget is kept for copies: one in this many
+
+log = structlog.get_logger()
 
 
 class Governing(Protocol):
@@ -55,6 +60,7 @@ class MemoryPool:
         tries: of each model that is loaded.
         governors: of each model that is loaded.
         busy: governors of the models that have requests at work.
+        bounds: of each tenant's state.
 
     Args:
         clock: see `Recency`.
@@ -67,6 +73,8 @@ class MemoryPool:
         self.governors: list[Governing] = []
         self.busy: set[Governing] = set()
         self.least: int | None = None
+        self.bounds: Bounds = unbounded
+        self._floors = 0
         self._whole = Size()
         self._base = 0
         self._share = 1.0
@@ -80,6 +88,28 @@ class MemoryPool:
         """
         self._whole = budget
         self.least = budget.nbytes if least is None else least
+        self._check_floors()
+
+    def bound_tenants(self, bounds: Bounds, floors: int) -> None:
+        """Bound what tenants' state takes otherwise from now on.
+
+        Args:
+            bounds: of each tenant.
+            floors: the sum of all floors that are configured. That it is over what is left by the
+                weights of the models is logged, once.
+        """
+        self.bounds = bounds
+        self._floors = floors
+        self._check_floors()
+
+    def _check_floors(self) -> None:
+        if self.least is not None and self._floors > self._whole.nbytes:
+            log.warning(
+                "the cache floors of tenants are scaled down: they are over the budget",
+                floors=self._floors,
+                budget=self._whole.nbytes,
+            )
+            self._floors = 0  # it has been said
 
     @property
     def budget(self) -> Size:

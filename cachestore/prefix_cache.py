@@ -60,7 +60,7 @@ class PrefixCache:
         self.ledger = self.pool.ledger
         self.tries = Tries(layout, self.ledger)
         self.pool.tries.append(self.tries)
-        self.evictor = Evictor(self.tries, self.pool.tries)
+        self.evictor = Evictor(self.tries, self.pool)
         self.budget = budget
         self.grid = grid
         self.longest = longest

@@ -18,12 +18,14 @@ from hypothesis.stateful import (
 )
 
 from umbel.cachestore import compaction
+from umbel.cachestore.bounds import TenantBounds
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging import page_out
 from umbel.cachestore.tries import Namespace
 
+from .bounded import bound, watched
 from .disk_tools import TIMEOUT
 from .fakes import NAMESPACE, PLENTY, Stack
 from .pager_tools import PagedSequence, PagedWorld, damage, has_on_disk, on_disk
@@ -33,6 +35,12 @@ NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, Namespace("b", NAMESPACE.fin
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 REASONS = st.sampled_from([Reason.SYSTEM, Reason.MESSAGE])
 PICK = st.integers(0, 20)
+BOUNDS = st.builds(
+    TenantBounds,
+    floor=st.sampled_from([0, 60, 200]),
+    ceiling=st.sampled_from([None, 0, 100]),
+    disk=st.sampled_from([None, 0, 500]),
+)
 
 
 class PagerMachine(RuleBasedStateMachine):
@@ -130,8 +138,15 @@ class PagerMachine(RuleBasedStateMachine):
 
     @rule(percent=st.integers(0, 100))
     def evict(self, percent: int) -> None:
-        """Some of what is in memory is given up."""
-        self.world.cache.evictor.evict(self.world.cache.tries.size.nbytes * percent // 100)
+        """Some of what is in memory is given up, within the bounds of tenants."""
+        limit = self.world.cache.tries.size.nbytes * percent // 100
+        with watched(self.world.cache, limit):
+            self.world.cache.evictor.evict(limit)
+
+    @rule(one=BOUNDS, other=BOUNDS)
+    def bound(self, one: TenantBounds, other: TenantBounds) -> None:
+        """Tenants get other bounds."""
+        bound(self.world.cache, **{NAMESPACE.tenant: one, "b": other})
 
     @rule(nbytes=st.integers(0, 300))
     def make_room(self, nbytes: int) -> None:

@@ -114,7 +114,7 @@ def test_without_leases_wrong_states_are_seen(stack: Stack) -> None:
     world = World(stack, interval=16)
     layout: Layout = stack.layout
     world.cache = PrefixCache(layout, budget=budget_of_one(stack))
-    world.cache.evictor = Ruthless(world.cache.tries, world.cache.pool.tries)
+    world.cache.evictor = Ruthless(world.cache.tries, world.cache.pool)
     traffic = Traffic(world, seed=2)
 
     def run() -> None:
