@@ -214,6 +214,8 @@ class PageOut:
         parts = [] if trie is None else trie.match(job.path).node.path()
         for node in (*parts, job.node):
             Persistence.end_write(node, job)
+        if parts:
+            _end_below(parts[-1], job)
         if record is None:
             self._failed(job, parts, trie)
             return
@@ -232,9 +234,19 @@ class PageOut:
                 trie.persistence.postpone(node)
 
 
+def _end_below(node: TrieNode, job: _Job) -> None:
+    """End a write where what was written was joined with what follows, and cut from it again."""
+    pending = [node]
+    while pending:
+        below = [child for child in pending.pop().children.values() if job in child.writers]
+        for child in below:
+            Persistence.end_write(child, job)
+        pending += below
+
+
 def _write_job(job: _Job, kind: RecordKind, start: int, exported: Exported) -> WriteJob:
     """Describe for the disk tier what to write, from an offset of the path on."""
-    tenant, fingerprint = job.namespace
+    tenant, fingerprint = job.namespace[:2]
     end, tokens = len(job.path), job.path[start:].tobytes()
     hashed = hasher()
     hashed.update(job.path[:start].tobytes())

@@ -608,3 +608,19 @@ def test_whole_states_return(stack: Stack, folder: Path) -> None:
     assert world.fetch(prompt) == 1
     assert world.probe(prompt) == cached
     world.finish()
+
+
+def test_a_write_ends_where_what_it_writes_was_joined_and_cut(folder: Path) -> None:
+    """What follows was part of the same node for a while; it is written, and can be evicted."""
+    with PagedWorld(KV, folder) as world:
+        world.tier.slow = True
+        world.serve([1])
+        world.pager.step()
+        world.serve([1, 2])
+        world.probe([1, 5])
+        assert all(node.writing for node in world.trie.nodes())
+        world.tier.slow = False
+        world.step()
+        world.write_all()
+        assert not world.cache.tries.writing
+        world.finish()
