@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+from .digests import digest
 from .ledger import Kind
 from .node import TrieNode
 from .prefix_cache import PrefixCache
@@ -18,15 +19,21 @@ def problems(cache: PrefixCache) -> list[str]:
         for number, trie in enumerate(cache.tries)
         for problem in _trie_problems(trie, cache.layout)
     ]
-    for among in (_retain_problems, _lease_problems, _file_problems, _ledger_problems):
+    for among in (
+        _retain_problems,
+        _lease_problems,
+        _shared_problems,
+        _file_problems,
+        _ledger_problems,
+    ):
         found += among(cache)
     return found
 
 
 def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
     root = trie.root
-    if len(root.tokens) or root.span is not None or root.checkpoint is not None:
-        yield "the root has tokens or state"
+    if root.extents or root.span is not None or root.checkpoint is not None:
+        yield "the root has state"
     spans = checkpoints = 0
     for node in trie.nodes():
         yield from _node_problems(node, layout)
@@ -142,6 +149,16 @@ def _retain_problems(cache: PrefixCache) -> Iterator[str]:
         yield "a lease holds a node that is in no trie"
 
 
+def _shared_problems(cache: PrefixCache) -> Iterator[str]:
+    """Compare what tries begin with, with what is declared shared."""
+    for namespace, trie in cache.tries.items():
+        known = cache.shared.ending_at(trie.root.end, namespace.base)
+        if namespace.base and known is None and not trie.root.ref_count:
+            yield "a trie follows a prompt that is not shared"
+        if namespace.base != (digest(trie.root.tokens) if len(trie.root.tokens) else b""):
+            yield "a trie follows another prompt than its namespace says"
+
+
 def _lease_problems(cache: PrefixCache) -> Iterator[str]:
     for number, trie in enumerate(cache.tries):
         if not trie.root.children and not cache.leases(trie):
@@ -158,5 +175,7 @@ def _lease_problems(cache: PrefixCache) -> Iterator[str]:
         if restored and lease.checkpoint is None:
             yield f"{where} has no checkpoint"
         held = [node.checkpoint for node in lease.deepest.path()]
+        if lease.base is not None:
+            held.append(lease.base.checkpoint)
         if lease.checkpoint is not None and not any(lease.checkpoint is one for one in held):
             yield f"{where} has a checkpoint that it does not retain"

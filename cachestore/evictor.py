@@ -5,7 +5,7 @@ retained never does, nor what is being written to disk.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
 from .bounds import Share, stages
@@ -120,17 +120,17 @@ class Evictor:
                     free += size_of(node.checkpoint)
         return free
 
-    def clear(self, namespace: Namespace | None = None) -> int:
+    def clear(self, wanted: Callable[[Namespace], bool] = lambda _: True) -> int:
         """Forget all that nobody holds, on disk too.
 
         Args:
-            namespace: whose; of all, if it is None.
+            wanted: whose; without it, all.
 
         Returns:
             How many tokens were forgotten.
         """
         forgotten = 0
-        for trie in [t for n, t in self._tries.items() if namespace in (None, n)]:
+        for trie in [trie for namespace, trie in self._tries.items() if wanted(namespace)]:
             for node in reversed(list(trie.nodes())):
                 if not (node.ref_count or node.children):
                     forgotten += len(node.tokens)

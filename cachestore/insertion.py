@@ -36,7 +36,7 @@ def attach(trie: RadixTrie, tokens: Tokens, checkpoint: Checkpoint, tick: int) -
         tick: its recency.
     """
     node, known = trie.match(tokens[: checkpoint.offset])
-    if not 0 < checkpoint.offset == known:
+    if not trie.root.end < checkpoint.offset == known:
         checkpoint.close()
         return
     if known < node.end:

@@ -27,6 +27,7 @@ class Lease:
         held: tokens whose spans it holds; more than `cached` once it has published.
         captured: checkpoints that the request has taken and that are worth keeping so far.
         deepest: the deepest node that it retains, or the root.
+        base: the lease on the shared prompt that its own path follows, if it follows one.
         checkpoints_kept: how many checkpoints it may still leave behind.
     """
 
@@ -38,6 +39,7 @@ class Lease:
         deepest: TrieNode,
         checkpoint: Checkpoint | None,
         *,
+        base: "Lease | None",
         release: Release,
         store: Store,
         checkpoints_kept: int,
@@ -48,6 +50,7 @@ class Lease:
         self.cached = self.held = resume.end
         self.captured: list[Captured] = []
         self.deepest = deepest
+        self.base = base
         self._checkpoint = checkpoint
         self.checkpoints_kept = checkpoints_kept
         self._resume = resume
@@ -85,7 +88,8 @@ class Lease:
             LeaseClosedError: the lease was closed.
         """
         self._check()
-        return [node.span for node in self._resume.path() if node.span is not None]
+        before = [] if self.base is None else self.base.spans()
+        return before + [node.span for node in self._resume.path() if node.span is not None]
 
     def capture(self, checkpoint: Checkpoint, reason: Reason) -> None:
         """Remember a checkpoint until close. Takes ownership.

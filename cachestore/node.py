@@ -130,8 +130,10 @@ def common_length(a: Tokens, b: Tokens) -> int:
 
 
 def path_tokens(node: TrieNode) -> Tokens:
-    """All tokens from the root to a node's end."""
-    return np.concatenate([part.tokens for part in node.path()])
+    """All tokens up to a node's end, those of the root included."""
+    path = node.path()
+    root = path[0].parent if path else node
+    return np.concatenate([part.tokens for part in (root, *path) if part is not None])
 
 
 def has_checkpoint(node: TrieNode) -> bool:

@@ -14,7 +14,7 @@ from .node import Tokens, size_in_memory
 from .paging.pager import Pager
 from .prefix_cache import PrefixCache
 from .record import Pin
-from .tries import Namespace
+from .tries import SHARED, Namespace
 
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many
@@ -29,6 +29,11 @@ class PinDescription(NamedTuple):
     name: str
     tokens: int
     held: int
+
+
+def _is_own(pin: Pin) -> bool:
+    """Whether it is a tenant's own pin; shared ones are read first, as others follow them."""
+    return pin.tenant != SHARED
 
 
 class Pins:
@@ -47,7 +52,7 @@ class Pins:
         self._fingerprint = fingerprint
         self._tier = tier
         self._pinned: dict[tuple[str, str], tuple[Tokens, Lease]] = {}
-        self._pending = [] if tier is None else tier.pins()
+        self._pending = [] if tier is None else sorted(tier.pins(), key=_is_own)
         self._last: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
 
     def remember(self, tenant: str, conversation: str, tokens: Tokens) -> None:
@@ -72,7 +77,12 @@ class Pins:
             PinError: nothing of it is in memory, or pins would take too much.
         """
         lease = self._lease(tenant, name, tokens)
-        self.unpin(tenant, name)
+        if tenant == SHARED:  # at once in place of an older one: what follows that may stay
+            tokens = tokens[: lease.cached]
+            self._cache.shared.declare(name, tokens, lease)
+            self._stop_waiting(tenant, name)
+        else:
+            self.unpin(tenant, name)
         self._pinned[tenant, name] = tokens, lease
         if self._tier is not None:
             self._tier.pin(name, tenant, tokens.tobytes())
@@ -80,12 +90,13 @@ class Pins:
 
     def unpin(self, tenant: str, name: str) -> bool:
         """Let a path age like any other; False if there is no such pin."""
-        waiting = [p for p in self._pending if (p.tenant, p.name) == (tenant, name)]
+        waited = self._stop_waiting(tenant, name)
         pinned = self._pinned.pop((tenant, name), None)
-        if pinned is None and not waiting:
+        if pinned is None and not waited:
             return False
-        self._pending = [pin for pin in self._pending if pin not in waiting]
-        if pinned is not None:
+        if tenant == SHARED:
+            self._cache.shared.retract(name)
+        elif pinned is not None:
             pinned[1].close()
         if self._tier is not None:
             self._tier.unpin(name, tenant)
@@ -93,8 +104,10 @@ class Pins:
 
     def close(self) -> None:
         """Let go of all, as the model is unloaded; the index has them for the next time."""
-        for _, lease in self._pinned.values():
-            lease.close()
+        for (tenant, _), (_, lease) in self._pinned.items():
+            if tenant != SHARED:
+                lease.close()
+        self._cache.shared.close()
         self._pinned.clear()
 
     def listed(self, tenant: str) -> list[PinDescription]:
@@ -135,13 +148,35 @@ class Pins:
         self._pending = self._pending[1:]
         self._take_up(pin, tokens)
 
+    def is_awaited(self, namespace: Namespace, prompt: Tokens) -> bool:
+        """Whether a prompt begins with a shared one that is read back at present."""
+        return self._cache.shared.is_awaited(namespace, prompt)
+
     def _take_up(self, pin: Pin, tokens: Tokens) -> None:
         try:
             lease = self._lease(pin.tenant, pin.name, tokens)
+            if pin.tenant == SHARED:
+                self._take_up_shared(pin.name, tokens, lease)
         except PinError as error:
             log.warning("pin not restored", pin=pin.name, reason=str(error))
+            if pin.tenant == SHARED:
+                self._cache.shared.retract(pin.name)
         else:
             self._pinned[pin.tenant, pin.name] = tokens, lease
+
+    def _take_up_shared(self, name: str, tokens: Tokens, lease: Lease) -> None:
+        """Declare a prompt again; it is common as a whole or not at all."""
+        if lease.cached < len(tokens):
+            lease.close()
+            raise PinError(f"only {lease.cached} of its {len(tokens)} tokens are on disk")
+        self._cache.shared.declare(name, tokens, lease)
+
+    def _stop_waiting(self, tenant: str, name: str) -> bool:
+        """Read a pin back no more; False if it was not waited for."""
+        left = [pin for pin in self._pending if (pin.tenant, pin.name) != (tenant, name)]
+        waited = len(left) < len(self._pending)
+        self._pending = left
+        return waited
 
     def _lease(self, tenant: str, name: str, tokens: Tokens) -> Lease:
         # A lease leaves a token to compute, which would be the path's last one.

@@ -17,6 +17,7 @@ from .ledger import Kind, Size
 from .memory_pool import MemoryPool
 from .node import Tokens, TrieNode
 from .restoration import Known, Missing, Restoration
+from .shared_prompts import SharedPrompts
 from .state import Layout, Span
 from .statistics import CacheStatistics, describe
 from .trie import RadixTrie
@@ -35,6 +36,7 @@ class PrefixCache:
         ledger: where all state is recorded.
         tries: of all namespaces.
         evictor: takes state from them.
+        shared: prompts that all tenants' requests may resume at.
 
     Args:
         layout: as above.
@@ -61,6 +63,7 @@ class PrefixCache:
         self.tries = Tries(layout, self.ledger)
         self.pool.tries.append(self.tries)
         self.evictor = Evictor(self.tries, self.pool)
+        self.shared = SharedPrompts(self.tries, self.evictor)
         self.budget = budget
         self.grid = grid
         self.longest = longest
@@ -76,17 +79,27 @@ class PrefixCache:
         """
         if not len(prompt):
             raise CacheError("an empty prompt has nothing to match")
-        trie = self.tries.open(namespace)
+        shared = self.shared.find(namespace, prompt)
+        if shared is None:
+            trie = self.tries.open(namespace)
+        else:
+            trie = self.tries.open(shared.namespace(namespace), shared.tokens)
+        base = None if shared is None else shared.lease
         point = self._restoration.resume_point(trie, prompt)
         holder, resume = point.holder, node_at(trie, point.node, point.offset)
         # Both lie on one path, so that the deeper one retains the other too.
         deepest = holder if holder is not None and holder.end > resume.end else resume
+        if holder is None:
+            checkpoint = None if base is None else base.checkpoint
+        else:
+            checkpoint = holder.checkpoint
         lease = Lease(
             prompt,
             point.matched,
             resume,
             deepest,
-            None if holder is None else holder.checkpoint,
+            checkpoint,
+            base=base,
             release=self._release,
             store=self._publish,
             checkpoints_kept=self._checkpoints_kept,
@@ -103,8 +116,17 @@ class PrefixCache:
 
     def known(self, namespace: Namespace, tokens: Tokens) -> Known:
         """How much of a prompt is in memory. Refreshes nothing."""
-        trie = self.tries.get(namespace)
-        return Known(0, 0, Size()) if trie is None else self._restoration.known(trie, tokens)
+        trie = self.trie_of(namespace, tokens)
+        if trie is not None:
+            return self._restoration.known(trie, tokens)
+        shared = self.shared.find(namespace, tokens)
+        common = 0 if shared is None else len(shared.tokens)
+        return Known(common, common, Size())
+
+    def trie_of(self, namespace: Namespace, prompt: Tokens) -> RadixTrie | None:
+        """The trie that has what is known of a prompt beyond what is shared, if there is one."""
+        shared = self.shared.find(namespace, prompt)
+        return self.tries.get(namespace if shared is None else shared.namespace(namespace))
 
     def missing(self, trie: RadixTrie, prompt: Tokens, unreadable: Container[int] = ()) -> Missing:
         """Say which state a prompt could be restored from if it were in memory.
@@ -158,6 +180,7 @@ class PrefixCache:
             if span is not None:
                 span.close()
             self.evictor.evict(self.budget)
+            self.shared.settle()
 
     def _publish(self, lease: Lease, tokens: Tokens, span: Span | None) -> None:
         trie = self._leases[lease]

@@ -91,7 +91,7 @@ class Restoration:
         if not self._layout.checkpoints:
             return ResumePoint(matched, node, limit, None)
         holder = _holder(node, limit)
-        offset = 0 if holder is None else min(holder.end, limit)
+        offset = trie.root.end if holder is None else min(holder.end, limit)
         return ResumePoint(matched, node, offset, holder)
 
     def known(self, trie: RadixTrie, tokens: Tokens) -> Known:

@@ -2,8 +2,8 @@
 
 Invariants, asserted by `check.problems` and by the tests after every operation:
 
-1. A node's edge holds at least one token; the root's holds none. A node starts where its
-   parent ends.
+1. A node's edge holds at least one token. A node starts where its parent ends. The root's
+   tokens are those of a shared prompt, whose state is in another trie; mostly there are none.
 2. Siblings never share a first token.
 3. A span is exactly as long as its node's edge. Where spans are kept at all, every node has
    one or is wholly on disk: the state of a path has no holes. What is in memory has its
@@ -35,7 +35,7 @@ class RadixTrie:
     """The trie of one namespace. One owner at a time; not thread-safe.
 
     Attributes:
-        root: has no tokens, no state, and is never removed.
+        root: has no state, and is never removed.
         spans: changes all spans, and counts them.
         checkpoints: the account of all checkpoints.
         persistence: what the disk has of the nodes, and what it lacks.
@@ -44,11 +44,17 @@ class RadixTrie:
     Args:
         ledger: where state is recorded.
         files: shared with the tries of other namespaces.
+        base: tokens that all paths begin with, and whose state is in another trie.
     """
 
-    def __init__(self, ledger: Ledger | None = None, files: FileUse | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger | None = None,
+        files: FileUse | None = None,
+        base: Tokens | None = None,
+    ) -> None:
         ledger = Ledger() if ledger is None else ledger
-        self.root = TrieNode(np.empty(0, np.int32), 0, None)
+        self.root = TrieNode(np.empty(0, np.int32) if base is None else base, 0, None)
         self.spans = Spans(ledger.account(Kind.KV))
         self.checkpoints = ledger.account(Kind.CHECKPOINT)
         self.persistence = Persistence(FileUse() if files is None else files)
@@ -61,15 +67,13 @@ class RadixTrie:
         there is one candidate at most: the full edge and the longest partial one are the
         same.
         """
-        node, length = self.root, 0
-        while length < len(tokens):
+        node, length = self.root, common_length(self.root.tokens, tokens)
+        while node.end <= length < len(tokens):
             child = node.children.get(int(tokens[length]))
             if child is None:
                 break
             common = common_length(child.tokens, tokens[length:])
             node, length = child, length + common
-            if common < len(child.tokens):
-                break
         return Match(node, length)
 
     def append(self, parent: TrieNode, tokens: Tokens, span: Span | None) -> TrieNode:

@@ -5,8 +5,12 @@ from typing import NamedTuple
 
 from .extents import FileUse
 from .ledger import Ledger, Size
+from .node import Tokens
 from .state import Layout
 from .trie import RadixTrie
+
+SHARED = "(shared)"
+"""The tenant of prompts that are declared shared. No caller has this name."""
 
 
 class Namespace(NamedTuple):
@@ -15,10 +19,12 @@ class Namespace(NamedTuple):
     Attributes:
         tenant: see `daemon.tenants`.
         fingerprint: see `models.fingerprint`.
+        base: digest of the shared prompt that all of its requests begin with; empty without one.
     """
 
     tenant: str
     fingerprint: str
+    base: bytes = b""
 
 
 class Tries:
@@ -42,10 +48,15 @@ class Tries:
         self._dropped_splits = 0  # of tries that are gone
         self._ledger = ledger
 
-    def open(self, namespace: Namespace) -> RadixTrie:
-        """The trie of a namespace, made if there is none."""
+    def open(self, namespace: Namespace, base: Tokens | None = None) -> RadixTrie:
+        """The trie of a namespace, made if there is none.
+
+        Args:
+            namespace: whose.
+            base: the tokens that its `base` names, if it has one.
+        """
         if namespace not in self._tries:
-            self._tries[namespace] = RadixTrie(self._ledger, self.files)
+            self._tries[namespace] = RadixTrie(self._ledger, self.files, base)
         return self._tries[namespace]
 
     def get(self, namespace: Namespace) -> RadixTrie | None:

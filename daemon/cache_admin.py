@@ -11,7 +11,6 @@ from ..cachestore.node import as_tokens
 from ..cachestore.pins import PinDescription, Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.statistics import CacheStatistics
-from ..cachestore.tries import Namespace
 from ..scheduler.errors import UnavailableError
 from ..scheduler.queue import RETRY_AFTER
 from ..scheduler.thread import MLXThread
@@ -63,8 +62,8 @@ class CacheAdmin:
 
     async def clear(self, tenant: str) -> int:
         """Forget what a tenant has, but for what runs or is pinned; returns the tokens."""
-        namespace = Namespace(tenant, self._fingerprint)
-        return await self._ask(lambda: self._cache.evictor.clear(namespace))
+        evictor = self._cache.evictor
+        return await self._ask(lambda: evictor.clear(lambda whose: whose.tenant == tenant))
 
     async def pins(self, tenant: str) -> list[PinDescription]:
         """List a tenant's pins."""

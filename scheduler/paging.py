@@ -52,6 +52,8 @@ class Paging:
         if self._pager is None:
             return False
         try:
+            if self._pins.is_awaited(namespace, sequence.tokens):
+                return True
             return self._pager.wait_for(sequence, namespace, sequence.tokens)
         except BaseException as error:  # noqa: BLE001  (as above)
             self._give_up(error)

@@ -12,8 +12,9 @@ from ..extents import Extent
 from ..node import Tokens, TrieNode, path_tokens
 from ..prefix_cache import PrefixCache
 from ..record import Record, RecordKind
+from ..shared_prompts import SharedPrompt
 from ..trie import RadixTrie
-from ..tries import Namespace
+from ..tries import SHARED, Namespace
 
 _SIZE = 4  # bytes of a token
 _Place = tuple[str, int, bytes]  # tenant, offset, digest of the tokens before it
@@ -27,7 +28,7 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
     what the whole path is, its own tokens included: nothing is placed where that differs.
 
     Args:
-        cache: empty.
+        cache: empty, but that it knows which prompts are shared.
         records: ascending by where they start.
         fingerprint: of the model.
 
@@ -35,7 +36,7 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
         The records of no use.
     """
     records = list(records)
-    places = _Places(records)
+    places = _Places(cache, records, fingerprint)
     orphans = []
     for record in records:
         before = places.find(record)
@@ -43,8 +44,10 @@ def recover_index(cache: PrefixCache, records: Iterable[Record], fingerprint: st
         if before is None or tokens is None or not _is_whole(record, before, fingerprint):
             orphans.append(record)
             continue
-        path = np.concatenate([before.tokens, tokens])
-        trie = cache.tries.open(Namespace(record.tenant, fingerprint))
+        path = np.concatenate([path_tokens(before.node)[: before.offset], tokens])
+        trie = before.trie
+        if not (record.start or cache.layout.spans):  # the path is in one record, all of it
+            trie = places.trie_of(record, path)
         node = _place(cache, trie, path, record)
         if node is None:
             orphans.append(record)
@@ -74,27 +77,25 @@ class _Before(NamedTuple):
     """What comes before an offset.
 
     Attributes:
-        node: one that ends there or later, when it was noted; the root at offset 0.
+        trie: where they are. The tokens are not kept: those of thousands of long paths are
+            gigabytes.
+        node: one that ends there or later, when it was noted.
         offset: how many tokens.
         hashed: has them all.
     """
 
-    node: TrieNode | None
+    trie: RadixTrie
+    node: TrieNode
     offset: int
     hashed: Any
-
-    @property
-    def tokens(self) -> Tokens:
-        """The tokens. Not kept: those of thousands of long paths are gigabytes."""
-        if self.node is None:
-            return np.empty(0, np.int32)
-        return path_tokens(self.node)[: self.offset]
 
 
 class _Places:
     """Where records start, and what leads there as far as it is known."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, cache: PrefixCache, records: Iterable[Record], fingerprint: str) -> None:
+        self._cache = cache
+        self._fingerprint = fingerprint
         starts: dict[str, set[int]] = defaultdict(set)
         for record in records:
             starts[record.tenant].add(record.start)
@@ -105,8 +106,26 @@ class _Places:
     def find(self, record: Record) -> _Before | None:
         """What comes before a record; None if nobody has it."""
         if not record.start:
-            return _Before(None, 0, hasher())
+            trie = self._cache.tries.open(Namespace(record.tenant, self._fingerprint))
+            return _Before(trie, trie.root, 0, hasher())
+        shared = self._cache.shared.ending_at(record.start, record.prefix)
+        if shared is not None and record.tenant != SHARED and record.end > record.start:
+            return self._after(shared, record.tenant)
         return self._known.get((record.tenant, record.start, record.prefix))
+
+    def _after(self, shared: SharedPrompt, tenant: str) -> _Before:
+        namespace = shared.namespace(Namespace(tenant, self._fingerprint))
+        trie, hashed = self._cache.tries.open(namespace, shared.tokens), hasher()
+        hashed.update(shared.tokens.tobytes())
+        return _Before(trie, trie.root, len(shared.tokens), hashed)
+
+    def trie_of(self, record: Record, path: Tokens) -> RadixTrie:
+        """The trie in which a whole path is looked for."""
+        namespace = Namespace(record.tenant, self._fingerprint)
+        shared = self._cache.shared.longest(namespace, path)
+        if shared is None:
+            return self._cache.tries.open(namespace)
+        return self._cache.tries.open(shared.namespace(namespace), shared.tokens)
 
     def reach(self, record: Record, before: _Before, node: TrieNode) -> None:
         """Note that a record's tokens, to the end of `node`, are there to go on from."""
@@ -118,7 +137,7 @@ class _Places:
             done = at
             place = (record.tenant, start, hashed.digest())
             if place in self._wanted:
-                self._known.setdefault(place, _Before(node, start, hashed.copy()))
+                self._known.setdefault(place, _Before(before.trie, node, start, hashed.copy()))
 
 
 def _place(cache: PrefixCache, trie: RadixTrie, path: Tokens, record: Record) -> TrieNode | None:

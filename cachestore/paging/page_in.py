@@ -94,7 +94,7 @@ class PageIn:
 
     def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
         """Have what is on disk of a prompt read."""
-        trie = self._cache.tries.get(namespace)
+        trie = self._cache.trie_of(namespace, tokens)
         if trie is None:
             return PageInStatus.NOTHING
         missing = self._cache.missing(trie, tokens, self._unreadable)

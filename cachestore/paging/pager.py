@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import structlog
 
 from ..disk.tier import DiskTier
@@ -10,7 +11,7 @@ from ..disk.write_queue import DiskStatistics
 from ..ledger import Size
 from ..node import Tokens
 from ..prefix_cache import PrefixCache
-from ..tries import Namespace
+from ..tries import SHARED, Namespace
 from .codec import Codec
 from .index_recovery import recover_index
 from .page_in import PageIn, PageInStatus
@@ -56,6 +57,9 @@ class Pager:
         self._page_out = PageOut(cache, tier, codec, make_room)
         self._page_in = PageIn(cache, tier, codec, make_room)
         self._retries = Retries()
+        for pin in tier.pins():
+            if pin.tenant == SHARED:
+                cache.shared.declare(pin.name, np.frombuffer(pin.tokens, np.int32), None)
         orphans = recover_index(cache, tier.records, fingerprint)
         self._tier.delete(orphans)
         log.info("disk tier", folder=str(tier.folder), records=len(tier.records) - len(orphans))

@@ -550,7 +550,7 @@ class World:
     def check_content(self) -> None:
         """Assert that each node holds the state of its own path."""
         for trie in self.cache.tries:
-            paths: dict[TrieNode | None, TokenIds] = {trie.root: ()}
+            paths: dict[TrieNode | None, TokenIds] = {trie.root: tuple(trie.root.tokens.tolist())}
             for node in trie.nodes():
                 edge = tuple(node.tokens.tolist())
                 paths[node] = paths[node.parent] + edge

@@ -20,8 +20,10 @@ from umbel.cachestore.node import as_tokens, path_tokens
 from umbel.cachestore.paging.index_recovery import recover_index
 from umbel.cachestore.paging.page_in import PageInStatus
 from umbel.cachestore.paging.pager import Pager
+from umbel.cachestore.pins import Pins
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.record import Record, RecordKind
+from umbel.cachestore.shared_prompts import SharedPrompt
 from umbel.cachestore.state import Span
 from umbel.cachestore.tries import Namespace
 
@@ -257,6 +259,7 @@ class PagedWorld(World):
             fingerprint=fingerprint,
             make_room=self.governor.make_room,
         )
+        self.pins = Pins(self.cache, fingerprint, self.tier)
 
     def begin(
         self,
@@ -276,6 +279,7 @@ class PagedWorld(World):
     def step(self) -> None:
         """Let the disk do what it was told, and take in what came of it."""
         assert self.tier.flush(TIMEOUT)
+        self.pins.restore(self.pager)
         self.pager.step()
         self.check_disk()
 
@@ -321,6 +325,7 @@ class PagedWorld(World):
         """Start anew on the same folder, with nothing in memory."""
         assert not self.sequences
         self.close_tier()
+        self.pins.close()
         self.cache.evictor.clear()
         assert not self.registry.nbytes
         longest = self.cache.longest
@@ -359,6 +364,8 @@ class PagedWorld(World):
         assert set(self.cache.tries.files.counts()) == set(self.tier.alive)
         records = sorted(self.tier.alive.values(), key=lambda record: record.start)
         anew = PrefixCache(self.stack.layout, budget=PLENTY)
+        for prompt in shared_prompts(self.cache):
+            anew.shared.declare(prompt.digest.hex(), prompt.tokens, None)
         assert recover_index(anew, records, NAMESPACE.fingerprint) == [], (
             "a child without its parents"
         )
@@ -368,6 +375,7 @@ class PagedWorld(World):
         """Assert that everything can be given back, the disk's files too."""
         self.step()
         self.check_disk()
+        self.pins.close()
         self.cache.evictor.clear()
         self.check()
         self.cache.evictor.forget_persisted(0)
@@ -378,6 +386,11 @@ class PagedWorld(World):
         assert self.tier.files() == set()
         assert self.cache.ledger.total == Size()
         self.close_tier()
+
+
+def shared_prompts(cache: PrefixCache) -> list[SharedPrompt]:
+    """The prompts that are declared shared, and those that somebody uses still."""
+    return [*cache.shared._declared.values(), *cache.shared._retracted]
 
 
 def written(world: PagedWorld, kind: RecordKind = RecordKind.SPAN) -> list[tuple[int, int]]:
@@ -407,14 +420,18 @@ def on_disk(cache: PrefixCache) -> set[OnDisk]:
 
 
 def has_on_disk(cache: PrefixCache, wanted: OnDisk) -> bool:
-    """Whether a cache knows something to be on disk."""
-    trie = cache.tries.get(wanted.namespace)
-    if trie is None:
-        return False
-    node, known = trie.match(as_tokens(wanted.tokens))
-    if wanted.whole:
-        return known == len(wanted.tokens) == node.end and node.persisted_checkpoint is not None
-    return known == len(wanted.tokens) <= node.persisted_end
+    """Whether a cache knows something to be on disk, below what is shared by now or not."""
+    namespace, tokens = wanted.namespace, as_tokens(wanted.tokens)
+    shared = cache.shared.longest(namespace, tokens)
+    for name in (namespace, namespace if shared is None else shared.namespace(namespace)):
+        trie = cache.tries.get(name)
+        if trie is None:
+            continue
+        node, known = trie.match(tokens)
+        whole = known == node.end and node.persisted_checkpoint is not None
+        if known == len(tokens) and (whole if wanted.whole else known <= node.persisted_end):
+            return True
+    return False
 
 
 def damage(path: Path, how: str) -> None:

@@ -1,6 +1,7 @@
 """Any order of requests, evictions, writes, reads, damages and restarts."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -20,10 +21,11 @@ from hypothesis.stateful import (
 from umbel.cachestore import compaction
 from umbel.cachestore.bounds import TenantBounds
 from umbel.cachestore.checkpoints import Reason
+from umbel.cachestore.errors import PinError
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging import page_out
-from umbel.cachestore.tries import Namespace
+from umbel.cachestore.tries import SHARED, Namespace
 
 from .bounded import bound, watched
 from .disk_tools import TIMEOUT
@@ -31,6 +33,7 @@ from .fakes import NAMESPACE, PLENTY, Stack
 from .pager_tools import PagedSequence, PagedWorld, damage, has_on_disk, on_disk
 
 MAX_OPEN = 4
+OPERATOR = Namespace(SHARED, NAMESPACE.fingerprint)
 NAMESPACES = st.sampled_from([NAMESPACE, NAMESPACE, Namespace("b", NAMESPACE.fingerprint)])
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 REASONS = st.sampled_from([Reason.SYSTEM, Reason.MESSAGE])
@@ -159,6 +162,22 @@ class PagerMachine(RuleBasedStateMachine):
     def shrink(self, share: float) -> None:
         """The system is short of memory, or no more."""
         self.world.governor.pool.shrink(share)
+
+    # -- shared prompts ----------------------------------------------------------------
+
+    @precondition(has_closed)
+    @rule(which=PICK, cut=st.integers(1, 30), name=st.sampled_from("xy"))
+    def share(self, which: int, cut: int, name: str) -> None:
+        """The beginning of what somebody sent is declared shared."""
+        tokens = self.world.closed[-1 - which % len(self.world.closed)][1][:cut]
+        self.world.serve([*tokens, 9], (), (len(tokens), Reason.SYSTEM), namespace=OPERATOR)
+        with suppress(PinError):
+            self.world.pins.pin(SHARED, name, as_tokens(tokens))
+
+    @rule(name=st.sampled_from("xy"))
+    def share_no_more(self, name: str) -> None:
+        """A prompt is not shared any more, whoever uses it."""
+        self.world.pins.unpin(SHARED, name)
 
     # -- the disk ----------------------------------------------------------------------
 
