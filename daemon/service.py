@@ -43,10 +43,10 @@ class Caller(NamedTuple):
         tenant: who sent it.
         conversation: the name it gave, or None for a conversation of its own.
         session: of an agent, in which it may have several conversations.
-        unit: see `Place`.
         arrived_at: when, on the engine's clock, in seconds.
         share: what its body, and then its prompt, hold of the budget of bodies.
-        priority: how urgent it is.
+        priority: before whom of equal credit it goes.
+        unit: see `Place`.
     """
 
     request_id: str
@@ -55,8 +55,8 @@ class Caller(NamedTuple):
     session: str | None
     arrived_at: float
     share: Share
-    unit: str | None = None
     priority: Priority = Priority.INTERACTIVE
+    unit: str | None = None
 
 
 class Service:
