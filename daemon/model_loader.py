@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
+from ..cachestore.bounds import TenantBounds
 from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
@@ -73,6 +74,7 @@ class ModelLoader:
         self._workers = workers
         self._pressure = pressure
         self.memory = MemoryBudget(settings(), device_memory())
+        self.memory.pool.bound_tenants(self._bounds, self._floors)
         self._quotas = Quotas(self._terms)
         self.stop = threading.Event()
         self._opened: dict[str, OpenedModel] = {}
@@ -206,6 +208,19 @@ class ModelLoader:
         self.memory.leave(name)
         gc.collect()  # mlx-lm's modules refer to each other
         give_freed_memory_back()
+
+    def bound_tenants(self) -> None:
+        """Bound what tenants' state takes as the settings say now."""
+        self._thread.submit(self.memory.pool.bound_tenants, self._bounds, self._floors)
+
+    @property
+    def _floors(self) -> int:
+        return sum(tenant.floor for tenant in self._settings().tenants.values())
+
+    def _bounds(self, tenant: str) -> TenantBounds:
+        """What bounds the state of a tenant at present."""
+        found = tenant_settings(self._settings().tenants, tenant)
+        return TenantBounds(found.floor, found.ceiling, found.disk_budget)
 
     def _terms(self, tenant: str) -> Terms:
         """What is agreed with a tenant at present."""

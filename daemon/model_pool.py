@@ -54,6 +54,10 @@ class Loader(Protocol):
         """Load what was opened."""
         ...
 
+    def bound_tenants(self) -> None:
+        """Bound what tenants' state takes as the settings say now."""
+        ...
+
     async def drop(self, slot: ModelSlot) -> None:
         """Let go of what was opened, or of what is left of a load that failed."""
         ...
@@ -136,6 +140,7 @@ class ModelPool:
         """Bound what comes from now on otherwise."""
         self.most_waiting = self.workers.most_waiting = max_waiting
         self.timeout = self.workers.timeout = request_timeout
+        self._loader.bound_tenants()
         for resident in self.residents:
             resident.service.set_bounds(max_waiting=max_waiting, request_timeout=request_timeout)
 

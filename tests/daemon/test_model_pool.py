@@ -72,6 +72,9 @@ class FakeLoader:
         assert len(self.loaded) <= ROOM
         return Resident(cast("Any", SimpleNamespace(name=slot.name)), *cast("Any", (None, None)))
 
+    def bound_tenants(self) -> None:
+        """Nobody has bounds here."""
+
     async def drop(self, slot: ModelSlot) -> None:
         """Forget a load."""
         self.order.append(f"!{slot.name}")
