@@ -1,5 +1,6 @@
 """Models as handlers see them, over a service that is none or a stand-in."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 from umbel.daemon.config import ModelSettings
@@ -22,6 +23,7 @@ def serving(service: Service | None = None, *, metrics: Metrics | None = None) -
         slot.metrics = metrics
     workers = Workers(1, 1.0, lambda: 0)
     told = StartUp(ServiceManager(None), 1.0, Display())
-    pool = ModelPool([slot], cast("Any", None), workers, told, most_waiting=1, timeout=1.0)
+    loader = cast("Any", SimpleNamespace(bound_tenants=lambda: None))  # nothing is loaded
+    pool = ModelPool([slot], loader, workers, told, most_waiting=1, timeout=1.0)
     pool.started = True
     return pool
