@@ -10,13 +10,14 @@ from typing import Generic
 
 from ..cachestore.statistics import CacheStatistics
 from .decoder import Decoder
-from .errors import DeadlineExceededError, UnavailableError
+from .errors import UnavailableError
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
 from .masks import MaskPool
 from .memory import Affordable, MemoryPlanner
 from .prefiller import Prefiller
-from .queue import RETRY_AFTER, ConversationQueue
+from .queue import ConversationQueue
+from .refusals import late, no_room
 from .request import Event, FinishReason, Started
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
@@ -218,23 +219,17 @@ class Engine(Generic[C, P, O, T]):
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:
         pinned = self._kv_cache.pinned_bytes
-        return UnavailableError(
-            f"memory is short: the request needs {self._memory.needed(sequence)} bytes of "
-            f"{self._memory.usable} that may be used at present"
-            + (f", of which pins hold {pinned}: unpin something, or" if pinned else ";")
-            + " try again later",
-            retry_after=RETRY_AFTER,
-        )
+        return no_room(self._memory.needed(sequence), self._memory.usable, pinned)
 
     def _drop_ended(self) -> None:
         now = self._clock()
         for sequence in self._scheduler.waiting.expired(now):
-            self._lifecycle.finish(sequence, FinishReason.ERROR, _late(sequence))
+            self._lifecycle.finish(sequence, FinishReason.ERROR, late(sequence))
         for sequence in (*self._running, *self._scheduler.preempted):
             if sequence.cancelled:
                 self._lifecycle.finish(sequence, FinishReason.CANCELLED)
             elif sequence.request.deadline <= now and sequence.wants_more:
-                self._lifecycle.finish(sequence, FinishReason.ERROR, _late(sequence))
+                self._lifecycle.finish(sequence, FinishReason.ERROR, late(sequence))
 
     def _begin(self, sequence: Sequence) -> None:
         self._publish_statistics()
@@ -312,8 +307,3 @@ class Engine(Generic[C, P, O, T]):
     def _publish_events(self) -> None:
         if events := self._lifecycle.take_events():
             self._publish(events)
-
-
-def _late(sequence: Sequence) -> DeadlineExceededError:
-    state = "waited" if sequence.status is SequenceStatus.WAITING else "ran"
-    return DeadlineExceededError(f"the request still {state} when its time was over")

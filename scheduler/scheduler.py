@@ -1,81 +1,22 @@
 """Who waits, who runs, who is preempted, and who starts next."""
 
-import enum
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from ..cachestore.restoration import Known
 from .fairness.entry import Candidate, Policy
 from .fairness.order import rank
 from .fairness.slots import Slot, preemption
 from .queue import ConversationQueue
+from .selection import WAITS_FOR, Readiness, Selection, select
 from .sequence import Sequence, SequenceStatus
 from .times import Activity
-
-_READ_AHEAD = 8
-"""Sequences that wait for the disk at once; those after them are not looked at yet."""
 
 _LOOKS = 64
 """Sequences that are looked at for one that can start; what comes after them waits till later."""
 
 _GAP = 2 * Policy().quantum
 """Tokens per weight by which tenants are apart before a slot changes hands; see `preemption`."""
-
-
-class Readiness(enum.Enum):
-    """Whether a sequence can start, and else what it waits for."""
-
-    READY = enum.auto()
-    PREFIX = enum.auto()
-    """Another sequence is computing much of its prompt."""
-    DISK = enum.auto()
-    """Its state is being read."""
-    MEMORY = enum.auto()
-    """There is no room for it beside those that run."""
-
-
-_ACTIVITIES = {
-    Readiness.PREFIX: Activity.PREFIX,
-    Readiness.DISK: Activity.DISK,
-    Readiness.MEMORY: Activity.MEMORY,
-}
-
-
-class Selection(NamedTuple):
-    """What `select` found.
-
-    Attributes:
-        start: the sequence that starts next, or None.
-        short: the sequence that lacks memory and that none may overtake, or None.
-        reading: sequences that wait for the disk.
-    """
-
-    start: Sequence | None
-    short: Sequence | None
-    reading: int
-
-
-def select(candidates: Iterable[Sequence], readiness: Callable[[Sequence], Readiness]) -> Selection:
-    """Choose who starts next: the first candidate that is ready.
-
-    Those that wait for the disk or for another's prefill are passed over, and one that lacks
-    memory is not. Candidates after the chosen one are not looked at.
-
-    Args:
-        candidates: in their order.
-        readiness: of one of them.
-    """
-    reading = 0
-    for sequence in candidates:
-        found = readiness(sequence)
-        if found is Readiness.READY:
-            return Selection(sequence, None, reading)
-        if found is Readiness.MEMORY:
-            return Selection(None, sequence, reading)
-        reading += found is Readiness.DISK
-        if reading == _READ_AHEAD:
-            break
-    return Selection(None, None, reading)
 
 
 class PrefixLookup(Protocol):
@@ -314,8 +255,8 @@ class Scheduler:
 
     def _readiness(self, sequence: Sequence) -> Readiness:
         readiness = self._look(sequence)
-        if readiness in _ACTIVITIES:
-            self._found[sequence] = _ACTIVITIES[readiness]
+        if readiness in WAITS_FOR:
+            self._found[sequence] = WAITS_FOR[readiness]
         if readiness is Readiness.MEMORY:
             sequence.needs = self._memory.needed(sequence), self._memory.usable
         return readiness

@@ -15,7 +15,8 @@ from hypothesis.stateful import (
 )
 
 from umbel.scheduler.queue import ConversationQueue
-from umbel.scheduler.scheduler import _READ_AHEAD, Scheduler
+from umbel.scheduler.scheduler import Scheduler
+from umbel.scheduler.selection import READ_AHEAD
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
 from ..fakes import make_request
@@ -205,7 +206,7 @@ class TestStarting:
     def test_only_the_first_are_read_ahead(self) -> None:
         """Who stands after them is not looked at until one of them has what it waits for."""
         fixture = SchedulerFixture()
-        names = [f"r{number}" for number in range(_READ_AHEAD)]
+        names = [f"r{number}" for number in range(READ_AHEAD)]
         fixture.cache.on_disk = set(names)
         fixture.put(*names, "last")
         assert fixture.start() == []
@@ -544,7 +545,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         idle = [s for s in self.waiting if s.request.conversation not in busy]
         for sequence in self.scheduler.preempted[:1] or idle:
             conversation = sequence.request.conversation
-            if reading == _READ_AHEAD:
+            if reading == READ_AHEAD:
                 break
             if running and conversation in self.fixture.cache.behind:
                 continue
