@@ -85,8 +85,21 @@ class Generation:
         now = self._handoff.clock()
         computed_at = None if self._channel is None else self._channel.finished_at
         self._times.end(now if computed_at is None else computed_at, now)
-        self._metrics.requests.labels(str(self.finish_reason)).inc()
+        self._count()
         self._write_log_line()
+
+    def _count(self) -> None:
+        outcome, tenant, usage = str(self.finish_reason), self.request.tenant, self.usage
+        self._metrics.requests.labels(outcome).inc()
+        tokens = {
+            "prompt": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "generation": usage.completion_tokens,
+        }
+        self._metrics.tenants.count(tenant, outcome, tokens)
+        channel = self._channel
+        if channel is not None and channel.times is not None and channel.finished_at is not None:
+            self._metrics.tenants.add_waits(tenant, channel.times, channel.finished_at)
 
     @property
     def usage(self) -> Usage:

@@ -12,6 +12,7 @@ from ..cachestore.ledger import Kind
 from ..cachestore.paging.pager import Pager
 from ..scheduler.request import FinishReason
 from ..scheduler.statistics import EngineStatistics
+from .tenant_metrics import TenantMetrics
 from .vllm_names import WithVLLMNames
 
 REFUSED = "refused"
@@ -47,6 +48,7 @@ class Metrics:
         refusals: requests that were refused, by the reason that their answers give.
         stage_seconds: how long requests were in each stage.
         e2e_seconds: how long they took in all.
+        tenants: what is counted by tenant.
 
     Args:
         engine: returns the engine's last published statistics.
@@ -78,6 +80,7 @@ class Metrics:
         self.e2e_seconds = self._histogram(
             "umbel_e2e_request_latency_seconds", "From arrival until the answer is sent.", _LONG
         )
+        self.tenants = TenantMetrics(self._measured)
         self.attach(engine, waiting, disk)
         self._measured.register(_EngineCollector(self))
         self._measured.register(_MemoryCollector(self))

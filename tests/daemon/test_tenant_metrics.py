@@ -1,0 +1,52 @@
+"""Counters by tenant: what is counted, and that their labels are bounded."""
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from umbel.daemon.tenant_metrics import MOST_TENANTS, OTHERS, TenantMetrics
+from umbel.scheduler.times import Activity, Times
+
+from .measured import samples
+from .running import RunningDaemon
+
+
+def test_the_labels_are_bounded() -> None:
+    """Whoever comes late is counted with the others, for good."""
+    registry = CollectorRegistry()
+    metrics = TenantMetrics(registry)
+    for _ in range(2):
+        for number in range(MOST_TENANTS + 36):
+            metrics.count(f"t{number}", "stop", {"prompt": 3})
+    measured = samples(generate_latest(registry).decode())
+    requests = {
+        key[1]: value for key, value in measured.items() if key[0].endswith("requests_total")
+    }
+    assert len(requests) == MOST_TENANTS + 1
+    assert requests["t0"] == requests[f"t{MOST_TENANTS - 1}"] == 2
+    assert requests[OTHERS] == 72
+    tokens = [value for key, value in measured.items() if key[0].endswith("tokens_total")]
+    assert sum(tokens) == 6 * (MOST_TENANTS + 36)
+
+
+def test_waits_are_counted_and_work_is_not() -> None:
+    """Each for its seconds."""
+    registry = CollectorRegistry()
+    times = Times(Activity.SLOT, 10.0)
+    for activity, at in ((Activity.DISK, 12.0), (Activity.PREFILL, 15.0), (Activity.MEMORY, 16.0)):
+        times.note(activity, at)
+    assert times.longest_wait(20.0) == (Activity.MEMORY, 4.0)
+    TenantMetrics(registry).add_waits("t", times, 20.0)
+    measured = samples(generate_latest(registry).decode())
+    waits = {key[-2:]: value for key, value in measured.items() if "wait" in key[0]}
+    assert sorted(waits.values()) == [2.0, 3.0, 4.0]
+
+
+def test_a_request_counts_for_its_tenant(tiny_daemon: RunningDaemon) -> None:
+    """Its tokens, and how it ended."""
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    usage = tiny_daemon.post(body).json()["usage"]
+    text = tiny_daemon.request("GET", "/metrics").body.decode()
+    measured = {key: value for key, value in samples(text).items() if "_tenant_" in key[0]}
+    (tenant,) = {key[1] for key in measured if key[0] == "umbel_tenant_requests_total"}
+    assert measured["umbel_tenant_requests_total", tenant, "length"] >= 1
+    tokens = measured["umbel_tenant_tokens_total", tenant, "generation"]
+    assert tokens >= usage["completion_tokens"] == 3
