@@ -61,6 +61,8 @@ async def pull(name: str, *, json: bool) -> list[str]:
     with _Bar(name, console) as bar:
         watch.report = bar.show
         work = asyncio.ensure_future(asyncio.to_thread(partial(fetch, name, watch)))
+        # Takes its error, also where nobody waits for it any more.
+        work.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             path = await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -56,6 +56,17 @@ def test_in_a_download(hub: FakeHub, short_path: Path) -> None:
     assert part.stat().st_size > 0
 
 
+def test_in_a_pull(hub: FakeHub, short_path: Path) -> None:
+    """`umbel models pull` ends as a command does, and says how to go on."""
+    environment = in_terminal(short_path) | hub.environment(short_path / "hf")
+    with terminal("models", "pull", REPO, env=environment, folder=short_path) as shown:
+        shown.wait_for(lambda: hub.half.is_set() and "KiB" in shown.text())
+        shown.type(CTRL_C)
+        assert shown.wait() == INTERRUPTED
+        assert f"stopped; `umbel models pull {REPO}` goes on where it ended" in shown.text()
+    assert list((short_path / "hf").rglob("*.partial"))
+
+
 @pytest.mark.slow
 def test_while_it_warms_up(short_path: Path) -> None:
     """What is computed ends, nothing comes after it, and the end says what it waits for."""
