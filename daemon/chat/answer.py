@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 
+from ..errors import ClientError
 from ..terminal.console import moves, spinner
 from ..terminal.phases import REFRESH
 from ..terminal.sizes import share
@@ -30,26 +31,36 @@ async def print_answer(conversation: Conversation, text: str, console: Console) 
     """
     on_terminal = console.is_terminal and sys.stdout.isatty()
     measured = Measured()
-    with _spinner(console, turns=on_terminal and moves(console)) as live:
-        async for event in conversation.say(text):
-            measured.add(event.text, event.usage)
-            if event.text:
-                live.stop()
-                sys.stdout.write(harmless(event.text) if on_terminal else event.text)
-                sys.stdout.flush()
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    try:
+        with _spinner(console, turns=on_terminal and moves(console)) as live:
+            async for event in conversation.say(text):
+                measured.add(event.text, event.usage)
+                if event.text:
+                    live.stop()
+                    sys.stdout.write(harmless(event.text) if on_terminal else event.text)
+                    sys.stdout.flush()
+    except ClientError:
+        if measured.began:
+            end_line()
+        raise
+    end_line()
     if on_terminal:
         console.print(str(measured), style="dim")
+
+
+def end_line() -> None:
+    """End the line of an answer: what follows it, an error or a shell's prompt, has its own."""
+    sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 class Measured:
     """What an answer took, as its reader sees it."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._asked_at = time.monotonic()
         self._first: float | None = None
-        self._last = self._began
+        self._last = self._asked_at
         self._usage: dict[str, Any] | None = None
 
     def add(self, text: str, usage: dict[str, Any] | None) -> None:
@@ -58,6 +69,11 @@ class Measured:
         if text:
             self._last = time.monotonic()
             self._first = self._last if self._first is None else self._first
+
+    @property
+    def began(self) -> bool:
+        """Whether any of the answer has come."""
+        return self._first is not None
 
     def __str__(self) -> str:
         usage = self._usage
@@ -69,7 +85,7 @@ class Measured:
         if self._first is not None:
             if self._last > self._first and out > 1:
                 parts.append(f"{(out - 1) / (self._last - self._first):.1f} tokens/s")
-            parts.append(f"the first after {self._first - self._began:.2f} s")
+            parts.append(f"the first after {self._first - self._asked_at:.2f} s")
         parts.append(f"{share(cached, prompt)} of {prompt} prompt tokens cached")
         return ", ".join(parts)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from ..errors import ClientError
 from ..signals import StopSignals
 from ..terminal.console import moves
-from .answer import print_answer
+from .answer import end_line, print_answer
 from .commands import command_of, ends, obey
 from .conversation import Conversation, Options
 from .lines import Lines, PipedLines
@@ -40,7 +40,11 @@ async def chat(
         conversation = Conversation(client, system, options)
         await wait_until_ready(client, console)
         if prompt is not None:
-            await print_answer(conversation, prompt, console)
+            try:
+                await print_answer(conversation, prompt, console)
+            except asyncio.CancelledError:
+                end_line()
+                raise
             return
         console.print(_HELP, style="dim")
         if not (

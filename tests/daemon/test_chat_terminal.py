@@ -14,7 +14,7 @@ from umbel.daemon.chat.answer import harmless
 from umbel.daemon.chat.commands import Command, command_of
 
 from .loading_daemon import loading_daemon
-from .running import RunningDaemon, eventually
+from .running import RunningDaemon, eventually, running
 from .terminal import CTRL_C, CTRL_D, Terminal, in_terminal, terminal
 
 UP, LEFT, ENTER = "\x1b[A", "\x1b[D", "\r"
@@ -106,6 +106,30 @@ def test_ctrl_c_stops_an_answer(tiny_daemon: RunningDaemon, short_path: Path) ->
         shown.wait_for("2 messages are in kept.json")
         roles = [each["role"] for each in json.loads((short_path / "kept.json").read_text())]
         assert roles == ["user", "assistant"]
+
+
+def test_ctrl_c_stops_the_one_answer(tiny_daemon: RunningDaemon, short_path: Path) -> None:
+    """The command ends with it, and the shell's prompt gets a line of its own."""
+    with chat(tiny_daemon.socket, short_path, "--max-tokens", "6000", "hello") as shown:
+        shown.wait_for(shown.lines)
+        shown.type(CTRL_C)
+        assert shown.wait() == 128 + signal.SIGINT
+        assert shown.screen.cursor.x == 0
+
+
+def test_an_answer_that_breaks_off_says_why_below_it(short_path: Path, long_tiny_dir: Path) -> None:
+    """As where the daemon is stopped."""
+    with (
+        running(short_path, long_tiny_dir, "--stop-grace", "0") as daemon,
+        at_prompt(daemon, short_path, "--max-tokens", "6000") as shown,
+    ):
+        shown.type(f"hello{ENTER}")
+        shown.wait_for(lambda: len(shown.lines()) > 3)
+        assert daemon.terminate() == 0
+        shown.wait_for("the daemon is stopping")
+        shown.wait_for(lambda: shown.lines()[-1] == ">")
+        assert "the daemon is stopping" in shown.lines()[-2]
+        assert shown.lines()[-2].startswith("the daemon")
 
 
 def test_what_is_pasted_may_have_lines(tiny_daemon: RunningDaemon, short_path: Path) -> None:
