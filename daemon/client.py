@@ -131,9 +131,9 @@ def _unreachable(path: Path, error: Exception) -> str:
     """Say why nobody answers on a socket, and what to do."""
     match getattr(error, "os_error", error):
         case FileNotFoundError():
-            why = "there is no such socket: start one with umbel serve, or name its --socket"
+            why = "there is no such socket; umbel serve starts a daemon, or name its --socket"
         case ConnectionRefusedError():
-            why = "nobody listens there any more: umbel serve starts another"
+            why = "nobody listens there any more; umbel serve starts another"
         case PermissionError():
             why = "it is another user's"
         case TimeoutError():

@@ -87,7 +87,7 @@ def _budgets(status: Status, told: list[Row]) -> Table:
         grid.add_row(
             Text("disk", "dim"),
             Text(),
-            Text(f"{amount(nbytes)} in {files} files{''.join(faults[:1])}"),
+            Text(f"{amount(nbytes)} in {files} file{'s'[: files != 1]}{''.join(faults[:1])}"),
         )
     return grid
 
