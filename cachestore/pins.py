@@ -128,10 +128,9 @@ class Pins:
         """What pins hold in memory."""
         return self._held_by([lease for _, lease in self._pinned.values()])
 
-    @property
-    def leases(self) -> int:
-        """How many leases pins hold."""
-        return len(self._pinned)
+    def leases_of(self, tenant: str | None = None) -> int:
+        """How many leases the pins of a tenant hold, or all of them for None."""
+        return sum(tenant in (None, whose) for whose, _ in self._pinned)
 
     def restore(self, pager: Pager) -> None:
         """Take up pins of before a restart, one after another, once their state was read.
@@ -183,22 +182,26 @@ class Pins:
         path = np.append(tokens, _NO_TOKEN)
         lease = self._cache.begin(Namespace(tenant, self._fingerprint), path)
         try:
-            self._check(name, lease)
+            self._check(tenant, name, lease)
         except PinError:
             lease.close()
             raise
         return lease
 
-    def _check(self, name: str, lease: Lease) -> None:
+    def _leases_of(self, tenant: str) -> list[Lease]:
+        return [lease for (whose, _), (_, lease) in self._pinned.items() if whose == tenant]
+
+    def _check(self, tenant: str, name: str, lease: Lease) -> None:
         if not lease.cached:
             raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
         taken = self._held_by([lease, *[lease for _, lease in self._pinned.values()]])
         least = self._cache.pool.least
         limit = (self._cache.budget if least is None else least) // _SHARE
         if taken > limit:
+            own = self._held_by([lease, *self._leases_of(tenant)])
             raise PinError(
-                f"with {name!r} pins would take {taken} bytes, and they may take {limit}; "
-                "unpin something, or raise cache_bytes"
+                f"with {name!r} your pins would take {own} bytes, and those of all tenants may "
+                f"take {limit}; unpin something, or raise cache_bytes"
             )
 
     @staticmethod

@@ -152,9 +152,10 @@ class PrefixCache:
             trie.checkpoints.close()
         self.pool.tries.remove(self.tries)
 
-    def statistics(self) -> CacheStatistics:
-        """Describe the tries. Costs a walk over all nodes."""
-        return describe(self.tries, self.evictor)
+    def statistics(self, tenant: str | None = None) -> CacheStatistics:
+        """Describe the tries of a tenant, or of all for None. Costs a walk over their nodes."""
+        tries = [trie for name, trie in self.tries.items() if tenant in (None, name.tenant)]
+        return describe(tries, self.evictor)
 
     def _touch(self, trie: RadixTrie, resume: TrieNode, holder: TrieNode | None) -> None:
         """Have what a request resumes at count as just used, and nothing above it."""

@@ -1,15 +1,16 @@
 """What the cache holds, in numbers."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from .evictor import Evictor
 from .node import TrieNode, size_in_memory
-from .tries import Tries
+from .trie import RadixTrie
 
 
 @dataclass(frozen=True)
 class CacheStatistics:
-    """The tries' shape, all namespaces together. Sizes in bytes.
+    """The tries' shape, all that are described together. Sizes in bytes.
 
     Attributes:
         tokens: that are recognised.
@@ -32,8 +33,8 @@ class CacheStatistics:
     page_outs: int = 0
 
 
-def describe(tries: Tries, evictor: Evictor) -> CacheStatistics:
-    """Count what is in the tries, and what went from them. Costs a walk over all nodes."""
+def describe(tries: Collection[RadixTrie], evictor: Evictor) -> CacheStatistics:
+    """Count what is in tries, and what went from all. Costs a walk over their nodes."""
     nodes = [node for trie in tries for node in trie.nodes()]
     return CacheStatistics(
         namespaces=len(tries),

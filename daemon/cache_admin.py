@@ -46,13 +46,18 @@ class CacheAdmin:
         self._pins = pins
         self._fingerprint = fingerprint
 
-    async def statistics(self) -> CacheStatistics:
-        """Describe the cache's shape. Pins are no leases here."""
-        found = await self._ask(self._cache.statistics)
-        return replace(found, leases=found.leases - self._pins.leases)
+    async def statistics(self, tenant: str | None) -> CacheStatistics:
+        """Describe the shape of what a tenant has, or all for None. Pins are no leases here."""
+        found, pins = await self._ask(
+            lambda: (self._cache.statistics(tenant), self._pins.leases_of(tenant))
+        )
+        return replace(found, leases=found.leases - pins)
 
-    async def nodes(self, tenant: str) -> list[NodeDescription]:
-        """Describe the nodes of one tenant. Their tokens become text off the MLX thread."""
+    async def nodes(self, tenant: str | None) -> list[NodeDescription]:
+        """Describe the nodes of a tenant and the shared ones, or all for None.
+
+        Their tokens become text off the MLX thread.
+        """
         found = await self._ask(lambda: look(self._cache, self._pins, tenant))
         return await asyncio.to_thread(described, found, self._read)
 

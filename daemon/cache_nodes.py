@@ -9,6 +9,7 @@ from ..cachestore.node import TrieNode
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.trie import RadixTrie
+from ..cachestore.tries import SHARED
 from .memory_budget import clock_of_uses
 from .quoting import printable
 
@@ -25,6 +26,8 @@ class NodeDescription(msgspec.Struct):
     """One node of the trie.
 
     Attributes:
+        tenant: whose it is.
+        shared: whether all tenants' requests can begin with it.
         depth: nodes above it.
         start: offset of its first token.
         end: offset after its last token.
@@ -40,6 +43,8 @@ class NodeDescription(msgspec.Struct):
         children: edges that go on from it.
     """
 
+    tenant: str
+    shared: bool
     depth: int
     start: int
     end: int
@@ -62,14 +67,23 @@ class Seen(NamedTuple):
     tokens: list[int]
 
 
-def look(cache: PrefixCache, pins: Pins, tenant: str) -> list[Seen]:
-    """Look at a tenant's nodes, parents first. Belongs to the MLX thread."""
+def look(cache: PrefixCache, pins: Pins, tenant: str | None) -> list[Seen]:
+    """Look at nodes, a trie's together and parents first. Belongs to the MLX thread.
+
+    Args:
+        cache: where.
+        pins: know conversations.
+        tenant: whose, but for those that are shared; None for everybody's.
+    """
     seen = []
     now = clock_of_uses()
     for namespace, trie in cache.tries.items():
-        if namespace.tenant == tenant:
-            through = _conversations(trie, pins, tenant)
-            seen += [_see(node, through.get(node, []), now) for node in trie.nodes()]
+        whose = namespace.tenant
+        if tenant in (None, whose):
+            through = _conversations(trie, pins, whose)
+            seen += [_see(whose, node, through.get(node, []), now) for node in trie.nodes()]
+        elif whose == SHARED:  # only pins hold any of it for long
+            seen += [_see(whose, node, [], now) for node in trie.nodes() if node.ref_count]
     return seen
 
 
@@ -100,9 +114,11 @@ def _conversations(trie: RadixTrie, pins: Pins, tenant: str) -> dict[TrieNode, l
     return through
 
 
-def _see(node: TrieNode, conversations: list[str], now: int) -> Seen:
+def _see(tenant: str, node: TrieNode, conversations: list[str], now: int) -> Seen:
     last_used = max(node.last_used, node.checkpoint_used)
     description = NodeDescription(
+        tenant=tenant,
+        shared=tenant == SHARED,
         depth=len(node.path()) - 1,
         start=node.start,
         end=node.end,

@@ -29,9 +29,11 @@ class ModelCache(NamedTuple):
     socket: Path
     model: str | None
 
-    def at(self, route: str) -> str:
+    def at(self, route: str, **query: str) -> str:
         """Write a route so that it is about this model."""
-        return route if self.model is None else f"{route}?{urlencode({'model': self.model})}"
+        if self.model is not None:
+            query["model"] = self.model
+        return f"{route}?{urlencode(query)}" if query else route
 
 
 async def stats(cache: ModelCache, console: Console) -> None:
@@ -53,7 +55,8 @@ async def stats(cache: ModelCache, console: Console) -> None:
     if cache.model is None:
         await _print_status(cache, console)
     for pinned in (await _get(cache, "/cache/pins"))["pins"]:
-        console.print(f"pinned: {pinned['name']}, {pinned['tokens']} tokens", markup=False)
+        whose = ", shared" if pinned["shared"] else ""
+        console.print(f"pinned: {pinned['name']}, {pinned['tokens']} tokens{whose}", markup=False)
 
 
 async def _print_status(cache: ModelCache, console: Console) -> None:
@@ -71,16 +74,20 @@ async def _print_status(cache: ModelCache, console: Console) -> None:
 
 
 async def nodes(cache: ModelCache, console: Console) -> None:
-    """Print the caller's nodes, each below the one it goes on from.
+    """Print nodes, each below the one it goes on from, and of whom where they are of several.
 
     Raises:
         ClientError: no daemon answers.
     """
     listed = (await _get(cache, "/cache/nodes"))["nodes"]
-    rows = [_HEAD, *map(_cells, listed)]
+    rows, sides = [_HEAD, *map(_cells, listed)], _SIDES
+    if len({node["tenant"] for node in listed}) > 1:
+        tenants = ["tenant", *(printable(node["tenant"]) for node in listed)]
+        rows = [(tenant, *row) for tenant, row in zip(tenants, rows, strict=True)]
+        sides = f"<{sides}"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = map(format, row, map("{}{}".format, _SIDES, widths))
+        cells = map(format, row, map("{}{}".format, sides, widths))
         line = "  ".join(cells).rstrip()
         if console.is_terminal:  # a line is cut where the window ends
             console.print(line, markup=False, soft_wrap=False, no_wrap=True, overflow="ellipsis")
@@ -128,7 +135,7 @@ async def clear(cache: ModelCache, console: Console) -> None:
     console.print(f"{cleared} tokens forgotten")
 
 
-async def pin(cache: ModelCache, console: Console, body: dict[str, str]) -> None:
+async def pin(cache: ModelCache, console: Console, body: dict[str, str | bool]) -> None:
     """Pin a system prompt or a conversation, and print what is held of it.
 
     Raises:
@@ -141,14 +148,15 @@ async def pin(cache: ModelCache, console: Console, body: dict[str, str]) -> None
     )
 
 
-async def unpin(cache: ModelCache, console: Console, name: str) -> None:
+async def unpin(cache: ModelCache, console: Console, name: str, *, shared: bool) -> None:
     """Let go of a pin.
 
     Raises:
         ClientError: no daemon answers, or there is no such pin.
     """
     async with Client(cache.socket) as client:
-        await client.delete(cache.at(f"/cache/pins/{quote(name, safe='')}"))
+        query = {"shared": "true"} if shared else {}
+        await client.delete(cache.at(f"/cache/pins/{quote(name, safe='')}", **query))
     console.print(f"{name}: not pinned any more", markup=False)
 
 

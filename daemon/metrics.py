@@ -12,7 +12,7 @@ from ..cachestore.ledger import Kind
 from ..cachestore.paging.pager import Pager
 from ..scheduler.request import FinishReason
 from ..scheduler.statistics import EngineStatistics
-from .tenant_metrics import TenantMetrics
+from .tenant_metrics import OfTenant, TenantMetrics
 from .vllm_names import WithVLLMNames
 
 REFUSED = "refused"
@@ -100,9 +100,13 @@ class Metrics:
         """Read all metrics, also under vLLM's names."""
         yield from self._exported.collect()
 
-    def render(self) -> bytes:
-        """Write all metrics in Prometheus's text format."""
-        return generate_latest(self._exported)
+    def render(self, tenant: str | None = None) -> bytes:
+        """Write all metrics in Prometheus's text format.
+
+        Args:
+            tenant: nothing of others is among them; None for the operator.
+        """
+        return _written(self._exported, tenant)
 
     def refuse(self, reason: str) -> None:
         """Count a request that was refused.
@@ -140,11 +144,19 @@ class ByModel(Collector):
                 ]
         yield from families.values()
 
-    def render(self) -> bytes:
-        """Write all of them in Prometheus's text format."""
+    def render(self, tenant: str | None = None) -> bytes:
+        """Write all of them, as `Metrics.render` does."""
         registry = CollectorRegistry()
         registry.register(self)
+        return _written(registry, tenant)
+
+
+def _written(registry: CollectorRegistry, tenant: str | None) -> bytes:
+    if tenant is None:
         return generate_latest(registry)
+    of_tenant = CollectorRegistry()
+    of_tenant.register(OfTenant(list(registry.collect()), tenant))
+    return generate_latest(of_tenant)
 
 
 class _EngineCollector(Collector):

@@ -130,11 +130,11 @@ class ModelPool:
         """Tokens that a prompt of any model may have, as far as is known."""
         return max(slot.context_length or _UNKNOWN for slot in self.slots)
 
-    def render_metrics(self) -> bytes:
+    def render_metrics(self, tenant: str | None) -> bytes:
         """Write the metrics of all models; those of several say which."""
         if len(self.slots) == 1:
-            return self.default.metrics.render()
-        return ByModel({slot.name: slot.metrics for slot in self.slots}).render()
+            return self.default.metrics.render(tenant)
+        return ByModel({slot.name: slot.metrics for slot in self.slots}).render(tenant)
 
     def set_bounds(self, *, max_waiting: int, request_timeout: float) -> None:
         """Bound what comes from now on otherwise."""

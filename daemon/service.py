@@ -7,6 +7,7 @@ import msgspec
 import structlog
 
 from ..cachestore.pins import PinDescription
+from ..cachestore.tries import SHARED
 from ..models.load.loader import LoadedModel
 from ..models.params import SamplingParams
 from ..scheduler.admission import Admission
@@ -23,6 +24,7 @@ from .conversations import PARALLEL, check_name, conversation_of_choice, place_o
 from .generation import Generation
 from .generations import Generations
 from .metrics import Metrics
+from .operators import refuse_tenants
 from .pin_requests import PinRequest
 from .pressure import PressureWatch
 from .prompts import Author, Prepared, PromptReader, Rendered
@@ -47,6 +49,7 @@ class Caller(NamedTuple):
         share: what its body, and then its prompt, hold of the budget of bodies.
         priority: before whom of equal credit it goes.
         unit: see `Place`.
+        operator: whether the one who runs the daemon has sent it.
     """
 
     request_id: str
@@ -57,6 +60,7 @@ class Caller(NamedTuple):
     share: Share
     priority: Priority = Priority.INTERACTIVE
     unit: str | None = None
+    operator: bool = False
 
 
 class Service:
@@ -168,9 +172,13 @@ class Service:
         """Keep a system prompt, computed now if need be, or a conversation.
 
         Raises:
+            APIError: it is to be shared, and somebody else than the operator asks.
             PinError: it cannot be kept.
             RequestError: the prompt could not be computed.
         """
+        if body.shared:
+            refuse_tenants(operator=caller.operator, what="share a prompt with all tenants")
+            caller = caller._replace(tenant=SHARED)
         if body.conversation is not None:
             return await self.cache.pin_conversation(caller.tenant, body.conversation)
         text = body.system or ""

@@ -182,6 +182,27 @@ def status(models: ModelPool | None, state: State, pressure: PressureWatch | Non
     return picture
 
 
+def of_tenant(picture: Status, tenant: str) -> Status:
+    """Leave out of a picture what other tenants' requests are and do."""
+    models = [
+        msgspec.structs.replace(
+            slot,
+            engine=_engine_of(slot.engine, tenant),
+            requests=[one for one in slot.requests if one.tenant == tenant],
+        )
+        for slot in picture.models
+    ]
+    engine = _engine_of(picture.engine, tenant)
+    return msgspec.structs.replace(picture, engine=engine, models=models)
+
+
+def _engine_of(engine: EngineStatistics | None, tenant: str) -> EngineStatistics | None:
+    if engine is None:
+        return None
+    own = tuple(one for one in engine.running if one.tenant == tenant)
+    return msgspec.structs.replace(engine, running=own)
+
+
 def _of_slot(slot: ModelSlot) -> SlotStatus:
     resident = slot.resident
     service = None if resident is None else resident.service

@@ -1,6 +1,10 @@
 """What the daemon measures of each tenant, with a bounded number of labels."""
 
+from collections.abc import Iterable, Iterator
+
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from ..scheduler.times import Times
 
@@ -68,3 +72,26 @@ class TenantMetrics:
         if tenant not in self._labels and len(self._labels) < MOST_TENANTS:
             self._labels[tenant] = tenant
         return self._labels.get(tenant, OTHERS)
+
+
+class OfTenant(Collector):
+    """Metrics without what they say of other tenants.
+
+    Args:
+        families: all of them.
+        tenant: whose samples stay.
+    """
+
+    def __init__(self, families: Iterable[Metric], tenant: str) -> None:
+        self._families = families
+        self._tenant = tenant
+
+    def collect(self) -> Iterator[Metric]:
+        """Leave out samples with the label of another."""
+        for family in self._families:
+            own = [
+                s for s in family.samples if s.labels.get("tenant", self._tenant) == self._tenant
+            ]
+            kept = Metric(family.name, family.documentation, family.type)
+            kept.samples = own
+            yield kept

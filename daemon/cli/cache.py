@@ -34,7 +34,7 @@ def cache_stats(*, model: Model = None, settings: Settings) -> None:
 @app.command("ls")
 @takes_settings("socket")
 def cache_ls(*, model: Model = None, settings: Settings) -> None:
-    """List your own nodes, as a tree."""
+    """List your own nodes, as a tree; those of all tenants if you run the daemon."""
     from ..cache_report import nodes  # noqa: PLC0415  (keeps --help quick)
 
     _report(nodes, model, settings)
@@ -68,6 +68,9 @@ def cache_pin(
     *,
     conversation: Annotated[str | None, typer.Option(help="Pin this conversation instead.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the pin; else the file's name.")] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Share the system prompt with all tenants.")
+    ] = False,
     model: Model = None,
     settings: Settings,
 ) -> None:
@@ -76,8 +79,11 @@ def cache_pin(
 
     if (prompt is None) == (conversation is None):
         fail(ConfigError("name a file with a system prompt, or a --conversation"))
+    if shared and prompt is None:
+        fail(ConfigError("only a system prompt can be shared: name its file"))
     if prompt is not None:
-        body = {"name": name or prompt.name, "system": _text_of(prompt)}
+        body: dict[str, str | bool] = {"name": name or prompt.name, "system": _text_of(prompt)}
+        body["shared"] = shared
     else:
         body = {"conversation": conversation or ""}
     _report(lambda cache, console: pin(cache, console, body), model, settings)
@@ -85,11 +91,19 @@ def cache_pin(
 
 @app.command("unpin")
 @takes_settings("socket")
-def cache_unpin(name: str, *, model: Model = None, settings: Settings) -> None:
+def cache_unpin(
+    name: str,
+    *,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="It is a prompt that all tenants share.")
+    ] = False,
+    model: Model = None,
+    settings: Settings,
+) -> None:
     """Let a pinned prompt or conversation age like anything else."""
     from ..cache_report import unpin  # noqa: PLC0415  (keeps --help quick)
 
-    _report(lambda cache, console: unpin(cache, console, name), model, settings)
+    _report(lambda cache, console: unpin(cache, console, name, shared=shared), model, settings)
 
 
 def _text_of(path: Path) -> str:

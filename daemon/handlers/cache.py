@@ -2,8 +2,10 @@
 
 from aiohttp import web
 
+from ...cachestore.tries import SHARED
 from ..answer_headers import HELD
 from ..failures import APIError
+from ..operators import refuse_tenants
 from ..pin_requests import PinRequest
 from ..quoting import quote
 from .entry import Entry, json_response
@@ -27,20 +29,28 @@ class CacheHandlers:
             web.delete("/cache/pins/{name:.+}", self.cache_unpin),
         ]
 
+    def _whose(self, request: web.Request) -> str | None:
+        """Whose state a caller may see: its own; None for the operator, who sees all."""
+        caller = self._entry.caller(request)
+        return None if caller.operator else caller.tenant
+
     async def cache_stats(self, request: web.Request) -> web.Response:
-        """`GET /cache`: the shape of what is remembered."""
-        self._entry.caller(request)
-        return json_response(await self._entry.loaded(request).cache.statistics())
+        """`GET /cache`: the shape of what the caller has, or of all for the operator."""
+        tenant = self._whose(request)
+        return json_response(await self._entry.loaded(request).cache.statistics(tenant))
 
     async def cache_nodes(self, request: web.Request) -> web.Response:
-        """`GET /cache/nodes`: the caller's own nodes, parents first."""
-        tenant = self._entry.caller(request).tenant
+        """`GET /cache/nodes`: the caller's nodes, or all for the operator, parents first."""
+        tenant = self._whose(request)
         return json_response({"nodes": await self._entry.loaded(request).cache.nodes(tenant)})
 
     async def cache_verify(self, request: web.Request) -> web.Response:
         """`GET /cache/verify`: whether the cache's invariants hold."""
-        self._entry.caller(request)
-        return json_response({"problems": await self._entry.loaded(request).cache.verify()})
+        tenant = self._whose(request)
+        problems = await self._entry.loaded(request).cache.verify()
+        if problems and tenant is not None:
+            problems = [f"{len(problems)} problems, which the operator may see"]
+        return json_response({"problems": problems})
 
     async def cache_clear(self, request: web.Request) -> web.Response:
         """`POST /cache/clear`: forget what the caller has, in memory and on disk."""
@@ -50,11 +60,11 @@ class CacheHandlers:
         )
 
     async def cache_pins(self, request: web.Request) -> web.Response:
-        """`GET /cache/pins`: the caller's pins."""
-        tenant = self._entry.caller(request).tenant
-        return json_response(
-            {"pins": [p._asdict() for p in await self._entry.loaded(request).cache.pins(tenant)]}
-        )
+        """`GET /cache/pins`: the caller's pins, and the shared prompts."""
+        tenant, cache = self._entry.caller(request).tenant, self._entry.loaded(request).cache
+        pins = [pin._asdict() | {"shared": False} for pin in await cache.pins(tenant)]
+        pins += [pin._asdict() | {"shared": True} for pin in await cache.pins(SHARED)]
+        return json_response({"pins": pins})
 
     async def cache_pin(self, request: web.Request) -> web.Response:
         """`POST /cache/pins`: keep a system prompt, or a conversation."""
@@ -62,11 +72,16 @@ class CacheHandlers:
         body = await self._entry.body(request, PinRequest)
         slot = self._entry.find(request.query.get("model"), caller.tenant)
         service = await models.use(slot, request[HELD])
-        return json_response((await service.pin(body, caller))._asdict())
+        pin = await service.pin(body, caller)
+        return json_response(pin._asdict() | {"shared": body.shared})
 
     async def cache_unpin(self, request: web.Request) -> web.Response:
         """`DELETE /cache/pins/{name}`: let it age like anything else."""
-        name, tenant = request.match_info["name"], self._entry.caller(request).tenant
+        name, caller = request.match_info["name"], self._entry.caller(request)
+        tenant = caller.tenant
+        if request.query.get("shared") == "true":
+            refuse_tenants(operator=caller.operator, what="share a prompt no more")
+            tenant = SHARED
         if not await self._entry.loaded(request).cache.unpin(tenant, name):
             raise APIError(404, f"there is no pin {quote(name)}", code="pin_not_found")
         return json_response({"unpinned": name})

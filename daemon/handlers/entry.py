@@ -27,12 +27,13 @@ from ..generations import Generations
 from ..key_ring import KeyRing
 from ..model_pool import ModelPool
 from ..model_slot import ModelSlot
+from ..operators import is_operator
 from ..priorities import priority_of
 from ..protocols.answers import AnswerEncoder
 from ..protocols.generation_request import GenerationBody
 from ..response_desk import ResponseDesk
 from ..service import Caller, Service, still_loading
-from ..status import State, Status, state_of, status
+from ..status import State, Status, of_tenant, state_of, status
 from ..streaming import EventStream
 from ..tenants import identify
 
@@ -100,6 +101,7 @@ class Entry:
             request[ARRIVED_AT],
             request[SHARE],
             priority_of(request.headers, self.tenant(tenant).priority, flex=False),
+            operator=is_operator(request, tenant, self.settings.tenants),
         )
 
     def tenant(self, name: str) -> TenantSettings:
@@ -147,9 +149,10 @@ class Entry:
             raise still_loading()
         return self.responses
 
-    def status(self) -> Status:
-        """Say how the daemon is."""
-        return status(self.models, self.state(), self.pressure)
+    def status(self, caller: Caller) -> Status:
+        """Say how the daemon is; of others' requests, to the operator only."""
+        picture = status(self.models, self.state(), self.pressure)
+        return picture if caller.operator else of_tenant(picture, caller.tenant)
 
     def state(self) -> State:
         """Say so in a word."""

@@ -47,16 +47,15 @@ class InfoHandlers:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """`GET /metrics`, in Prometheus's text format."""
-        self._entry.caller(request)
+        caller = self._entry.caller(request)
         return web.Response(
-            body=self._entry.pool().render_metrics(),
+            body=self._entry.pool().render_metrics(None if caller.operator else caller.tenant),
             headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"},
         )
 
     async def status(self, request: web.Request) -> web.Response:
         """`GET /status`: what runs, what waits, what it takes."""
-        self._entry.caller(request)
-        return json_response(self._entry.status())
+        return json_response(self._entry.status(self._entry.caller(request)))
 
     async def version(self, request: web.Request) -> web.Response:
         """`GET /version`: of this program."""

@@ -51,10 +51,21 @@ def test_pins_take_half_of_the_budget_at_most() -> None:
     pins = pinned(world)
     first, second = serve(world, *range(30)), serve(world, *range(100, 130))
     pins.pin(TENANT, "first", as_tokens(first))
-    with pytest.raises(PinError, match="240 bytes, and they may take 200"):
+    with pytest.raises(PinError, match="240 bytes, and those of all tenants may take 200"):
         pins.pin(TENANT, "second", as_tokens(second))
     assert pins.listed(TENANT) == [PinDescription("first", 30, 30)]
-    assert len(world.cache.leases()) == pins.leases == 1
+    assert len(world.cache.leases()) == pins.leases_of() == 1
+
+
+def test_a_refusal_tells_nothing_of_others_pins() -> None:
+    """They count for what all may take, and their sizes are not said."""
+    world = World(KV, budget=4 * 100)
+    pins = pinned(world)
+    pins.pin(TENANT, "mine", as_tokens(serve(world, *range(30))))
+    other = NAMESPACE._replace(tenant="other")
+    world.serve(range(25), namespace=other)
+    with pytest.raises(PinError, match="with 'x' your pins would take 100 bytes"):
+        pins.pin("other", "x", as_tokens(range(25)))
 
 
 def test_a_path_that_two_pins_share_counts_once() -> None:
@@ -65,7 +76,7 @@ def test_a_path_that_two_pins_share_counts_once() -> None:
     first, second = serve(world, *shared, 50), serve(world, *shared, 60)
     pins.pin(TENANT, "first", as_tokens(first))
     pins.pin(TENANT, "second", as_tokens(second))
-    assert pins.leases == 2
+    assert pins.leases_of() == 2
 
 
 def test_a_pin_replaces_one_of_its_name() -> None:

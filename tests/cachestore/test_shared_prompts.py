@@ -134,7 +134,7 @@ def test_declaring_it_again_keeps_what_follows(world: World) -> None:
     share(world, pins)
     assert world.probe([*prompt, 7], A)[1] >= 60
     running.prefill().finish()
-    assert pins.leases == 1
+    assert pins.leases_of() == 1
     end(world, pins)
 
 

@@ -1,0 +1,44 @@
+"""Who runs the daemon: whoever may see what all tenants have, and declare prompts shared."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from .config import TenantSettings
+from .failures import APIError
+from .peer import peer_uid
+from .tenants import TENANT_HEADER, tenant_of_uid
+
+_ROOT = 0
+
+
+def is_operator(request: web.Request, tenant: str, tenants: Mapping[str, TenantSettings]) -> bool:
+    """Whether a request comes from the daemon's own user, or root, over the Unix socket.
+
+    Args:
+        request: whose sender is asked for.
+        tenant: as `tenants.identify` names the sender. One that a key or a proxy names is no
+            operator, on the Unix socket either.
+        tenants: the tables of the settings.
+    """
+    transport = request.transport
+    peer = None if transport is None else transport.get_extra_info("socket")
+    if peer is None or peer.family != socket.AF_UNIX or TENANT_HEADER in request.headers:
+        return False
+    uid = peer_uid(peer)
+    if tenant != tenant_of_uid(uid, tenants):
+        return False
+    return uid is None or uid in (os.getuid(), _ROOT)  # else the socket's mode alone tells
+
+
+def refuse_tenants(*, operator: bool, what: str) -> None:
+    """Refuse what only the operator may do.
+
+    Raises:
+        APIError: 403, to anybody else.
+    """
+    if not operator:
+        message = f"only the user that runs the daemon may {what}, over the Unix socket"
+        raise APIError(403, message, code="operator_only")

@@ -1,0 +1,160 @@
+"""Two tenants of one daemon: what one learns of the other, and what both may begin with."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from .running import ANSWER, Reply, RunningDaemon, eventually, running
+
+SECRET = "Meet me at the old mill after dark, and tell nobody about the parcel. " * 4
+SYSTEM = "You are one of many agents that review what others have written, line by line. " * 8
+
+
+def over_tcp(daemon: RunningDaemon, method: str, route: str, body: Any = None) -> Reply:
+    """Send a request as another tenant than that of the Unix socket."""
+    connection = HTTPConnection("127.0.0.1", daemon.tcp_port(), timeout=ANSWER)
+    try:
+        connection.request(method, route, None if body is None else msgspec.json.encode(body))
+        response = connection.getresponse()
+        return Reply(response.status, dict(response.headers), response.read())
+    finally:
+        connection.close()
+
+
+def chat(user: str, system: str = "") -> dict[str, Any]:
+    """Make the body of a short chat."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": user})
+    return {"messages": messages, "max_tokens": 2, "temperature": 0}
+
+
+def cached(reply: Reply) -> int:
+    """How many tokens of a prompt were cached."""
+    assert reply.status == 200, reply.body
+    count: int = reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def test_a_tenant_sees_its_own_nodes_and_the_operator_all(tiny_daemon: RunningDaemon) -> None:
+    """Neither text nor counts of another's state; the daemon's own user sees whose it is."""
+    over_tcp(tiny_daemon, "POST", "/cache/clear")
+    tiny_daemon.post(chat(SECRET))
+    own = over_tcp(tiny_daemon, "GET", "/cache/nodes").json()["nodes"]
+    assert [node for node in own if not node["shared"]] == []
+    shape = over_tcp(tiny_daemon, "GET", "/cache").json()
+    assert (shape["tokens"], shape["nodes"], shape["span_bytes"]) == (0, 0, 0)
+    over_tcp(tiny_daemon, "POST", "/v1/chat/completions", chat("Hello there"))
+    own = over_tcp(tiny_daemon, "GET", "/cache/nodes").json()["nodes"]
+    assert {node["tenant"] for node in own if not node["shared"]} == {"default"}
+    assert not any("old mill" in node["text"] for node in own)
+    every = tiny_daemon.request("GET", "/cache/nodes").json()["nodes"]
+    assert len({node["tenant"] for node in every}) >= 2
+    assert tiny_daemon.request("GET", "/cache").json()["tokens"] > 200
+
+
+def test_a_prompt_is_cached_for_whoever_sent_it(tiny_daemon: RunningDaemon) -> None:
+    """`cached_tokens` of another tenant's prompt is that of one that nobody has sent."""
+    over_tcp(tiny_daemon, "POST", "/cache/clear")
+    tiny_daemon.post(chat(SECRET))
+    assert cached(tiny_daemon.post(chat(SECRET))) > 100, "so that the next line can fail"
+    assert cached(over_tcp(tiny_daemon, "POST", "/v1/chat/completions", chat(SECRET))) == 0
+    over_tcp(tiny_daemon, "POST", "/cache/clear")
+
+
+def test_running_requests_of_others_are_not_shown(tiny_daemon: RunningDaemon) -> None:
+    """`/status` has ids, conversations and counts of one's own requests only."""
+    connection, answer = tiny_daemon.stream(chat("Go on") | {"max_tokens": 4000})
+    try:
+        answer.readline()
+        running = eventually(lambda: tiny_daemon.status()["engine"]["running"])
+        assert running[0]["tenant"].startswith("uid:")
+        assert over_tcp(tiny_daemon, "GET", "/status").json()["engine"]["running"] == []
+    finally:
+        connection.close()
+    eventually(lambda: not tiny_daemon.status()["engine"]["running"])
+
+
+def test_stored_responses_pins_and_conversations_are_ones_own(tiny_daemon: RunningDaemon) -> None:
+    """Another tenant that knows their names finds nothing, and changes nothing."""
+    stored = tiny_daemon.post({"input": SECRET, "max_output_tokens": 16}, "/v1/responses").json()
+    name = stored["id"]
+    assert tiny_daemon.request("GET", f"/v1/responses/{name}").status == 200
+    assert over_tcp(tiny_daemon, "GET", f"/v1/responses/{name}").status == 404
+    assert over_tcp(tiny_daemon, "GET", f"/v1/responses/{name}/input_items").status == 404
+    assert over_tcp(tiny_daemon, "DELETE", f"/v1/responses/{name}").status == 404
+    follow = {"input": "Go on", "previous_response_id": name, "max_output_tokens": 16}
+    assert over_tcp(tiny_daemon, "POST", "/v1/responses", follow).status == 404
+    assert tiny_daemon.post(follow, "/v1/responses").status == 200
+
+    tiny_daemon.request(
+        "POST", "/v1/chat/completions", chat("Hi"), {"X-Umbel-Conversation": "planets"}
+    )
+    pin = {"conversation": "planets"}
+    refused = over_tcp(tiny_daemon, "POST", "/cache/pins", pin)
+    assert refused.status == 409
+    assert tiny_daemon.post(pin, "/cache/pins").status == 200
+    assert over_tcp(tiny_daemon, "DELETE", "/cache/pins/planets").status == 404
+    pins = over_tcp(tiny_daemon, "GET", "/cache/pins").json()["pins"]
+    assert "planets" not in [each["name"] for each in pins]
+    assert tiny_daemon.request("DELETE", "/cache/pins/planets").status == 200
+
+
+def test_only_the_operator_shares_prompts(tiny_daemon: RunningDaemon) -> None:
+    """Another tenant can declare nothing, nor take back what is declared."""
+    pin = {"name": "agents", "system": SYSTEM, "shared": True}
+    refused = over_tcp(tiny_daemon, "POST", "/cache/pins", pin)
+    assert refused.status == 403
+    assert refused.json()["error"]["code"] == "operator_only"
+    assert over_tcp(tiny_daemon, "DELETE", "/cache/pins/agents?shared=true").status == 403
+    both = {"conversation": "agents", "shared": True}
+    assert tiny_daemon.post(both, "/cache/pins").status == 400
+    assert tiny_daemon.request("DELETE", "/cache/pins/agents?shared=true").status == 404
+
+
+@contextmanager
+def agents_shared(daemon: RunningDaemon) -> Iterator[int]:
+    """Share the system prompt for a while; yields how many tokens that are."""
+    pin = daemon.post({"name": "agents", "system": SYSTEM, "shared": True}, "/cache/pins").json()
+    assert pin["shared"]
+    assert pin["held"] == pin["tokens"] > 100
+    yield pin["tokens"]
+    assert daemon.request("DELETE", "/cache/pins/agents?shared=true").status == 200
+
+
+def test_a_shared_prompt_is_cached_for_everybody(tiny_daemon: RunningDaemon) -> None:
+    """From each tenant's first request on; what follows it is each tenant's own."""
+    with agents_shared(tiny_daemon) as tokens:
+        first = chat(SECRET, SYSTEM)
+        assert cached(tiny_daemon.post(first)) == tokens
+        assert cached(tiny_daemon.post(first)) > tokens + 100
+        assert cached(over_tcp(tiny_daemon, "POST", "/v1/chat/completions", first)) == tokens
+        pins = over_tcp(tiny_daemon, "GET", "/cache/pins").json()["pins"]
+        assert ("agents", True) in [(pin["name"], pin["shared"]) for pin in pins]
+        nodes = over_tcp(tiny_daemon, "GET", "/cache/nodes").json()["nodes"]
+        shared = [node for node in nodes if node["shared"]]
+        assert max(node["end"] for node in shared) == tokens
+        assert tiny_daemon.request("GET", "/cache/verify").json() == {"problems": []}
+    assert cached(over_tcp(tiny_daemon, "POST", "/v1/chat/completions", first)) == 0
+    over_tcp(tiny_daemon, "POST", "/cache/clear")
+
+
+@pytest.mark.slow  # it starts daemons of its own
+def test_a_shared_prompt_survives_a_restart(short_path: Path, long_tiny_dir: Path) -> None:
+    """So does what each tenant has gone on to; the first request waits until it is read."""
+    with running(short_path, long_tiny_dir, "--port", "0") as daemon:
+        pin = daemon.post({"name": "a", "system": SYSTEM, "shared": True}, "/cache/pins").json()
+        first = chat(SECRET, SYSTEM)
+        over_tcp(daemon, "POST", "/v1/chat/completions", first)
+        own = cached(over_tcp(daemon, "POST", "/v1/chat/completions", first))
+        assert own > pin["tokens"] + 100
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(60) == 0
+    with running(short_path, long_tiny_dir, "--port", "0", fresh=True) as daemon:
+        assert cached(daemon.post(first)) == pin["tokens"]
+        assert cached(over_tcp(daemon, "POST", "/v1/chat/completions", first)) == own
