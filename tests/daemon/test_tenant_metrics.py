@@ -1,8 +1,12 @@
 """Counters by tenant: what is counted, and that their labels are bounded."""
 
+import os
+
 from prometheus_client import CollectorRegistry, generate_latest
 
+from umbel.daemon.metrics import Metrics
 from umbel.daemon.tenant_metrics import MOST_TENANTS, OTHERS, TenantMetrics
+from umbel.scheduler.statistics import EngineStatistics
 from umbel.scheduler.times import Activity, Times
 
 from .measured import samples
@@ -46,13 +50,26 @@ def test_waits_are_counted_and_work_is_not() -> None:
     } == {"slot": 2.0, "disk": 3.0, "memory": 4.0}
 
 
+def test_a_tenant_sees_its_own() -> None:
+    """And what has no tenant; the operator sees all."""
+    metrics = Metrics(EngineStatistics, lambda: 0, None)
+    for tenant in ("a", "b"):
+        metrics.tenants.count(tenant, "stop", {"prompt": 3})
+    everything, own = (samples(metrics.render(who).decode()) for who in (None, "a"))
+    assert set(_by_last(everything, "umbel_tenant_requests_total")) == {"a", "b"}
+    assert set(_by_last(own, "umbel_tenant_requests_total")) == {"a"}
+    assert "b" not in {label for key in own for label in key}
+    missing = {key[0] for key in everything} - {key[0] for key in own}
+    assert missing == set()
+
+
 def test_a_request_counts_for_its_tenant(tiny_daemon: RunningDaemon) -> None:
     """Its tokens, and how it ended."""
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
     usage = tiny_daemon.post(body).json()["usage"]
     text = tiny_daemon.request("GET", "/metrics").body.decode()
     measured = samples(text)
-    (tenant,) = _by_last(measured, "umbel_tenant_requests_total")
+    tenant = f"uid:{os.getuid()}"
     assert measured["umbel_tenant_requests_total", "length", tenant] >= 1
     tokens = measured["umbel_tenant_tokens_total", "generation", tenant]
     assert tokens >= usage["completion_tokens"] == 3
