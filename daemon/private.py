@@ -73,8 +73,8 @@ async def _wait_ready(
                     return
                 told(ready)
     log.seek(0)
-    last = log.read().decode(errors="replace").strip().splitlines()[-1:]
-    raise ClientError(f"the private daemon did not start: {''.join(last)}")
+    last = "".join(log.read().decode(errors="replace").strip().splitlines()[-1:])
+    raise ClientError(f"the private daemon did not start: {last.removeprefix('umbel: ')}")
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

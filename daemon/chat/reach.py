@@ -33,7 +33,10 @@ async def reach(socket: Path, model: str | None, console: Console) -> AsyncItera
                 yield client
                 return
     name = model or Settings().model
-    console.print(f"No daemon on {socket}; starting a private one with {name} …", style="dim")
+    begun = (
+        "Starting a private daemon" if model else f"No daemon on {socket}; starting a private one"
+    )
+    console.print(f"{begun} with {name} …", style="dim")
     with shown(console) as view:
         async with private_daemon(name, view.show) as client:
             view.close()

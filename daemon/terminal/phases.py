@@ -58,7 +58,7 @@ class _Amount(ProgressColumn):
         """Write it: bytes of what is downloaded, in steps otherwise."""
         if task.total is None:
             return Text()
-        if task.description == in_words(DOWNLOADING):
+        if task.description.startswith(in_words(DOWNLOADING)):  # "…, then stopping"
             return Text(f"{amount(task.completed)} of {amount(task.total)}")
         return Text(f"{task.completed:.0f} of {task.total:.0f}")
 

@@ -48,6 +48,15 @@ def test_chat_on_a_fresh_checkout(short_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_chat_with_a_model_that_is_none(short_path: Path) -> None:
+    """It says once whose words these are, and of no daemon that it did not look for."""
+    done = umbel("chat", "hello", "--model", "nobody", folder=short_path)
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert first == "Starting a private daemon with nobody …"
+    assert last.startswith("umbel: the private daemon did not start: no model 'nobody'")
+
+
 def test_chat_with_a_running_daemon(smollm2_daemon: RunningDaemon, short_path: Path) -> None:
     """With a daemon, `umbel chat` uses it, and only the answer is on standard output."""
     socket = ("--socket", str(smollm2_daemon.socket))
