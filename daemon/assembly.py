@@ -159,6 +159,7 @@ def assemble(
         max_batch=settings.max_batch,
         max_stall=settings.max_stall_ms / 1000,
         exact=settings.exact,
+        token_bytes=weights,
     )
     return Assembly(engine, runner, cache, governor, context, bound, budget, disk, pager, pins)
 

@@ -1,5 +1,6 @@
 """What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -50,6 +51,7 @@ class Caller(NamedTuple):
         priority: before whom of equal credit it goes.
         unit: see `Place`.
         operator: whether the one who runs the daemon has sent it.
+        timeout: seconds that it may take; None for what the daemon allows.
     """
 
     request_id: str
@@ -61,6 +63,7 @@ class Caller(NamedTuple):
     priority: Priority = Priority.INTERACTIVE
     unit: str | None = None
     operator: bool = False
+    timeout: float | None = None
 
 
 class Service:
@@ -238,7 +241,7 @@ class Service:
             prompt=rendered.prompt,
             max_tokens=self._admission.answer_length(len(rendered.prompt), wanted.max_tokens),
             sampling=msgspec.structs.replace(wanted.sampling, seed=seed),
-            deadline=caller.arrived_at + self._request_timeout,
+            deadline=caller.arrived_at + min(caller.timeout or math.inf, self._request_timeout),
             boundaries=list(rendered.boundaries),
             grammar=rendered.grammar,
             unit=caller.unit,

@@ -51,6 +51,7 @@ class Engine(Generic[C, P, O, T]):
         max_stall: the longest that a prefill chunk may keep others from their next token, in
             seconds.
         exact: prefill chunks are never cut, so that they are the same whatever else runs.
+        token_bytes: see `Scheduler`.
         clock: seconds, monotonic; the one that deadlines are on.
     """
 
@@ -67,12 +68,13 @@ class Engine(Generic[C, P, O, T]):
         max_batch: int = 1,
         max_stall: float = 0.2,
         exact: bool = False,
+        token_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._kv_cache = kv_cache
         self._memory = memory
-        self._scheduler = Scheduler(queue, kv_cache, memory, max_batch)
+        self._scheduler = Scheduler(queue, kv_cache, memory, max_batch, token_bytes)
         self._publish = publish
         self._exact = exact
         self._clock = clock

@@ -81,6 +81,8 @@ class KVCacheManager(Generic[C]):
         sequence.lease = lease
         self.caches[sequence] = self._opener.open(lease.cached, lease.spans(), lease.checkpoint)
         sequence.num_computed_tokens = sequence.frontier = lease.cached
+        if lease.checkpoint is not None:
+            sequence.num_restored_bytes += lease.checkpoint.nbytes
         if sequence.status is SequenceStatus.WAITING:
             sequence.matched, sequence.cached = lease.matched, lease.cached
         if self._captures:

@@ -52,12 +52,18 @@ class Paging:
         if self._pager is None:
             return False
         try:
-            if self._pins.is_awaited(namespace, sequence.tokens):
-                return True
-            return self._pager.wait_for(sequence, namespace, sequence.tokens)
+            return self._ask(self._pager, sequence, namespace)
         except BaseException as error:  # noqa: BLE001  (as above)
             self._give_up(error)
             return False
+
+    def _ask(self, pager: Pager, sequence: Sequence, namespace: Namespace) -> bool:
+        if self._pins.is_awaited(namespace, sequence.tokens):
+            return True
+        before = pager.asked_bytes
+        waits = pager.wait_for(sequence, namespace, sequence.tokens)
+        sequence.num_restored_bytes += pager.asked_bytes - before
+        return waits
 
     def _give_up(self, error: BaseException) -> None:
         log.error("the disk tier failed and is not used any more", exc_info=error)

@@ -69,6 +69,8 @@ class Scheduler:
         kv_cache: knows what is in the cache.
         memory: knows what fits.
         max_batch: the most sequences that run at once.
+        token_bytes: those that the model reads for a decoded token, its weights: what is restored
+            is charged by its bytes, so many as a token.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Scheduler:
         kv_cache: PrefixLookup,
         memory: Room,
         max_batch: int,
+        token_bytes: int = 1 << 30,
     ) -> None:
+        self._token_bytes = token_bytes
         self.waiting = waiting
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []
@@ -233,12 +237,15 @@ class Scheduler:
         return self.waiting.claim(sequence, sequence.num_charged_of_prompt)
 
     def _charge(self) -> None:
-        """Charge for what was decoded. In time for the next decision is soon enough."""
+        """Charge for what was decoded and restored. For the next decision is soon enough."""
         costs = []
         for sequence in (*self.running, *self.preempted):
-            if decoded := len(sequence.output) - sequence.num_charged:
-                costs.append((sequence, float(decoded)))
+            decoded = len(sequence.output) - sequence.num_charged
+            restored = sequence.num_restored_bytes / self._token_bytes
+            if decoded or restored:
+                costs.append((sequence, decoded + restored))
                 sequence.num_charged += decoded
+                sequence.num_restored_bytes = 0
         if costs:
             self.waiting.charge(costs)
 

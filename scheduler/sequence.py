@@ -40,6 +40,7 @@ class Sequence:
             is not read yet.
         times: what it does and waits for; None before it is queued.
         needs: bytes that it lacked when memory was short for it, and those that may be used.
+        num_restored_bytes: bytes that were read from disk or copied for it and not charged yet.
         num_charged: tokens of the answer that its tenant was charged for.
         num_charged_of_prompt: tokens of the prompt, when it last left the queue.
         end_token: the token that ended the answer; it is no part of it.
@@ -62,6 +63,7 @@ class Sequence:
         self.pending: int | None = None
         self.times: Times | None = None
         self.needs: tuple[int, int] | None = None
+        self.num_restored_bytes = 0
         self.num_charged = self.num_charged_of_prompt = 0
         self.end_token: int | None = None
         self.matched = self.cached = 0

@@ -72,12 +72,13 @@ class PageIn:
 
     Attributes:
         page_ins: states that were read.
+        asked_bytes: of the files that were asked for.
     """
 
     def __init__(
         self, cache: PrefixCache, tier: DiskTier, codec: Codec, make_room: Callable[[Size], bool]
     ) -> None:
-        self.page_ins = 0
+        self.page_ins = self.asked_bytes = 0
         self._cache = cache
         self._tier = tier
         self._codec = codec
@@ -106,6 +107,7 @@ class PageIn:
             return PageInStatus.UNDER_WAY
         records = {r.id: r for node in missing.nodes for r in missing.records(node)}
         verified = self._tier.verify(list(records.values()))
+        self.asked_bytes += sum(record.nbytes for record in records.values())
         self._requests.append(_Request(trie, missing, set(records), verified))
         return PageInStatus.BEGUN
 

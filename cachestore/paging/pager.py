@@ -70,6 +70,11 @@ class Pager:
         return self._page_in.page_ins
 
     @property
+    def asked_bytes(self) -> int:
+        """Bytes of the files that requests have asked for."""
+        return self._page_in.asked_bytes
+
+    @property
     def ready(self) -> bool:
         """Whether there is something to do at once."""
         return self._page_in.ready

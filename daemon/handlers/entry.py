@@ -22,6 +22,7 @@ from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
 from ..conversations import named_conversation, session
 from ..cors import CrossOrigin
+from ..deadlines import timeout_of
 from ..decoding import Body, ModelBody, decode
 from ..generations import Generations
 from ..key_ring import KeyRing
@@ -101,6 +102,7 @@ class Entry:
             request[ARRIVED_AT],
             request[SHARE],
             priority_of(request.headers, self.tenant(tenant).priority, flex=False),
+            timeout=timeout_of(request.headers),
             operator=is_operator(request, tenant, self.settings.tenants),
         )
 

@@ -237,6 +237,9 @@ CASES: dict[str, Send] = {
     "a priority that is none": lambda daemon: daemon.request(
         "POST", CHAT, GOOD, {"X-Umbel-Priority": "high"}
     ),
+    "a timeout that is none": lambda daemon: daemon.request(
+        "POST", CHAT, GOOD, {"X-Umbel-Timeout": "soon"}
+    ),
     "a service_tier that is none": chat(service_tier="slow"),
     "a compressed body": lambda daemon: daemon.request(
         "POST", CHAT, gzip.compress(msgspec.json.encode(GOOD)), {"Content-Encoding": "gzip"}

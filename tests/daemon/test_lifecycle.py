@@ -187,6 +187,14 @@ def test_deadline(short_path: Path, long_tiny_dir: Path) -> None:
         assert "ran when its time was over" in reply.json()["error"]["message"]
 
 
+def test_a_request_names_its_own_deadline(tiny_daemon: RunningDaemon) -> None:
+    """It is shorter than the daemon's."""
+    body, headers = LONG | {"max_tokens": 8000}, {"X-Umbel-Timeout": "0.2"}
+    reply = tiny_daemon.request("POST", CHAT, body, headers)
+    assert reply.status == 504
+    assert "when its time was over" in reply.json()["error"]["message"]
+
+
 def test_sigterm_lets_running_requests_finish(short_path: Path, long_tiny_dir: Path) -> None:
     """What runs finishes, what waits is answered, new ones are refused; exit status 0."""
     with (

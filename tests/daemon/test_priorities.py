@@ -4,8 +4,26 @@ from typing import Any
 
 import pytest
 
+from umbel.daemon.deadlines import TIMEOUT_HEADER, timeout_of
+from umbel.daemon.failures import APIError
 from umbel.daemon.priorities import PRIORITY_HEADER, priority_of
 from umbel.scheduler.fairness.entry import Priority
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [(None, None), ("30", 30.0), ("0.5", 0.5), ("1e3", 1000.0)]
+)
+def test_a_timeout(header: str | None, seconds: float | None) -> None:
+    """Seconds, as a number."""
+    assert timeout_of({} if header is None else {TIMEOUT_HEADER: header}) == seconds
+
+
+@pytest.mark.parametrize("header", ["soon", "", "0", "-1", "nan", "inf"])
+def test_a_timeout_that_is_none(header: str) -> None:
+    """It says what was sent."""
+    with pytest.raises(APIError, match="send a positive number of seconds") as refusal:
+        timeout_of({TIMEOUT_HEADER: header})
+    assert (refusal.value.status, refusal.value.param) == (400, TIMEOUT_HEADER)
 
 
 @pytest.mark.parametrize(

@@ -341,6 +341,18 @@ class TestYielding:
         assert fixture.start() == ["a3"]
         assert fixture.queue.shares(["a"])["a"].service == before + 3
 
+    def test_what_is_restored_is_charged_by_its_bytes(self) -> None:
+        """As many as the weights have cost as much as a decoded token."""
+        fixture = SchedulerFixture()
+        fixture.scheduler._token_bytes = 500
+        (a,) = fixture.put("a0", tenant="a")
+        a.num_restored_bytes = 1000
+        fixture.start()
+        a.num_restored_bytes += 250
+        fixture.scheduler.remove(a)
+        assert fixture.queue.shares(["a"])["a"].service == 2.5
+        assert a.num_restored_bytes == 0
+
     def test_what_was_not_computed_is_not_charged(self) -> None:
         """Of a prompt that ended in the middle."""
         fixture = SchedulerFixture()
