@@ -99,6 +99,7 @@ class Ask:
         tag: of its conversation; requests that share it run one after another.
         at: the step at which it comes.
         grammar: what the answer is held to.
+        tenant: who sends it.
     """
 
     prompt: list[int]
