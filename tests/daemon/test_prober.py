@@ -1,0 +1,68 @@
+"""A prober with a real clock, over a real daemon: see `tests/scenario/test_prober.py`.
+
+In each try it sends what the victim has sent, and what nobody has, in random order, and says that
+the faster one was the victim's. Whatever else the machine does slows both alike.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection
+
+import msgspec
+import pytest
+
+from .running import ANSWER, RunningDaemon
+
+pytestmark = pytest.mark.slow  # each try is three requests
+
+TRIES = 150
+LENGTH = 300
+"""Tokens of a prompt: what it takes to compute them is several times what a request takes."""
+VOCABULARY = 256
+
+Send = Callable[[list[int]], float]
+
+
+def sender(connection: HTTPConnection) -> Send:
+    """Make what sends a prompt on a connection, and returns the seconds that its answer takes."""
+
+    def send(prompt: list[int]) -> float:
+        body = msgspec.json.encode({"prompt": prompt, "max_tokens": 1, "temperature": 0})
+        begin = time.perf_counter()
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        assert response.status == 200
+        return time.perf_counter() - begin
+
+    return send
+
+
+def guessed(victim: Send, prober: Send, tries: int) -> float:
+    """How often the prober names the victim's prompt of two."""
+    draw = random.Random(f"{tries}")  # noqa: S311  (not a secret)
+    right = 0
+    for _ in range(tries):
+        secret, other = ([draw.randrange(VOCABULARY) for _ in range(LENGTH)] for _ in "ab")
+        victim(secret)
+        pair = [secret, other]
+        draw.shuffle(pair)
+        seconds = [prober([*prompt, 1]) for prompt in pair]
+        right += pair[seconds.index(min(seconds))] is secret
+    return right / tries
+
+
+def test_a_clock_tells_nothing_of_another_tenant(tiny_daemon: RunningDaemon) -> None:
+    """A prober guesses right as often as a coin does, but for once in 15,000 runs of this test."""
+    tcp = HTTPConnection("127.0.0.1", tiny_daemon.tcp_port(), timeout=ANSWER)
+    unix, own = tiny_daemon.connection(), tiny_daemon.connection()
+    try:
+        assert guessed(sender(unix), sender(own), 40) > 0.8, "the control: its own tenant's"
+        right = guessed(sender(unix), sender(tcp), TRIES)
+        assert abs(right - 0.5) < 4 / (2 * math.sqrt(TRIES)), right
+    finally:
+        for connection in (tcp, unix, own):
+            connection.close()
+        tiny_daemon.request("POST", "/cache/clear")
