@@ -13,8 +13,8 @@ from pathlib import Path
 import mlx.core as mx
 import structlog
 
-from .attention.binding import bind
 from .attention.separate import can_separate, separate
+from .binding import bind
 from .kv.batch_cache import BatchCache
 from .kv.packed import PackedCheckpoint, PackedSpan
 from .kv.placement import Placement

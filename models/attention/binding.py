@@ -1,18 +1,16 @@
 """Attention over segments that lie apart: a prefix that is only read, and a suffix.
 
-Bound in the place of mlx-lm's `scaled_dot_product_attention` in the modules of a loaded
-model. It takes over where one token attends without a mask and its layer has a prefix; all
-else goes on to mlx-lm's own function, which gets keys and values in one piece.
+Bound by `models.binding` in the place of mlx-lm's `scaled_dot_product_attention`. It takes over
+where one token attends without a mask and its layer has a prefix; all else goes on to mlx-lm's
+own function, which gets keys and values in one piece.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base
-from mlx_lm.models.cache import ChunkedKVCache
 
 from ..errors import NotBatchableError
 from ..kv.token_layer import QuantizedTokenLayerCache, Tensors, TokenLayerCache
@@ -20,14 +18,12 @@ from ..load.device import DevicePolicy
 from . import blocks
 from .batched import BatchedLayer
 from .cascade import merge, part_of, scores_of
-from .chunked import CountsByRow
 from .fetched import Keys, RotatedQueries
 from .padded import PaddedKeys
 from .products import PLAIN, Products
 from .quantized import QuantizedProducts
 from .softmax import softmaxes
 
-_NAME = "scaled_dot_product_attention"
 _fused = base.scaled_dot_product_attention
 
 
@@ -116,24 +112,3 @@ def over_segments(
     (softmax,) = softmaxes([scores_of(grouped, segments, products)], device)
     output = merge([part_of(softmax, segments, products)], sinks, device)
     return output.astype(queries.dtype).reshape(batch, heads, 1, -1)
-
-
-def bind(model: Any, device: DevicePolicy) -> list[str]:
-    """Put an `Attention` into the modules whose classes make up `model`.
-
-    All models of these classes in this process call the one that was bound last.
-
-    Returns:
-        The names of the modules that call it.
-    """
-    names = sorted({type(module).__module__ for module in model.modules()})
-    bound = []
-    for name in names:
-        module = sys.modules[name]
-        present = getattr(module, _NAME, None)
-        if present is _fused or isinstance(present, Attention):
-            setattr(module, _NAME, Attention(device))
-            bound.append(name)
-        if getattr(module, "ChunkedKVCache", None) is ChunkedKVCache:
-            vars(module)["mx"] = CountsByRow()
-    return bound

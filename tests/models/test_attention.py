@@ -4,10 +4,12 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import pytest
+from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from umbel.models.attention import binding as module
-from umbel.models.attention.binding import bind, over_segments
+from umbel.models.attention.binding import Attention, over_segments
+from umbel.models.binding import bind
 from umbel.models.kv.token_layer import TokenLayerCache
 from umbel.models.load.device import GPU, DevicePolicy, device_policy
 
@@ -62,8 +64,9 @@ def _reference(
 def test_prefix_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that decodes over a prefix never has prefix and suffix joined."""
     model = zoo.make("llama")
-    assert bind(model, HERE) == ["mlx_lm.models.llama"]
-    assert bind(model, HERE) == ["mlx_lm.models.llama"], "binding twice is binding once"
+    bind(model, HERE)
+    bind(model, HERE)  # binding twice is binding once
+    assert vars(llama)["scaled_dot_product_attention"] == Attention(HERE)
     calls: list[int] = []
     real = module.over_segments
 

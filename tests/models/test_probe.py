@@ -10,7 +10,7 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models.attention.binding import bind
+from umbel.models.binding import bind
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.load import probe
 from umbel.models.load.device import device_policy

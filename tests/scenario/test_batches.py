@@ -8,7 +8,7 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.models import sampling
-from umbel.models.attention.binding import bind
+from umbel.models.binding import bind
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache

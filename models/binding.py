@@ -1,0 +1,34 @@
+"""Puts what is computed otherwise here in the place of mlx-lm's functions.
+
+That is in the modules whose classes make up a loaded model. All models of these classes in this
+process call what was bound last.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from mlx_lm.models import activations, base
+from mlx_lm.models.cache import ChunkedKVCache
+
+from .activations import Swiglu
+from .attention.binding import Attention
+from .attention.chunked import CountsByRow
+from .load.device import DevicePolicy
+
+_BOUND: dict[str, tuple[Callable[..., Any], type[Attention | Swiglu]]] = {
+    "scaled_dot_product_attention": (base.scaled_dot_product_attention, Attention),
+    "swiglu": (activations.swiglu, Swiglu),
+}
+"""By its name, a function and what stands in its place."""
+
+
+def bind(model: Any, device: DevicePolicy) -> None:
+    """Have a model's modules call what is computed for this device."""
+    for module in {sys.modules[type(part).__module__] for part in model.modules()}:
+        for name, (function, bound) in _BOUND.items():
+            present = getattr(module, name, None)
+            if present is function or isinstance(present, bound):
+                setattr(module, name, bound(device))
+        if getattr(module, "ChunkedKVCache", None) is ChunkedKVCache:
+            vars(module)["mx"] = CountsByRow()

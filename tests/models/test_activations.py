@@ -1,0 +1,69 @@
+"""SiLU through NumPy against double precision, and who calls it."""
+
+import sys
+from typing import Any
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import numpy as np
+import pytest
+from mlx_lm.models import activations
+
+from umbel.models.activations import Swiglu
+from umbel.models.binding import bind
+from umbel.models.load.device import CPU, GPU
+
+from .. import zoo
+
+Floats = np.ndarray[Any, np.dtype[Any]]
+
+
+def reference(gate: Floats, x: Floats) -> Floats:
+    """Compute it in double precision."""
+    wide = gate.astype(np.float64)
+    with np.errstate(over="ignore"):
+        return np.asarray(wide / (1 + np.exp(-wide)) * x)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 33), (16, 1, 96), (2, 5, 3, 8)])
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_swiglu(shape: tuple[int, ...], spread: float) -> None:
+    """It is as close to double precision as fp32 is."""
+    rng = np.random.default_rng([*shape])
+    gate, x = (rng.standard_normal(shape).astype(np.float32) * spread for _ in range(2))
+    found = np.array(Swiglu(CPU)(mx.array(gate), mx.array(x)))
+    np.testing.assert_allclose(found, reference(gate, x), rtol=2e-6, atol=1e-30)
+
+
+def test_extreme_gates() -> None:
+    """A gate far below zero lets nothing through, and one far above lets all."""
+    gate = mx.array([-1e4, -100.0, -88.0, 0.0, 88.0, 1e4])
+    found = np.array(Swiglu(CPU)(gate, mx.full(6, 2.0)))
+    np.testing.assert_allclose(found, [0, 0, 0, 0, 176, 2e4], atol=1e-30)
+
+
+def test_views_are_not_written_to() -> None:
+    """Halves of one product stay as they are: others may look at them."""
+    both = mx.random.normal((1, 5, 64))
+    before = np.array(both)
+    gate, x = mx.split(both, 2, axis=-1)
+    found = np.array(Swiglu(CPU)(gate, x))
+    assert np.array_equal(np.array(both), before)
+    np.testing.assert_allclose(found, reference(np.array(gate), np.array(x)), rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_halves_are_mlx_own(dtype: mx.Dtype) -> None:
+    """What is not fp32 is mlx-lm's own, bit by bit."""
+    gate, x = mx.random.normal((2, 3, 32), dtype), mx.random.normal((2, 3, 32), dtype)
+    assert mx.array_equal(Swiglu(CPU)(gate, x), activations.swiglu(gate, x))
+
+
+def test_bound() -> None:
+    """The modules of a model call it, each for the device that was named last."""
+    model = zoo.make("llama")
+    module = sys.modules[type(model).__module__]
+    for device in (GPU, CPU):
+        bind(model, device)
+        assert vars(module)["swiglu"] == Swiglu(device)
