@@ -159,8 +159,11 @@ class Engine(Generic[C, P, O, T]):
             self._start()
 
     def _start(self) -> None:
-        while sequence := self._scheduler.start_next():
-            self._begin(sequence)
+        while True:
+            while sequence := self._scheduler.start_next():
+                self._begin(sequence)
+            if not self._prefiller.share():
+                return
 
     def _afford(self) -> Affordable[P] | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first.

@@ -74,6 +74,17 @@ class Prefiller(Generic[C, P, O, T]):
         decoding = any(not s.num_left_to_prefill for s in self._scheduler.running)
         return decoding and not self._exact
 
+    def share(self) -> bool:
+        """Give the cache what others turn out to wait for, where it is computed already.
+
+        Returns:
+            Whether anything was given: one that waits may be able to start.
+        """
+        due = [s for s in self._scheduler.running if s.is_awaited and not s.num_left_to_share]
+        for sequence in due:
+            self._lifecycle.guard(sequence, self._kv_cache.prefilled)
+        return any(not sequence.is_awaited for sequence in due)
+
     def run(self, chunks: Items[PrefillChunk]) -> None:
         """Compute chunks in one call; a fault ends no prompt but one that is computed alone."""
         began = self._clock()
