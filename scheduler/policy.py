@@ -187,12 +187,13 @@ class StallBound:
         longest, rows = max(*others, tokens), len(others) + 1
         row = self._row or 0.0
         together = (self.expected(rows * longest) or 0.0) + (rows - 1) * row
-        if bounded and together + (rows - 1) * row > self._most:
+        if bounded and together + (rows - 1) * row > self._most_beside(self.expected(self._LEAST)):
             return False
         alone = self.expected(tokens)
         if self._row is None or alone is None:
-            # Two that are nearly as long tell how long such calls take.
-            return rows == _TWO and rows * longest * _FULL <= sum(others) + tokens
+            # Those that are nearly as long tell how long such calls take: two, if others wait.
+            tried = rows == _TWO or not bounded
+            return tried and rows * longest * _FULL <= sum(others) + tokens
         before = self.expected(len(others) * max(others)) or 0.0
         return together <= before + (rows - 2) * row + alone
 
@@ -205,6 +206,13 @@ class StallBound:
     def _most(self) -> float:
         return self._SURE * self._seconds
 
+    def _most_beside(self, least: float | None) -> float:
+        """How long a call may take beside streams, if the shortest takes so long.
+
+        Where no call fits, short ones save the streams little and cost prompts much.
+        """
+        return self._most if least is None or least <= self._most else 2 * least
+
     def chunk_size(self, limit: int) -> ChunkSize:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
 
@@ -214,8 +222,7 @@ class StallBound:
         least, whole = self.expected(self._LEAST), self.expected(limit)
         if least is None or whole is None:
             return ChunkSize(min(limit, self._UNTRIED))
-        # Where no chunk fits, cutting saves the streams little and costs the prompt much.
-        most = self._most if least <= self._most else 2 * least
+        most = self._most_beside(least)
         if whole <= most:
             return ChunkSize(limit)
         each = (whole - least) / (limit - self._LEAST)

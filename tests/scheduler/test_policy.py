@@ -273,19 +273,30 @@ def test_those_who_decode_wait_no_longer_for_several() -> None:
 
 
 def test_before_calls_were_measured_two_are_tried() -> None:
-    """If a quarter at most of what is computed is padding."""
+    """If a quarter at most of what is computed is padding; more where nobody decodes."""
     tens = [sequence(11) for _ in range(4)]
-    assert lengths(tens, StallBound(1.0)) == [10, 10]
+    assert lengths(tens, StallBound(1.0)) == [10, 10, 10, 10]
+    assert lengths(tens, StallBound(1.0), bounded=True) == [10, 10]
     assert lengths([sequence(11), sequence(31)], StallBound(1.0)) == [10]
     bound = StallBound(1.0)
     bound.observe(10, 0.1)
-    assert lengths(tens, bound) == [10, 10], "what rows take is not known"
-    assert lengths(tens, bound, bounded=True) == [10, 10]
-    slow = StallBound(0.2)
+    assert lengths(tens, bound, bounded=True) == [10, 10], "what rows take is not known"
+    slow = StallBound(0.45)
     slow.observe(10, 0.2)
     assert lengths(tens, slow, bounded=True) == [10], "two would be over the bound"
     bound.observe(20, 0.2, rows=2)
-    assert lengths(tens, bound) == [10, 10, 10, 10]
+    assert lengths(tens, bound, bounded=True) == [10, 10, 10, 10]
+
+
+def test_where_no_call_keeps_to_the_bound_prompts_share_it() -> None:
+    """Each alone would keep streams waiting as often as there are prompts."""
+    slow = StallBound(0.2)
+    slow.observe(16, 0.3)
+    slow.observe(32, 0.4)
+    slow.observe(32, 0.4, rows=2)
+    tens = [sequence(11) for _ in range(6)]
+    assert lengths(tens, slow, bounded=True) == [10] * 6, "0.575 s are less than twice 0.3"
+    assert lengths([*tens, sequence(11)], slow, bounded=True) == [10] * 6
 
 
 def test_who_must_be_alone_is() -> None:
