@@ -191,9 +191,8 @@ class StallBound:
             return False
         alone = self.expected(tokens)
         if self._row is None or alone is None:
-            # Those that are nearly as long tell how long such calls take: two, if others wait.
-            tried = rows == _TWO or not bounded
-            return tried and rows * longest * _FULL <= sum(others) + tokens
+            # Two that are nearly as long tell how long such calls take.
+            return rows == _TWO and rows * longest * _FULL <= sum(others) + tokens
         before = self.expected(len(others) * max(others)) or 0.0
         return together <= before + (rows - 2) * row + alone
 

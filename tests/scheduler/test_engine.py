@@ -336,8 +336,8 @@ class TestTogether:
         for name, prompt in prompts.items():
             bench.put(name, prompt)
         bench.drain()
-        # Of five tokens each: sixteen are allowed. Beside those who decode two are tried first.
-        assert bench.runner.calls == [3, 2, 3]
+        # Of five tokens each: two are tried until it is known what rows take, sixteen are allowed.
+        assert bench.runner.calls == [2, 2, 3, 1]
         for name, prompt in prompts.items():
             assert bench.tokens(name) == reference(prompt, 4)[0]
         assert bench.engine.statistics().prefill_tokens == 8 * 6
@@ -359,7 +359,8 @@ class TestTogether:
             bench.put(str(number), [number + 1] * 6)
         with capture_logs() as logs:
             bench.drain()
-        assert bench.runner.calls == [3, 1, 1, 1]
+        assert bench.runner.calls[0] == 2
+        assert set(bench.runner.calls[1:]) == {1}
         assert isinstance(bench.end("1").error, ComputationError)
         for number in (0, 2):
             assert bench.end(str(number)).error is None
