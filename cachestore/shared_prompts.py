@@ -67,20 +67,18 @@ class SharedPrompts:
             tokens: all that is common.
             lease: holds their state; None while that is on disk.
         """
-        self.retract(name, anew=tokens)
+        older = self._declared.get(name)
         self._declared[name] = SharedPrompt(tokens, digest(tokens), lease)
+        self._let_go(older)
 
-    def retract(self, name: str, anew: Tokens | None = None) -> None:
-        """Have a prompt be common no more. What follows it is forgotten once nobody uses it.
+    def retract(self, name: str) -> None:
+        """Have a prompt be common no more. What follows it is forgotten once nobody uses it."""
+        self._let_go(self._declared.pop(name, None))
 
-        Args:
-            name: which.
-            anew: the tokens that are declared next; of these nothing is forgotten.
-        """
-        gone = self._declared.pop(name, None)
-        if gone is not None:
-            self._retracted.append(gone)
-            self.settle(None if anew is None else digest(anew))
+    def _let_go(self, prompt: SharedPrompt | None) -> None:
+        if prompt is not None:
+            self._retracted.append(prompt)
+            self.settle()
 
     def close(self) -> None:
         """Give back all leases, as the model is unloaded."""
@@ -107,10 +105,12 @@ class SharedPrompts:
             None,
         )
 
-    def settle(self, anew: bytes | None = None) -> None:
-        """Let go of what was retracted and is not in use any more; see `retract`."""
-        kept = {anew, *(prompt.digest for prompt in self._declared.values())}
+    def settle(self) -> None:
+        """Let go of what was retracted and is not in use any more; what is declared again stays."""
+        kept = {prompt.digest for prompt in self._declared.values()}
         for prompt in list(self._retracted):
+            if prompt not in self._retracted:
+                continue  # to close another one's lease has let it go
             if prompt.digest not in kept:
                 self._evictor.clear(prompt.is_base_of)
             below = [trie for name, trie in self._tries.items() if prompt.is_base_of(name)]
