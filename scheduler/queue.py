@@ -144,11 +144,15 @@ class ConversationQueue:
         That is no new request, so that neither the bound nor the end of the queue holds it up.
         """
         with self._lock:
-            self._order.preempt(sequence.request.id)
-            del self._claimed[sequence.request.id]
+            entry = _entry(sequence)
+            displaced = self._order.head(entry.tenant, entry.conversation)
+            self._order.preempt(entry.id)
+            del self._claimed[entry.id]
             self._wait(sequence)
             sequence.note(self._waits_for(sequence), self._clock())
             self._note_heads(sequence)
+            if displaced is not None:  # it is behind this one now
+                self._note_head(self._waiting[displaced])
 
     def release(self, sequence: Sequence) -> None:
         """Let what comes after a claimed sequence run: it has ended. Idempotent."""

@@ -185,13 +185,17 @@ class FairOrder:
 
         Raises:
             KeyError: it does not wait.
-            ValueError: its conversation must go on with another one first.
+            ValueError: its conversation must go on with another one first, or as many of its
+                tenant run as may by now.
         """
         number, entry = self._waiting[request_id]
         tenant = self._tenants[entry.tenant]
         conversation = tenant.conversations[entry.conversation]
         if conversation.head != (number, entry):
             raise ValueError(f"request {request_id} waits for others of its conversation")
+        if not self.may_start(entry.tenant):  # its terms have changed since
+            self._settle_tenant(entry.tenant)
+            raise ValueError(f"tenant {entry.tenant} may start no more requests")
         tenant.count_start(number)
         del self._waiting[request_id], conversation.waiting[0]
         self._running[request_id] = number, entry

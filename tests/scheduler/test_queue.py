@@ -27,6 +27,7 @@ from umbel.scheduler.errors import (
 from umbel.scheduler.fairness.terms import Quotas, Terms
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.sequence import Sequence
+from umbel.scheduler.times import Activity
 
 from ..fakes import PATIENCE, busy, make_request
 
@@ -462,3 +463,32 @@ def test_a_candidate_that_left_is_not_claimed() -> None:
     assert queue.claim(claimed)
     assert not queue.claim(claimed)
     assert busy(queue) == {(claimed.request.tenant, "b")}
+
+
+def test_a_bound_that_was_lowered_holds_at_once() -> None:
+    """Who was offered before may not start any more, until there is room within the new bound."""
+    terms = {"default": Terms()}
+    queue = ConversationQueue(10, terms.__getitem__)
+    first, second = waiting("1", "a"), waiting("2", "b")
+    for each in (first, second):
+        queue.put(each)
+    assert queue.claim(first)
+    terms["default"] = Terms(running=1)
+    assert not queue.claim(second)
+    assert offered(queue) == []
+    queue.release(first)
+    assert take(queue) is second
+
+
+def test_what_is_displaced_by_one_that_yielded_waits_for_it() -> None:
+    """It was next in its conversation, and says that it is not any more."""
+    first, second = (
+        Sequence(msgspec.structs.replace(w.request, parallel=2))
+        for w in (waiting("1"), waiting("2"))
+    )
+    queue = filled(first, second)
+    assert queue.claim(first)
+    assert second.times is not None
+    assert second.times.activity is Activity.SLOT
+    queue.put_back(first)
+    assert second.times.activity is Activity.CONVERSATION
