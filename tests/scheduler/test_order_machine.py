@@ -320,8 +320,8 @@ class OrderMachine(RuleBasedStateMachine):
         order = self.queue._order
         for left in (self.queue._held, self.queue._claimed, self.queue._waiting, order._held):
             assert not left
-        for left in (order._tenants, order._waiting, order._running, order._accounts._ready):
-            assert not left
+        for gone in (order._tenants, order._waiting, order._running, order._accounts._ready):
+            assert not gone
         assert self.runner.live_states == 0
 
     def check_end(self, name: str) -> None:

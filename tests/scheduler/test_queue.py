@@ -488,7 +488,7 @@ def test_what_is_displaced_by_one_that_yielded_waits_for_it() -> None:
     )
     queue = filled(first, second)
     assert queue.claim(first)
-    assert second.times is not None
-    assert second.times.activity is Activity.SLOT
+    assert [row.activity for row in queue.requests(2)] == [Activity.SLOT, Activity.SLOT]
     queue.put_back(first)
-    assert second.times.activity is Activity.CONVERSATION
+    found = {row.request: row.activity for row in queue.requests(2)}
+    assert found == {"1": Activity.SLOT, "2": Activity.CONVERSATION}

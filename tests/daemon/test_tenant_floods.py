@@ -1,0 +1,108 @@
+"""What a tenant's floor keeps of its state while another floods the cache with new prompts."""
+
+from pathlib import Path
+
+import pytest
+
+from umbel.daemon.key_file import add_key
+
+from .running import RunningDaemon, eventually, running
+
+pytestmark = pytest.mark.slow  # each test starts daemons of its own
+
+CACHE = 3 << 20
+"""Bytes that the daemon keeps in memory: of a few of the flood's prompts."""
+
+FLOOD = 24
+STORY = "You are a helpful assistant of the other agents. " * 20
+
+
+class Talk:
+    """A conversation of the small tenant, whose every turn goes on from the one before.
+
+    Args:
+        key: of the tenant.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._messages = [{"role": "system", "content": STORY}]
+        self._before = 0
+
+    def turn(self, daemon: RunningDaemon) -> tuple[int, int]:
+        """Ask; returns how many tokens were cached, and how many had been computed before."""
+        self._messages.append({"role": "user", "content": "What is next?"})
+        body = {"messages": self._messages, "max_tokens": 8, "temperature": 0}
+        reply = daemon.request("POST", "/v1/chat/completions", body, self._headers).json()
+        self._messages.append(reply["choices"][0]["message"])
+        known, usage = self._before, reply["usage"]
+        self._before = usage["prompt_tokens"]
+        return usage["prompt_tokens_details"]["cached_tokens"], known
+
+
+def flood(daemon: RunningDaemon, key: str, first: int) -> None:
+    """Send prompts that have nothing in common, many times what the cache holds."""
+    headers = {"Authorization": f"Bearer {key}"}
+    for number in range(first, first + FLOOD):
+        text = f"{number} " + f"report {number} of agent {number * 7} " * 40
+        body = {"prompt": text, "max_tokens": 1, "temperature": 0}
+        assert daemon.request("POST", "/v1/completions", body, headers).status == 200
+
+
+def on_disk(daemon: RunningDaemon) -> bool:
+    """Whether everything that was computed is written."""
+    disk = daemon.status()["disk"]
+    return bool(disk["writes"]) and not disk["queued_bytes"]
+
+
+def flags(folder: Path, floor: str, *more: str) -> tuple[list[str], dict[str, str]]:
+    """The command line of a daemon with both tenants, and their keys."""
+    config = folder / "umbel.toml"
+    config.write_text(f'[tenants.small]\ncache_floor = "{floor}"\n')
+    keys_file = folder / "keys.json"
+    keys_file.unlink(missing_ok=True)
+    keys = {name: add_key(keys_file, name)[1] for name in ("small", "flooding")}
+    words = ["--config", str(config), "--keys-file", str(keys_file)]
+    return [*words, "--cache-bytes", str(CACHE), *more], keys
+
+
+def test_a_flood_leaves_the_floor_untouched(short_path: Path, long_tiny_dir: Path) -> None:
+    """The next turn finds all that was computed, time and again."""
+    words, keys = flags(short_path, "1MiB", "--no-disk")
+    with running(short_path, long_tiny_dir, *words) as daemon:
+        talk = Talk(keys["small"])
+        talk.turn(daemon)
+        for first in (0, FLOOD):
+            flood(daemon, keys["flooding"], first)
+            cached, known = talk.turn(daemon)
+            assert cached >= known > 200
+
+
+def test_without_a_floor_the_flood_takes_it(short_path: Path, long_tiny_dir: Path) -> None:
+    """So the floods of these tests are large enough."""
+    words, keys = flags(short_path, "0", "--no-disk")
+    with running(short_path, long_tiny_dir, *words) as daemon:
+        talk = Talk(keys["small"])
+        talk.turn(daemon)
+        flood(daemon, keys["flooding"], 0)
+        assert talk.turn(daemon)[0] == 0
+
+
+@pytest.mark.parametrize("floor", ["1MiB", "0"])
+def test_a_flood_leaves_the_floor_on_disk(
+    floor: str, short_path: Path, long_tiny_dir: Path
+) -> None:
+    """The next daemon finds it, though the flood filled the disk; without a floor it is gone."""
+    words, keys = flags(short_path, floor, "--disk-bytes", str(CACHE))
+    talk = Talk(keys["small"])
+    with running(short_path, long_tiny_dir, *words) as first:
+        talk.turn(first)
+        eventually(lambda: on_disk(first))
+        flood(first, keys["flooding"], 0)
+        eventually(lambda: on_disk(first))
+    with running(short_path, long_tiny_dir, *words) as second:
+        flood(second, keys["flooding"], FLOOD)
+        eventually(lambda: on_disk(second))
+        cached, known = talk.turn(second)
+        assert known > 200
+        assert cached >= known if floor != "0" else cached == 0
