@@ -5,24 +5,24 @@
 
 No model is loaded, and no time is measured: steps have a price (`--step-ms`, `--row-ms`,
 `--token-ms`), and the same seed gives the same figures. Every order serves the same requests to the
-last one. With `--decisions`, the time that a decision of the daemon's order takes is measured.
+last one. With `--decisions`, the time that the daemon's order and scheduler take is measured.
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
+from fairness_decisions import decisions, starts, steps
 from fairness_orders import Fair, FirstCome, LongestPrefix, Order, VirtualTokenCounter
 from fairness_server import Costs, Outcome, Server
 from fairness_workload import Workload, crowded, hoarded, skewed
 from percentiles import percentile
 
-from umbel.scheduler.fairness.entry import Entry, Policy
-from umbel.scheduler.fairness.order import FairOrder, rank
+from umbel.scheduler.fairness.entry import Policy
 
 NAMES = ("FCFS", "LPM", "VTC", "umbel, no preemption", "umbel")
 WORKLOADS = ("skewed", "crowded", "hoarded")
@@ -208,22 +208,6 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def decisions(tenants: int, conversations: int, requests: int, rounds: int = 500) -> float:
-    """Measure the milliseconds of a decision: look, rank, start, charge, end, and one more."""
-    order = FairOrder()
-    for number in range(requests):
-        name = number % conversations
-        order.put(Entry(str(number), str(name % tenants), str(name)))
-    began = perf_counter()
-    for number in range(rounds):
-        chosen = rank(order.window(), lambda entry: hash(entry.id) % 4096)[0]
-        order.start(chosen.id, 300.0)
-        order.charge(chosen.id, 512.0)
-        order.end(chosen.id)
-        order.put(Entry(f"new {number}", chosen.tenant, chosen.conversation))
-    return (perf_counter() - began) / rounds * 1e3
-
-
 def parse() -> argparse.Namespace:
     """Read the command line."""
     costs, policy = Costs(), Policy()
@@ -249,9 +233,13 @@ def main() -> None:
     """Serve each workload in each order, and print what came of it."""
     options = parse()
     if options.decisions:
-        for tenants in (1, 27, 1000):
-            took = decisions(tenants, 1000, 10_000)
-            print(f"{tenants} tenants, 1,000 conversations, 10,000 requests: {took:.3f} ms")
+        print(
+            "| tenants | waiting | order, ms | start, ms | step, ms |\n|---:|---:|---:|---:|---:|"
+        )
+        for tenants, requests in itertools.product((1, 27, 1000), (1_000, 10_000)):
+            took = [measured(tenants, requests) for measured in (decisions, starts, steps)]
+            cells = (f"{tenants:,}", f"{requests:,}", *(f"{each:.3f}" for each in took))
+            print(f"| {' | '.join(cells)} |")
         return
     costs = Costs(
         options.step_ms / 1e3,

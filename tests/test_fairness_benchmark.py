@@ -2,18 +2,23 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
 
 from fairness import LEAST_SPEEDUP, LEAST_THROUGHPUT, jain, main, max_min, measure
+from fairness_decisions import Waiting
 from fairness_orders import Fair
 from fairness_server import Costs, PrefixCache, Server
 from fairness_workload import Segment, hoarded, skewed
 
 from umbel.scheduler.fairness.entry import Policy
+
+Trace = Callable[[FrameType, str, object], "Trace"]
 
 
 def test_bars_are_reached() -> None:
@@ -87,3 +92,37 @@ def test_max_min_and_jain() -> None:
     assert max_min([1, 1], 12) == [1, 1]
     assert jain([3, 3, 3]) == 1
     assert jain([1, 0, 0, 0]) == 0.25
+
+
+def lines_run(work: Callable[[], None]) -> int:
+    """Count the lines of Python that something runs."""
+    lines = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> Trace:
+        nonlocal lines
+        del frame, arg
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("tenants", [1, 27])
+def test_what_waits_costs_a_step_nothing(tenants: int) -> None:
+    """With ten times as many requests waiting, starts and steps of a full batch do no more."""
+    started, stepped = [], []
+    for requests in (1_000, 10_000):
+        waiting = Waiting(tenants, requests)
+        started.append(lines_run(waiting.start))
+        waiting.fill()
+        stepped.append(lines_run(waiting.step))
+    assert started[1] <= 1.2 * started[0] + 100
+    assert stepped[1] <= 1.2 * stepped[0] + 100
+    assert max(started) < 20_000
+    assert max(stepped) < 20_000

@@ -1,0 +1,152 @@
+"""What the daemon's order and scheduler take of the engine's thread: for `fairness.py`.
+
+The queue and the scheduler are the daemon's own; what they ask of cache and memory is answered at
+once, so that only their own time counts.
+"""
+
+import statistics
+from collections.abc import Callable, Iterable
+from time import perf_counter
+
+from umbel.cachestore.ledger import Size
+from umbel.cachestore.restoration import Known
+from umbel.models.params import SamplingParams
+from umbel.scheduler.fairness.entry import Entry
+from umbel.scheduler.fairness.order import FairOrder, rank
+from umbel.scheduler.queue import ConversationQueue
+from umbel.scheduler.request import Request
+from umbel.scheduler.scheduler import Scheduler
+from umbel.scheduler.sequence import Sequence, SequenceStatus
+
+CONVERSATIONS = 1_000
+BATCH = 32
+_PROMPT = [0] * 512
+_ROUNDS = 500
+
+
+class Cache:
+    """Has some of each prompt, and nothing on disk."""
+
+    def shall_wait(self, sequence: Sequence, running: Iterable[Sequence], /) -> bool:
+        """Nobody computes it."""
+        del sequence, running
+        return False
+
+    def page_in(self, sequence: Sequence, /) -> bool:
+        """All is in memory."""
+        del sequence
+        return False
+
+    def known(self, sequence: Sequence, /) -> Known:
+        """Some, as the id has it."""
+        cached = 37 * int(sequence.request.id) % len(_PROMPT)
+        return Known(cached, cached, Size())
+
+
+class Room:
+    """Memory that holds everything."""
+
+    usable = 1 << 40
+
+    def needed(self, sequence: Sequence, /) -> int:
+        """A byte a token."""
+        return len(sequence.tokens)
+
+    def admits(self, sequence: Sequence, known: Known, running: list[Sequence], /) -> bool:
+        """It does."""
+        del sequence, known, running
+        return True
+
+
+class Waiting:
+    """A scheduler for which requests wait.
+
+    Args:
+        tenants: of the conversations.
+        requests: of `CONVERSATIONS`, in turns.
+        batch: the most that run.
+    """
+
+    def __init__(self, tenants: int, requests: int, batch: int = BATCH) -> None:
+        self.queue = ConversationQueue(2 * requests)
+        self.scheduler = Scheduler(self.queue, Cache(), Room(), batch)
+        self._tenants = tenants
+        self._count = 0
+        for _ in range(requests):
+            self.put()
+
+    def put(self) -> None:
+        """Another one comes."""
+        name = self._count % CONVERSATIONS
+        request = Request(
+            id=str(self._count),
+            tenant=str(name % self._tenants),
+            conversation=str(name),
+            prompt=_PROMPT,
+            max_tokens=1 << 20,
+            sampling=SamplingParams(seed=0),
+            deadline=1e9 + self._count,
+        )
+        self.queue.put(Sequence(request))
+        self._count += 1
+
+    def start(self) -> None:
+        """One starts, ends, and another one comes."""
+        sequence = self.scheduler.start_next()
+        assert sequence is not None  # noqa: S101  (else nothing is measured)
+        self.scheduler.remove(sequence)
+        self.put()
+
+    def fill(self) -> None:
+        """Start as many as may run, and let them decode."""
+        while (sequence := self.scheduler.start_next()) is not None:
+            sequence.status = SequenceStatus.DECODE
+
+    def step(self) -> None:
+        """What a step does of it: each has a token more, some are late, one may have to yield."""
+        for sequence in self.scheduler.running:
+            sequence.output.append(0)
+        self.queue.expired(0.0)
+        self.scheduler.start_next()
+        if (sequence := self.scheduler.yielding()) is not None:
+            sequence.status = SequenceStatus.PREEMPTED
+            self.scheduler.put_back(sequence)
+            self.fill()
+
+
+def decisions(tenants: int, requests: int) -> float:
+    """Measure the milliseconds of the order: look, rank, start, charge, end, and one more."""
+    order = FairOrder()
+    for number in range(requests):
+        name = number % CONVERSATIONS
+        order.put(Entry(str(number), str(name % tenants), str(name)))
+
+    def decide() -> None:
+        chosen = rank(order.window(), lambda entry: 37 * int(entry.id) % 4096)[0]
+        order.start(chosen.id, 300.0)
+        order.charge(chosen.id, 512.0)
+        order.end(chosen.id)
+        order.put(chosen)
+
+    return _median(decide)
+
+
+def starts(tenants: int, requests: int) -> float:
+    """Measure the milliseconds of the scheduler: a request starts, ends, and one comes."""
+    return _median(Waiting(tenants, requests).start)
+
+
+def steps(tenants: int, requests: int) -> float:
+    """Measure the milliseconds of the scheduler in a step with a full batch."""
+    waiting = Waiting(tenants, requests)
+    waiting.fill()
+    return _median(waiting.step)
+
+
+def _median(work: Callable[[], None]) -> float:
+    took = []
+    for _ in range(_ROUNDS):
+        began = perf_counter()
+        work()
+        took.append(perf_counter() - began)
+    return statistics.median(took) * 1e3
