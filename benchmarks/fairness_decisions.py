@@ -108,9 +108,9 @@ class Waiting:
             sequence.output.append(0)
         self.queue.expired(0.0)
         self.scheduler.start_next()
-        if (sequence := self.scheduler.yielding()) is not None:
-            sequence.status = SequenceStatus.PREEMPTED
-            self.scheduler.put_back(sequence)
+        if (yielding := self.scheduler.yielding()) is not None:
+            yielding.status = SequenceStatus.PREEMPTED
+            self.scheduler.put_back(yielding)
             self.fill()
 
 

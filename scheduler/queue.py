@@ -41,6 +41,9 @@ class ConversationQueue:
         quotas: what is spent of them, here and in other queues.
         clock: seconds, monotonic.
 
+    Attributes:
+        changes: grows whenever one comes, starts, ends or waits again.
+
     Invariants: a sequence runs from `claim` to `release`; no more of its unit run at once than
     it says, and they are claimed in the order in which they were put.
     """
@@ -64,6 +67,7 @@ class ConversationQueue:
         self._claimed: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
         self._closed = False
+        self.changes = 0
 
     def put(self, sequence: Sequence) -> None:
         """Add a sequence at the end.
@@ -77,6 +81,7 @@ class ConversationQueue:
             if self._closed:
                 raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
             self._check_bounds(sequence.request.tenant)
+            self.changes += 1
             self._order.put(_entry(sequence))
             self._wait(sequence)
             sequence.times = Times(self._waits_for(sequence), self._clock())
@@ -125,6 +130,7 @@ class ConversationQueue:
                 self._order.start(sequence.request.id, tokens)
             except ValueError:  # another one of its unit has started since
                 return False
+            self.changes += 1
             self._claimed[sequence.request.id] = self._waiting.pop(sequence.request.id)
             self._note_heads(sequence)
             self._drained.note(self._clock())
@@ -146,6 +152,7 @@ class ConversationQueue:
         with self._lock:
             entry = _entry(sequence)
             displaced = self._order.head(entry.tenant, entry.conversation)
+            self.changes += 1
             self._order.preempt(entry.id)
             del self._claimed[entry.id]
             self._wait(sequence)
@@ -158,6 +165,7 @@ class ConversationQueue:
         """Let what comes after a claimed sequence run: it has ended. Idempotent."""
         with self._lock, suppress(KeyError):
             del self._claimed[sequence.request.id]
+            self.changes += 1
             self._order.end(sequence.request.id)
             self._note_heads(sequence)
 
@@ -238,6 +246,7 @@ class ConversationQueue:
         now = self._clock()
         for tenant in [t for t in self._held if not self._quotas.refills_in(t, now)]:
             self._held.discard(tenant)
+            self.changes += 1
             self._order.let_go(tenant)
             self._note_all_heads(tenant)
 
@@ -281,6 +290,7 @@ class ConversationQueue:
     def _take(self, request_id: str) -> Sequence | None:
         sequence = self._waiting.pop(request_id, None)
         if sequence is not None:
+            self.changes += 1
             self._order.remove(request_id)
             self._note_heads(sequence)
         return sequence

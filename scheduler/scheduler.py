@@ -15,6 +15,9 @@ from .times import Activity
 _LOOKS = 64
 """Sequences that are looked at for one that can start; what comes after them waits till later."""
 
+_DRIFT = 16
+"""Steps after which it is asked again who has to yield, though nobody came or went."""
+
 _GAP = 2 * Policy().quantum
 """Tokens per weight by which tenants are apart before a slot changes hands; see `preemption`."""
 
@@ -89,6 +92,8 @@ class Scheduler:
         self._memory = memory
         self._max_batch = max_batch
         self._last = Selection(None, None, 0)
+        self._fair_at: int | None = None  # the queue's changes when nobody had to yield
+        self._fair_for = 0  # steps since
         self._claimant: Sequence | None = None  # for whom one has yielded
         self._found: dict[Sequence, Activity] = {}  # of those that did not start when looked at
 
@@ -151,6 +156,11 @@ class Scheduler:
         short = len(self.running) >= self._max_batch or self._last.short is not None
         if self.preempted or not (short and self.running and len(self.waiting)):
             return None
+        # Who has which part changes with the queue; services drift apart slowly.
+        if self._fair_at == self.waiting.changes and self._fair_for < _DRIFT:
+            self._fair_for += 1
+            return None
+        self._fair_at, self._fair_for = self.waiting.changes, 0
         self._charge()
         shares = self.waiting.shares({each.request.tenant for each in self.running})
         slots = [
@@ -161,6 +171,7 @@ class Scheduler:
             slot = preemption(slots, claimant, _GAP)
             if slot is None:
                 continue
+            self._fair_at = None  # it may be able to start at the next step
             found = select(self._ranked(claimant.tenant), self._readiness)
             self._claimant = found.start or found.short
             if self._claimant is not None:
