@@ -31,6 +31,7 @@ from .memory_budget import MemoryBudget
 from .model_slot import ModelSlot, Resident
 from .pressure import PressureWatch
 from .service import Service
+from .shared_files import declare, read
 from .workers import Workers
 
 _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
@@ -113,9 +114,9 @@ class ModelLoader:
 
         Raises:
             ModelError: it cannot be loaded.
-            StartError: memory holds no request of it.
+            StartError: memory holds no request of it, or a shared prompt cannot be read.
         """
-        opened = self._opened[slot.name]
+        opened, prompts = self._opened[slot.name], read(self._settings().shared_prompts)
         await self._take_room(slot, opened.weight_bytes)
         while await self._on_thread(slot, opened.read_more):
             pass
@@ -125,6 +126,7 @@ class ModelLoader:
         self._opened.pop(slot.name)
         slot.weight_bytes = opened.weight_bytes
         slot.context_length = resident.service.context_length
+        await declare(resident.service, prompts)
         return resident
 
     async def _take_room(self, slot: ModelSlot, weights: int) -> None:

@@ -101,6 +101,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             reload=True,
         ),
     ] = []
+    shared_prompts: Annotated[
+        list[str],
+        About(
+            "Files with system prompts that all tenants share.",
+            unit="path",
+            unset="none",
+            flag="--shared-prompt",
+        ),
+    ] = []
     prefill_chunk: Annotated[
         Annotated[int, Meta(ge=1, le=65536)] | None,
         About(

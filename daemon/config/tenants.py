@@ -65,7 +65,12 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def is_tenant_name(name: str) -> bool:
-    """Whether a tenant may have this name: one printable word, of bounded length."""
+    """Whether a tenant may have this name: one printable word, of bounded length.
+
+    One in parentheses is nobody's: what is shared has such a name.
+    """
+    if name.startswith("("):
+        return False
     return 0 < len(name) <= LONGEST_TENANT and name.isprintable() and " " not in name
 
 

@@ -10,6 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from umbel.daemon.config import is_tenant_name
+from umbel.daemon.errors import StartError
+from umbel.daemon.shared_files import read
+
 from .running import ANSWER, Reply, RunningDaemon, eventually, running
 
 SECRET = "Meet me at the old mill after dark, and tell nobody about the parcel. " * 4
@@ -158,3 +162,46 @@ def test_a_shared_prompt_survives_a_restart(short_path: Path, long_tiny_dir: Pat
     with running(short_path, long_tiny_dir, "--port", "0", fresh=True) as daemon:
         assert cached(daemon.post(first)) == pin["tokens"]
         assert cached(over_tcp(daemon, "POST", "/v1/chat/completions", first)) == own
+
+
+@pytest.mark.slow
+def test_prompts_are_shared_by_configuration(short_path: Path, tiny_dir: Path) -> None:
+    """From the first request on, without the line end of the file; and no more without it."""
+    file = short_path / "reviewer.txt"
+    file.write_text(SYSTEM.strip() + "\n")
+    disk, flags = ("--disk-dir", str(short_path / "disk")), ("--port", "0")
+    route = "/v1/chat/completions"
+    with running(short_path, tiny_dir, *flags, *disk, "--shared-prompt", str(file)) as daemon:
+        assert cached(over_tcp(daemon, "POST", route, chat("a", SYSTEM.strip()))) > 100
+        assert cached(daemon.post(chat("b", SYSTEM.strip()))) > 100
+        assert "prompt shared" in daemon.log()
+    with running(short_path, tiny_dir, *flags, *disk) as daemon:
+        assert "prompt not shared any more" in daemon.log()
+        assert cached(over_tcp(daemon, "POST", route, chat("c", SYSTEM.strip()))) == 0
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "cannot read"), ("\n", "is empty")])
+def test_a_shared_prompt_that_cannot_be_read(tmp_path: Path, text: str | None, words: str) -> None:
+    """The daemon says which file, and does not start."""
+    file = tmp_path / "reviewer.txt"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(StartError, match=f"shared_prompts: .*{words}"):
+        read([str(file)])
+
+
+def test_shared_prompts_have_names_of_their_own(tmp_path: Path) -> None:
+    """Of two files of one name neither is taken for the other."""
+    files = [tmp_path / folder / "reviewer.txt" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("Be kind.\r\n")
+    assert read([str(files[0])]) == {"file:reviewer.txt": "Be kind."}
+    with pytest.raises(StartError, match="two files"):
+        read(map(str, files))
+
+
+@pytest.mark.parametrize("name", ["(shared)", "(anybody)"])
+def test_nobody_is_called_as_what_is_shared(name: str) -> None:
+    """A proxy, a table or a key that names such a tenant is refused."""
+    assert not is_tenant_name(name)

@@ -22,6 +22,7 @@ FLAGS_OF_SERVE = {
     "--port": "no TCP",
     "--keys-file": "keys.json beside the configuration file",
     "--cors-origin": "no page",
+    "--shared-prompt": "none",
     "--prefill-chunk": "2048 on a GPU, else 512; with exact or little memory 512",
     "--cache-bytes": "what the device has left",
     "--no-cache": "off",
@@ -90,7 +91,7 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """What a flag is given arrives in its setting, as a value of its type."""
     words = (
         "--model m --alias a --alias b=m --socket s --host ::1 --port 1 --keys-file k "
-        "--cors-origin http://[::1] "
+        "--cors-origin http://[::1] --shared-prompt a.txt "
         "--prefill-chunk 2 --cache-bytes 3KiB --no-cache --disk-dir d --disk-bytes 4 --no-disk "
         "--checkpoint-interval 5 --checkpoints-kept 6 --kv-bits 4 --kv-group-size 32 --max-batch 7 "
         "--max-stall-ms 8.5 --warmup full --exact "
@@ -105,6 +106,7 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         port=1,
         keys_file="k",
         cors_origins=["http://[::1]"],
+        shared_prompts=["a.txt"],
         prefill_chunk=2,
         cache_bytes="3KiB",
         no_cache=True,

@@ -35,6 +35,7 @@ OTHER: dict[str, Any] = {
     "api_key": "secret",
     "keys_file": "/elsewhere",
     "cors_origins": ["https://app.example"],
+    "shared_prompts": ["reviewer.txt"],
     "prefill_chunk": 7,
     "cache_bytes": 8,
     "memory_bytes": 9,
