@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-import structlog
-
 from .bounds import Bounds, unbounded
 from .ledger import Ledger, Size
 
@@ -13,8 +11,6 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 8  # of the budget, one part in this many is used however short memory is
 _RESERVE = 16  # a part of the budget is kept for copies: one in this many
-
-log = structlog.get_logger()
 
 
 class Governing(Protocol):
@@ -104,7 +100,9 @@ class MemoryPool:
 
     def _check_floors(self) -> None:
         if self.least is not None and self._floors > self._whole.nbytes:
-            log.warning(
+            import structlog  # noqa: PLC0415  (commands read figures of this module, and are quick)
+
+            structlog.get_logger().warning(
                 "the cache floors of tenants are scaled down: they are over the budget",
                 floors=self._floors,
                 budget=self._whole.nbytes,
