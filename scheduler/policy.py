@@ -1,6 +1,7 @@
 """What the next step computes: a pure function of the running sequences."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -110,14 +111,50 @@ def _end(sequence: Sequence, size: ChunkSize) -> int:
 
 
 def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
-    """Put prompts in order: shortest remaining work first, with ageing.
+    """Put prompts in order: the most urgent of each tenant, and then the others.
 
-    A prompt counts as shorter by every token that was computed for later ones. One with n tokens
-    left is therefore passed over for n tokens at most by requests that come later.
+    Of a tenant's, and of the most urgent ones, the shortest remaining work goes first, with ageing:
+    a prompt counts as shorter by every token by which it was passed over by its own tenant's, or
+    by others'; see `age`. Within its tenant one with n tokens left is therefore passed over for n
+    tokens at most by requests that come later, and a tenant's most urgent one by each other tenant
+    for n tokens and a prompt at most, however many prompts that one has.
     Where another request waits for its beginning, what is left is what that one waits for.
     """
+    by_tenant: dict[str, list[Sequence]] = {}
     prompts = (s for s in running if s.num_left_to_prefill)
-    return sorted(prompts, key=lambda s: s.num_left_to_share - s.num_passed_over)
+    for sequence in sorted(prompts, key=lambda s: s.num_left_to_share - s.num_passed_over):
+        by_tenant.setdefault(sequence.request.tenant, []).append(sequence)
+    first = [own[0] for own in by_tenant.values()]
+    first.sort(key=lambda s: s.num_left_to_share - s.num_passed_over_by_others)
+    return [*first, *(s for own in by_tenant.values() for s in own[1:])]
+
+
+def age(running: Items[Sequence], chosen: Mapping[Sequence, int]) -> None:
+    """Count for prompts that were passed over in a call by how many tokens they were.
+
+    A prompt is passed over by those of its tenant that come later, and the most urgent prompt of a
+    tenant by those of others. The tenant's other prompts wait for that one in any case, and get
+    no credit: else who sends many would be owed as many times as much.
+
+    Args:
+        running: all that run, oldest first, as they were when the call was planned.
+        chosen: those that advance, and by how many tokens.
+    """
+    by_tenant = Counter[str]()
+    for sequence, tokens in chosen.items():
+        by_tenant[sequence.request.tenant] += tokens
+    seen = set[str]()
+    for sequence in _by_urgency(running):
+        tenant = sequence.request.tenant
+        if tenant not in seen and sequence not in chosen:
+            sequence.num_passed_over_by_others += by_tenant.total() - by_tenant[tenant]
+        seen.add(tenant)
+    later = Counter[str]()
+    for sequence in reversed(running):
+        if sequence in chosen:
+            later[sequence.request.tenant] += chosen[sequence]
+        elif sequence.num_left_to_prefill:
+            sequence.num_passed_over += later[sequence.request.tenant]
 
 
 class StallBound:

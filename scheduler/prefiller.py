@@ -10,7 +10,7 @@ import structlog
 
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
-from .policy import ChunkSize, Joins, PrefillChunk, StallBound
+from .policy import ChunkSize, Joins, PrefillChunk, StallBound, age
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -101,7 +101,7 @@ class Prefiller(Generic[C, P, O, T]):
             self._failed([sequence for sequence, _ in chunks], error)
             return
         tokens = len(chunks) * max(chunk.tokens for chunk in chunks)
-        self._age(chunks)
+        age(self._scheduler.running, {chunk.sequence: chunk.tokens for chunk in chunks})
         for sequence, end in chunks:
             self._totals.update(prefill_tokens=end - sequence.num_computed_tokens)
             sequence.num_computed_tokens = end
@@ -126,13 +126,3 @@ class Prefiller(Generic[C, P, O, T]):
                 self._scheduler.preempt(sequence)
                 self._lifecycle.keep(sequence, trusted=False)
                 sequence.preempt(replay=self._exact)
-
-    def _age(self, chunks: Items[PrefillChunk]) -> None:
-        """Count for those who were passed over what was computed for later ones."""
-        chosen = {chunk.sequence: chunk.tokens for chunk in chunks}
-        later = 0
-        for sequence in reversed(self._scheduler.running):
-            if sequence in chosen:
-                later += chosen[sequence]
-            elif sequence.num_left_to_prefill:
-                sequence.num_passed_over += later

@@ -7,15 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.policy import Batch, ChunkSize, PrefillChunk, StallBound, plan
+from umbel.scheduler.policy import (
+    Batch,
+    ChunkSize,
+    PrefillChunk,
+    StallBound,
+    age,
+    plan,
+)
 from umbel.scheduler.sequence import Sequence
 
 from ..fakes import make_request
 
 
-def sequence(prompt_length: int, computed: int = 0) -> Sequence:
+def sequence(prompt_length: int, computed: int = 0, tenant: str = "default") -> Sequence:
     """Build a sequence that has come this far."""
-    made = Sequence(make_request("a", [7] * prompt_length))
+    made = Sequence(make_request("a", [7] * prompt_length, tenant=tenant))
     made.num_computed_tokens = computed
     return made
 
@@ -145,6 +152,66 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
             earlier.num_passed_over += tokens
         passed += 0 if advances is long else tokens
     assert passed <= length + max(others)
+
+
+def advance(running: list[Sequence], chunk: int) -> tuple[Sequence, int]:
+    """Compute the next chunk as the engine does; returns whose, and its tokens."""
+    chosen, end = only(plan(running, ChunkSize(chunk)))
+    tokens = end - chosen.num_computed_tokens
+    age(running, {chosen: tokens})
+    chosen.num_computed_tokens = end
+    return chosen, tokens
+
+
+@given(
+    own=st.lists(st.integers(2, 300), min_size=1, max_size=4),
+    others=st.lists(st.integers(2, 300), min_size=1, max_size=12),
+    chunk=st.integers(1, 64),
+)
+def test_a_tenants_prompt_is_not_held_up_by_how_many_another_sends(
+    own: list[int], others: list[int], chunk: int
+) -> None:
+    """One after another, each of its prompts waits for its own length and two prompts at most.
+
+    One is under way, and one was passed over by its last one.
+    """
+    heavy = [sequence(length, tenant="heavy") for length in others]
+    for length in own:
+        light, passed = sequence(length, tenant="light"), 0
+        while light.num_left_to_prefill:
+            chosen, tokens = advance([*heavy, light], chunk)
+            passed += 0 if chosen is light else tokens
+        assert passed <= length + 2 * max(others)
+
+
+@given(
+    length=st.integers(2, 300),
+    others=st.lists(st.integers(2, 300), min_size=1, max_size=12),
+    chunk=st.integers(1, 64),
+)
+def test_who_sends_many_is_not_starved_by_who_sends_one_after_another(
+    length: int, others: list[int], chunk: int
+) -> None:
+    """The first of them is passed over for its own length, and one prompt."""
+    heavy = [sequence(length, tenant="heavy") for _ in range(3)]
+    arrivals = itertools.cycle(others)
+    light, passed = sequence(next(arrivals), tenant="light"), 0
+    while all(each.num_left_to_prefill for each in heavy):
+        chosen, tokens = advance([*heavy, light], chunk)
+        passed += tokens if chosen is light else 0
+        if not light.num_left_to_prefill:
+            light = sequence(next(arrivals), tenant="light")
+    assert passed <= length + max(others)
+
+
+def test_tenants_prompts_take_turns() -> None:
+    """Of prompts that are as long, a tenant's one is computed after one of the other's many."""
+    heavy = [sequence(9, tenant="heavy") for _ in range(5)]
+    light = sequence(9, tenant="light")
+    order = []
+    while light.num_left_to_prefill:
+        order.append(advance([*heavy, light], 4)[0])
+    assert order == [heavy[0], heavy[0], light, light]
 
 
 def test_chunks_are_cut_until_they_fit() -> None:
