@@ -171,6 +171,7 @@ class Engine(Generic[C, P, O, T]):
         The last of them starts anew, in a batch of its own size, where that fits.
         """
         self._record()  # what lies side by side has gaps where stored state has gone since
+        self._scheduler.weigh()
         while self._running:
             self._kv_cache.refresh(self._running)
             step = self._memory.afford(

@@ -113,7 +113,8 @@ def _end(sequence: Sequence, size: ChunkSize) -> int:
 def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
     """Put prompts in order: the most urgent of each tenant, and then the others.
 
-    Of a tenant's, and of the most urgent ones, the shortest remaining work goes first, with ageing:
+    Of the most urgent ones that of the tenant that was served least goes first. Of a tenant's, and
+    where tenants were served alike, the shortest remaining work goes first, with ageing:
     a prompt counts as shorter by every token by which it was passed over by its own tenant's, or
     by others'; see `age`. Within its tenant one with n tokens left is therefore passed over for n
     tokens at most by requests that come later, and a tenant's most urgent one by each other tenant
@@ -125,7 +126,7 @@ def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
     for sequence in sorted(prompts, key=lambda s: s.num_left_to_share - s.num_passed_over):
         by_tenant.setdefault(sequence.request.tenant, []).append(sequence)
     first = [own[0] for own in by_tenant.values()]
-    first.sort(key=lambda s: s.num_left_to_share - s.num_passed_over_by_others)
+    first.sort(key=lambda s: (s.service, s.num_left_to_share - s.num_passed_over_by_others))
     return [*first, *(s for own in by_tenant.values() for s in own[1:])]
 
 

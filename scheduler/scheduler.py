@@ -178,6 +178,19 @@ class Scheduler:
                 return self.running[slots.index(slot)]
         return None
 
+    def weigh(self) -> None:
+        """Note what tenants were given with their sequences, where several have prompts to compute.
+
+        Who decodes much so comes later with its prompts, too.
+        """
+        tenants = {s.request.tenant for s in self.running if s.num_left_to_prefill}
+        if len(tenants) > 1:
+            self._charge()
+            shares = self.waiting.shares(tenants)
+            for sequence in self.running:
+                if (share := shares.get(sequence.request.tenant)) is not None:
+                    sequence.service = share.service
+
     def put_back(self, sequence: Sequence) -> None:
         """Have a running sequence wait again, in its place. Its state is the cache's by now."""
         self._charge()

@@ -47,6 +47,8 @@ class Sequence:
         num_computed_tokens: tokens, from the first, whose state the model holds.
         num_passed_over: prompt tokens computed for later ones of its tenant while its own waited.
         num_passed_over_by_others: those computed for other tenants; see `policy.age`.
+        service: what its tenant was given; as of the last step in which prompts of several tenants
+            were computed, else of no meaning.
         is_alone: its prompt is computed in calls of its own: one with others failed.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
         lease: its hold on the cache; None before it starts.
@@ -70,6 +72,7 @@ class Sequence:
         self.matched = self.cached = 0
         self.num_computed_tokens = 0
         self.num_passed_over = self.num_passed_over_by_others = 0
+        self.service = 0.0
         self.is_alone = False
         self.num_awaited = 0
         self.lease: Lease | None = None

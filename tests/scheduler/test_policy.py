@@ -399,3 +399,13 @@ def test_a_joint_call_is_never_slower(
         assert padded <= chunk
         joint = own + each * padded + row * (len(counts) - 1)
         assert joint <= sum(own + each * count for count in counts) * (1 + 1e-6)
+
+
+def test_the_tenant_that_was_served_least_goes_first() -> None:
+    """However short another's prompt is; of those served alike the shortest goes first."""
+    running = [sequence(40, tenant="a"), sequence(400, tenant="b"), sequence(90, tenant="c")]
+    for each, service in zip(running, (500.0, 100.0, 500.0), strict=True):
+        each.service = service
+    assert only(plan(running, ChunkSize(1000))).sequence is running[1]
+    running[1].num_computed_tokens = 399
+    assert only(plan(running, ChunkSize(1000))).sequence is running[0]

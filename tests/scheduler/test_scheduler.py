@@ -327,6 +327,21 @@ class TestYielding:
         fixture.scheduler.remove(made[0])
         assert fixture.start() == ["a4"]
 
+    def test_those_who_have_prompts_know_what_their_tenants_were_given(self) -> None:
+        """What was decoded counts; where one tenant alone has prompts nothing is noted."""
+        fixture, made = self.crowd()
+        (b,) = fixture.put("b0", tenant="b")
+        self.give(fixture)
+        made[0].status, made[0].output = SequenceStatus.DECODE, [1, 2, 3]
+        for decodes in made[:3]:
+            decodes.num_computed_tokens = 9
+        fixture.scheduler.weigh()
+        assert {s.service for s in fixture.scheduler.running} == {0.0}
+        made[1].num_computed_tokens = 4
+        fixture.scheduler.weigh()
+        assert [s.service for s in fixture.scheduler.running] == [3.0, 3.0, 3.0, b.service]
+        assert b.service == fixture.queue.shares(["b"])["b"].service
+
     def test_what_it_was_given_is_charged_once(self) -> None:
         """Its prompt when it first starts, and each token of its answer."""
         fixture, made = self.crowd()
