@@ -15,6 +15,9 @@ from .times import Activity
 _LOOKS = 64
 """Sequences that are looked at for one that can start; what comes after them waits till later."""
 
+_WORTH_PASSING = 32
+"""Tokens in the cache by which one request passes another; those with less keep their order."""
+
 _DRIFT = 16
 """Steps after which it is asked again who has to yield, though nobody came or went."""
 
@@ -250,7 +253,7 @@ class Scheduler:
     def _in_order(self, offers: list[tuple[Candidate, Sequence]]) -> list[Sequence]:
         found = {candidate.entry.id: sequence for candidate, sequence in offers}
         window = [candidate for candidate, _ in offers]
-        ranked = rank(window, lambda entry: self._cached(found[entry.id]))
+        ranked = rank(window, lambda entry: self._cached(found[entry.id]) // _WORTH_PASSING)
         return [found[entry.id] for entry in ranked]
 
     def _take(self, sequence: Sequence) -> bool:

@@ -111,6 +111,8 @@ def tiny_one_by_one_dir(path: Path) -> Path:
 def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, Any]]:
     rng = np.random.default_rng(seed)
     model = llama.Model(llama.ModelArgs.from_dict(config | {"model_type": "llama"}))
+    output = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
+    output += ".weight"
     weights = {}
     for name, like in sorted(dict(tree_flatten(model.parameters())).items()):
         if name.endswith("norm.weight"):
@@ -119,7 +121,7 @@ def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, Any
             value = rng.standard_normal(like.shape, np.float32)
             if not name.endswith("embed_tokens.weight"):
                 value *= 2 / np.sqrt(like.shape[-1])
-        if name == "lm_head.weight":
+        if name == output:
             value[: len(SPECIAL)] = 0
         weights[name] = value
     return weights

@@ -79,7 +79,10 @@ class CacheHandlers:
         """`DELETE /cache/pins/{name}`: let it age like anything else."""
         name, caller = request.match_info["name"], self._entry.caller(request)
         tenant = caller.tenant
-        if request.query.get("shared") == "true":
+        shared = request.query.getall("shared", ["false"])
+        if shared not in (["true"], ["false"]):
+            raise APIError(400, "shared is true or false", param="shared")
+        if shared == ["true"]:
             refuse_tenants(operator=caller.operator, what="share a prompt no more")
             tenant = SHARED
         if not await self._entry.loaded(request).cache.unpin(tenant, name):
