@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from ..cachestore.bounds import TenantBounds
+from ..cachestore.tries import SHARED
 from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
@@ -221,11 +222,15 @@ class ModelLoader:
 
     def _bounds(self, tenant: str) -> TenantBounds:
         """What bounds the state of a tenant at present."""
+        if tenant == SHARED:
+            return TenantBounds()
         found = tenant_settings(self._settings().tenants, tenant)
         return TenantBounds(found.floor, found.ceiling, found.disk_budget)
 
     def _terms(self, tenant: str) -> Terms:
         """What is agreed with a tenant at present."""
+        if tenant == SHARED:
+            return Terms()
         found = tenant_settings(self._settings().tenants, tenant)
         return Terms(found.weight, found.running, found.waiting, found.tokens_per_minute)
 

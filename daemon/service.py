@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from ..cachestore.errors import PinError
 from ..cachestore.pins import PinDescription
 from ..cachestore.tries import SHARED
 from ..models.load.loader import LoadedModel
@@ -188,6 +189,8 @@ class Service:
         rendered, end = await self.workers.run(
             lambda check: self._prompts.system_prompt(text, check), caller.share.nbytes
         )
+        if body.shared and end is None:
+            raise PinError("the model's chat template does not say where a system prompt ends")
         warm_up = GenerationRequest(
             prompts=[rendered.prompt], sampling=SamplingParams(seed=0), max_tokens=1
         )

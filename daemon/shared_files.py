@@ -6,7 +6,6 @@ from pathlib import Path
 
 import structlog
 
-from ..cachestore.errors import PinError
 from ..cachestore.tries import SHARED
 from ..scheduler.errors import RequestError
 from .bodies import BodyBudget, Share
@@ -53,16 +52,18 @@ async def declare(service: Service, prompts: dict[str, str]) -> None:
         service: of a model that computes.
         prompts: of `read`.
     """
-    for pin in await service.cache.pins(SHARED):
-        if pin.name.startswith(_PREFIX) and pin.name not in prompts:
-            await service.cache.unpin(SHARED, pin.name)
-            log.info("prompt not shared any more", name=pin.name)
+    try:
+        for pin in await service.cache.pins(SHARED):
+            if pin.name.startswith(_PREFIX) and pin.name not in prompts:
+                await service.cache.unpin(SHARED, pin.name)
+                log.info("prompt not shared any more", name=pin.name)
+    except RequestError as error:
+        log.warning("prompts of a former start may still be shared", reason=str(error))
     for number, (name, text) in enumerate(prompts.items()):
+        request = PinRequest(name=name, system=text, shared=True)
         try:
-            pin = await service.pin(
-                PinRequest(name=name, system=text, shared=True), _nobody(number)
-            )
-        except (PinError, RequestError) as error:
+            pin = await service.pin(request, _nobody(number))
+        except Exception as error:  # noqa: BLE001  (the model is loaded, and serves without it)
             log.warning("prompt not shared", name=name, reason=str(error))
         else:
             log.info("prompt shared", name=name, tokens=pin.held)

@@ -11,7 +11,7 @@ from ..scheduler.times import Times
 MOST_TENANTS = 64
 """Tenants with labels of their own; those that come later are counted together."""
 
-OTHERS = "others"
+OTHERS = "(others)"
 """The label of those, in which no tenant's name has a part."""
 
 

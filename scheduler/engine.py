@@ -211,6 +211,9 @@ class Engine(Generic[C, P, O, T]):
         """Have a sequence give its slot to another tenant's, and wait again."""
         if self._leave(sequence):
             self._scheduler.put_back(sequence)
+            # Who was cancelled while it ran is not looked for in the queue any more.
+            if sequence.cancelled and self._scheduler.waiting.remove(sequence.request.id):
+                self._lifecycle.finish(sequence, FinishReason.CANCELLED)
             self._totals.update(yields=1)
 
     def _leave(self, sequence: Sequence) -> bool:

@@ -103,6 +103,7 @@ class ConversationQueue:
             found = (
                 self._order.window(passed) if tenant is None else self._order.offers(tenant, passed)
             )
+            found = found or self._yielded_of_held(passed)
             return [(each, self._waiting[each.entry.id]) for each in found]
 
     def claimants(self) -> list[Share]:
@@ -124,7 +125,7 @@ class ConversationQueue:
             tokens: what its prompt costs; a sequence that yielded has been charged.
         """
         with self._lock:
-            if sequence.request.id not in self._waiting:
+            if sequence.request.id not in self._waiting or self._spent(sequence):
                 return False
             try:
                 self._order.start(sequence.request.id, tokens)
@@ -136,6 +137,10 @@ class ConversationQueue:
             self._drained.note(self._clock())
             self._spend(sequence.request.tenant, tokens)
             return True
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether a sequence is in the queue."""
+        return sequence.request.id in self._waiting
 
     def charge(self, costs: Iterable[tuple[Sequence, float]]) -> None:
         """Charge running sequences for tokens, or take back what they were charged for."""
@@ -233,14 +238,38 @@ class ConversationQueue:
                 retry_after=seconds,
             )
 
+    def _yielded_of_held(self, passed: Container[str]) -> list[Candidate]:
+        """List what yielded of tenants that are held: what ran goes on, where there is a slot."""
+        return [
+            Candidate(_entry(sequence))
+            for tenant in self._held
+            if self._order.has_place(tenant)
+            for name in self._order.heads(tenant)
+            if name not in passed
+            and (sequence := self._waiting[name]).status is SequenceStatus.PREEMPTED
+        ]
+
+    def _spent(self, sequence: Sequence) -> bool:
+        """Whether a sequence must not start, as its tenant has spent its tokens with any model."""
+        tenant = sequence.request.tenant
+        if sequence.status is SequenceStatus.PREEMPTED:
+            return False
+        if not self._quotas.refills_in(tenant, self._clock()):
+            return False
+        self._hold(tenant)
+        return True
+
+    def _hold(self, tenant: str) -> None:
+        self._held.add(tenant)
+        self._order.hold(tenant)
+        self._note_all_heads(tenant)
+
     def _spend(self, tenant: str, tokens: float) -> None:
         """Take tokens from a tenant's minute; when they are spent, it is held until it has more."""
         now = self._clock()
         self._quotas.charge(tenant, tokens, now)
         if self._quotas.refills_in(tenant, now):
-            self._held.add(tenant)
-            self._order.hold(tenant)
-            self._note_all_heads(tenant)
+            self._hold(tenant)
 
     def _let_go(self) -> None:
         now = self._clock()

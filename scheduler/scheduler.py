@@ -97,6 +97,7 @@ class Scheduler:
         self._last = Selection(None, None, 0)
         self._fair_at: int | None = None  # the queue's changes when nobody had to yield
         self._fair_for = 0  # steps since
+        self._starts = 0
         self._claimant: Sequence | None = None  # for whom one has yielded
         self._found: dict[Sequence, Activity] = {}  # of those that did not start when looked at
 
@@ -166,10 +167,8 @@ class Scheduler:
         self._fair_at, self._fair_for = self.waiting.changes, 0
         self._charge()
         shares = self.waiting.shares({each.request.tenant for each in self.running})
-        slots = [
-            Slot(s.request.id, shares[s.request.tenant], s.status is SequenceStatus.DECODE)
-            for s in self.running
-        ]
+        running = sorted(self.running, key=lambda s: s.number)
+        slots = [Slot(s.request.id, shares[s.request.tenant], _decodes(s)) for s in running]
         for claimant in self.waiting.claimants():
             slot = preemption(slots, claimant, _GAP)
             if slot is None:
@@ -178,7 +177,7 @@ class Scheduler:
             found = select(self._ranked(claimant.tenant), self._readiness)
             self._claimant = found.start or found.short
             if self._claimant is not None:
-                return self.running[slots.index(slot)]
+                return running[slots.index(slot)]
         return None
 
     def weigh(self) -> None:
@@ -203,7 +202,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, and let its conversation go on."""
         self._charge()
-        if sequence.status is SequenceStatus.PREFILL:  # the rest of its prompt is not computed
+        begins = sequence.status in {SequenceStatus.WAITING, SequenceStatus.PREFILL}
+        if begins and sequence in self:  # the rest of its prompt is not computed
             spared = min(sequence.num_left_to_prefill, sequence.num_charged_of_prompt)
             self.waiting.charge([(sequence, -spared)])
         for among in (self.running, self.preempted):
@@ -228,8 +228,8 @@ class Scheduler:
         if not len(self.waiting):
             return None
         self._charge()
-        if claimant is not None and self._starts(claimant):
-            return claimant
+        if claimant is not None and (found := self._start_claimant(claimant)) is not None:
+            return found.start
         ranked = self._ranked()
         while True:
             self._last = select(ranked, self._readiness)
@@ -237,8 +237,19 @@ class Scheduler:
             if chosen is None or self._take(chosen):
                 return chosen
 
-    def _starts(self, sequence: Sequence) -> bool:
-        return self._readiness(sequence) is Readiness.READY and self._take(sequence)
+    def _start_claimant(self, sequence: Sequence) -> Selection | None:
+        """Start the one for whom another has yielded; None where that is off.
+
+        While it lacks memory still, nobody else takes what was given up for it.
+        """
+        readiness = self._readiness(sequence) if self.waiting.waits(sequence) else None
+        if readiness is Readiness.READY and self._take(sequence):
+            return Selection(sequence, None, 0)
+        if readiness is not Readiness.MEMORY:
+            return None
+        self._claimant = sequence
+        self._last = Selection(None, sequence, 0)
+        return self._last
 
     def _ranked(self, tenant: str | None = None) -> Iterator[Sequence]:
         """Yield those that may start, the first to start first: some of all, or a tenant's.
@@ -253,12 +264,15 @@ class Scheduler:
     def _in_order(self, offers: list[tuple[Candidate, Sequence]]) -> list[Sequence]:
         found = {candidate.entry.id: sequence for candidate, sequence in offers}
         window = [candidate for candidate, _ in offers]
-        ranked = rank(window, lambda entry: self._cached(found[entry.id]) // _WORTH_PASSING)
+        ranked = rank(window, lambda entry: self._worth(found[entry.id]))
         return [found[entry.id] for entry in ranked]
 
     def _take(self, sequence: Sequence) -> bool:
         """Claim a sequence, and charge it for the prompt that is to be computed."""
         started = sequence.status is SequenceStatus.PREEMPTED
+        if not started:
+            self._starts += 1
+            sequence.number = self._starts
         left = len(sequence.tokens) - 1 - self._cached(sequence)
         sequence.num_charged_of_prompt = 0 if started else max(0, left)
         return self.waiting.claim(sequence, sequence.num_charged_of_prompt)
@@ -275,6 +289,12 @@ class Scheduler:
                 sequence.num_restored_bytes = 0
         if costs:
             self.waiting.charge(costs)
+
+    def _worth(self, sequence: Sequence) -> int:
+        """How much is gained if a sequence goes first; one that has yielded is in its answer."""
+        if sequence.status is SequenceStatus.PREEMPTED:
+            return 1 << 62
+        return self._cached(sequence) // _WORTH_PASSING
 
     def _cached(self, sequence: Sequence) -> int:
         return self._kv_cache.known(sequence).cached
@@ -303,3 +323,9 @@ class Scheduler:
         if self._memory.admits(sequence, self._kv_cache.known(sequence), self.running):
             return Readiness.READY
         return Readiness.MEMORY
+
+
+def _decodes(sequence: Sequence) -> bool:
+    """Whether its answer goes on: what is decoded again, after a preemption, is as a prompt."""
+    left = sequence.num_known_tokens - sequence.num_computed_tokens
+    return sequence.status is SequenceStatus.DECODE and left <= 1

@@ -38,6 +38,7 @@ class Sequence:
         output: token ids of the answer so far.
         pending: the place of the token after these among those that were sampled last, while it
             is not read yet.
+        number: of its first start, among all.
         times: what it does and waits for; None before it is queued.
         needs: bytes that it lacked when memory was short for it, and those that may be used.
         num_restored_bytes: bytes that were read from disk or copied for it and not charged yet.
@@ -64,6 +65,7 @@ class Sequence:
         self.cancelled = False
         self.output: list[int] = []
         self.pending: int | None = None
+        self.number = 0
         self.times: Times | None = None
         self.needs: tuple[int, int] | None = None
         self.num_restored_bytes = 0

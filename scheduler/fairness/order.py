@@ -121,9 +121,13 @@ class FairOrder:
 
     def may_start(self, tenant: str) -> bool:
         """Whether a tenant is not held, and has fewer requests running than it may have."""
+        return tenant not in self._held and self.has_place(tenant)
+
+    def has_place(self, tenant: str) -> bool:
+        """Whether a tenant has fewer requests running than it may have."""
         most = self._agreed(tenant).running
         running = self._tenants[tenant].running if tenant in self._tenants else 0
-        return tenant not in self._held and (most is None or running < most)
+        return most is None or running < most
 
     def least_served(self) -> str | None:
         """The tenant with the least service of those that could start a request."""
@@ -177,7 +181,7 @@ class FairOrder:
         return self._tenants[tenant].offers(Priority.INTERACTIVE, most, passed)
 
     def start(self, request_id: str, tokens: float) -> Entry:
-        """Take a request out of those that wait.
+        """Take a request out of those that wait. One of a tenant that is held may have run before.
 
         Args:
             request_id: of a candidate.
@@ -193,7 +197,7 @@ class FairOrder:
         conversation = tenant.conversations[entry.conversation]
         if conversation.head != (number, entry):
             raise ValueError(f"request {request_id} waits for others of its conversation")
-        if not self.may_start(entry.tenant):  # its terms have changed since
+        if not self.has_place(entry.tenant):  # its terms have changed since
             self._settle_tenant(entry.tenant)
             raise ValueError(f"tenant {entry.tenant} may start no more requests")
         tenant.count_start(number)

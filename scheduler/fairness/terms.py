@@ -58,6 +58,7 @@ class Quotas:
         self._agreed = agreed
         self._buckets: dict[str, _Bucket] = {}
         self._lock = threading.Lock()
+        self._dropped_at = -math.inf
 
     def charge(self, tenant: str, tokens: float, now: float) -> None:
         """Take tokens out; less than nothing gives some back."""
@@ -84,7 +85,8 @@ class Quotas:
         passed = max(0.0, now - bucket.at)
         bucket.left = min(most, bucket.left + passed * most / _MINUTE)
         bucket.at = now
-        if len(self._buckets) > _MOST:
+        if len(self._buckets) > _MOST and now - self._dropped_at > 1:
+            self._dropped_at = now
             self._drop_full(now)
         return bucket
 

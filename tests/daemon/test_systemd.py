@@ -219,7 +219,7 @@ def test_a_machine_boots(tmp_path: Path) -> None:
     MLX compiles gemma's activation; a llama's is not computed by it on a CPU.
     """
     model = tiny_model_dir(
-        tmp_path / "model",
+        tmp_path / "gemma",
         model_type="gemma",
         head_dim=16,
         tie_word_embeddings=True,

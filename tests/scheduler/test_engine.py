@@ -162,6 +162,20 @@ class TestAnswers:
         assert bench.tokens("b") == bench.tokens("a")
         bench.check_idle()
 
+    def test_one_that_is_cancelled_as_it_yields_is_gone(self) -> None:
+        """It waits for nobody, and holds up no conversation."""
+        bench = Bench()
+        sequence = bench.put("a", [1, 2], max_tokens=50)
+        bench.engine.step()
+        sequence.cancelled = True
+        bench.engine._yield(sequence)
+        assert len(bench.queue) == 0
+        bench.put("b", [3], conversation="a", max_tokens=1)
+        bench.drain()
+        assert bench.end("a").reason is FinishReason.CANCELLED
+        assert bench.tokens("b") == reference([3], 1)[0]
+        bench.check_idle()
+
     def test_an_empty_queue_is_no_work(self) -> None:
         """An idle engine says so, and publishes nothing."""
         bench = Bench()

@@ -405,6 +405,33 @@ def test_spent_tokens_come_back() -> None:
     bounded.put("a3")
 
 
+def test_what_ran_goes_on_when_its_tenant_has_spent_its_tokens() -> None:
+    """It yielded its slot: it does not wait for the next minute, but for all that may start."""
+    bounded = Bounded(Terms(tokens_per_minute=60))
+    first, *_ = bounded.put("a1", "a2", "b1")
+    assert bounded.queue.claim(first, 600)
+    first.preempt(replay=False)
+    bounded.queue.put_back(first)
+    assert bounded.offered() == ["b1"]
+    passed = {"b1"}
+    assert [each.entry.id for each, _ in bounded.queue.offers(passed)] == ["a1"]
+    assert bounded.queue.claim(first)
+    assert bounded.queue.offers(passed) == []
+
+
+def test_who_has_spent_its_tokens_with_one_model_starts_with_none() -> None:
+    """Also what waited for another before."""
+    terms = Terms(tokens_per_minute=60)
+    quotas = Quotas(lambda _: terms)
+    one, other = (ConversationQueue(9, lambda _: terms, quotas, lambda: 1.0) for _ in range(2))
+    first, second = of("a", "1"), of("a", "2")
+    one.put(first)
+    other.put(second)
+    assert one.claim(first, 61)
+    assert not other.claim(second)
+    assert other.offers() == []
+
+
 def test_a_quota_that_is_lifted_holds_nobody() -> None:
     """From the next look on."""
     bounded = Bounded(Terms(tokens_per_minute=60))

@@ -294,7 +294,7 @@ class TestYielding:
         made = fixture.put(*[f"a{n}" for n in range(2 * count)], tenant="a")
         assert len(fixture.start()) == count
         for each in made[:count]:
-            each.status = SequenceStatus.DECODE
+            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
         return fixture, made
 
     @staticmethod
@@ -348,7 +348,7 @@ class TestYielding:
         fixture.cache.spared = 4
         (b,) = fixture.put("b0", tenant="b")
         before = fixture.queue.shares(["a"])["a"].service
-        made[3].output = [1, 2, 3]
+        made[3].output, made[3].num_computed_tokens = [1, 2, 3], 12
         assert self.give(fixture) == ("a3", ["b0"])
         assert fixture.queue.shares(["a"])["a"].service == before + 3
         assert fixture.queue.shares(["b"])["b"].service == before + 4
@@ -397,6 +397,53 @@ class TestYielding:
         fixture.put("b0", tenant="b")
         assert fixture.start() == []
         assert self.give(fixture) == ("a3", ["b0"])
+
+    def test_what_was_given_up_for_one_is_nobody_elses(self) -> None:
+        """One yields after the other until it has room; none of them takes it back meanwhile."""
+        fixture, _ = self.crowd(room=40)
+        fixture.scheduler._max_batch = 8
+        large = Sequence(make_request("b0", [1] * 30, tenant="b"))
+        fixture.queue.put(large)
+        assert fixture.start() == []
+        assert self.give(fixture) == ("a3", [])
+        assert self.give(fixture) == ("a2", [])
+        assert self.give(fixture) == ("a1", ["b0"])
+        assert fixture.start() == []
+        fixture.scheduler.remove(large)
+        assert fixture.start() == ["a1", "a2", "a3"]
+
+    def test_one_that_was_cancelled_holds_up_nobody_for_whom_it_was(self) -> None:
+        """What was given up for it is the next one's."""
+        fixture, _ = self.crowd(room=40)
+        fixture.scheduler._max_batch = 8
+        fixture.queue.put(Sequence(make_request("b0", [1] * 30, tenant="b")))
+        fixture.start()
+        assert self.give(fixture) == ("a3", [])
+        assert fixture.queue.remove("b0") is not None
+        assert fixture.start() == ["a3"]
+
+    def test_what_decodes_again_is_spared(self) -> None:
+        """Under exact serving who yielded replays its answer: another one yields before it."""
+        fixture, made = self.crowd()
+        (b,) = fixture.put("b0", tenant="b")
+        made[3].output, made[3].num_computed_tokens = list(range(50)), 59
+        assert self.give(fixture) == ("a3", ["b0"])
+        fixture.scheduler.remove(b)
+        assert fixture.start() == ["a3"]
+        made[3].status, made[3].num_computed_tokens = SequenceStatus.DECODE, 12
+        fixture.put("b1", tenant="b")
+        assert self.give(fixture) == ("a2", ["b1"])
+
+    def test_what_never_ran_costs_nothing(self) -> None:
+        """It was stuck: its prompt was not computed."""
+        fixture = SchedulerFixture(room=5)
+        fixture.cache.spared = 9
+        (a,) = fixture.put("a0", tenant="a")
+        fixture.start()
+        assert fixture.scheduler.stuck() is a
+        assert fixture.queue.shares(["a"])["a"].service == 9
+        fixture.scheduler.remove(a)
+        assert fixture.queue.shares(["a"])["a"].service == 0
 
     def test_nobody_yields_while_somebody_is_preempted(self) -> None:
         """It was first."""
