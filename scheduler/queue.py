@@ -24,9 +24,9 @@ RETRY_AFTER = 2
 """Seconds that a refused client is asked to wait."""
 
 
-def queue_full(limit: int, retry_after: int = RETRY_AFTER, *, whose: str = "") -> QueueFullError:
+def queue_full(limit: int, retry_after: int = RETRY_AFTER) -> QueueFullError:
     """Make the error of a request for which there is no room."""
-    message = f"{limit} requests{whose} are waiting already; try again later"
+    message = f"{limit} requests are waiting already; try again later"
     return QueueFullError(message, retry_after=retry_after)
 
 
@@ -230,7 +230,8 @@ class ConversationQueue:
             raise queue_full(self.limit, self._drained.next_place_in(now, RETRY_AFTER))
         if most is not None and self._order.waiting_of(tenant) >= most:
             soon = self._drained.next_place_in(now, RETRY_AFTER)
-            raise queue_full(most, soon, whose=f" of tenant {tenant}")
+            message = f"{most} requests of tenant {tenant} are waiting already; try again later"
+            raise QueueFullError(message, retry_after=soon)
         if seconds := self._quotas.refills_in(tenant, now):
             raise QuotaSpentError(
                 f"tenant {tenant} has spent its {self._agreed(tenant).tokens_per_minute} tokens "
