@@ -61,7 +61,6 @@ class ConversationQueue:
         self._lock = threading.Lock()
         self._order = FairOrder(agreed=agreed)
         self._quotas = quotas or Quotas(agreed)
-        self._held: set[str] = set()  # tenants that have spent what they may
         self._drained = DrainRate()
         self._waiting: dict[str, Sequence] = {}
         self._claimed: dict[str, Sequence] = {}
@@ -243,7 +242,7 @@ class ConversationQueue:
         """List what yielded of tenants that are held: what ran goes on, where there is a slot."""
         return [
             Candidate(_entry(sequence))
-            for tenant in self._held
+            for tenant in self._order.held
             if self._order.has_place(tenant)
             for name in self._order.heads(tenant)
             if name not in passed
@@ -261,7 +260,6 @@ class ConversationQueue:
         return True
 
     def _hold(self, tenant: str) -> None:
-        self._held.add(tenant)
         self._order.hold(tenant)
         self._note_all_heads(tenant)
 
@@ -274,8 +272,7 @@ class ConversationQueue:
 
     def _let_go(self) -> None:
         now = self._clock()
-        for tenant in [t for t in self._held if not self._quotas.refills_in(t, now)]:
-            self._held.discard(tenant)
+        for tenant in [t for t in self._order.held if not self._quotas.refills_in(t, now)]:
             self.changes += 1
             self._order.let_go(tenant)
             self._note_all_heads(tenant)
@@ -285,7 +282,7 @@ class ConversationQueue:
         tenant, entry = sequence.request.tenant, _entry(sequence)
         if self._order.head(tenant, entry.conversation) != entry.id:
             return Activity.CONVERSATION
-        if self._order.is_held(tenant):
+        if tenant in self._order.held:
             return Activity.QUOTA
         return Activity.SLOT if self._order.may_start(tenant) else Activity.TENANT
 

@@ -20,30 +20,20 @@ class SequenceStatistics(msgspec.Struct, frozen=True):
     output_tokens: int
 
 
-class RequestStatistics(msgspec.Struct, frozen=True):
-    """One request that waits or runs.
+class RequestStatistics(SequenceStatistics, frozen=True):
+    """One request that waits or runs, as `/status` shows it.
 
     Attributes:
         priority: "interactive" or "batch".
-        status: where it stands in the engine.
         activity: what it does or waits for.
         seconds: of each activity so far.
-        computed_tokens: whose state the model holds.
         needed_bytes: what it takes to start, where memory was short for it; None else.
         usable_bytes: what may be held, of which that is; None else.
     """
 
-    request: str
-    tenant: str
-    conversation: str
     priority: str
-    status: SequenceStatus
     activity: Activity
     seconds: dict[Activity, float]
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    output_tokens: int
     needed_bytes: int | None
     usable_bytes: int | None
 
@@ -110,20 +100,12 @@ def describe_request(sequence: Sequence, times: Times, now: float) -> RequestSta
         times: its own.
         now: the engine's clock, in seconds.
     """
-    request = sequence.request
     needed, usable = sequence.needs or (None, None)
     return RequestStatistics(
-        request=request.id,
-        tenant=request.tenant,
-        conversation=request.conversation,
-        priority=request.priority.name.lower(),
-        status=sequence.status,
+        **msgspec.structs.asdict(describe(sequence)),
+        priority=sequence.request.priority.name.lower(),
         activity=times.activity,
         seconds={activity: round(seconds, 3) for activity, seconds in times.seconds(now).items()},
-        prompt_tokens=sequence.num_prompt_tokens,
-        cached_tokens=sequence.cached,
-        computed_tokens=sequence.num_computed_tokens,
-        output_tokens=len(sequence.output),
         needed_bytes=needed,
         usable_bytes=usable,
     )

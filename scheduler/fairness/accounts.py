@@ -63,10 +63,6 @@ class Accounts:
         """Tokens per weight that a member was charged, lifts included."""
         return self._services.get(key, self._floor)
 
-    def weight(self, key: str) -> float:
-        """A member's share."""
-        return self._weight(key)
-
     def least_served(self) -> str | None:
         """The ready member with the least service."""
         first = [places[0] for places in self._by_kind if places]

@@ -46,6 +46,9 @@ def rank(window: Iterable[Candidate], cached: Callable[[Entry], int]) -> list[En
 class FairOrder:
     """All requests that wait or run, and which of them start next.
 
+    Attributes:
+        held: tenants for whom `hold` was called, and `let_go` not since.
+
     It has no clock and reads no cache. Safe to call from one thread at a time.
 
     Args:
@@ -59,8 +62,8 @@ class FairOrder:
     def __init__(self, policy: Policy | None = None, agreed: Agreed = lambda _: Terms()) -> None:
         self._policy = policy or Policy()
         self._agreed = agreed
-        self._accounts = Accounts(self._policy.quantum, len(Priority), self._weight)
-        self._held: set[str] = set()
+        self._accounts = Accounts(self._policy.quantum, len(Priority), self.weight)
+        self.held: set[str] = set()
         self._tenants: dict[str, Tenant] = {}
         self._waiting: dict[str, Numbered] = {}
         self._running: dict[str, Numbered] = {}
@@ -80,18 +83,11 @@ class FairOrder:
 
     def weight(self, tenant: str) -> float:
         """A tenant's share."""
-        return self._accounts.weight(tenant)
-
-    def _weight(self, tenant: str) -> float:
         return self._agreed(tenant).weight
 
     def waiting_of(self, tenant: str) -> int:
         """How many requests of a tenant wait."""
         return self._tenants[tenant].waiting if tenant in self._tenants else 0
-
-    def is_held(self, tenant: str) -> bool:
-        """Whether `hold` was called, and `let_go` not since."""
-        return tenant in self._held
 
     def heads(self, tenant: str) -> list[str]:
         """The ids of the first of each conversation of a tenant that does not wait for others."""
@@ -109,19 +105,19 @@ class FairOrder:
 
     def hold(self, tenant: str) -> None:
         """Let no request of a tenant start until `let_go`."""
-        self._held.add(tenant)
+        self.held.add(tenant)
         if tenant in self._tenants:
             self._settle_tenant(tenant)
 
     def let_go(self, tenant: str) -> None:
         """Let a tenant's requests start again. Idempotent."""
-        self._held.discard(tenant)
+        self.held.discard(tenant)
         if tenant in self._tenants:
             self._settle_tenant(tenant)
 
     def may_start(self, tenant: str) -> bool:
         """Whether a tenant is not held, and has fewer requests running than it may have."""
-        return tenant not in self._held and self.has_place(tenant)
+        return tenant not in self.held and self.has_place(tenant)
 
     def has_place(self, tenant: str) -> bool:
         """Whether a tenant has fewer requests running than it may have."""

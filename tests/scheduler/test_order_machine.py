@@ -318,7 +318,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.clock.advance(1e6)  # until all quotas are full again
         assert self.queue.offers() == []
         order = self.queue._order
-        for left in (self.queue._held, self.queue._claimed, self.queue._waiting, order._held):
+        for left in (order.held, self.queue._claimed, self.queue._waiting):
             assert not left
         for gone in (order._tenants, order._waiting, order._running, order._accounts._ready):
             assert not gone
