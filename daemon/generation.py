@@ -10,6 +10,7 @@ from ..scheduler.errors import ComputationError, RequestError
 from ..scheduler.fairness.entry import Priority
 from ..scheduler.handoff import EventChannel, Handoff
 from ..scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
+from ..scheduler.times import Times
 from .answer_reader import AnswerReader, Delta
 from .metrics import Metrics
 from .request_times import RequestTimes
@@ -97,9 +98,8 @@ class Generation:
             "generation": usage.completion_tokens,
         }
         self._metrics.tenants.count(tenant, outcome, tokens)
-        channel = self._channel
-        if channel is not None and channel.times is not None and channel.finished_at is not None:
-            self._metrics.tenants.add_waits(tenant, channel.times, channel.finished_at)
+        if (computed := self._computed) is not None:
+            self._metrics.tenants.add_waits(tenant, *computed)
 
     @property
     def usage(self) -> Usage:
@@ -163,13 +163,20 @@ class Generation:
         """Note that the answer ended with an error."""
         self.finish_reason, self._error = FinishReason.ERROR, error
 
+    @property
+    def _computed(self) -> tuple[Times, float] | None:
+        """What the engine did of it, and when that ended; None if it never took it."""
+        channel = self._channel
+        if channel is None or channel.times is None or channel.finished_at is None:
+            return None
+        return channel.times, channel.finished_at
+
     def _longest_wait(self) -> dict[str, object]:
         """What it waited for longest, and for how many seconds."""
-        channel = self._channel
-        ended = None if channel is None else channel.finished_at
-        if channel is None or channel.times is None or ended is None:
+        if (computed := self._computed) is None:
             return {"waited_for": None, "waited_s": None}
-        activity, seconds = channel.times.longest_wait(ended) or (None, 0.0)
+        times, ended_at = computed
+        activity, seconds = times.longest_wait(ended_at) or (None, 0.0)
         return {"waited_for": activity, "waited_s": round(seconds, 3)}
 
     def _log_priority(self) -> dict[str, str]:

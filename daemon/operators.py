@@ -9,7 +9,7 @@ from aiohttp import web
 from .config import TenantSettings
 from .failures import APIError
 from .peer import peer_uid
-from .tenants import TENANT_HEADER, tenant_of_uid
+from .tenants import TENANT_HEADER, peer_socket, tenant_of_uid
 
 _ROOT = 0
 
@@ -23,8 +23,7 @@ def is_operator(request: web.Request, tenant: str, tenants: Mapping[str, TenantS
             operator, on the Unix socket either.
         tenants: the tables of the settings.
     """
-    transport = request.transport
-    peer = None if transport is None else transport.get_extra_info("socket")
+    peer = peer_socket(request)
     if peer is None or peer.family != socket.AF_UNIX or TENANT_HEADER in request.headers:
         return False
     uid = peer_uid(peer)

@@ -83,7 +83,7 @@ def _by_key(request: web.Request, settings: Settings, keys: KeyRing) -> tuple[st
 
 def _by_connection(request: web.Request, settings: Settings, keys: KeyRing) -> str:
     """Name the tenant of a connection on which no key was sent."""
-    peer = _peer_socket(request)
+    peer = peer_socket(request)
     if peer is not None and peer.family == socket.AF_UNIX:
         return tenant_of_uid(peer_uid(peer), settings.tenants)
     exposed = settings.tcp is not None and not is_loopback(settings.tcp[0])
@@ -102,7 +102,8 @@ def tenant_of_uid(uid: int | None, tenants: Mapping[str, TenantSettings]) -> str
     return next(named, f"uid:{uid}")
 
 
-def _peer_socket(request: web.Request) -> socket.socket | None:
+def peer_socket(request: web.Request) -> socket.socket | None:
+    """The socket that a request came by; None once it is closed."""
     transport = request.transport
     return None if transport is None else transport.get_extra_info("socket")
 
