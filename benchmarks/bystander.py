@@ -57,6 +57,23 @@ def get(path: Path, route: str, timeout: float = 10.0) -> Any:
         return json.loads(connection.getresponse().read())
 
 
+def wait_until_ready(path: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until a daemon serves.
+
+    Raises:
+        RuntimeError: it has ended, or takes longer; its log shows why.
+    """
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            if get(path, "/ready")["status"] == "ready":
+                return
+        except (OSError, HTTPException):
+            pass
+        time.sleep(0.1)
+    raise RuntimeError("the daemon did not start; its log shows why")
+
+
 def peer(path: Path) -> int:
     """The process that listens on a socket."""
     with socket.socket(socket.AF_UNIX) as connection:

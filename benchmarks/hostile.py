@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import attacks
-from bystander import NO_ANSWER, Client, Phase, Watch, descriptors, get, peer
+from bystander import NO_ANSWER, Client, Phase, Watch, descriptors, get, peer, wait_until_ready
 from percentiles import percentile
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +81,7 @@ def daemon(checkout: Path, options: argparse.Namespace, result: Result) -> Itera
         with log.open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            _wait_for(path, process)
+            wait_until_ready(path, process, _START)
             yield path
             result.died |= process.poll() is not None
             start = time.monotonic()
@@ -93,18 +93,6 @@ def daemon(checkout: Path, options: argparse.Namespace, result: Result) -> Itera
         finally:
             process.kill()
             process.wait()
-
-
-def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + _START
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if get(path, "/ready")["status"] == "ready":
-                return
-        except (OSError, HTTPException):
-            pass
-        time.sleep(0.1)
-    raise RuntimeError("the daemon did not start; --log FILE shows why")
 
 
 def run(path: Path, options: argparse.Namespace, result: Result) -> None:

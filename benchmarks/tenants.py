@@ -27,7 +27,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from bystander import UnixConnection, get
+from bystander import UnixConnection, get, wait_until_ready
 from percentiles import percentile
 
 from umbel.daemon.key_file import add_key
@@ -146,25 +146,13 @@ def daemon(options: argparse.Namespace) -> Iterator[Daemon]:
         with log.open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            _wait_for(path, process)
+            wait_until_ready(path, process, _START)
             yield Daemon(path, log, keys, options.words)
             process.send_signal(signal.SIGTERM)
             process.wait(_STOP)
         finally:
             process.kill()
             process.wait()
-
-
-def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + _START
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if get(path, "/ready")["status"] == "ready":
-                return
-        except (OSError, HTTPException):
-            pass
-        time.sleep(0.1)
-    raise RuntimeError("the daemon did not start")
 
 
 @contextmanager

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .daemon.fixtures import locked_daemon, long_tiny_dir, short_path, smollm2_daemon, tiny_daemon
+from .daemon.fixtures import (
+    heard,
+    locked_daemon,
+    long_tiny_dir,
+    short_path,
+    smollm2_daemon,
+    tiny_daemon,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
 
 # Here, or the tests of the daemon and those of its clients would each have their own.
-__all__ = ["locked_daemon", "long_tiny_dir", "short_path", "smollm2_daemon", "tiny_daemon"]
+__all__ = ["heard", "locked_daemon", "long_tiny_dir", "short_path", "smollm2_daemon", "tiny_daemon"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,5 +1,6 @@
 """Daemons shared by the tests of the front end and by those of its clients."""
 
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,15 @@ def short_path() -> Iterator[Path]:
     """A folder whose name is short enough for a Unix socket, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="u") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def heard(short_path: Path) -> Iterator[socket.socket]:
+    """What a service manager listens on."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(short_path / "notify"))
+        listening.setblocking(False)
+        yield listening
 
 
 @pytest.fixture(scope="session")

@@ -24,15 +24,6 @@ def fake(tiny_dir: Path) -> Iterator[FakeHub]:
         yield fake
 
 
-@pytest.fixture
-def heard(short_path: Path) -> Iterator[socket.socket]:
-    """What a service manager listens on."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(short_path / "notify"))
-        listening.setblocking(False)
-        yield listening
-
-
 def downloading(fake: FakeHub, folder: Path, **env: str) -> RunningDaemon:
     """Start a daemon whose model is on the hub, and that tells the manager in its folder."""
     environment = fake.environment(folder / "hf") | {"NOTIFY_SOCKET": str(folder / "notify")}

@@ -2,7 +2,6 @@
 
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -31,15 +30,6 @@ def computes(*words, **named):
 llama.Model.__call__ = computes
 main()
 """
-
-
-@pytest.fixture
-def heard(short_path: Path) -> Iterator[socket.socket]:
-    """What systemd would listen on."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(str(short_path / "notify"))
-        listening.setblocking(False)
-        yield listening
 
 
 def beats(heard: socket.socket) -> int:
