@@ -227,11 +227,10 @@ def _of_slot(slot: ModelSlot) -> SlotStatus:
 
 
 def _add_default(picture: Status, service: Service) -> None:
-    engine = service.engine.statistics()
-    picture.engine = engine
-    picture.waiting = len(service.queue)
-    picture.disk = _disk_of(service)
-    picture.step_age = round(time.monotonic() - engine.last_step_at, 3)
+    slot = picture.models[0]  # one look at it, so that the answer agrees with itself
+    picture.engine, picture.waiting, picture.disk = slot.engine, slot.queued, slot.disk
+    if slot.engine is not None:
+        picture.step_age = round(time.monotonic() - slot.engine.last_step_at, 3)
     picture.model = ModelStatus(
         service.model_name,
         service.fingerprint,

@@ -80,6 +80,7 @@ def test_running_requests_of_others_are_not_shown(tiny_daemon: RunningDaemon) ->
         assert running[0]["tenant"].startswith("uid:")
         assert over_tcp(tiny_daemon, "GET", "/status").json()["engine"]["running"] == []
     finally:
+        answer.close()
         connection.close()
     eventually(lambda: not tiny_daemon.status()["engine"]["running"])
 

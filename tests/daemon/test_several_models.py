@@ -128,8 +128,9 @@ def test_status_tells_of_each_what_it_does(folder: Path, models: list[Path]) -> 
         assert told["using"] == 2
         assert told["budget_bytes"] > 0
         assert told["disk"]["state"] == "on"
-        others = slots(daemon)
-        assert others["one"]["engine"] == daemon.status()["engine"]
+        status = daemon.status()
+        others = {slot["name"]: slot for slot in status["models"]}
+        assert others["one"]["engine"] == status["engine"]
         assert (others["one"]["engine"]["running"], others["one"]["queued"]) == ([], 0)
         asleep = [others["three"][each] for each in ("engine", "disk", "budget_bytes")]
         assert asleep == [None, None, None]

@@ -121,9 +121,18 @@ def test_a_daemon_that_loads() -> None:
     assert "downloading the model" in text
 
 
+def at_rest(daemon: RunningDaemon) -> Any:
+    """What `/status` says where nothing runs; a request of the test before may still be there."""
+    status = daemon.status()
+    for slot in status["models"]:
+        slot |= {"requests": [], "queued": 0, "using": 0}
+        slot["engine"] |= {"running": [], "memory": dict.fromkeys(slot["engine"]["memory"], 0)}
+    return status
+
+
 def test_several_models(tiny_daemon: RunningDaemon) -> None:
     """Where more than one is configured, each has a row; one alone is in the head."""
-    status = tiny_daemon.status()
+    status = at_rest(tiny_daemon)
     only = status["models"][0]
     assert "weights" not in drawn(status)
     busy = {**only, "using": 3, "queued": 2, "engine": {**only["engine"], "running": [RUNS]}}
@@ -138,7 +147,7 @@ def test_several_models(tiny_daemon: RunningDaemon) -> None:
 
 def test_requests_of_all_models_have_rows(tiny_daemon: RunningDaemon) -> None:
     """Also while the default model is not loaded; what takes memory is that of all."""
-    status = tiny_daemon.status()
+    status = at_rest(tiny_daemon)
     loaded = status["models"][0]
     memory = {**loaded["engine"]["memory"], "budget": 64 << 20, "kv": 3 << 20}
     engine = {**loaded["engine"], "memory": memory, "running": [RUNS]}
@@ -171,7 +180,7 @@ def test_requests_of_all_models_have_rows(tiny_daemon: RunningDaemon) -> None:
 )
 def test_why_a_request_waits(tiny_daemon: RunningDaemon, row: dict[str, Any], words: str) -> None:
     """A row says what it waits for, since when, and how long it has waited in all."""
-    status = tiny_daemon.status()
+    status = at_rest(tiny_daemon)
     seconds = {"slot": 130.0, row["activity"]: 250.0}
     waits = [{**RUNS, "seconds": seconds, **row}]
     (only,) = status["models"]
@@ -184,7 +193,7 @@ def test_why_a_request_waits(tiny_daemon: RunningDaemon, row: dict[str, Any], wo
 
 def test_a_screen_holds_the_first_requests_only(tiny_daemon: RunningDaemon) -> None:
     """It says how many more there are."""
-    status = tiny_daemon.status()
+    status = at_rest(tiny_daemon)
     (only,) = status["models"]
     text = drawn({**status, "models": [{**only, "requests": [RUNS] * 1000, "queued": 4000}]})
     assert text.count("ferns") == 100
