@@ -8,17 +8,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mlx_lm.models import activations, base
+from mlx_lm.models import activations, base, gated_delta
 from mlx_lm.models.cache import ChunkedKVCache
 
 from .activations import Swiglu
 from .attention.binding import Attention
 from .attention.chunked import CountsByRow
+from .gated_delta import GatedDelta
 from .load.device import DevicePolicy
 
-_BOUND: dict[str, tuple[Callable[..., Any], type[Attention | Swiglu]]] = {
+_BOUND: dict[str, tuple[Callable[..., Any], type[Attention | Swiglu | GatedDelta]]] = {
     "scaled_dot_product_attention": (base.scaled_dot_product_attention, Attention),
     "swiglu": (activations.swiglu, Swiglu),
+    "gated_delta_update": (gated_delta.gated_delta_update, GatedDelta),
 }
 """By its name, a function and what stands in its place."""
 

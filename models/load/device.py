@@ -23,6 +23,7 @@ class DevicePolicy:
         contiguous_keys: the keys of a single sequence are put in one piece, also where the
             model runs in batches.
         host_reads: the host can read arrays where the device wrote them.
+        recurrence_kernel: the gated delta rule is a kernel of ours; mlx-lm has one for Metal alone.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
@@ -38,6 +39,7 @@ class DevicePolicy:
     warms_up: bool
     contiguous_keys: bool
     host_reads: bool
+    recurrence_kernel: bool
     stacks: bool
     prefill_chunk: int
     row_limit: int
@@ -55,6 +57,7 @@ CPU = DevicePolicy(
     warms_up=False,
     contiguous_keys=False,
     host_reads=True,
+    recurrence_kernel=False,
     stacks=False,
     prefill_chunk=512,
     row_limit=512,
@@ -71,6 +74,7 @@ GPU = DevicePolicy(
     warms_up=True,
     contiguous_keys=True,
     host_reads=True,
+    recurrence_kernel=False,
     stacks=True,
     prefill_chunk=2048,
     row_limit=2048,
@@ -78,7 +82,7 @@ GPU = DevicePolicy(
     spare_steps=64,
 )
 # What the host reads is moved to the host's memory, for good.
-CUDA = replace(GPU, host_reads=False)
+CUDA = replace(GPU, host_reads=False, recurrence_kernel=True)
 
 
 def device_policy() -> DevicePolicy:

@@ -38,7 +38,7 @@ _QUICK = 0.2  # seconds of the processor for them
 _ALIKE = 0.98  # of the highest peak, that is as high
 _ROWS = 3  # of a call that shows what several take more
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 5  # of what is kept
+_FORMAT = 6  # of what is kept
 
 
 def measure(

@@ -1,0 +1,156 @@
+"""The gated delta rule as a kernel, against mlx-lm's operations."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import pytest
+from mlx_lm.models import gated_delta
+
+from umbel.models import gated_delta as ours
+from umbel.models.binding import bind
+from umbel.models.gated_delta import GatedDelta
+from umbel.models.load.device import CPU, CUDA, GPU, DevicePolicy
+
+from .. import zoo
+from .cuda_emulator import EmulatedKernel
+
+Arguments = dict[str, Any]
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EmulatedKernel]]:
+    """Have CUDA kernels run on the CPU; gives those that are made."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler")
+    made: list[EmulatedKernel] = []
+
+    def make(**arguments: Any) -> EmulatedKernel:
+        made.append(EmulatedKernel(tmp_path, **arguments))
+        return made[-1]
+
+    ours._kernel.cache_clear()
+    monkeypatch.setattr(mx.fast, "cuda_kernel", make, raising=False)
+    yield made
+    ours._kernel.cache_clear()
+
+
+def arguments(
+    rows: int = 2,
+    tokens: int = 9,
+    *,
+    heads: tuple[int, int] = (2, 4),
+    sizes: tuple[int, int] = (32, 8),
+    by_channel: bool = False,
+    masked: bool = False,
+    state: bool = True,
+) -> Arguments:
+    """Make what a layer hands over."""
+    mx.random.seed(rows * 100 + tokens)
+    (key_heads, heads_), (key_size, value_size) = heads, sizes
+    normal = mx.random.normal
+    q, k = gated_delta.normalize_qk(
+        normal((rows, tokens, key_heads, key_size)),
+        normal((rows, tokens, key_heads, key_size)),
+        inv_scale=key_size**-0.5,
+        eps=1e-6,
+    )
+    gates = (heads_, key_size) if by_channel else (heads_,)
+    found = {
+        "q": q,
+        "k": k,
+        "v": normal((rows, tokens, heads_, value_size)),
+        "a": normal((rows, tokens, *gates)),
+        "b": normal((rows, tokens, heads_)),
+        "A_log": mx.log(mx.random.uniform(0.1, 4.0, (heads_, *([1] if by_channel else [])))),
+        "dt_bias": mx.ones(gates),
+        "state": normal((rows, heads_, value_size, key_size)) if state else None,
+        "mask": None,
+    }
+    if masked:
+        found["mask"] = mx.arange(tokens)[None] < mx.array([[tokens], [tokens // 2]])
+    return found
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        arguments(),
+        arguments(3, 1),
+        arguments(1, 5, heads=(4, 4), sizes=(64, 32)),
+        arguments(by_channel=True, heads=(4, 4)),
+        arguments(masked=True),
+        arguments(masked=True, by_channel=True, heads=(4, 4)),
+        arguments(state=False),
+        arguments(1, 3, heads=(1, 2), sizes=(128, 40)),
+    ],
+    ids=["plain", "one", "wide", "channels", "masked", "masked channels", "new", "blocks"],
+)
+def test_it_is_the_rule(kernels: list[EmulatedKernel], given: Arguments) -> None:
+    """The kernel gives what mlx-lm's operations give, and leaves the same state."""
+    expected, state = gated_delta.gated_delta_update(**given)
+    found, left = GatedDelta(CUDA)(**given)
+    if given["mask"] is not None:
+        hidden = ~given["mask"][..., None, None]
+        assert mx.all(mx.where(hidden, found, 0) == 0)
+        expected = mx.where(hidden, 0, expected)
+    assert mx.allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert mx.allclose(left, state, rtol=1e-4, atol=1e-5)
+    assert [kernel.launches for kernel in kernels] == [1]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear"])
+def test_a_model_computes_the_same(kernels: list[EmulatedKernel], name: str) -> None:
+    """A model gives the same logits with the kernel: of a prompt, and of the token after it."""
+    model = zoo.make(name)
+    tokens, after = mx.array([[3, 1, 4, 1, 5]]), mx.array([[9]])
+
+    def logits() -> list[mx.array]:
+        cache = model.make_cache()
+        return [model(tokens, cache=cache), model(after, cache=cache)]
+
+    bind(model, CPU)
+    expected = logits()
+    mx.eval(expected)
+    bind(model, replace(CPU, recurrence_kernel=True))
+    found = logits()
+    assert sum(kernel.launches for kernel in kernels) >= len(found)
+    for one, other in zip(found, expected, strict=True):
+        assert mx.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "given"),
+    [
+        (CPU, arguments()),
+        (GPU, arguments()),
+        (CUDA, arguments() | {"use_kernel": False}),
+        (CUDA, arguments(sizes=(16, 8))),
+        (CUDA, arguments(1, 2, sizes=(288, 8))),
+        (CUDA, arguments(sizes=(32, 6))),
+    ],
+    ids=["CPU", "Metal", "gradient", "short rows", "long rows", "part of a warp"],
+)
+def test_mlx_lms_own(kernels: list[EmulatedKernel], device: DevicePolicy, given: Arguments) -> None:
+    """Where the kernel is not wanted, or does not have the shape, it is mlx-lm's own."""
+    expected, state = gated_delta.gated_delta_update(**given)
+    found, left = GatedDelta(device)(**given)
+    assert mx.array_equal(found, expected)
+    assert mx.array_equal(left, state)
+    assert not kernels
+
+
+@pytest.mark.parametrize("flags", [{"lower_bound": -5.0}, {"allow_neg_eigval": True}])
+def test_other_gates(kernels: list[EmulatedKernel], flags: dict[str, Any]) -> None:
+    """A bound of the gate, and what is written twice as strongly, are as mlx-lm has them."""
+    given = arguments(1, 4) | flags
+    expected, state = gated_delta.gated_delta_update(**given)
+    found, left = GatedDelta(CUDA)(**given)
+    assert mx.allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert mx.allclose(left, state, rtol=1e-4, atol=1e-5)
+    assert len(kernels) == 1
