@@ -109,8 +109,8 @@ class Enter(NamedTuple):
     reused: bool
 
     def nbytes(self, profile: MemoryProfile) -> int:
-        """What is put together before it is written into the row."""
-        return profile.sizes.token * self.tokens + profile.sizes.in_windows(self.offset)
+        """What is put in order before it is written into the row: its windows."""
+        return profile.sizes.in_windows(self.offset)
 
 
 Move = Leave | Pack | MakeContiguous | Relocate | Resize | Enter

@@ -101,23 +101,23 @@ class BatchCache:
             for layer in self._recurrent:
                 layer.resize(rows)
 
-    def put(self, slot: int, suffix: Sequence[mx.array], layers: Sequence[Any]) -> None:
+    def put(self, slot: int, suffix: Sequence[Sequence[mx.array]], layers: Sequence[Any]) -> None:
         """Write a row.
 
         Args:
             slot: of it.
-            suffix: the tensors of each token-addressable layer in turn; none where it has no
-                tokens of its own.
+            suffix: for the tensors of each token-addressable layer in turn, their parts, oldest
+                first; none where it has no tokens of its own.
             layers: its non-trimmable layer caches, mlx-lm's.
         """
         if suffix:
             self._suffixes.put(slot, suffix)
-        by_window: dict[int, list[mx.array]] = {}
+        by_window: dict[int, list[list[mx.array]]] = {}
         for place, layer in zip(self._non_trimmable, layers, strict=True):
             if isinstance(place, BatchedRecurrentLayer):
                 place.put(slot, self.rows, layer)
             elif not layer.empty():
-                by_window.setdefault(place[0].limit, []).extend(_in_order(layer))
+                by_window.setdefault(place[0].limit, []).extend([t] for t in _in_order(layer))
         for window, tensors in by_window.items():
             self.windows[window].put(slot, tensors)
 

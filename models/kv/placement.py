@@ -177,10 +177,10 @@ class Placement:
             self._batch.wipe(move.slot)
         copied = runs_of(cache.prefix[len(cache.prefix) - move.spans :])
         suffix = cache.suffix()
-        tensors = []
+        tensors: list[tuple[mx.array, ...]] = []
         for index in range(len(cache.token_layers) if move.tokens else 0):
             parts = [run.layer(index) for run in copied] + suffix[index : index + 1]
-            tensors += [mx.concatenate(list(same), axis=2) for same in zip(*parts, strict=True)]
+            tensors += zip(*parts, strict=True)
         self._batch.put(move.slot, tensors, cache.non_trimmable)
         cache.slot, cache.single_steps = move.slot, 0
         cache.set_layers([])

@@ -61,11 +61,17 @@ class RingBuffer:
         if positions != self.positions:
             self._next, self.positions = self.positions, positions
 
-    def put(self, row: int, tensors: Sequence[mx.array]) -> None:
-        """Write a row: all its tokens, `[1, heads, tokens, size]` each, oldest first."""
-        self.lengths[row] = tensors[0].shape[2]
-        for index, tensor in enumerate(tensors):
-            self._write(index, row, tensor)
+    def put(self, row: int, tensors: Sequence[Sequence[mx.array]]) -> None:
+        """Write a row: of each tensor its parts, `[1, heads, tokens, size]`, oldest first.
+
+        Parts are written one by one: to put them together before would copy each twice.
+        """
+        self.lengths[row] = sum(part.shape[2] for part in tensors[0])
+        for index, parts in enumerate(tensors):
+            held, start = self._held(index, parts[0]), self._next - self.lengths[row]
+            for part in parts:
+                self._write(held, row, start, part)
+                start += part.shape[2]
 
     def take(self, row: int, count: int) -> list[mx.array]:
         """Copy the newest `count` tokens of a row, oldest first."""
@@ -87,7 +93,7 @@ class RingBuffer:
             held = self.take(source, self.lengths[source])
             # A slice that still waits to be computed would make each write a copy of all rows.
             mx.eval(held)
-            self.put(target, held)
+            self.put(target, [[tensor] for tensor in held])
         self.lengths[target] = self.lengths[source]
         self.free(source)
 
@@ -159,13 +165,16 @@ class RingBuffer:
             held = self.tensors[index] = mx.zeros(shape, like.dtype)
         return held
 
-    def _write(self, index: int, row: int, tensor: mx.array) -> None:
-        held = self._held(index, tensor)
-        start = self._next - tensor.shape[2]
-        if start < 0:
-            held[row : row + 1, :, self.positions + start :] = tensor[:, :, :-start]
-        if self._next:
-            held[row : row + 1, :, max(start, 0) : self._next] = tensor[:, :, max(-start, 0) :]
+    def _write(self, held: mx.array, row: int, start: int, tensor: mx.array) -> None:
+        """Write tokens from a position on; what is before the ring's begin is at its end."""
+        stop = start + tensor.shape[2]
+        if start >= 0:
+            held[row : row + 1, :, start:stop] = tensor
+            return
+        if stop > 0:
+            held[row : row + 1, :, :stop] = tensor[:, :, -start:]
+            tensor, stop = tensor[:, :, :-start], 0
+        held[row : row + 1, :, self.positions + start : self.positions + stop] = tensor
 
 
 def resized(tensor: mx.array, rows: int) -> mx.array:

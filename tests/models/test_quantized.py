@@ -103,7 +103,7 @@ def test_rows_attend_as_each_alone(
     buffer.resize(4, 64)
     for row, start in enumerate((50, 50, 33)):
         own = part(pairs[row], start, lengths[row] - 1)
-        buffer.put(row, list(held(own, bits)))
+        buffer.put(row, [[tensor] for tensor in held(own, bits)])
     buffer.begin_step()
     newest = [part(pair, length - 1, length) for pair, length in zip(pairs, lengths, strict=True)]
     keys, values = (mx.concatenate(list(each), axis=0) for each in zip(*newest, strict=True))
@@ -144,7 +144,7 @@ def test_what_a_row_held_before_is_wiped(left_behind: float) -> None:
     assert batch.suffixes is not None
     batch.resize(1, 64, {})
     tensors = held((mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32))), 8) * 2
-    batch.put(0, [t if t.dtype == mx.uint32 else t + left_behind for t in tensors], [])
+    batch.put(0, [[t if t.dtype == mx.uint32 else t + left_behind] for t in tensors], [])
     batch.wipe(0)
     assert all(not t.any() for t in batch.suffixes.tensors if t is not None)
 

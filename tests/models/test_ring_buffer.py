@@ -1,5 +1,8 @@
 """Ring buffers against lists of tokens, and against the allocator's own counters."""
 
+import itertools
+from collections.abc import Iterable
+
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
@@ -43,10 +46,12 @@ def make_room(buffer: RingBuffer, tokens: int) -> None:
     buffer.resize(buffer.rows, max(positions, buffer.positions))
 
 
-def put(buffer: RingBuffer, row: int, tokens: list[int]) -> None:
-    """Write a row of these tokens, after making room for one more."""
+def put(buffer: RingBuffer, row: int, tokens: list[int], cuts: Iterable[float] = ()) -> None:
+    """Write a row of these tokens, after making room for one more; cut at these shares of it."""
     make_room(buffer, len(tokens) + 1)
-    buffer.put(row, tensors(tokens))
+    ends = sorted({round(cut * len(tokens)) for cut in cuts} | {0, len(tokens)})
+    parts = [tensors(tokens[start:stop]) for start, stop in itertools.pairwise(ends)]
+    buffer.put(row, list(zip(*parts, strict=True)))
 
 
 def step(buffer: RingBuffer, tokens: dict[int, int]) -> dict[int, list[int]]:
@@ -100,12 +105,12 @@ class Machine(RuleBasedStateMachine):
         self.count += count
         return list(range(self.count - count, self.count))
 
-    @rule(row=st.integers(0, 9), share=st.floats(0, 1))
-    def put(self, row: int, share: float) -> None:
-        """A row holds what was put, and nothing of what it held before."""
+    @rule(row=st.integers(0, 9), share=st.floats(0, 1), cuts=st.sets(st.floats(0, 1), max_size=3))
+    def put(self, row: int, share: float, cuts: set[float]) -> None:
+        """A row holds what was put, in however many parts, and nothing of what it held before."""
         row %= len(self.model)
         self.model[row] = self.fresh(max(1, round(share * self.buffer.limit)))
-        put(self.buffer, row, self.model[row])
+        put(self.buffer, row, self.model[row], cuts)
 
     @rule(count=st.sampled_from([1, 2, 5, 33]), used=st.sets(st.integers(0, 3), max_size=4))
     def steps(self, count: int, used: set[int]) -> None:
@@ -252,7 +257,7 @@ def large(limit: int = 1024) -> tuple[RingBuffer, int]:
     buffer.reserve(2)
     buffer.resize(4, positions_for(limit // 2 + 1))
     for row in range(4):
-        buffer.put(row, [mx.random.normal((1, 2, limit // 2 - row, 64)) for _ in range(2)])
+        buffer.put(row, [[mx.random.normal((1, 2, limit // 2 - row, 64))] for _ in range(2)])
     mx.eval(buffer.tensors)
     held = buffer.tensors[0]
     assert held is not None
@@ -292,7 +297,7 @@ def test_steps_write_in_place() -> None:
 def test_rows_come_and_go_in_place() -> None:
     """Putting, taking, moving and freeing a row copies that row, and not all of them."""
     buffer, size = large()
-    newcomer = [mx.zeros((1, 2, 50, 64))] * 2
+    newcomer = [[mx.zeros((1, 2, 50, 64))]] * 2
     mx.eval(newcomer)
     operations = [
         lambda: buffer.put(1, newcomer),
