@@ -266,7 +266,11 @@ class Engine(Generic[C, P, O, T]):
     def _run(self, step: Affordable[P]) -> None:
         """Launch this step's decode, then see to what the last one brought."""
         batch = step.batch
+        entered = sum(s.status is not SequenceStatus.DECODE for s in batch.decode)
+        began = self._clock()
         output, errors = self._decoder.run(batch.decode, step.plan)
+        if output is not None:
+            self._prefiller.decoded(self._clock() - began, entered)
         self._decoder.process_output()
         for place, error in errors.items():
             self._lifecycle.fail(batch.decode[place], error)

@@ -1,6 +1,7 @@
 """What the next step computes: a pure function of the running sequences."""
 
-from collections import Counter
+import statistics
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -164,7 +165,8 @@ class StallBound:
     A chunk takes a time of its own, to read the weights, and more for each token; both are
     fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
     one does not halve its time, and why short chunks are a bad bargain. A call of several rows
-    takes more for each row, which some layers compute by itself.
+    takes more for each row, which some layers compute by itself. Each row then enters the batch of
+    those who decode, which keeps them waiting, too: its state is written there.
 
     Args:
         seconds: the longest that one chunk may take.
@@ -175,11 +177,14 @@ class StallBound:
     _SURE = 0.8  # of the bound: chunks take longer than estimated about as often as shorter
     _DOUBT = 0.98  # what a row's time still counts after a call of one: some time it is tried anew
     _FORGET = 0.8  # what a measurement still counts when the next one comes
+    _RECENT = 7  # decodes whose median counts: one that compiles a kernel takes seconds, once
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
         self._row: float | None = None  # seconds of each row more; None before any was measured
+        self._decodes = deque[float](maxlen=self._RECENT)  # seconds of those that nobody entered
+        self._entries = deque[float](maxlen=self._RECENT)  # seconds more for each who did
 
     def observe(self, tokens: int, seconds: float, rows: int = 1) -> None:
         """Learn from a call how long calls take.
@@ -198,6 +203,19 @@ class StallBound:
         self._sums = tuple(  # type: ignore[assignment]
             self._FORGET * old + more for old, more in zip(self._sums, new, strict=True)
         )
+
+    def observe_decode(self, seconds: float, entered: int) -> None:
+        """Learn from a decode what it takes more for each who entered its batch.
+
+        Args:
+            seconds: that it took; where the device computes on meanwhile, that its launch took.
+            entered: sequences whose first decode it was.
+        """
+        if not entered:
+            self._decodes.append(seconds)
+        elif self._decodes:
+            more = seconds - statistics.median(self._decodes)
+            self._entries.append(max(0.0, more) / entered)
 
     def expected(self, tokens: int) -> float | None:
         """Estimate how many seconds a chunk takes; None before any was measured."""
@@ -218,14 +236,16 @@ class StallBound:
         Args:
             others: tokens of these.
             tokens: of the chunk.
-            bounded: others decode, and must not wait for longer than the bound. With each row comes
-                a sequence that then enters their batch, which takes about as long again as the
-                row does here.
+            bounded: others decode, and must not wait for longer than the bound, also while
+                those that are computed here enter their batch.
         """
         longest, rows = max(*others, tokens), len(others) + 1
         row = self._row or 0.0
         together = (self.expected(rows * longest) or 0.0) + (rows - 1) * row
-        if bounded and together + (rows - 1) * row > self._most_beside(self.expected(self._LEAST)):
+        # As long as nobody has entered a batch, that takes about as long as a row does here.
+        entry = statistics.median(self._entries) if self._entries else row
+        most = self._most_beside(self.expected(self._LEAST))
+        if bounded and together + (rows - 1) * entry > most:
             return False
         alone = self.expected(tokens)
         if self._row is None or alone is None:

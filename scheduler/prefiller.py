@@ -74,6 +74,10 @@ class Prefiller(Generic[C, P, O, T]):
         decoding = any(not s.num_left_to_prefill for s in self._scheduler.running)
         return decoding and not self._exact
 
+    def decoded(self, seconds: float, entered: int) -> None:
+        """Hear how long a decode took, and how many prompts' sequences entered its batch."""
+        self._stall.observe_decode(seconds, entered)
+
     def share(self) -> bool:
         """Give the cache what others turn out to wait for, where it is computed already.
 

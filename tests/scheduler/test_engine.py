@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,8 @@ from umbel.scheduler.thread import Pace
 
 from ..fakes import (
     FakeClock,
+    FakeOutput,
+    FakePlan,
     FakeRunner,
     FakeState,
     busy,
@@ -393,6 +396,42 @@ class TestTogether:
         assert long.num_passed_over == 2 * 3
         bench.drain()
         assert bench.tokens("long") == reference([9] * 60, 4)[0]
+
+    def test_streams_do_not_wait_for_rows_that_enter(self) -> None:
+        """What it takes to write those into the batch counts against the bound, once seen."""
+        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
+        _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.04)
+        bench.put("stream", [5, 6], max_tokens=200)
+        waves: list[list[float]] = []
+        for wave in range(3):
+            for number in range(8):
+                bench.put(f"{wave}.{number}", [wave + 1, number + 1, 3], max_tokens=3)
+            before = len(bench.tokens("stream"))
+            while len(bench.tokens("stream")) < before + 20:
+                assert bench.engine.step()
+            times = [e.at for e in bench.events["stream"] if isinstance(e, TokenEvent)]
+            waves.append([b - a for a, b in pairwise(times[max(0, before - 1) :])])
+        # A chunk, the entry of the prompt that it may have in any case, and a step.
+        assert max(waves[-1]) <= 0.8 * 0.2 + 0.04 + 0.01 + 1e-9
+        assert max(waves[0]) > 0.2 + 0.04 + 0.01, "before anything was measured it is over that"
+
+
+def _take_time(bench: Bench, *, own: float, row: float, step: float, entry: float) -> None:
+    """Have calls take seconds: of prompts, for each row, of a decode, for each who enters."""
+    runner, entered = bench.runner, set[int]()
+    prefill, run = runner.prefill, runner.run
+
+    def slow_prefill(chunks: Items[tuple[Items[int], FakeState]]) -> None:
+        bench.clock.advance(own + row * len(chunks))
+        prefill(chunks)
+
+    def slow_run(plan: FakePlan, caches: Items[FakeState], tokens: Items[int]) -> FakeOutput:
+        new = {id(cache.tokens) for cache in caches} - entered
+        entered.update(new)
+        bench.clock.advance(step + entry * len(new))
+        return run(plan, caches, tokens)
+
+    runner.prefill, runner.run = slow_prefill, slow_run  # type: ignore[method-assign]
 
 
 class TestStatistics:

@@ -339,6 +339,24 @@ def test_those_who_decode_wait_no_longer_for_several() -> None:
     assert len(lengths(running, bound, bounded=True)) == 3  # 0.1 + 0.08 + 2 * 0.03 is over 0.208
 
 
+def test_what_entering_the_batch_takes_counts() -> None:
+    """Where streams decode, as it was measured; a decode that compiled a kernel is left out."""
+    running = [sequence(11) for _ in range(9)]
+    bound = taking(0.1, 0.002, 0.01, most=0.27)
+    bound.observe_decode(9.0, 3)
+    assert len(lengths(running, bound, bounded=True)) == 3, "nothing to compare with"
+    for seconds, entered in ((0.02, 0), (0.02, 0), (9.0, 0), (0.04, 2), (7.0, 1), (0.06, 4)):
+        bound.observe_decode(seconds, entered)
+    assert len(lengths(running, bound, bounded=True)) == 3  # 0.1 + 0.08 + 3 * 0.02 is over 0.216
+    for _ in range(7):
+        bound.observe_decode(0.1, 2)
+    assert len(lengths(running, bound, bounded=True)) == 2  # 0.22 with a third
+    for _ in range(7):
+        bound.observe_decode(0.01, 3)
+    assert len(lengths(running, bound, bounded=True)) == 4  # as if it took nothing
+    assert len(lengths(running, bound)) == 9
+
+
 def test_before_calls_were_measured_two_are_tried() -> None:
     """If a quarter at most of what is computed is padding."""
     tens = [sequence(11) for _ in range(4)]
