@@ -112,45 +112,28 @@ def _end(sequence: Sequence, size: ChunkSize) -> int:
 
 
 def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
-    """Put prompts in order: the most urgent of each tenant, and then the others.
+    """Put prompts in order: the most urgent of each tenant by its precedence, then the others.
 
-    Of the most urgent ones that of the tenant that was served least goes first. Of a tenant's, and
-    where tenants were served alike, the shortest remaining work goes first, with ageing:
-    a prompt counts as shorter by every token by which it was passed over by its own tenant's, or
-    by others'; see `age`. Within its tenant one with n tokens left is therefore passed over for n
-    tokens at most by requests that come later, and a tenant's most urgent one by each other tenant
-    for n tokens and a prompt at most, however many prompts that one has.
+    Of a tenant's, and where tenants are alike, the shortest remaining work goes first, with ageing:
+    a prompt counts as shorter by every token by which it was passed over by its tenant's that came
+    later; see `age`. One with n tokens left is therefore passed over for n tokens at most by those.
     Where another request waits for its beginning, what is left is what that one waits for.
     """
     by_tenant: dict[str, list[Sequence]] = {}
     prompts = (s for s in running if s.num_left_to_prefill)
     for sequence in sorted(prompts, key=lambda s: s.num_left_to_share - s.num_passed_over):
         by_tenant.setdefault(sequence.request.tenant, []).append(sequence)
-    first = [own[0] for own in by_tenant.values()]
-    first.sort(key=lambda s: (s.service, s.num_left_to_share - s.num_passed_over_by_others))
+    first = sorted((own[0] for own in by_tenant.values()), key=lambda s: s.precedence)
     return [*first, *(s for own in by_tenant.values() for s in own[1:])]
 
 
 def age(running: Items[Sequence], chosen: Mapping[Sequence, int]) -> None:
-    """Count for prompts that were passed over in a call by how many tokens they were.
-
-    A prompt is passed over by those of its tenant that come later, and the most urgent prompt of a
-    tenant by those of others. The tenant's other prompts wait for that one in any case, and get
-    no credit: else who sends many would be owed as many times as much.
+    """Count for prompts by how many tokens a call passed them over for later ones of their tenant.
 
     Args:
         running: all that run, oldest first, as they were when the call was planned.
         chosen: those that advance, and by how many tokens.
     """
-    by_tenant = Counter[str]()
-    for sequence, tokens in chosen.items():
-        by_tenant[sequence.request.tenant] += tokens
-    seen = set[str]()
-    for sequence in _by_urgency(running):
-        tenant = sequence.request.tenant
-        if tenant not in seen and sequence not in chosen:
-            sequence.num_passed_over_by_others += by_tenant.total() - by_tenant[tenant]
-        seen.add(tenant)
     later = Counter[str]()
     for sequence in reversed(running):
         if sequence in chosen:

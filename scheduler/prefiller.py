@@ -10,7 +10,7 @@ import structlog
 
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
-from .policy import ChunkSize, Joins, PrefillChunk, StallBound, age
+from .policy import ChunkSize, Joins, PrefillChunk, StallBound
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence
@@ -105,7 +105,7 @@ class Prefiller(Generic[C, P, O, T]):
             self._failed([sequence for sequence, _ in chunks], error)
             return
         tokens = len(chunks) * max(chunk.tokens for chunk in chunks)
-        age(self._scheduler.running, {chunk.sequence: chunk.tokens for chunk in chunks})
+        self._scheduler.prefilled({chunk.sequence: chunk.tokens for chunk in chunks})
         for sequence, end in chunks:
             self._totals.update(prefill_tokens=end - sequence.num_computed_tokens)
             sequence.num_computed_tokens = end

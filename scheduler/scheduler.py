@@ -1,12 +1,14 @@
 """Who waits, who runs, who is preempted, and who starts next."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from ..cachestore.restoration import Known
 from .fairness.entry import Candidate, Policy
 from .fairness.order import rank
 from .fairness.slots import Slot, preemption
+from .policy import age
+from .precedence import Precedence
 from .queue import ConversationQueue
 from .selection import WAITS_FOR, Readiness, Selection, select
 from .sequence import Sequence, SequenceStatus
@@ -95,6 +97,7 @@ class Scheduler:
         self._memory = memory
         self._max_batch = max_batch
         self._last = Selection(None, None, 0)
+        self._precedence = Precedence()
         self._fair_at: int | None = None  # the queue's changes when nobody had to yield
         self._fair_for = 0  # steps since
         self._starts = 0
@@ -181,17 +184,15 @@ class Scheduler:
         return None
 
     def weigh(self) -> None:
-        """Note what tenants were given with their sequences, where several have prompts to compute.
-
-        Who decodes much so comes later with its prompts, too.
-        """
+        """Note with prompts which tenants' are computed first."""
         tenants = {s.request.tenant for s in self.running if s.num_left_to_prefill}
-        if len(tenants) > 1:
-            self._charge()
-            shares = self.waiting.shares(tenants)
-            for sequence in self.running:
-                if (share := shares.get(sequence.request.tenant)) is not None:
-                    sequence.service = share.service
+        shares = self.waiting.shares(tenants)
+        self._precedence.note(self.running, {key: each.weight for key, each in shares.items()})
+
+    def prefilled(self, chosen: Mapping[Sequence, int]) -> None:
+        """Note whose prompts advanced, and by how many tokens."""
+        age(self.running, chosen)
+        self._precedence.charge(chosen)
 
     def put_back(self, sequence: Sequence) -> None:
         """Have a running sequence wait again, in its place. Its state is the cache's by now."""

@@ -47,9 +47,8 @@ class Sequence:
         end_token: the token that ended the answer; it is no part of it.
         num_computed_tokens: tokens, from the first, whose state the model holds.
         num_passed_over: prompt tokens computed for later ones of its tenant while its own waited.
-        num_passed_over_by_others: those computed for other tenants; see `policy.age`.
-        service: what its tenant was given; as of the last step in which prompts of several tenants
-            were computed, else of no meaning.
+        precedence: of its tenant's prompts among other tenants', the lower the earlier, while it is
+            prefilled; see `precedence.py`.
         is_alone: its prompt is computed in calls of its own: one with others failed.
         num_awaited: tokens of its prompt, from the first, that another request waits for.
         lease: its hold on the cache; None before it starts.
@@ -73,8 +72,8 @@ class Sequence:
         self.end_token: int | None = None
         self.matched = self.cached = 0
         self.num_computed_tokens = 0
-        self.num_passed_over = self.num_passed_over_by_others = 0
-        self.service = 0.0
+        self.num_passed_over = 0
+        self.precedence = 0.0
         self.is_alone = False
         self.num_awaited = 0
         self.lease: Lease | None = None

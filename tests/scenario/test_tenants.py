@@ -9,7 +9,7 @@ import pytest
 from umbel.scheduler.sequence import SequenceStatus
 
 from .. import zoo
-from .memory_tools import GREEDY, SEEDED, Ask, ServerFixture, words, zoo_model
+from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, ServerFixture, words, zoo_model
 
 _QUICK = [("llama", False), ("llama", True), ("qwen3_next", False), ("gemma3_text", False)]
 EVERY = [
@@ -63,6 +63,25 @@ def test_who_comes_starts_at_once(name: str) -> None:
     crowded.until(lambda: crowded.idle)
     assert all(len(crowded.told[n].tokens) == 36 for n in names)
     assert crowded.engine.statistics().yields == 3
+    crowded.check_rest()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_who_comes_is_computed_before_what_others_have_under_way(*, exact: bool) -> None:
+    """Its first token comes after its own chunks, though all other slots have prompts."""
+    crowded = server("llama", exact=exact)
+    heavy = [replace(HEAVY[0], prompt=words(16 * CHUNK, n), tokens=1) for n in range(2 * SLOTS)]
+    names = [crowded.send(ask) for ask in heavy]
+    for _ in range(3):
+        crowded.step()
+    light = crowded.send(replace(LIGHT[0], prompt=words(4 * CHUNK, "light")))
+    steps = 0
+    while not crowded.told[light].tokens:
+        crowded.step()
+        steps += 1
+    assert steps <= 5
+    assert not any(crowded.told[name].tokens for name in names)
+    crowded.until(lambda: crowded.idle)
     crowded.check_rest()
 
 

@@ -154,66 +154,6 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
     assert passed <= length + max(others)
 
 
-def advance(running: list[Sequence], chunk: int) -> tuple[Sequence, int]:
-    """Compute the next chunk as the engine does; returns whose, and its tokens."""
-    chosen, end = only(plan(running, ChunkSize(chunk)))
-    tokens = end - chosen.num_computed_tokens
-    age(running, {chosen: tokens})
-    chosen.num_computed_tokens = end
-    return chosen, tokens
-
-
-@given(
-    own=st.lists(st.integers(2, 300), min_size=1, max_size=4),
-    others=st.lists(st.integers(2, 300), min_size=1, max_size=12),
-    chunk=st.integers(1, 64),
-)
-def test_a_tenants_prompt_is_not_held_up_by_how_many_another_sends(
-    own: list[int], others: list[int], chunk: int
-) -> None:
-    """One after another, each of its prompts waits for its own length and two prompts at most.
-
-    One is under way, and one was passed over by its last one.
-    """
-    heavy = [sequence(length, tenant="heavy") for length in others]
-    for length in own:
-        light, passed = sequence(length, tenant="light"), 0
-        while light.num_left_to_prefill:
-            chosen, tokens = advance([*heavy, light], chunk)
-            passed += 0 if chosen is light else tokens
-        assert passed <= length + 2 * max(others)
-
-
-@given(
-    length=st.integers(2, 300),
-    others=st.lists(st.integers(2, 300), min_size=1, max_size=12),
-    chunk=st.integers(1, 64),
-)
-def test_who_sends_many_is_not_starved_by_who_sends_one_after_another(
-    length: int, others: list[int], chunk: int
-) -> None:
-    """The first of them is passed over for its own length, and one prompt."""
-    heavy = [sequence(length, tenant="heavy") for _ in range(3)]
-    arrivals = itertools.cycle(others)
-    light, passed = sequence(next(arrivals), tenant="light"), 0
-    while all(each.num_left_to_prefill for each in heavy):
-        chosen, tokens = advance([*heavy, light], chunk)
-        passed += tokens if chosen is light else 0
-        if not light.num_left_to_prefill:
-            light = sequence(next(arrivals), tenant="light")
-    assert passed <= length + max(others)
-
-
-def test_tenants_prompts_take_turns() -> None:
-    """Of prompts that are as long, a tenant's one is computed after one of the other's many."""
-    heavy = [sequence(9, tenant="heavy") for _ in range(5)]
-    light = sequence(9, tenant="light")
-    order = []
-    while light.num_left_to_prefill:
-        order.append(advance([*heavy, light], 4)[0])
-    assert order == [heavy[0], heavy[0], light, light]
-
-
 def test_chunks_are_cut_until_they_fit() -> None:
     """A chunk costs 0.1 s and 2 ms a token: 48 tokens fit into 0.2 s, 64 do not.
 
@@ -419,11 +359,18 @@ def test_a_joint_call_is_never_slower(
         assert joint <= sum(own + each * count for count in counts) * (1 + 1e-6)
 
 
-def test_the_tenant_that_was_served_least_goes_first() -> None:
-    """However short another's prompt is; of those served alike the shortest goes first."""
+def test_a_tenants_precedence_is_before_what_is_left() -> None:
+    """However short another's prompt is; of those that are alike the shortest goes first."""
     running = [sequence(40, tenant="a"), sequence(400, tenant="b"), sequence(90, tenant="c")]
-    for each, service in zip(running, (500.0, 100.0, 500.0), strict=True):
-        each.service = service
+    for each, precedence in zip(running, (3.0, 1.0, 3.0), strict=True):
+        each.precedence = precedence
     assert only(plan(running, ChunkSize(1000))).sequence is running[1]
     running[1].num_computed_tokens = 399
     assert only(plan(running, ChunkSize(1000))).sequence is running[0]
+
+
+def test_only_later_ones_of_its_tenant_make_a_prompt_older() -> None:
+    """What others' prompts take is settled between tenants."""
+    first, other, later = sequence(9), sequence(9, tenant="b"), sequence(9)
+    age([first, other, later], {later: 5, other: 3})
+    assert [each.num_passed_over for each in (first, other, later)] == [5, 0, 0]

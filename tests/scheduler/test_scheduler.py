@@ -14,6 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from umbel.scheduler.precedence import LAG
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.scheduler import Scheduler
 from umbel.scheduler.selection import READ_AHEAD
@@ -327,20 +328,18 @@ class TestYielding:
         fixture.scheduler.remove(made[0])
         assert fixture.start() == ["a4"]
 
-    def test_those_who_have_prompts_know_what_their_tenants_were_given(self) -> None:
-        """What was decoded counts; where one tenant alone has prompts nothing is noted."""
+    def test_prompts_know_how_many_slots_their_tenants_have(self) -> None:
+        """Until others' were computed for long; who decodes only has slots, and no prompts."""
         fixture, made = self.crowd()
         (b,) = fixture.put("b0", tenant="b")
         self.give(fixture)
-        made[0].status, made[0].output = SequenceStatus.DECODE, [1, 2, 3]
-        for decodes in made[:3]:
-            decodes.num_computed_tokens = 9
+        made[2].num_computed_tokens = 4
         fixture.scheduler.weigh()
-        assert {s.service for s in fixture.scheduler.running} == {0.0}
-        made[1].num_computed_tokens = 4
+        assert [s.precedence for s in fixture.scheduler.running if s.num_left_to_prefill] == [3, 1]
+        fixture.scheduler.prefilled({b: 2 * LAG})
         fixture.scheduler.weigh()
-        assert [s.service for s in fixture.scheduler.running] == [3.0, 3.0, 3.0, b.service]
-        assert b.service == fixture.queue.shares(["b"])["b"].service
+        assert made[2].precedence == -LAG
+        assert b.precedence == 1
 
     def test_what_it_was_given_is_charged_once(self) -> None:
         """Its prompt when it first starts, and each token of its answer."""
