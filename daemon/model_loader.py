@@ -20,10 +20,12 @@ from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
+from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
-from ..scheduler.fairness.terms import Quotas, Terms
+from ..scheduler.fairness.terms import Terms
+from ..scheduler.fairness.use import TenantUse
 from ..scheduler.handoff import Handoff
-from ..scheduler.queue import RETRY_AFTER, ConversationQueue
+from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
 from .assembly import Assembly, Phase, assemble
 from .cache_admin import CacheAdmin
@@ -52,6 +54,7 @@ class ModelLoader:
 
     Attributes:
         memory: of all models.
+        tenant_use: what tenants use, with all models together.
         stop: once it is set, ends a download that is under way, and a load between two phases.
 
     Args:
@@ -77,7 +80,8 @@ class ModelLoader:
         self._pressure = pressure
         self.memory = MemoryBudget(settings(), device_memory())
         self.memory.pool.bound_tenants(self._bounds, self._floors)
-        self._quotas = Quotas(self._terms)
+        self.tenant_use = TenantUse(self._terms)
+        self._queues: dict[str, ConversationQueue] = {}
         self.stop = threading.Event()
         self._opened: dict[str, OpenedModel] = {}
 
@@ -145,15 +149,16 @@ class ModelLoader:
         self, slot: ModelSlot, opened: OpenedModel, begin: Callable[[Phase], object]
     ) -> Resident:
         settings = self._settings_of(slot)
-        queue = ConversationQueue(settings.max_waiting, self._terms, self._quotas)
-        handoff = Handoff(queue, self._thread.wake, channel_limit=_CHANNEL_LIMIT)
+        wake = self._thread.wake
+        queue = ConversationQueue(settings.max_waiting, self.tenant_use, wake=wake)
+        self._queues[slot.name] = queue
+        handoff = Handoff(queue, wake, channel_limit=_CHANNEL_LIMIT)
 
         def build() -> tuple[Any, Assembly]:
             loaded = opened.finish()
             context = min(loaded.context_length, slot.settings.context or loaded.context_length)
             named = replace(loaded, name=slot.name, context_length=context)
-            wake, folder = self._thread.wake, settings.measured_folder
-            go_on = partial(self._go_on, begin)
+            folder, go_on = settings.measured_folder, partial(self._go_on, begin)
             return named, assemble(
                 named, settings, self.memory, queue, handoff.publish, wake, folder, go_on
             )
@@ -209,11 +214,14 @@ class ModelLoader:
 
     def _forget(self, name: str) -> None:
         self.memory.leave(name)
+        if (queue := self._queues.pop(name, None)) is not None:
+            queue.leave()
         gc.collect()  # mlx-lm's modules refer to each other
         give_freed_memory_back()
 
     def bound_tenants(self) -> None:
-        """Bound what tenants' state takes as the settings say now."""
+        """Bound what tenants use, and what their state takes, as the settings say now."""
+        self.tenant_use.terms_changed()
         self._thread.submit(self.memory.pool.bound_tenants, self._bounds, self._floors)
 
     @property

@@ -16,8 +16,9 @@ import structlog
 
 from ..models.errors import ModelError
 from ..models.load.watch import Progress
+from ..scheduler.bounds import RETRY_AFTER, check_waiting
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
-from ..scheduler.queue import RETRY_AFTER, queue_full
+from ..scheduler.fairness.use import TenantUse
 from .assembly import Phase
 from .errors import StartError
 from .metrics import ByModel
@@ -55,7 +56,7 @@ class Loader(Protocol):
         ...
 
     def bound_tenants(self) -> None:
-        """Bound what tenants' state takes as the settings say now."""
+        """Bound what tenants use, and what their state takes, as the settings say now."""
         ...
 
     async def drop(self, slot: ModelSlot) -> None:
@@ -73,7 +74,7 @@ class ModelPool:
     Attributes:
         slots: the models, the default one first.
         aliases: further names; each stands for a model's, or for the default one.
-        most_waiting: requests that may wait for models. It may change.
+        most_waiting: requests that may wait, for models and in their queues. It may change.
         timeout: seconds that one waits. It may change.
         workers: read prompts and large bodies, of all models.
         started: whether requests are taken.
@@ -84,6 +85,7 @@ class ModelPool:
         loader: loads them.
         workers: as above.
         start_up: as above.
+        tenant_use: what waits already, and what is agreed with tenants.
         most_waiting: as above.
         timeout: as above.
     """
@@ -94,6 +96,7 @@ class ModelPool:
         loader: Loader,
         workers: Workers,
         start_up: StartUp,
+        tenant_use: TenantUse,
         *,
         most_waiting: int,
         timeout: float,
@@ -106,6 +109,8 @@ class ModelPool:
         self.start_up = start_up
         self.started = False
         self._closed = False
+        self._tenant_use = tenant_use
+        self._places = tenant_use.join()
         self._loader = loader
         self._lock = asyncio.Lock()  # of whoever loads or unloads
 
@@ -144,11 +149,6 @@ class ModelPool:
         for resident in self.residents:
             resident.service.set_bounds(max_waiting=max_waiting, request_timeout=request_timeout)
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait for a model to be loaded."""
-        return sum(len(slot.waiters) for slot in self.slots)
-
     def names(self, allowed: Collection[str] | None = None) -> dict[str, ModelSlot]:
         """All names of models, each with its model; see `model_names.names` and `visible`."""
         return names(*visible(self.slots, self.aliases, allowed))
@@ -157,11 +157,16 @@ class ModelPool:
         """Find the model of that name; see `model_names.find` and `visible`."""
         return find(*visible(self.slots, self.aliases, allowed), name)
 
-    async def use(self, slot: ModelSlot, held: ExitStack) -> Service:
+    async def use(self, slot: ModelSlot, tenant: str, held: ExitStack) -> Service:
         """Wait until a model is loaded, and keep it so until `held` is closed.
 
+        Args:
+            slot: the model.
+            tenant: whose request uses it.
+            held: as above.
+
         Raises:
-            QueueFullError: as many requests wait as may wait.
+            QueueFullError: as many requests wait as may wait, of all or of the tenant.
             DeadlineExceededError: it was not loaded in time.
             UnavailableError: it cannot be loaded, or the daemon stops.
         """
@@ -170,16 +175,16 @@ class ModelPool:
         if slot.serves:
             slot.enter()
         else:
-            await self._wait(slot)
+            await self._wait(slot, tenant)
         held.callback(slot.leave)
         if slot.resident is None:
             raise RuntimeError(f"{slot.name} was loaded and is not")
         return slot.resident.service
 
-    async def _wait(self, slot: ModelSlot) -> None:
+    async def _wait(self, slot: ModelSlot, tenant: str) -> None:
         """Wait until this request may use a model."""
-        if self.waiting >= self.most_waiting:
-            raise queue_full(self.most_waiting)
+        check_waiting(self._tenant_use, tenant, self.most_waiting, time.monotonic())
+        self._places.wait(tenant)
         try:
             await slot.wait(partial(self._start_loading, slot), self.timeout)
         except TimeoutError as error:
@@ -187,6 +192,8 @@ class ModelPool:
         except (ModelError, StartError) as error:
             message = f"{slot.name} cannot be loaded: {error}"
             raise UnavailableError(message, retry_after=RETRY_AFTER) from error
+        finally:
+            self._places.leave(tenant)
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
         """Have a model loaded, after what is loaded already; once, however many ask for it."""

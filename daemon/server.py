@@ -200,18 +200,17 @@ class Daemon:
         settings = self._settings
         slots = slots_of(settings)
         workers = Workers(
-            settings.max_waiting,
-            settings.request_timeout,
-            lambda: sum(len(resident.service.queue) for resident in models.residents),
+            settings.max_waiting, settings.request_timeout, lambda: loader.tenant_use.waiting
         )
-        self._loader = ModelLoader(
+        self._loader = loader = ModelLoader(
             self._thread, lambda: self._settings, slots[0], workers, self._pressure
         )
         models = ModelPool(
             slots,
-            self._loader,
+            loader,
             workers,
             StartUp(self._manager, settings.download_timeout, self._display),
+            loader.tenant_use,
             most_waiting=settings.max_waiting,
             timeout=settings.request_timeout,
         )

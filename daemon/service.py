@@ -13,10 +13,11 @@ from ..cachestore.tries import SHARED
 from ..models.load.loader import LoadedModel
 from ..models.params import SamplingParams
 from ..scheduler.admission import Admission
+from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
 from ..scheduler.fairness.entry import Priority
 from ..scheduler.handoff import Handoff
-from ..scheduler.queue import RETRY_AFTER, ConversationQueue
+from ..scheduler.queue import ConversationQueue
 from ..scheduler.request import Request
 from .answer_reader import AnswerReader
 from .assembly import Assembly

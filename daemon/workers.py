@@ -5,8 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
+from ..scheduler.bounds import queue_full
 from ..scheduler.errors import DeadlineExceededError
-from ..scheduler.queue import queue_full
 from .bodies import SMALL_BODY
 
 T = TypeVar("T")

@@ -7,12 +7,12 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from itertools import chain, islice
 
-from .errors import QueueFullError, QuotaSpentError, UnavailableError
-from .fairness.drain import DrainRate
+from .bounds import RETRY_AFTER, check_tokens, check_waiting
+from .errors import UnavailableError
 from .fairness.entry import Candidate, Entry
 from .fairness.order import FairOrder
 from .fairness.slots import Share
-from .fairness.terms import Agreed, Quotas, Terms
+from .fairness.use import TenantUse
 from .sequence import Sequence, SequenceStatus
 from .statistics import RequestStatistics, describe_request
 from .times import Activity, Times
@@ -20,14 +20,9 @@ from .times import Activity, Times
 _LOOKED_AT = {Activity.MEMORY, Activity.DISK, Activity.PREFIX}
 """What is said of a sequence that the scheduler looked at."""
 
-RETRY_AFTER = 2
-"""Seconds that a refused client is asked to wait."""
-
-
-def queue_full(limit: int, retry_after: int = RETRY_AFTER) -> QueueFullError:
-    """Make the error of a request for which there is no room."""
-    message = f"{limit} requests are waiting already; try again later"
-    return QueueFullError(message, retry_after=retry_after)
+_NOTED = 32
+"""Sequences of a tenant of which it is noted at once that it may start some, or no more: the next
+ones. Of the others it is noted when somebody asks, so that no start takes longer the more wait."""
 
 
 class ConversationQueue:
@@ -36,13 +31,11 @@ class ConversationQueue:
     Nothing is done under the lock but taking, giving and charging.
 
     Args:
-        limit: the most requests that may wait. It may change.
-        agreed: a tenant's terms.
-        quotas: what is spent of them, here and in other queues.
+        limit: the most requests that may wait, here and in other queues. It may change.
+        use: what tenants use, here and in other queues, of what is agreed with them; None where
+            there are no others, and nothing is agreed.
         clock: seconds, monotonic.
-
-    Attributes:
-        changes: grows whenever one comes, starts, ends or waits again.
+        wake: called when who waits for a place that another queue's request had may go on.
 
     Invariants: a sequence runs from `claim` to `release`; no more of its unit run at once than
     it says, and they are claimed in the order in which they were put.
@@ -51,22 +44,22 @@ class ConversationQueue:
     def __init__(
         self,
         limit: int,
-        agreed: Agreed = lambda _: Terms(),
-        quotas: Quotas | None = None,
+        use: TenantUse | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wake: Callable[[], object] = lambda: None,
     ) -> None:
         self.limit = limit
-        self._agreed = agreed
+        self._use = use or TenantUse()
+        self._agreed, self._quotas = self._use.agreed, self._use.quotas
         self._clock = clock
         self._lock = threading.Lock()
-        self._order = FairOrder(agreed=agreed)
-        self._quotas = quotas or Quotas(agreed)
-        self._drained = DrainRate()
+        self._places = self._use.join(wake)
+        self._order = FairOrder(agreed=self._agreed, places=self._places)
         self._waiting: dict[str, Sequence] = {}
         self._claimed: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
         self._closed = False
-        self.changes = 0
+        self._changes = 0
 
     def put(self, sequence: Sequence) -> None:
         """Add a sequence at the end.
@@ -79,8 +72,9 @@ class ConversationQueue:
         with self._lock:
             if self._closed:
                 raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
-            self._check_bounds(sequence.request.tenant)
-            self.changes += 1
+            check_waiting(self._use, sequence.request.tenant, self.limit, self._clock())
+            check_tokens(self._use, sequence.request.tenant, self._clock())
+            self._changes += 1
             self._order.put(_entry(sequence))
             self._wait(sequence)
             sequence.times = Times(self._waits_for(sequence), self._clock())
@@ -98,7 +92,7 @@ class ConversationQueue:
             A bounded number. Whoever looks at them holds no lock, and some may leave meanwhile.
         """
         with self._lock:
-            self._let_go()
+            self._refresh()
             found = (
                 self._order.window(passed) if tenant is None else self._order.offers(tenant, passed)
             )
@@ -108,7 +102,7 @@ class ConversationQueue:
     def claimants(self) -> list[Share]:
         """The tenants that could start an interactive request; see `FairOrder.claimants`."""
         with self._lock:
-            self._let_go()
+            self._refresh()
             return list(map(self._share, self._order.claimants()))
 
     def shares(self, tenants: Iterable[str]) -> dict[str, Share]:
@@ -130,10 +124,10 @@ class ConversationQueue:
                 self._order.start(sequence.request.id, tokens)
             except ValueError:  # another one of its unit has started since
                 return False
-            self.changes += 1
+            self._changes += 1
             self._claimed[sequence.request.id] = self._waiting.pop(sequence.request.id)
             self._note_heads(sequence)
-            self._drained.note(self._clock())
+            self._use.drained.note(self._clock())
             self._spend(sequence.request.tenant, tokens)
             return True
 
@@ -156,7 +150,7 @@ class ConversationQueue:
         with self._lock:
             entry = _entry(sequence)
             displaced = self._order.head(entry.tenant, entry.conversation)
-            self.changes += 1
+            self._changes += 1
             self._order.preempt(entry.id)
             del self._claimed[entry.id]
             self._wait(sequence)
@@ -169,7 +163,7 @@ class ConversationQueue:
         """Let what comes after a claimed sequence run: it has ended. Idempotent."""
         with self._lock, suppress(KeyError):
             del self._claimed[sequence.request.id]
-            self.changes += 1
+            self._changes += 1
             self._order.end(sequence.request.id)
             self._note_heads(sequence)
 
@@ -187,7 +181,11 @@ class ConversationQueue:
             most: how many at most.
         """
         with self._lock:
+            self._refresh()
             found = list(islice(chain(self._claimed.values(), self._waiting.values()), most))
+            for sequence in found:
+                if sequence.request.id in self._waiting:
+                    self._note_head(sequence)
         now = self._clock()
         return [describe_request(each, each.times, now) for each in found if each.times]
 
@@ -215,6 +213,17 @@ class ConversationQueue:
                 self._take(sequence.request.id)
             return new
 
+    def leave(self) -> None:
+        """Refuse new sequences, and count nothing of what is left for tenants: nobody serves it."""
+        with self._lock:
+            self._closed = True
+        self._use.leave(self._places)
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever one comes, starts, ends or waits again, or a place elsewhere is free."""
+        return self._changes + self._places.changes
+
     @property
     def running(self) -> int:
         """How many are claimed and not released."""
@@ -222,21 +231,6 @@ class ConversationQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def _check_bounds(self, tenant: str) -> None:
-        now, most = self._clock(), self._agreed(tenant).waiting
-        if len(self._waiting) >= self.limit:
-            raise queue_full(self.limit, self._drained.next_place_in(now, RETRY_AFTER))
-        if most is not None and self._order.waiting_of(tenant) >= most:
-            soon = self._drained.next_place_in(now, RETRY_AFTER)
-            message = f"{most} requests of tenant {tenant} are waiting already; try again later"
-            raise QueueFullError(message, retry_after=soon)
-        if seconds := self._quotas.refills_in(tenant, now):
-            raise QuotaSpentError(
-                f"tenant {tenant} has spent its {self._agreed(tenant).tokens_per_minute} tokens "
-                f"a minute; there are more in {seconds} s",
-                retry_after=seconds,
-            )
 
     def _yielded_of_held(self, passed: Container[str]) -> list[Candidate]:
         """List what yielded of tenants that are held: what ran goes on, where there is a slot."""
@@ -261,7 +255,7 @@ class ConversationQueue:
 
     def _hold(self, tenant: str) -> None:
         self._order.hold(tenant)
-        self._note_all_heads(tenant)
+        self._note_tenant(tenant)
 
     def _spend(self, tenant: str, tokens: float) -> None:
         """Take tokens from a tenant's minute; when they are spent, it is held until it has more."""
@@ -270,12 +264,16 @@ class ConversationQueue:
         if self._quotas.refills_in(tenant, now):
             self._hold(tenant)
 
-    def _let_go(self) -> None:
+    def _refresh(self) -> None:
+        """Take note of who has tokens again, and of places that other queues took or gave back."""
+        for tenant in self._places.take_changed():
+            self._order.look_at(tenant)
+            self._note_tenant(tenant)
         now = self._clock()
         for tenant in [t for t in self._order.held if not self._quotas.refills_in(t, now)]:
-            self.changes += 1
+            self._changes += 1
             self._order.let_go(tenant)
-            self._note_all_heads(tenant)
+            self._note_tenant(tenant)
 
     def _waits_for(self, sequence: Sequence) -> Activity:
         """What the order says of a waiting sequence."""
@@ -290,12 +288,12 @@ class ConversationQueue:
         """Note what those wait for to whom a sequence's start or end makes a difference."""
         entry = _entry(sequence)
         if self._agreed(entry.tenant).running is not None:
-            self._note_all_heads(entry.tenant)
-        elif head := self._order.head(entry.tenant, entry.conversation):
+            self._note_tenant(entry.tenant)
+        if head := self._order.head(entry.tenant, entry.conversation):
             self._note_head(self._waiting[head])
 
-    def _note_all_heads(self, tenant: str) -> None:
-        for head in self._order.heads(tenant):
+    def _note_tenant(self, tenant: str) -> None:
+        for head in self._order.heads(tenant, _NOTED):
             self._note_head(self._waiting[head])
 
     def _note_head(self, sequence: Sequence) -> None:
@@ -317,7 +315,7 @@ class ConversationQueue:
     def _take(self, request_id: str) -> Sequence | None:
         sequence = self._waiting.pop(request_id, None)
         if sequence is not None:
-            self.changes += 1
+            self._changes += 1
             self._order.remove(request_id)
             self._note_heads(sequence)
         return sequence

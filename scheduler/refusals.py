@@ -1,7 +1,7 @@
 """What the engine tells a request that it cannot serve."""
 
+from .bounds import RETRY_AFTER
 from .errors import DeadlineExceededError, UnavailableError
-from .queue import RETRY_AFTER
 from .sequence import Sequence, SequenceStatus
 
 

@@ -186,7 +186,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     max_waiting: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)],
-        About("Most requests that may wait; then 429.", unit="requests", reload=True),
+        About(
+            "Most requests that may wait, for all models; then 429.", unit="requests", reload=True
+        ),
     ] = 1024
     request_timeout: Annotated[
         _Seconds, About("Time a request may take, waiting included.", unit="seconds", reload=True)

@@ -71,7 +71,7 @@ class CacheHandlers:
         caller, models = self._entry.caller(request), self._entry.pool()
         body = await self._entry.body(request, PinRequest)
         slot = self._entry.find(request.query.get("model"), caller.tenant)
-        service = await models.use(slot, request[HELD])
+        service = await models.use(slot, caller.tenant, request[HELD])
         pin = await service.pin(body, caller)
         return json_response(pin._asdict() | {"shared": body.shared})
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 
+from ...scheduler.bounds import RETRY_AFTER
 from ...scheduler.errors import UnavailableError
-from ...scheduler.queue import RETRY_AFTER
 from ..answer_headers import (
     ARRIVED_AT,
     ENTERED,
@@ -174,7 +174,7 @@ class Entry:
         caller, models = self.caller(request), self.pool()
         body = await self.body(request, kind)
         slot = self.find(body.model, caller.tenant)
-        using = models.use(slot, request[HELD])
+        using = models.use(slot, caller.tenant, request[HELD])
         if isinstance(body, GenerationBody):
             highest = self.tenant(caller.tenant).priority
             priority = priority_of(request.headers, highest, flex=body.flex)

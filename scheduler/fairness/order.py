@@ -30,6 +30,7 @@ from .accounts import Accounts
 from .entry import Candidate, Entry, Policy, Priority
 from .tenant import Conversation, Numbered, Tenant, number_of
 from .terms import Agreed, Terms
+from .use import Places, TenantUse
 
 
 def rank(window: Iterable[Candidate], cached: Callable[[Entry], int]) -> list[Entry]:
@@ -54,14 +55,21 @@ class FairOrder:
     Args:
         policy: its constants.
         agreed: a tenant's terms; asked at each charge, start and end.
+        places: counts what waits and runs; None where no other order has any of it.
 
     A request is charged what it costs: the prompt tokens that are to be computed and the equal
     of what is restored when it starts, decoded tokens as they come, and corrections.
     """
 
-    def __init__(self, policy: Policy | None = None, agreed: Agreed = lambda _: Terms()) -> None:
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        agreed: Agreed = lambda _: Terms(),
+        places: Places | None = None,
+    ) -> None:
         self._policy = policy or Policy()
         self._agreed = agreed
+        self._places = places or TenantUse(agreed).join()
         self._accounts = Accounts(self._policy.quantum, len(Priority), self.weight)
         self.held: set[str] = set()
         self._tenants: dict[str, Tenant] = {}
@@ -85,17 +93,16 @@ class FairOrder:
         """A tenant's share."""
         return self._agreed(tenant).weight
 
-    def waiting_of(self, tenant: str) -> int:
-        """How many requests of a tenant wait."""
-        return self._tenants[tenant].waiting if tenant in self._tenants else 0
+    def heads(self, tenant: str, most: int | None = None) -> list[str]:
+        """The ids of the first of each conversation of a tenant that does not wait for others.
 
-    def heads(self, tenant: str) -> list[str]:
-        """The ids of the first of each conversation of a tenant that does not wait for others."""
-        return (
-            [entry.id for _, entry in self._tenants[tenant].heads]
-            if tenant in self._tenants
-            else []
-        )
+        Args:
+            tenant: its name.
+            most: how many, the oldest; None for all.
+        """
+        if tenant not in self._tenants:
+            return []
+        return [entry.id for _, entry in self._tenants[tenant].heads[:most]]
 
     def head(self, tenant: str, conversation: str) -> str | None:
         """The id of the first of a conversation, if it does not wait for others of it."""
@@ -106,12 +113,15 @@ class FairOrder:
     def hold(self, tenant: str) -> None:
         """Let no request of a tenant start until `let_go`."""
         self.held.add(tenant)
-        if tenant in self._tenants:
-            self._settle_tenant(tenant)
+        self.look_at(tenant)
 
     def let_go(self, tenant: str) -> None:
         """Let a tenant's requests start again. Idempotent."""
         self.held.discard(tenant)
+        self.look_at(tenant)
+
+    def look_at(self, tenant: str) -> None:
+        """Ask anew whether a tenant may start a request."""
         if tenant in self._tenants:
             self._settle_tenant(tenant)
 
@@ -120,10 +130,8 @@ class FairOrder:
         return tenant not in self.held and self.has_place(tenant)
 
     def has_place(self, tenant: str) -> bool:
-        """Whether a tenant has fewer requests running than it may have."""
-        most = self._agreed(tenant).running
-        running = self._tenants[tenant].running if tenant in self._tenants else 0
-        return most is None or running < most
+        """Whether a tenant has fewer requests running than it may have, here and elsewhere."""
+        return self._places.has_place(tenant)
 
     def least_served(self) -> str | None:
         """The tenant with the least service of those that could start a request."""
@@ -193,15 +201,13 @@ class FairOrder:
         conversation = tenant.conversations[entry.conversation]
         if conversation.head != (number, entry):
             raise ValueError(f"request {request_id} waits for others of its conversation")
-        if not self.has_place(entry.tenant):  # its terms have changed since
+        if not self._places.start(entry.tenant):  # its terms have changed since, or it has others
             self._settle_tenant(entry.tenant)
             raise ValueError(f"tenant {entry.tenant} may start no more requests")
         tenant.count_start(number)
         del self._waiting[request_id], conversation.waiting[0]
         self._running[request_id] = number, entry
         conversation.running += 1
-        tenant.running += 1
-        tenant.waiting -= 1
         self.charge(request_id, tokens)
         self._settle(entry)
         return entry
@@ -246,7 +252,7 @@ class FairOrder:
         tenant = self._tenants[entry.tenant]
         waiting = tenant.conversations[entry.conversation].waiting
         del waiting[bisect_left(waiting, number, key=number_of)]
-        tenant.waiting -= 1
+        self._places.leave(entry.tenant)
         self._settle(entry)
         return True
 
@@ -255,14 +261,14 @@ class FairOrder:
         tenant = self._tenants[entry.tenant]
         waiting = tenant.conversations[entry.conversation].waiting
         insort(waiting, (number, entry), key=number_of)
-        tenant.waiting += 1
+        self._places.wait(entry.tenant)
         self._settle(entry)
 
     def _stop(self, entry: Entry) -> None:
         del self._running[entry.id]
         tenant = self._tenants[entry.tenant]
         tenant.conversations[entry.conversation].running -= 1
-        tenant.running -= 1
+        self._places.stop(entry.tenant)
 
     def _settle(self, entry: Entry) -> None:
         tenant = self._tenants[entry.tenant]

@@ -38,7 +38,6 @@ class Tenant:
         self.conversations: dict[str, Conversation] = {}
         self.accounts = Accounts(policy.conversation_quantum, len(Priority))
         self.heads: list[Numbered] = []  # of all conversations, oldest first
-        self.running = self.waiting = 0  # requests
         self._passed_over = 0  # requests started since the oldest was
 
     @property

@@ -12,6 +12,7 @@ from umbel.daemon.service import Service
 from umbel.daemon.service_manager import ServiceManager
 from umbel.daemon.start_up import StartUp
 from umbel.daemon.workers import Workers
+from umbel.scheduler.fairness.use import TenantUse
 
 
 def serving(service: Service | None = None, *, metrics: Metrics | None = None) -> ModelPool:
@@ -24,6 +25,6 @@ def serving(service: Service | None = None, *, metrics: Metrics | None = None) -
     workers = Workers(1, 1.0, lambda: 0)
     told = StartUp(ServiceManager(None), 1.0, Display())
     loader = cast("Any", SimpleNamespace(bound_tenants=lambda: None))  # nothing is loaded
-    pool = ModelPool([slot], loader, workers, told, most_waiting=1, timeout=1.0)
+    pool = ModelPool([slot], loader, workers, told, TenantUse(), most_waiting=1, timeout=1.0)
     pool.started = True
     return pool

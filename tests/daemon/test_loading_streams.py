@@ -61,7 +61,7 @@ async def test_a_model_that_fails_ends_the_stream(route: str) -> None:
     assert "tiny cannot be loaded: its files are cut off" in error
     named = route in ("/v1/messages", "/v1/responses")
     assert error.startswith("event: error\ndata: {" if named else 'data: {"error":{')
-    assert entry.models.waiting == 0
+    assert entry.models._places.waiting == 0
 
 
 @pytest.mark.parametrize("route", BODIES)
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_waits_no_more() -> None:
         assert await answer.content.readuntil(b"\n\n") == b": loading tiny\n\n"
         answer.close()
         async with asyncio.timeout(PATIENCE):
-            while entry.models.waiting:  # noqa: ASYNC110  (nothing tells of it)
+            while entry.models._places.waiting:  # noqa: ASYNC110  (nothing tells of it)
                 await asyncio.sleep(0.01)
         assert entry.models.default.loading is not None
         loader.may_fail.set()

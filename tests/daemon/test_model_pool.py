@@ -21,6 +21,8 @@ from umbel.daemon.workers import Workers
 from umbel.models.errors import ModelNotFoundError
 from umbel.models.load.watch import Progress
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError, UnavailableError
+from umbel.scheduler.fairness.terms import Terms
+from umbel.scheduler.fairness.use import TenantUse
 
 from ..fakes import PATIENCE, FakeClock
 
@@ -100,14 +102,24 @@ class World:
         slots = [ModelSlot(name, own.get(name, ModelSettings()), self.clock) for name in names]
         self.slots = {slot.name: slot for slot in slots}
         workers, told = Workers(1, 1.0, lambda: 0), StartUp(ServiceManager(None), 1.0, Display())
+        self.tenant_use = TenantUse(lambda tenant: self.terms.get(tenant, Terms()))
+        self.terms: dict[str, Terms] = {}
         self.pool = ModelPool(
-            slots, self.loader, workers, told, most_waiting=waiting, timeout=timeout
+            slots,
+            self.loader,
+            workers,
+            told,
+            self.tenant_use,
+            most_waiting=waiting,
+            timeout=timeout,
         )
 
-    async def use(self, name: str, until: asyncio.Event | None = None) -> str:
+    async def use(
+        self, name: str, until: asyncio.Event | None = None, tenant: str = "default"
+    ) -> str:
         """Use a model for as long as nothing happens; returns who served."""
         with ExitStack() as held:
-            service = await self.pool.use(self.slots[name], held)
+            service = await self.pool.use(self.slots[name], tenant, held)
             assert name in self.loader.loaded
             await (asyncio.sleep(0) if until is None else until.wait())
             assert name in self.loader.loaded, "it went under its user"
@@ -188,15 +200,33 @@ async def test_waiting_is_bounded_in_number_and_time() -> None:
     world.loader.may_load.clear()
     asked = [asyncio.create_task(world.use("a")) for _ in range(2)]
     await settle()
-    assert (world.pool.waiting, world.slots["a"].phase) == (2, "measuring")
+    assert (world.tenant_use.waiting, world.slots["a"].phase) == (2, "measuring")
     with pytest.raises(QueueFullError):
         await world.use("a")
     for task in asked:
         with pytest.raises(DeadlineExceededError, match="a was not loaded in time"):
             await task
-    assert world.pool.waiting == 0
+    assert world.tenant_use.waiting == 0
     world.loader.may_load.set()
     assert await world.use("a") == "a"
+
+
+async def test_a_tenants_bound_holds_for_what_waits_for_models_too() -> None:
+    """Together with what waits in queues; others are not refused for it."""
+    world = World("a", "b")
+    world.terms["t"] = Terms(waiting=3)
+    queued = world.tenant_use.join()
+    queued.wait("t")
+    world.loader.may_load.clear()
+    asked = [asyncio.create_task(world.use(name, tenant="t")) for name in ("a", "b")]
+    await settle()
+    with pytest.raises(QueueFullError, match="3 requests of tenant t are waiting"):
+        await world.use("a", tenant="t")
+    asked.append(asyncio.create_task(world.use("a")))
+    await settle()
+    world.loader.may_load.set()
+    assert await asyncio.gather(*asked) == ["a", "b", "a"]
+    assert world.tenant_use.waiting == 1
 
 
 async def test_one_who_leaves_as_it_is_admitted_is_counted_no_more() -> None:
@@ -222,7 +252,7 @@ async def test_one_who_leaves_harms_no_other() -> None:
     await settle()
     world.loader.may_load.set()
     assert await staying == "a"
-    assert world.pool.waiting == 0
+    assert world.tenant_use.waiting == 0
 
 
 async def test_nobody_waits_for_a_daemon_that_stops() -> None:

@@ -206,7 +206,7 @@ def test_one_that_cannot_be_loaded_harms_no_other(folder: Path, models: list[Pat
             replies = list(pool.map(daemon.post, [ask("broken")] * 8))
         assert {reply.status for reply in replies} == {503}
         assert "broken cannot be loaded" in replies[0].json()["error"]["message"]
-        assert said(daemon, "one")[0] == "one"
+        said(daemon, None)
         assert "cannot load" in slots(daemon)["broken"]["failure"]
         assert daemon.log().count("event=loading model=" + str(broken)) == 1
 
@@ -220,6 +220,36 @@ def test_a_stream_hears_that_its_model_is_loading(folder: Path, models: list[Pat
     assert ": loading two\n\n" in texts[0]
     assert texts[0].endswith("data: [DONE]\n\n")
     assert ": loading" not in texts[1]
+
+
+def test_a_tenants_bounds_hold_for_all_models_together(
+    folder: Path, models: list[Path], long_tiny_dir: Path
+) -> None:
+    """What runs with one keeps what asks for another waiting, until it has ended."""
+    pair = [long_tiny_dir, models[1]]
+    bounds = "keepalive = 0.1\n[tenants.default]\nrunning = 1\nwaiting = 2"
+    env = configured(folder, pair, bounds)
+    with running(folder, long_tiny_dir, env=env) as daemon:
+        assert said(daemon, "two")[0] == "two"
+        long = ask(None, "Once", max_tokens=6000)
+        first, streamed = daemon.stream(long)
+        assert streamed.status == 200
+        streamed.readline()
+        others = [daemon.stream(ask("two", f"again {number}")) for number in range(2)]
+
+        def waits() -> list[str]:
+            return [each["activity"] for each in slots(daemon)["two"]["requests"]]
+
+        eventually(lambda: waits() == ["tenant", "tenant"])
+        for model in (None, "two"):
+            refused = daemon.post(ask(model, "more"))
+            assert refused.status == 429, refused.body
+            assert b"2 requests of tenant uid" in refused.body
+        first.close()
+        for connection, response in others:
+            assert response.read().endswith(b"data: [DONE]\n\n")
+            connection.close()
+        said(daemon, None)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.fairness.terms import Terms
+from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.queue import ConversationQueue
@@ -63,7 +64,7 @@ class Bench:
         self.runner = FakeRunner()
         self.runner.prefills_together = together
         self.clock = FakeClock()
-        self.queue = ConversationQueue(1000, lambda _: terms, clock=self.clock)
+        self.queue = ConversationQueue(1000, TenantUse(lambda _: terms), self.clock)
         self.events: dict[str, list[Event]] = {}
         self.order: list[tuple[str, Event]] = []
         self.engine = Engine(

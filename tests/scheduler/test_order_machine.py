@@ -1,7 +1,12 @@
-"""Admission, order, cancel, deadlines, quotas and reloads together, in any order of events."""
+"""Admission, order, cancel, deadlines, quotas and reloads together, in any order of events.
+
+Two models are served, with a queue each; what is agreed with a tenant holds for both together.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +32,7 @@ from umbel.scheduler.errors import (
 )
 from umbel.scheduler.fairness.entry import Priority
 from umbel.scheduler.fairness.terms import Quotas, Terms
+from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
@@ -35,7 +41,7 @@ from umbel.scheduler.times import Activity
 
 from ..fakes import FakeClock, FakeRunner, make_request, no_reuse, reference
 
-TENANTS, UNITS = "abc", "wxyz"
+TENANTS, UNITS, MODELS = "abc", "wxyz", 2
 LONGEST_PROMPT, LONGEST_ANSWER = 8, 24
 ROOMS = (100, 300, 1000)
 """Bytes of memory, of which a token takes one: in the least each runs alone."""
@@ -61,8 +67,9 @@ class CountingQuotas(Quotas):
 
 
 class Ask(NamedTuple):
-    """A request: its unit and lengths in tokens."""
+    """A request: its model, its unit and lengths in tokens."""
 
+    model: int
     unit: str
     parallel: int
     priority: Priority
@@ -72,6 +79,7 @@ class Ask(NamedTuple):
 
 ASKS = st.builds(
     Ask,
+    st.integers(0, MODELS - 1),
     st.sampled_from(UNITS),
     st.integers(1, 3),
     st.sampled_from(Priority),
@@ -83,20 +91,21 @@ ASKS = st.builds(
 class Unit(NamedTuple):
     """Within which requests keep their order."""
 
+    model: int
     tenant: str
     name: str
 
 
-class OrderMachine(RuleBasedStateMachine):
-    """A real queue, scheduler and engine over a fake model, against a plain account."""
+class Model:
+    """A real queue, scheduler and engine over a fake model, as one of several.
 
-    @initialize(max_batch=st.integers(1, 4), room=st.sampled_from(ROOMS))
-    def begin(self, max_batch: int, room: int) -> None:
-        """Open the doors; nothing is bounded yet."""
-        self.terms = dict.fromkeys(TENANTS, Terms())
-        self.clock = FakeClock()
-        self.quotas = CountingQuotas(self.terms)
-        self.queue = ConversationQueue(20, self.terms.__getitem__, self.quotas, self.clock)
+    Attributes:
+        pace: of its next step, as the thread would have it.
+    """
+
+    def __init__(self, machine: "OrderMachine", number: int, max_batch: int, room: int) -> None:
+        self.number = number
+        self.queue = ConversationQueue(20, machine.use, machine.clock, machine.wake)
         self.runner = FakeRunner()
         unkept = no_reuse(self.runner, room)
         self.pool = unkept.kv_cache._cache.pool
@@ -104,27 +113,57 @@ class OrderMachine(RuleBasedStateMachine):
             self.runner,
             *unkept,
             self.queue,
-            self._publish,
+            partial(machine.publish, self),
             eos_ids=frozenset(),
             prefill_chunk=3,
             max_batch=max_batch,
-            clock=self.clock,
+            clock=machine.clock,
         )
         self.scheduler = self.engine._scheduler
-        self.max_batch = max_batch
+        self.pace = Pace.BUSY
+
+    def at_work(self) -> list[Sequence]:
+        """Those that run, or lack the memory to."""
+        return [*self.scheduler.running, *self.scheduler.preempted]
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """Models that share what tenants may use, against a plain account."""
+
+    @initialize(
+        max_batch=st.integers(1, 4), room=st.sampled_from(ROOMS), running=st.lists(_bounds(3))
+    )
+    def begin(self, max_batch: int, room: int, running: list[int | None]) -> None:
+        """Open the doors; nothing but what runs is bounded yet."""
+        bounds = zip_longest(TENANTS, running[: len(TENANTS)])
+        self.terms = {tenant: Terms(running=most) for tenant, most in bounds}
+        self.clock = FakeClock()
+        self.use = TenantUse(self.terms.__getitem__)
+        self.use.quotas = self.quotas = CountingQuotas(self.terms)
+        self.models: list[Model] = []
+        self.max_batch, self.room, self.limit = max_batch, room, 20
+        for number in range(MODELS):
+            self.models.append(Model(self, number, max_batch, room))
         self.accepted: dict[str, Sequence] = {}
+        self.home: dict[str, Model] = {}
         self.taken_out: set[str] = set()
         self.events: dict[str, list[Event]] = {}
         self.starts: dict[Unit, list[int]] = {}
         self.closed = False
         self.count = 0
 
-    def _publish(self, events: Iterable[tuple[Sequence, Event]]) -> None:
+    def wake(self) -> None:
+        """Somebody may go on: each engine does a step."""
+        for model in self.models:
+            model.pace = Pace.BUSY
+
+    def publish(self, model: Model, events: Iterable[tuple[Sequence, Event]]) -> None:
+        """Note what requests hear."""
         for sequence, event in events:
             name = sequence.request.id
             self.events.setdefault(name, []).append(event)
             if isinstance(event, Started):
-                self.starts.setdefault(unit_of(sequence), []).append(int(name))
+                self.starts.setdefault(unit_of(model, sequence), []).append(int(name))
 
     # -- what happens ----------------------------------------------------------------------
 
@@ -150,28 +189,30 @@ class OrderMachine(RuleBasedStateMachine):
                 priority=ask.priority,
                 deadline=float("inf") if time is None else self.clock.now + time,
             )
-            seconds = self._try(Sequence(request))
+            model = self.models[ask.model]
+            seconds = self._try(model, Sequence(request))
             if seconds and patient:
                 self.clock.advance(seconds)
-                assert not self._try(Sequence(request)), "it was told when to come again"
+                assert not self._try(model, Sequence(request)), "it was told when to come again"
         self.step(steps)
 
-    def _try(self, sequence: Sequence) -> int:
+    def _try(self, model: Model, sequence: Sequence) -> int:
         """Queue a request; returns in how many seconds it may come, if its quota is spent."""
         tenant = sequence.request.tenant
         most = self.terms[tenant].waiting
         waiting = [s for s in self.waiting() if s.request.tenant == tenant]
-        full = len(self.waiting()) >= self.queue.limit
+        full = len(self.waiting()) >= self.limit
         full |= most is not None and len(waiting) >= most
         if self.closed or full:
             with pytest.raises(UnavailableError if self.closed else QueueFullError):
-                self.queue.put(sequence)
+                model.queue.put(sequence)
             return 0
         try:
-            self.queue.put(sequence)
+            model.queue.put(sequence)
         except QuotaSpentError as error:
             return error.retry_after or 0
-        self.accepted[sequence.request.id] = sequence
+        self.accepted[sequence.request.id], self.home[sequence.request.id] = sequence, model
+        self.wake()
         return 0
 
     @rule(
@@ -191,45 +232,92 @@ class OrderMachine(RuleBasedStateMachine):
     ) -> None:
         """The settings are loaded anew."""
         self.terms[tenant] = Terms(weight, running, waiting, tokens)
+        self.use.terms_changed()
 
     @rule(limit=st.integers(1, 20))
     def change_limit(self, limit: int) -> None:
         """The daemon takes more or fewer."""
-        self.queue.limit = limit
+        self.limit = limit
+        for model in self.models:
+            model.queue.limit = limit
 
     def step(self, steps: int) -> None:
-        """The engine works."""
+        """The engines work."""
         for _ in range(steps):
-            self.one_step()
+            self.turn()
 
     @rule(room=st.sampled_from(ROOMS))
     def change_room(self, room: int) -> None:
         """There is more memory, or less."""
-        self.pool.resize(Size(room, 1 << 40))
+        self.room = room
+        for model in self.models:
+            model.pool.resize(Size(room, 1 << 40))
 
     @rule(steps=st.integers(1, 9))
     def work(self, steps: int) -> None:
         """Nobody comes for a while."""
         self.step(steps)
 
-    def one_step(self) -> Pace:
+    def turn(self) -> None:
+        """Have each engine that has something to do make a step, as the thread does."""
+        for model in self.models:
+            if model.pace is not Pace.IDLE:
+                self.one_step(model)
+
+    def one_step(self, model: Model) -> None:
         """Do a step; nobody has started in it beyond its tenant's bound, or was left too late."""
         before = {sequence.request.id for sequence in self.at_work()}
-        pace = self.engine.step()
+        blocked = self.blocked()
+        model.pace = Pace.IDLE
+        pace = model.engine.step()
+        model.pace = max(model.pace, pace, key=[Pace.IDLE, Pace.WAITING, Pace.BUSY].index)
         for tenant, terms in self.terms.items():
             now = {s.request.id for s in self.at_work() if s.request.tenant == tenant}
             assert terms.running is None or len(now) <= terms.running or now <= before
-        assert all(s.request.deadline > self.clock.now for s in self.waiting())
-        return pace
+        for other, tenant in blocked - self.blocked():
+            assert other is model or other.pace is Pace.BUSY, f"{tenant} has a place: it must hear"
+        late = [s for s in self.waiting() if s.request.deadline <= self.clock.now]
+        assert all(self.home[s.request.id] is not model for s in late)
+
+    def blocked(self) -> set[tuple[Model, str]]:
+        """Tenants that wait for a place at a model, and have none anywhere."""
+        running = Counter(sequence.request.tenant for sequence in self.at_work())
+        return {
+            (self.home[sequence.request.id], tenant)
+            for sequence in self.waiting()
+            if (tenant := sequence.request.tenant)
+            and (most := self.terms[tenant].running) is not None
+            and running[tenant] >= most
+        }
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         """A client goes away, perhaps when its request has ended."""
         sequence = self.accepted[data.draw(st.sampled_from(sorted(self.accepted)))]
+        self._cancel(sequence)
+
+    def _cancel(self, sequence: Sequence) -> None:
+        name = sequence.request.id
         sequence.cancelled = True
-        if self.queue.remove(sequence.request.id) is not None:
-            self.taken_out.add(sequence.request.id)
+        if self.home[name].queue.remove(name) is not None:
+            self.taken_out.add(name)
+        self.wake()
+
+    @precondition(lambda self: self.count > 15)
+    @rule(number=st.integers(0, MODELS - 1))
+    def unload(self, number: int) -> None:
+        """A model goes when its clients have gone, and is loaded anew; nothing of it is left."""
+        gone = self.models[number]
+        for name, sequence in self.accepted.items():
+            if self.home[name] is gone and name not in self.taken_out and not self.end(name):
+                self._cancel(sequence)
+                self.taken_out.add(name)
+        gone.queue.leave()
+        self.models[number] = Model(self, number, self.max_batch, self.room)
+        self.models[number].queue.limit = self.limit
+        if self.closed:
+            self.models[number].queue.close()
 
     @rule(seconds=st.sampled_from([0.5, 3, 30]))
     def pass_time(self, seconds: float) -> None:
@@ -241,15 +329,16 @@ class OrderMachine(RuleBasedStateMachine):
     def close(self) -> None:
         """The daemon stops: those that never ran are handed out."""
         new = [s for s in self.waiting() if s.status is SequenceStatus.WAITING]
-        assert {s.request.id for s in self.queue.close()} == {s.request.id for s in new}
+        closed = {s.request.id for model in self.models for s in model.queue.close()}
+        assert closed == {s.request.id for s in new}
         self.taken_out |= {s.request.id for s in new}
         self.closed = True
 
     # -- what is always so -----------------------------------------------------------------
 
     def at_work(self) -> list[Sequence]:
-        """Those that run, or lack the memory to."""
-        return [*self.scheduler.running, *self.scheduler.preempted]
+        """Those that run, or lack the memory to, with any model."""
+        return [sequence for model in self.models for sequence in model.at_work()]
 
     def waiting(self) -> list[Sequence]:
         """Those that were let in, are neither at work nor have ended, the oldest first."""
@@ -264,16 +353,18 @@ class OrderMachine(RuleBasedStateMachine):
     @invariant()
     def everybody_is_in_one_place(self) -> None:
         """The queue, the order and the scheduler say the same of who waits and who runs."""
-        assert len(self.queue) == len(self.waiting())
-        assert self.queue.running == len(self.at_work())
-        assert len(self.scheduler.running) <= self.max_batch
-        for which, there in (("waiting", self.waiting()), ("running", self.at_work())):
-            found = {
-                name: count
-                for name, tenant in self.queue._order._tenants.items()
-                if (count := getattr(tenant, which))
-            }
-            assert found == Counter(sequence.request.tenant for sequence in there)
+        for model in self.models:
+            waiting = [s for s in self.waiting() if self.home[s.request.id] is model]
+            assert len(model.queue) == model.queue._places.waiting == len(waiting)
+            assert model.queue.running == len(model.at_work())
+            assert len(model.scheduler.running) <= self.max_batch
+            places = model.queue._places
+            for counted, there in (
+                (places._waiting, waiting),
+                (places._running, model.at_work()),
+            ):
+                assert counted == Counter(sequence.request.tenant for sequence in there)
+        assert self.use.waiting == len(self.waiting())
 
     @invariant()
     def each_ends_at_most_once_and_last(self) -> None:
@@ -287,42 +378,65 @@ class OrderMachine(RuleBasedStateMachine):
     def units_keep_their_order(self) -> None:
         """First in, first out, so many at a time; and what waits for others says so."""
         assert all(numbers == sorted(numbers) for numbers in self.starts.values())
-        running = Counter(map(unit_of, self.at_work()))
+        running = Counter(map(self.unit_of, self.at_work()))
         for unit, count in running.items():
-            assert count <= max(s.request.parallel for s in self.at_work() if unit_of(s) == unit)
+            there = [s for s in self.at_work() if self.unit_of(s) == unit]
+            assert count <= max(s.request.parallel for s in there)
         heads: set[Unit] = set()
         for sequence in self.waiting():
-            unit = unit_of(sequence)
+            unit = self.unit_of(sequence)
             behind = unit in heads or running[unit] >= sequence.request.parallel
             heads.add(unit)
             assert sequence.times is not None
             assert behind == (sequence.times.activity is Activity.CONVERSATION)
             assert sequence.times.activity.is_wait
 
+    def unit_of(self, sequence: Sequence) -> Unit:
+        """The unit of a request."""
+        return unit_of(self.home[sequence.request.id], sequence)
+
+    @invariant()
+    def who_waits_for_its_tenants_bound_says_so(self) -> None:
+        """Whichever model the others run with."""
+        running = Counter(sequence.request.tenant for sequence in self.at_work())
+        for model in self.models:
+            for row in model.queue.requests(1000):
+                if row.activity is Activity.TENANT:
+                    most = self.terms[row.tenant].running
+                    assert most is not None
+                    assert running[row.tenant] >= most
+
     # -- the end ---------------------------------------------------------------------------
 
     def teardown(self) -> None:
         """With time all are served to their right ends, and nothing is left of them."""
-        if not hasattr(self, "engine"):
+        if not hasattr(self, "models"):
             return
         for _ in range(_STEPS):
-            pace = self.one_step()
-            if pace is Pace.IDLE:
+            self.turn()
+            paces = {model.pace for model in self.models}
+            if paces == {Pace.IDLE}:
                 break
-            if pace is Pace.WAITING:
+            if Pace.BUSY not in paces:
                 self.clock.advance(10)
-        assert pace is Pace.IDLE, "somebody waits for ever"
+        assert paces == {Pace.IDLE}, "somebody waits for ever"
         for name in self.accepted.keys() - self.taken_out:
             self.check_end(name)
         self.check_charges()
         self.clock.advance(1e6)  # until all quotas are full again
-        assert self.queue.offers() == []
-        order = self.queue._order
-        for left in (order.held, self.queue._claimed, self.queue._waiting):
+        assert len(self.use._parts) == MODELS
+        for model in self.models:
+            self.check_empty(model)
+
+    def check_empty(self, model: Model) -> None:
+        """Nothing is left of what it served."""
+        queue, order, places = model.queue, model.queue._order, model.queue._places
+        assert queue.offers() == []
+        for left in (order.held, queue._claimed, queue._waiting, places._running, places._waiting):
             assert not left
         for gone in (order._tenants, order._waiting, order._running, order._accounts._ready):
             assert not gone
-        assert self.runner.live_states == 0
+        assert model.runner.live_states == 0
 
     def check_end(self, name: str) -> None:
         """It was served whole, unless its client or its time was gone."""
@@ -354,9 +468,10 @@ class OrderMachine(RuleBasedStateMachine):
             assert least[tenant] <= self.quotas.charged[tenant] <= most[tenant]
 
 
-def unit_of(sequence: Sequence) -> Unit:
+def unit_of(model: Model, sequence: Sequence) -> Unit:
     """The unit of a request."""
-    return Unit(sequence.request.tenant, sequence.request.unit or sequence.request.conversation)
+    request = sequence.request
+    return Unit(model.number, request.tenant, request.unit or request.conversation)
 
 
 def test_nobody_is_lost_served_twice_or_left_waiting() -> None:

@@ -24,7 +24,8 @@ from umbel.scheduler.errors import (
     RetryLaterError,
     UnavailableError,
 )
-from umbel.scheduler.fairness.terms import Quotas, Terms
+from umbel.scheduler.fairness.terms import Terms
+from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.times import Activity
@@ -342,7 +343,9 @@ class Bounded:
         self.now = 100.0
         self.terms = {"a": terms}
         self.queue = ConversationQueue(
-            100, lambda tenant: self.terms.get(tenant, Terms()), clock=lambda: self.now
+            100,
+            TenantUse(lambda tenant: self.terms.get(tenant, Terms())),
+            lambda: self.now,
         )
 
     def put(self, *names: str) -> list[Sequence]:
@@ -421,9 +424,8 @@ def test_what_ran_goes_on_when_its_tenant_has_spent_its_tokens() -> None:
 
 def test_who_has_spent_its_tokens_with_one_model_starts_with_none() -> None:
     """Also what waited for another before."""
-    terms = Terms(tokens_per_minute=60)
-    quotas = Quotas(lambda _: terms)
-    one, other = (ConversationQueue(9, lambda _: terms, quotas, lambda: 1.0) for _ in range(2))
+    use = TenantUse(lambda _: Terms(tokens_per_minute=60))
+    one, other = (ConversationQueue(9, use, lambda: 1.0) for _ in range(2))
     first, second = of("a", "1"), of("a", "2")
     one.put(first)
     other.put(second)
@@ -444,11 +446,8 @@ def test_a_quota_that_is_lifted_holds_nobody() -> None:
 
 def test_queues_of_several_models_share_a_quota() -> None:
     """What is spent with one is spent with all."""
-    quotas = Quotas(lambda _: Terms(tokens_per_minute=60))
-    queues = [
-        ConversationQueue(9, lambda _: Terms(tokens_per_minute=60), quotas, lambda: 1.0)
-        for _ in range(2)
-    ]
+    use = TenantUse(lambda _: Terms(tokens_per_minute=60))
+    queues = [ConversationQueue(9, use, lambda: 1.0) for _ in range(2)]
     first = of("a", "1")
     queues[0].put(first)
     queues[0].claim(first, 61)
@@ -495,7 +494,7 @@ def test_a_candidate_that_left_is_not_claimed() -> None:
 def test_a_bound_that_was_lowered_holds_at_once() -> None:
     """Who was offered before may not start any more, until there is room within the new bound."""
     terms = {"default": Terms()}
-    queue = ConversationQueue(10, terms.__getitem__)
+    queue = ConversationQueue(10, TenantUse(terms.__getitem__))
     first, second = waiting("1", "a"), waiting("2", "b")
     for each in (first, second):
         queue.put(each)
