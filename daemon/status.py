@@ -43,7 +43,8 @@ class SlotStatus(msgspec.Struct):
         queued: of those that use it, requests in its queue.
         idle_seconds: since a request last used it.
         failure: why it could not be loaded last.
-        requests: that run, and then those that wait in its queue: the first 1,000 of them.
+        requests: that run, and then those that wait in its queue: the first 1,000 of them that
+            the caller may know of.
         engine: what it does, and what its cache holds; the ledger is that of all models.
         disk: its part of the disk tier; None without one.
     """
@@ -154,13 +155,19 @@ def _without_step(slot: ModelSlot) -> float:
     return time.monotonic() - engine.last_step_at if engine.running else 0.0
 
 
-def status(models: ModelPool | None, state: State, pressure: PressureWatch | None) -> Status:
+def status(
+    models: ModelPool | None,
+    state: State,
+    pressure: PressureWatch | None,
+    tenant: str | None = None,
+) -> Status:
     """Take the picture. Waits for nothing, least of all for the MLX thread.
 
     Args:
         models: None until the daemon has any.
         state: see `state_of`.
         pressure: of the system's memory; None until it is watched.
+        tenant: whose requests are listed; None for everybody's.
     """
     memory = memory_statistics()
     picture = Status(
@@ -176,34 +183,21 @@ def status(models: ModelPool | None, state: State, pressure: PressureWatch | Non
         picture.phase = starting.phase
         if starting.download is not None:
             picture.download = DownloadStatus(*starting.download)
-    picture.models = list(map(_of_slot, models.slots))
+    picture.models = [_of_slot(slot, tenant) for slot in models.slots]
     if models.started and models.default.resident is not None:
         _add_default(picture, models.default.resident.service)
     return picture
 
 
-def of_tenant(picture: Status, tenant: str) -> Status:
-    """Leave out of a picture what other tenants' requests are and do."""
-    models = [
-        msgspec.structs.replace(
-            slot,
-            engine=_engine_of(slot.engine, tenant),
-            requests=[one for one in slot.requests if one.tenant == tenant],
-        )
-        for slot in picture.models
-    ]
-    engine = _engine_of(picture.engine, tenant)
-    return msgspec.structs.replace(picture, engine=engine, models=models)
-
-
-def _engine_of(engine: EngineStatistics | None, tenant: str) -> EngineStatistics | None:
-    if engine is None:
-        return None
+def _engine_of(service: Service, tenant: str | None) -> EngineStatistics:
+    engine = service.engine.statistics()
+    if tenant is None:
+        return engine
     own = tuple(one for one in engine.running if one.tenant == tenant)
     return msgspec.structs.replace(engine, running=own)
 
 
-def _of_slot(slot: ModelSlot) -> SlotStatus:
+def _of_slot(slot: ModelSlot, tenant: str | None) -> SlotStatus:
     resident = slot.resident
     service = None if resident is None else resident.service
     return SlotStatus(
@@ -220,8 +214,8 @@ def _of_slot(slot: ModelSlot) -> SlotStatus:
         queued=0 if service is None else len(service.queue),
         idle_seconds=round(slot.idle_for, 3),
         failure=None if slot.failure is None else str(slot.failure[0]),
-        requests=[] if service is None else service.queue.requests(_MOST_REQUESTS),
-        engine=None if service is None else service.engine.statistics(),
+        requests=[] if service is None else service.queue.requests(_MOST_REQUESTS, tenant),
+        engine=None if service is None else _engine_of(service, tenant),
         disk=None if service is None else _disk_of(service),
     )
 

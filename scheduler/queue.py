@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import islice
 
 from .bounds import RETRY_AFTER, check_tokens, check_waiting
 from .errors import UnavailableError
@@ -174,15 +174,19 @@ class ConversationQueue:
             for sequence, activity in found:
                 sequence.note(activity, now)
 
-    def requests(self, most: int) -> list[RequestStatistics]:
+    def requests(self, most: int, tenant: str | None = None) -> list[RequestStatistics]:
         """Describe all that run and then those that wait, the oldest first.
 
         Args:
             most: how many at most.
+            tenant: whose; None for everybody's.
         """
         with self._lock:
+            everybody = [*self._claimed.values(), *self._waiting.values()]
+        own = (each for each in everybody if tenant in {None, each.request.tenant})
+        found = list(islice(own, most))
+        with self._lock:
             self._refresh()
-            found = list(islice(chain(self._claimed.values(), self._waiting.values()), most))
             for sequence in found:
                 if sequence.request.id in self._waiting:
                     self._note_head(sequence)

@@ -34,7 +34,7 @@ from ..protocols.answers import AnswerEncoder
 from ..protocols.generation_request import GenerationBody
 from ..response_desk import ResponseDesk
 from ..service import Caller, Service, still_loading
-from ..status import State, Status, of_tenant, state_of, status
+from ..status import State, Status, state_of, status
 from ..streaming import EventStream
 from ..tenants import identify
 
@@ -153,8 +153,8 @@ class Entry:
 
     def status(self, caller: Caller) -> Status:
         """Say how the daemon is; of others' requests, to the operator only."""
-        picture = status(self.models, self.state(), self.pressure)
-        return picture if caller.operator else of_tenant(picture, caller.tenant)
+        tenant = None if caller.operator else caller.tenant
+        return status(self.models, self.state(), self.pressure, tenant)
 
     def state(self) -> State:
         """Say so in a word."""

@@ -506,6 +506,19 @@ def test_a_bound_that_was_lowered_holds_at_once() -> None:
     assert take(queue) is second
 
 
+def test_a_tenants_requests_are_found_behind_others() -> None:
+    """As many as are asked for of its own, those that run first."""
+    queue = ConversationQueue(100)
+    sequences = [of("b", f"b{number}") for number in range(9)] + [of("a", f"{n}") for n in (1, 2)]
+    for sequence in sequences:
+        queue.put(sequence)
+    assert queue.claim(sequences[-1])
+    assert [row.request for row in queue.requests(2, "a")] == ["2", "1"]
+    assert [row.request for row in queue.requests(2)] == ["2", "b0"]
+    assert [row.request for row in queue.requests(1, "a")] == ["2"]
+    assert queue.requests(2, "c") == []
+
+
 def test_what_is_displaced_by_one_that_yielded_waits_for_it() -> None:
     """It was next in its conversation, and says that it is not any more."""
     first, second = (
