@@ -31,9 +31,9 @@ def identify(request: web.Request, settings: Settings, keys: KeyRing) -> str:
 
     A key names its tenant wherever it is sent. Without one, the file's mode has decided who may
     connect to the Unix socket, and the kernel says who did. On TCP a key must be sent once there
-    are any. Where there are none, a browser is refused unless its page came from this machine, or
-    from an origin that may: any web page can send requests to a loopback port. A key for a proxy
-    may name another tenant.
+    are any, or were. Where there are none, a browser is refused unless its page came from this
+    machine, or from an origin that may: any web page can send requests to a loopback port. A key
+    for a proxy may name another tenant.
 
     Args:
         request: whose sender is asked for.
@@ -87,7 +87,7 @@ def _by_connection(request: web.Request, settings: Settings, keys: KeyRing) -> s
     if peer is not None and peer.family == socket.AF_UNIX:
         return tenant_of_uid(peer_uid(peer), settings.tenants)
     exposed = settings.tcp is not None and not is_loopback(settings.tcp[0])
-    if settings.api_key is not None or exposed or keys.has_file():
+    if settings.api_key is not None or exposed or keys.wanted():
         message = "this daemon needs its API key: send it as 'Authorization: Bearer KEY'"
         raise APIError(401, message, code="invalid_api_key")
     _refuse_browsers(request, settings.cors_origins)

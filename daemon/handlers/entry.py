@@ -84,7 +84,7 @@ class Entry:
         """Answer by these settings from now on."""
         self.settings = settings
         if settings.keys_path != self.keys.path:
-            self.keys = KeyRing(settings.keys_path)
+            self.keys = KeyRing(settings.keys_path, wanted=self.keys.wanted())
         self.cross_origin = CrossOrigin(settings.cors_origins)
 
     def caller(self, request: web.Request) -> Caller:

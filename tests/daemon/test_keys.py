@@ -122,19 +122,36 @@ class TestTheRing:
     """What a running daemon knows of the file."""
 
     def test_it_follows_the_file(self, path: Path) -> None:
-        """A new key is found at once, a revoked one no more, and none without the file."""
+        """A new key is found at once, and a revoked one no more."""
         ring = KeyRing(path)
-        assert not ring.has_file()
+        assert not ring.wanted()
         key, text = add_key(path, "a")
         assert ring.find(text) == key
-        assert ring.has_file()
+        assert ring.wanted()
         assert ring.find(text + "x") is None
         assert ring.find("") is None
         revoke_key(path, key.id)
         assert ring.find(text) is None
-        assert ring.has_file()
+        assert ring.wanted()
+
+    def test_keys_are_asked_for_when_their_file_is_gone(self, path: Path) -> None:
+        """Nobody has one then; the log names the file, once. A file that is back counts."""
+        _, text = add_key(path, "a")
+        kept = path.read_bytes()
+        ring = KeyRing(path)
+        ring.read()
         path.unlink()
-        assert not ring.has_file()
+        with capture_logs() as logs:
+            for _ in range(2):
+                assert ring.wanted()
+                assert ring.find(text) is None
+        assert [line["log_level"] for line in logs] == ["warning"]
+        assert logs[0]["event"] == "the file of keys is gone"
+        assert logs[0]["path"] == str(path)
+        assert KeyRing(path.with_name("other.json"), wanted=True).wanted(), "another is named"
+        assert not KeyRing(path).wanted(), "after a restart"
+        path.write_bytes(kept)
+        assert ring.find(text) is not None
 
     def test_it_reads_a_file_once(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nobody who sends wrong keys makes the daemon read."""
@@ -143,7 +160,7 @@ class TestTheRing:
         ring.read()
         monkeypatch.setattr("umbel.daemon.key_ring.read_keys", lambda _: pytest.fail("it reads"))
         assert ring.find("umbel-wrong") is None
-        assert ring.has_file()
+        assert ring.wanted()
 
     def test_a_fault_leaves_the_keys_of_before(self, path: Path) -> None:
         """The log says so once; the file's next state counts."""

@@ -150,6 +150,24 @@ class TestIdentity:
         assert office.tenant(office.ask(office.bearer("research"), tcp=True)) == "research"
         assert text not in office.daemon.log()
 
+    def test_a_file_of_keys_that_goes_opens_nothing(
+        self, short_path: Path, long_tiny_dir: Path
+    ) -> None:
+        """TCP asks for keys still, and nobody has one but who is back with the file."""
+        config, keys_file = short_path / "umbel.toml", short_path / "keys.json"
+        config.write_text("port = 0")
+        _, text = add_key(keys_file, "guest")
+        kept = keys_file.read_bytes()
+        with running(short_path, long_tiny_dir, "--config", str(config)) as daemon:
+            office = Office(daemon, keys_file, {"guest": text})
+            keys_file.unlink()
+            for headers in ({}, office.bearer("guest")):
+                assert refusal(office.ask(headers, tcp=True)) == (401, "invalid_api_key")
+            assert office.ask().status == 200, "the Unix socket asks for none"
+            assert f'"the file of keys is gone" path={keys_file}' in daemon.log()
+            keys_file.write_bytes(kept)
+            assert office.tenant(office.ask(office.bearer("guest"), tcp=True)) == "guest"
+
     def test_a_proxy_names_tenants(self, office: Office) -> None:
         """Whom it names, or itself; the name must be one."""
         named = office.bearer("gateway", X_Umbel_Tenant="customer-7")
