@@ -43,6 +43,19 @@ class Recency:
         self._tick = max(self._tick, tick)
 
 
+class Pinning(Protocol):
+    """A model's pins; `Pins` is the real one."""
+
+    def held_by(self, tenant: str) -> int:
+        """Bytes that a tenant's hold in memory."""
+        ...
+
+    @property
+    def tenants(self) -> set[str]:
+        """Whose there are."""
+        ...
+
+
 class MemoryPool:
     """What state may take, and whose it is. Belongs to the MLX thread.
 
@@ -56,6 +69,7 @@ class MemoryPool:
         tries: of each model that is loaded.
         governors: of each model that is loaded.
         busy: governors of the models that have requests at work.
+        pins: of each model that is loaded.
         bounds: of each tenant's state.
 
     Args:
@@ -68,6 +82,7 @@ class MemoryPool:
         self.tries: list[Tries] = []
         self.governors: list[Governing] = []
         self.busy: set[Governing] = set()
+        self.pins: list[Pinning] = []
         self.least: int | None = None
         self.bounds: Bounds = unbounded
         self._floors = 0

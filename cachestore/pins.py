@@ -18,6 +18,7 @@ from .tries import SHARED, Namespace
 
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many
+_NAMED = 8  # pins that a refusal names
 _NO_TOKEN = np.array([-1], np.int32)
 
 log = structlog.get_logger()
@@ -54,6 +55,7 @@ class Pins:
         self._pinned: dict[tuple[str, str], tuple[Tokens, Lease]] = {}
         self._pending = [] if tier is None else sorted(tier.pins(), key=_is_own)
         self._last: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
+        cache.pool.pins.append(self)
 
     def remember(self, tenant: str, conversation: str, tokens: Tokens) -> None:
         """Note a conversation's newest tokens, so that it can be pinned by its name."""
@@ -109,6 +111,7 @@ class Pins:
                 lease.close()
         self._cache.shared.close()
         self._pinned.clear()
+        self._cache.pool.pins.remove(self)
 
     def listed(self, tenant: str) -> list[PinDescription]:
         """A tenant's pins; those of before a restart hold nothing until they are read."""
@@ -127,6 +130,15 @@ class Pins:
     def nbytes(self) -> int:
         """What pins hold in memory."""
         return self._held_by([lease for _, lease in self._pinned.values()])
+
+    @property
+    def tenants(self) -> set[str]:
+        """Whose pins there are, of those that hold something."""
+        return {tenant for tenant, _ in self._pinned}
+
+    def held_by(self, tenant: str) -> int:
+        """What a tenant's pins hold in memory, in bytes."""
+        return self._held_by(self._leases_of(tenant))
 
     def leases_of(self, tenant: str | None = None) -> int:
         """How many leases the pins of a tenant hold, or all of them for None."""
@@ -194,17 +206,49 @@ class Pins:
     def _check(self, tenant: str, name: str, lease: Lease) -> None:
         if not lease.cached:
             raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
-        taken = self._held_by([lease, *[lease for _, lease in self._pinned.values()]])
-        least = self._cache.pool.least
-        limit = (self._cache.budget if least is None else least) // _SHARE
-        if taken > limit:
-            own = self._held_by([lease, *self._leases_of(tenant)])
-            raise PinError(
-                f"with {name!r} your pins would take {own} bytes, and those of all tenants may "
-                f"take {limit}; unpin something, or raise cache_bytes"
+        pool = self._cache.pool
+        elsewhere = [pins for pins in pool.pins if pins is not self]
+        own = self._held_by([lease, *self._leases_of(tenant)])
+        own += sum(pins.held_by(tenant) for pins in elsewhere)
+        held = {each: self._held_in_all(each) for pins in pool.pins for each in pins.tenants}
+        taken = own + sum(nbytes for each, nbytes in held.items() if each != tenant)
+        limit = (self._cache.budget if pool.least is None else pool.least) // _SHARE
+        ceiling = pool.bounds(tenant).ceiling
+        if ceiling is not None and own > ceiling:
+            bound = f"and may take {ceiling}, your cache_ceiling; unpin something"
+        elif taken > limit:
+            bound = (
+                f"and those of all tenants may take {limit}; unpin something, or raise cache_bytes"
             )
+        else:
+            return
+        log.warning(
+            "not pinned", tenant=tenant, pin=name, takes=own, limit=limit, held=_listed(held)
+        )
+        raise PinError(
+            f"with {name!r} your pins would take {own} bytes, {bound}{self._largest(tenant)}"
+        )
+
+    def _held_in_all(self, tenant: str) -> int:
+        """What a tenant's pins of all models hold in memory, in bytes."""
+        return sum(pins.held_by(tenant) for pins in self._cache.pool.pins)
+
+    def _largest(self, tenant: str) -> str:
+        """Name what a tenant's pins of this model hold, the most first."""
+        held = {
+            name: self._held_by([lease])
+            for (whose, name), (_, lease) in self._pinned.items()
+            if whose == tenant
+        }
+        largest = sorted(held.items(), key=lambda each: -each[1])[:_NAMED]
+        return f" (bytes that yours hold: {_listed(dict(largest))})" if largest else ""
 
     @staticmethod
     def _held_by(leases: Iterable[Lease]) -> int:
         nodes = {id(node): node for lease in leases for node in lease.deepest.path()}
         return sum(size_in_memory(node).nbytes for node in nodes.values())
+
+
+def _listed(held: dict[str, int]) -> str:
+    """Write down who holds how many bytes."""
+    return ", ".join(f"{name!r} {nbytes}" for name, nbytes in held.items())

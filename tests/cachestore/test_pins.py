@@ -1,11 +1,14 @@
 """Paths that a user keeps: what they hold, what they may take, and what is forgotten first."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from umbel.cachestore import check
+from umbel.cachestore.bounds import TenantBounds
 from umbel.cachestore.errors import PinError
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pins import PinDescription, Pins
+from umbel.cachestore.prefix_cache import PrefixCache
 
 from .fakes import KV, NAMESPACE, STACKS, Stack, World
 
@@ -58,14 +61,64 @@ def test_pins_take_half_of_the_budget_at_most() -> None:
 
 
 def test_a_refusal_tells_nothing_of_others_pins() -> None:
-    """They count for what all may take, and their sizes are not said."""
+    """They count for what all may take; only the operator's log says what is whose."""
     world = World(KV, budget=4 * 100)
     pins = pinned(world)
     pins.pin(TENANT, "mine", as_tokens(serve(world, *range(30))))
     other = NAMESPACE._replace(tenant="other")
     world.serve(range(25), namespace=other)
-    with pytest.raises(PinError, match="with 'x' your pins would take 100 bytes"):
+    with (
+        capture_logs() as logs,
+        pytest.raises(PinError, match="with 'x' your pins would take 100 bytes") as refusal,
+    ):
         pins.pin("other", "x", as_tokens(range(25)))
+    assert "mine" not in str(refusal.value)
+    assert "120" not in str(refusal.value)
+    (line,) = logs
+    assert (line["event"], line["tenant"], line["held"]) == (
+        "not pinned",
+        "other",
+        f"'{TENANT}' 120",
+    )
+
+
+def test_a_refusal_names_what_ones_own_pins_hold() -> None:
+    """The most first."""
+    world = World(KV, budget=4 * 100)
+    pins = pinned(world)
+    for name, start, tokens in (("little", 0, 10), ("much", 100, 20)):
+        pins.pin(TENANT, name, as_tokens(serve(world, *range(start, start + tokens))))
+    with pytest.raises(
+        PinError, match=r"unpin .* \(bytes that yours hold: 'much' 80, 'little' 40\)"
+    ):
+        pins.pin(TENANT, "more", as_tokens(serve(world, *range(200, 230))))
+
+
+def test_a_tenants_pins_take_its_ceiling_at_most() -> None:
+    """One without a ceiling may take what all may."""
+    world = World(KV, budget=4 * 1000)
+    pins = pinned(world)
+    ceiling = TenantBounds(ceiling=4 * 40)
+    world.cache.pool.bound_tenants(lambda name: ceiling if name == TENANT else TenantBounds(), 0)
+    pins.pin(TENANT, "first", as_tokens(serve(world, *range(30))))
+    with pytest.raises(PinError, match="200 bytes, and may take 160, your cache_ceiling"):
+        pins.pin(TENANT, "second", as_tokens(serve(world, *range(100, 120))))
+    world.serve(range(50), namespace=NAMESPACE._replace(tenant="other"))
+    assert pins.pin("other", "x", as_tokens(range(50))).held == 50
+
+
+def test_pins_of_all_models_count_together() -> None:
+    """For what all may take, and for the ceiling; until their model is unloaded."""
+    world = World(KV, budget=4 * 100)
+    another = World(KV)
+    another.cache = PrefixCache(KV.layout, budget=4 * 100, pool=world.cache.pool)
+    pins, others = pinned(world), pinned(another)
+    pins.pin(TENANT, "here", as_tokens(serve(world, *range(30))))
+    tokens = as_tokens(serve(another, *range(25)))
+    with pytest.raises(PinError, match="220 bytes, and those of all tenants may take 200"):
+        others.pin(TENANT, "there", tokens)
+    pins.close()
+    assert others.pin(TENANT, "there", tokens).held == 25
 
 
 def test_a_path_that_two_pins_share_counts_once() -> None:
