@@ -9,7 +9,7 @@ from yarl import URL
 
 from .config import (
     DEFAULT_TENANT,
-    LONGEST_TENANT,
+    TENANT_RULE,
     Settings,
     TenantSettings,
     is_loopback,
@@ -57,10 +57,7 @@ def identify(request: web.Request, settings: Settings, keys: KeyRing) -> str:
     if len(named) > 1:  # the proxy's own beside what its client sent
         raise APIError(400, f"{TENANT_HEADER} is there twice; send one", param=TENANT_HEADER)
     if not is_tenant_name(named[0]):
-        message = (
-            f"{TENANT_HEADER} is {quote(named[0])}; "
-            f"send 1 to {LONGEST_TENANT} printable characters without spaces"
-        )
+        message = f"{TENANT_HEADER} is {quote(named[0])}; send a name that has {TENANT_RULE}"
         raise APIError(400, message, param=TENANT_HEADER)
     return named[0]
 

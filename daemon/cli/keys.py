@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ..config import Settings, is_tenant_name
+from ..config import TENANT_RULE, Settings, is_tenant_name
 from ..errors import ConfigError
 from .options import takes_settings
 from .running import fail
@@ -26,7 +26,7 @@ def add(
     from ..key_file import add_key, read_keys  # noqa: PLC0415  (keeps --help quick)
 
     if not is_tenant_name(tenant):
-        message = "a tenant's name has 1 to 64 printable characters and no spaces"
+        message = f"a tenant's name has {TENANT_RULE}"
         raise typer.BadParameter(message, param_hint="TENANT")
     path = settings.keys_path
     try:

@@ -6,7 +6,7 @@ from .settings import SETTINGS, LogFormat, Settings, default_socket
 from .sources import check_key, is_loopback, load
 from .tenants import (
     DEFAULT_TENANT,
-    LONGEST_TENANT,
+    TENANT_RULE,
     PriorityName,
     TenantSettings,
     check_tenant_name,
@@ -17,8 +17,8 @@ from .tenants import (
 __all__ = [
     "DEFAULT_TENANT",
     "ENV_PREFIX",
-    "LONGEST_TENANT",
     "SETTINGS",
+    "TENANT_RULE",
     "LogFormat",
     "ModelSettings",
     "PriorityName",

@@ -16,6 +16,9 @@ DEFAULT_TENANT = "default"
 LONGEST_TENANT = 64
 """Characters of a tenant's name."""
 
+TENANT_RULE = f"1 to {LONGEST_TENANT} printable characters, no spaces and no '(' in front"
+"""What a tenant's name has, for whoever gives another one."""
+
 PriorityName = Literal["interactive", "batch"]
 
 _Count = Annotated[int, Meta(ge=1)]
@@ -81,10 +84,7 @@ def check_tenant_name(name: str, place: str) -> None:
         ConfigError: saying where it stands, and what a name is.
     """
     if not is_tenant_name(name):
-        raise ConfigError(
-            f"{place}: {quote(name)} is no name of a tenant; "
-            f"it has 1 to {LONGEST_TENANT} printable characters and no spaces"
-        )
+        raise ConfigError(f"{place}: {quote(name)} is no name of a tenant; it has {TENANT_RULE}")
 
 
 def read_tenants(tables: object, path: object) -> dict[str, TenantSettings]:

@@ -209,7 +209,10 @@ class TestTheCommands:
 
     def test_faults(self, tmp_path: Path) -> None:
         """A name that is none is wrong use; an unknown key and a bad file are failures."""
-        assert keys("add", "two words", folder=tmp_path).exit_code == 2
+        for name in ("two words", "(shared)"):
+            refused = keys("add", name, folder=tmp_path)
+            assert refused.exit_code == 2
+            assert "no '(' in front" in " ".join(refused.output.split())
         unknown = keys("revoke", "0123", folder=tmp_path)
         assert (unknown.exit_code, "there is no key '0123'" in unknown.stderr) == (1, True)
         (tmp_path / "umbel" / "keys.json").write_text("{")

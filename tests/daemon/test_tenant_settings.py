@@ -86,6 +86,10 @@ def test_who_has_no_table_has_that_of_default(toml: Path) -> None:
         ("[tenants.'']", "tenants: '' is no name of a tenant"),
         ('[tenants."a\\nb"]', "tenants: 'a\\nb' is no name of a tenant"),
         (f"[tenants.{'a' * 65}]", "is no name of a tenant"),
+        (
+            "[tenants.'(shared)']",
+            "it has 1 to 64 printable characters, no spaces and no '(' in front",
+        ),
     ],
 )
 def test_bad_table(toml: Path, text: str, words: str) -> None:

@@ -27,6 +27,9 @@ ASK: dict[str, Any] = {
 }
 
 
+RULE = "1 to 64 printable characters, no spaces and no '(' in front"
+
+
 class Office(NamedTuple):
     """A daemon on both transports, and the keys of its tenants."""
 
@@ -174,10 +177,11 @@ class TestIdentity:
         assert office.tenant(office.ask(named, tcp=True)) == "customer-7"
         assert office.tenant(office.ask(named)) == "customer-7"
         assert office.tenant(office.ask(office.bearer("gateway"))) == "gateway"
-        for name in ("two words", "x" * 65, ""):
+        for name in ("two words", "x" * 65, "", "(shared)"):
             reply = office.ask(office.bearer("gateway") | {TENANT_HEADER: name})
             assert reply.status == 400
             assert reply.json()["error"]["param"] == TENANT_HEADER
+            assert RULE in reply.json()["error"]["message"]
 
     def test_a_client_adds_no_name_to_the_proxys(self, office: Office) -> None:
         """Where a proxy passes on the header that its client sent, neither name counts."""
