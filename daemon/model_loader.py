@@ -131,7 +131,12 @@ class ModelLoader:
         self._opened.pop(slot.name)
         slot.weight_bytes = opened.weight_bytes
         slot.context_length = resident.service.context_length
-        await declare(resident.service, prompts)
+        try:
+            await declare(resident.service, prompts)
+        except asyncio.CancelledError:  # the daemon stops
+            await self._on_thread(slot, _take_turns)
+            await save_state(self._thread, resident.assembly)
+            raise
         return resident
 
     async def _take_room(self, slot: ModelSlot, weights: int) -> None:
@@ -268,6 +273,10 @@ class ModelLoader:
                     phase=slot.phase,
                     seconds=round(taken, 3),
                 )
+
+
+def _take_turns() -> None:
+    """Do nothing on the MLX thread, after which engines step: what was cancelled ends."""
 
 
 def shrink(memory: MemoryBudget, assemblies: list[Assembly], share: float) -> None:

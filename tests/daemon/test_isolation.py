@@ -1,6 +1,7 @@
 """Two tenants of one daemon: what one learns of the other, and what both may begin with."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -14,7 +15,7 @@ from umbel.daemon.config import is_tenant_name
 from umbel.daemon.errors import StartError
 from umbel.daemon.shared_files import read
 
-from .running import ANSWER, Reply, RunningDaemon, eventually, running
+from .running import ANSWER, START, Reply, RunningDaemon, eventually, running, spawn
 
 SECRET = "Meet me at the old mill after dark, and tell nobody about the parcel. " * 4
 SYSTEM = "You are one of many agents that review what others have written, line by line. " * 8
@@ -179,6 +180,27 @@ def test_prompts_are_shared_by_configuration(short_path: Path, tiny_dir: Path) -
     with running(short_path, tiny_dir, *flags, *disk) as daemon:
         assert "prompt not shared any more" in daemon.log()
         assert cached(over_tcp(daemon, "POST", route, chat("c", SYSTEM.strip()))) == 0
+
+
+def test_a_stop_while_prompts_are_shared_leaves_nothing_unsaved(
+    short_path: Path, long_tiny_dir: Path
+) -> None:
+    """What is computed by then is written, and the disk tier is closed in order."""
+    files = [short_path / "short.txt", short_path / "long.txt"]
+    for file, times in zip(files, (10, 250), strict=True):
+        file.write_text(f"{file.name} once upon a time. " * times)
+    config, disk = short_path / "umbel.toml", short_path / "disk"
+    config.write_text(f"shared_prompts = {[str(file) for file in files]}\nprefill_chunk = 16")
+    daemon = spawn(short_path, long_tiny_dir, "--config", str(config))
+    try:
+        eventually(lambda: "name=file:short.txt" in daemon.log(), START)
+        time.sleep(0.1)  # some of the long one is computed
+        assert daemon.terminate() == 0
+    finally:
+        if daemon.process.poll() is None:
+            daemon.process.kill()
+    assert "name=file:long.txt" not in daemon.log()
+    assert list(disk.glob("index.sqlite*")) == [disk / "index.sqlite"], "a log of it is left"
 
 
 @pytest.mark.parametrize(("text", "words"), [(None, "cannot read"), ("\n", "is empty")])
