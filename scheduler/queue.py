@@ -103,6 +103,9 @@ class ConversationQueue:
         """The tenants that could start an interactive request; see `FairOrder.claimants`."""
         with self._lock:
             self._refresh()
+            for tenant in self._order.claimants():  # nobody yields to one that cannot start
+                if self._quotas.refills_in(tenant, self._clock()):
+                    self._hold(tenant)
             return list(map(self._share, self._order.claimants()))
 
     def shares(self, tenants: Iterable[str]) -> dict[str, Share]:

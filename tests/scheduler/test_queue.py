@@ -430,6 +430,7 @@ def test_who_has_spent_its_tokens_with_one_model_starts_with_none() -> None:
     one.put(first)
     other.put(second)
     assert one.claim(first, 61)
+    assert other.claimants() == [], "or others would yield to it in vain"
     assert not other.claim(second)
     assert other.offers() == []
 
