@@ -7,6 +7,7 @@ before `mlx.core` makes MLX use it (about 200 GFLOP/s on the same cores).
 
 import ctypes
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 
@@ -43,12 +44,20 @@ def preload() -> Blas:
     if "mlx.core" in sys.modules:
         return Blas("reference BLAS", fast=False, advice="import umbel.models before mlx.core")
     for library in LIBRARIES:
-        try:
-            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        except OSError:
-            continue
-        return Blas(f"OpenBLAS ({library})", fast=True)
+        with suppress(OSError):
+            loaded = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            return Blas(f"OpenBLAS ({library}{_kernels_of(loaded)})", fast=True)
     return Blas("reference BLAS", fast=False, advice=ADVICE)
+
+
+def _kernels_of(loaded: ctypes.CDLL) -> str:
+    """Name the kernels that a library has taken, if it says."""
+    try:
+        ask = loaded.openblas_get_corename
+    except AttributeError:
+        return ""
+    ask.restype = ctypes.c_char_p
+    return f", {ask().decode()}"
 
 
 def _has_cpu_backend() -> bool:

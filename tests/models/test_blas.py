@@ -1,6 +1,7 @@
 """OpenBLAS in front of MLX's reference BLAS; each test is a process of its own."""
 
 import ctypes
+import platform
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
@@ -92,6 +93,16 @@ def test_mlx_imported_first_is_noticed() -> None:
         "import mlx.core\nfrom umbel.models import BLAS\nprint(BLAS.fast)\nprint(BLAS.advice)\n"
     )
     assert printed == ["False", "import umbel.models before mlx.core"]
+
+
+@on_cpu_wheel
+@pytest.mark.skipif(not openblas(), reason="OpenBLAS is not installed")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the name is of x86-64")
+def test_the_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that OpenBLAS has taken for the processor, or that the user wants."""
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
+    (name,) = python("from umbel.models import BLAS\nprint(BLAS.name)")
+    assert name.endswith(", Nehalem)")
 
 
 def test_importing_the_package_does_not_import_mlx() -> None:
