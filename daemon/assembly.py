@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ from .model_fit import LEAST_CONTEXT, usable
 
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
 _MOST_FREED = 1 << 30
+_CLOSE_DISK = 5.0  # seconds to end what the disk tier began, where a start fails
 _LEAST_CHUNK = 512  # tokens; and those of exact serving, which shares whole chunks only
 _CHUNK_SHARE = 16  # of the budget, a part in this many is what a longer chunk may compute with
 _DISK_SHARE = 4  # of what is free on disk, one part in this many
@@ -130,37 +132,30 @@ def assemble(
         grid=chunk if settings.exact else 1,
         longest=runner.rules.longest,
     )
-    governor = Governor(cache)
-    _warm_up(loaded, settings, runner, memory.warm_up_bytes(budget), chunk, begin)
-    if settings.disk_folder is not None:
-        begin("opening the disk tier")
-    disk = _open_disk(settings, loaded.fingerprint, copied, wake)
-    room = partial(_make_room, governor, runner)
-    pager = None if disk is None else _pager(loaded, settings, cache, room, disk)
-    pins = Pins(cache, loaded.fingerprint, disk)
-    engine = Engine(
-        runner,
-        KVCacheManager(
+    with ExitStack() as undo:  # what a start that fails leaves to others, or nobody
+        undo.callback(cache.close)
+        governor = Governor(cache)
+        _warm_up(loaded, settings, runner, memory.warm_up_bytes(budget), chunk, begin)
+        disk, pager = _open_disk(settings, loaded.fingerprint, copied, wake, begin), None
+        if disk is not None:
+            undo.callback(disk.close, _CLOSE_DISK)
+            pager = _pager(loaded, settings, cache, partial(_make_room, governor, runner), disk)
+        pins = Pins(cache, loaded.fingerprint, disk)
+        undo.callback(pins.close)
+        engine = Engine(
             runner,
-            cache,
-            fingerprint=loaded.fingerprint,
-            interval=settings.checkpoint_interval,
-            keeps=not settings.no_cache,
-            longest=runner.rules.longest,
-            may_capture=lambda tokens: governor.make_room(Size(*runner.profile.captured(tokens))),
-            paging=Paging(pager, pins),
-            pins=pins,
-        ),
-        MemoryPlanner(governor, runner),
-        queue,
-        publish,
-        eos_ids=loaded.text.eos_ids,
-        prefill_chunk=chunk,
-        max_batch=settings.max_batch,
-        max_stall=settings.max_stall_ms / 1000,
-        exact=settings.exact,
-        token_bytes=weights,
-    )
+            _kv_cache(loaded, settings, runner, governor, cache, pager, pins),
+            MemoryPlanner(governor, runner),
+            queue,
+            publish,
+            eos_ids=loaded.text.eos_ids,
+            prefill_chunk=chunk,
+            max_batch=settings.max_batch,
+            max_stall=settings.max_stall_ms / 1000,
+            exact=settings.exact,
+            token_bytes=weights,
+        )
+        undo.pop_all()
     return Assembly(engine, runner, cache, governor, context, bound, budget, disk, pager, pins)
 
 
@@ -191,6 +186,28 @@ def _prefill_chunk(settings: Settings, runner: ModelRunner, budget: int) -> int:
             break
         chunk //= 2
     return chunk
+
+
+def _kv_cache(
+    loaded: LoadedModel,
+    settings: Settings,
+    runner: ModelRunner,
+    governor: Governor,
+    cache: PrefixCache,
+    pager: Pager | None,
+    pins: Pins,
+) -> KVCacheManager[SequenceCache]:
+    return KVCacheManager(
+        runner,
+        cache,
+        fingerprint=loaded.fingerprint,
+        interval=settings.checkpoint_interval,
+        keeps=not settings.no_cache,
+        longest=runner.rules.longest,
+        may_capture=lambda tokens: governor.make_room(Size(*runner.profile.captured(tokens))),
+        paging=Paging(pager, pins),
+        pins=pins,
+    )
 
 
 def _cache(
@@ -246,12 +263,17 @@ def _pager(
 
 
 def _open_disk(
-    settings: Settings, fingerprint: str, queue_bytes: int, wake: Callable[[], None]
+    settings: Settings,
+    fingerprint: str,
+    queue_bytes: int,
+    wake: Callable[[], None],
+    begin: Callable[[Phase], object],
 ) -> DiskTier | None:
     """Open the disk tier. A disk that cannot be used is a pity, another daemon's an error."""
     folder = settings.disk_folder
     if folder is None:
         return None
+    begin("opening the disk tier")
     try:
         return DiskTier(folder, fingerprint=fingerprint, queue_bytes=queue_bytes, wake=wake)
     except FolderInUseError as error:
