@@ -17,7 +17,7 @@ from .attention.chunked import CountsByRow
 from .gated_delta import GatedDelta
 from .load.device import DevicePolicy
 
-_BOUND: dict[str, tuple[Callable[..., Any], type[Attention | Swiglu | GatedDelta]]] = {
+BOUND: dict[str, tuple[Callable[..., Any], type[Attention | Swiglu | GatedDelta]]] = {
     "scaled_dot_product_attention": (base.scaled_dot_product_attention, Attention),
     "swiglu": (activations.swiglu, Swiglu),
     "gated_delta_update": (gated_delta.gated_delta_update, GatedDelta),
@@ -28,7 +28,7 @@ _BOUND: dict[str, tuple[Callable[..., Any], type[Attention | Swiglu | GatedDelta
 def bind(model: Any, device: DevicePolicy) -> None:
     """Have a model's modules call what is computed for this device."""
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
-        for name, (function, bound) in _BOUND.items():
+        for name, (function, bound) in BOUND.items():
             present = getattr(module, name, None)
             if present is function or isinstance(present, bound):
                 setattr(module, name, bound(device))

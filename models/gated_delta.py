@@ -172,7 +172,7 @@ def _run(
     rows, _, key_heads, key_size = k.shape
     heads, value_size = v.shape[2:]
     threads = _LANES * value_size
-    y, new_state = _kernel(mask is not None)(
+    y, new_state = kernel(mask is not None)(
         inputs=[q, k, v, g.astype(mx.float32), beta, state, *([] if mask is None else [mask])],
         template=[
             ("T", q.dtype),
@@ -193,7 +193,8 @@ def _run(
 
 
 @cache
-def _kernel(masked: bool) -> Any:  # noqa: FBT001
+def kernel(masked: bool) -> Any:  # noqa: FBT001
+    """The kernel; made once, as MLX compiles it once for each shape of state."""
     return mx.fast.cuda_kernel(
         name="gated_delta" + "_masked" * masked,
         input_names=[*_INPUTS, *(["mask"] if masked else [])],

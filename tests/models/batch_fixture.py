@@ -12,10 +12,10 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import pytest
-from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
 
 from umbel.models.batch_planner import leave, pack
+from umbel.models.binding import BOUND
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
@@ -227,11 +227,11 @@ def replaced(
 
 @contextmanager
 def mlx_lm_alone(model: Any) -> Iterator[None]:
-    """Run a model with mlx-lm's own attention."""
-    name = "scaled_dot_product_attention"
+    """Run a model with mlx-lm's own functions."""
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     with pytest.MonkeyPatch.context() as patch:
-        for each in modules:
-            if hasattr(each, name):
-                patch.setattr(each, name, getattr(base, name))
+        for name, (function, _) in BOUND.items():
+            for each in modules:
+                if hasattr(each, name):
+                    patch.setattr(each, name, function)
         yield

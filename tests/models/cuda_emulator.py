@@ -6,7 +6,10 @@ fp32, whole warps, and one dimension of threads: what the kernels here use.
 """
 
 import ctypes
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import numpy as np
+import pytest
+
+from umbel.models import gated_delta
 
 _WARP = 32
 _TYPES = {mx.float32: "float", mx.bool_: "bool"}
@@ -153,6 +159,28 @@ class EmulatedKernel:
             options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
             subprocess.run(["g++", *options, str(file), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))
+
+
+@contextmanager
+def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
+    """Have CUDA kernels run on the CPU; gives those that are made.
+
+    Args:
+        folder: for what is compiled.
+    """
+    if shutil.which("g++") is None:
+        pytest.skip("there is no C++ compiler")
+    made: list[EmulatedKernel] = []
+
+    def make(**arguments: Any) -> EmulatedKernel:
+        made.append(EmulatedKernel(folder, **arguments))
+        return made[-1]
+
+    gated_delta.kernel.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx.fast, "cuda_kernel", make, raising=False)
+        yield made
+    gated_delta.kernel.cache_clear()
 
 
 def _constant(name: str, value: Any) -> str:

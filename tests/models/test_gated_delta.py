@@ -1,6 +1,5 @@
 """The gated delta rule as a kernel, against mlx-lm's operations."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,32 +11,21 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models import gated_delta
 
-from umbel.models import gated_delta as ours
 from umbel.models.binding import bind
 from umbel.models.gated_delta import GatedDelta
 from umbel.models.load.device import CPU, CUDA, GPU, DevicePolicy
 
 from .. import zoo
-from .cuda_emulator import EmulatedKernel
+from .cuda_emulator import EmulatedKernel, emulated
 
 Arguments = dict[str, Any]
 
 
 @pytest.fixture
-def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EmulatedKernel]]:
+def kernels(tmp_path: Path) -> Iterator[list[EmulatedKernel]]:
     """Have CUDA kernels run on the CPU; gives those that are made."""
-    if shutil.which("g++") is None:
-        pytest.skip("there is no C++ compiler")
-    made: list[EmulatedKernel] = []
-
-    def make(**arguments: Any) -> EmulatedKernel:
-        made.append(EmulatedKernel(tmp_path, **arguments))
-        return made[-1]
-
-    ours._kernel.cache_clear()
-    monkeypatch.setattr(mx.fast, "cuda_kernel", make, raising=False)
-    yield made
-    ours._kernel.cache_clear()
+    with emulated(tmp_path) as made:
+        yield made
 
 
 def arguments(

@@ -22,13 +22,15 @@ from umbel.scheduler.sequence import Sequence, SequenceStatus
 
 from .. import zoo
 from ..models.batch_fixture import mlx_lm_alone
+from ..models.cuda_emulator import emulated
 from .memory_tools import CHUNK, SEEDED, Ask, ServerFixture, Told, agents, words, zoo_model
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
 
-# To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled.
-AS_GPU = replace(CUDA, compiles=False)
+# To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled. What
+# emulates a kernel takes milliseconds a call.
+AS_GPU = replace(CUDA, compiles=False, recurrence_kernel=False)
 MEMORY = 1 << 30
 _SHORTEST = 80
 """Tokens that the warm-up's longest sequence has at least where the budget is small."""
@@ -93,6 +95,18 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
     asks = agents(4, user=(9, 40), answer=(28, 6, 12), every=5)
     asks.append(replace(asks[1], at=60))  # comes when the first is alone, or nobody is there
     check(server, asks, server.serve(asks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear"])
+def test_a_recurrence_is_a_kernel(name: str, tmp_path: Path) -> None:
+    """Agents that start together, join and leave get mlx-lm's own answers of it."""
+    with emulated(tmp_path) as kernels:
+        device = replace(AS_GPU, recurrence_kernel=True, warms_up=False)
+        server = ServerFixture(zoo_model(name, device=device), MEMORY, max_batch=3)
+        asks = agents(3, system=30, user=(6, 11), answer=(5, 3), every=2)
+        check(server, asks, server.serve(asks))
+    assert sum(kernel.launches for kernel in kernels) > len(asks)
 
 
 @pytest.mark.parametrize(
