@@ -4,11 +4,15 @@ from contextlib import ExitStack
 
 from aiohttp import web
 
+from .arrivals import Arrival
 from .bodies import Share
 from .streaming import EventStream
 
 ARRIVED_AT = web.RequestKey("arrived_at", float)
 """When its headers had been read, on the engine's clock, in seconds."""
+
+ARRIVAL = web.RequestKey("arrival", Arrival)
+"""Its place among those of its tenant that are not queued yet, once its body has come."""
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """What the request is called, in the log and in its answer's headers."""

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import xxhash
 
 from ..models.text.conversation import Conversation
+from .arrivals import Line
 from .failures import APIError
-from .protocols.generation_request import Prompt
+from .protocols.generation_request import GenerationBody, Prompt
 
 _HEADER = "X-Umbel-Conversation"
 _LONGEST = 256
@@ -64,6 +65,20 @@ def session(headers: Mapping[str, str]) -> str | None:
         if parts[0] and all(part.isprintable() and len(part) <= _LONGEST for part in parts):
             return ".".join(part for part in parts if part)
     return None
+
+
+def lines_of(conversation: str | None, session: str | None, body: GenerationBody) -> list[Line]:
+    """Say what a request follows others in, as far as it says so itself.
+
+    Args:
+        conversation: that a header names.
+        session: of an agent, by its headers.
+        body: of the request.
+    """
+    if name := conversation or body.conversation_name:
+        return [Line("conversation", name)]
+    named = ("response", body.previous_response), ("session", session or body.session_name)
+    return [Line(kind, name) for kind, name in named if name]
 
 
 class Place(NamedTuple):

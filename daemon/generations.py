@@ -35,11 +35,13 @@ class Generations:
 
     Attributes:
         answers: by the number of their choice.
+        at_start: what is done when all are queued.
         at_end: what is done once, in turn, when all have ended, before anybody hears of it.
     """
 
     def __init__(self, answers: list[Generation], n: int = 1) -> None:
         self.answers = answers
+        self.at_start: list[Callable[[], object]] = []
         self.at_end: list[Callable[[], Awaitable[None]]] = []
         self._ending: asyncio.Future[None] | None = None
         self._n = n
@@ -57,6 +59,8 @@ class Generations:
             for generation in self.answers:
                 await stack.enter_async_context(generation)
             self._stack = stack.pop_all()
+        for queued in self.at_start:
+            queued()
         return self
 
     async def __aexit__(

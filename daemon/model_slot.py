@@ -65,7 +65,7 @@ class ModelSlot:
         self.phase: Phase | None = None
         self.download: Progress | None = None
         self.users = 0
-        self.waiters: set[asyncio.Future[None]] = set()
+        self.waiters: dict[asyncio.Future[None], None] = {}  # the oldest first
         self.weight_bytes: int | None = None
         self.context_length: int | None = None
         self.metrics = Metrics(EngineStatistics, lambda: 0, None)
@@ -143,31 +143,32 @@ class ModelSlot:
             Exception: it cannot be loaded.
         """
         waiter, admitted = asyncio.get_running_loop().create_future(), False
-        self.waiters.add(waiter)
+        self.waiters[waiter] = None
         try:
             async with asyncio.timeout(timeout):
                 load()
                 await waiter
             admitted = True
         finally:
-            self.waiters.discard(waiter)
+            self.waiters.pop(waiter, None)
             if not admitted and _has_result(waiter):
                 self.leave()  # it was admitted, and has left at that moment
 
     def admit_waiters(self) -> None:
         """Have all who wait use it: it is not unloaded before they have."""
-        while self.waiters:
-            waiter = self.waiters.pop()
-            if not waiter.done():
-                self.enter()
-                waiter.set_result(None)
+        for waiter in self._take_waiters():
+            self.enter()
+            waiter.set_result(None)
 
     def refuse_waiters(self, error: Exception) -> None:
         """Tell all who wait that it cannot be loaded."""
-        while self.waiters:
-            waiter = self.waiters.pop()
-            if not waiter.done():
-                waiter.set_exception(error)
+        for waiter in self._take_waiters():
+            waiter.set_exception(error)
+
+    def _take_waiters(self) -> list[asyncio.Future[None]]:
+        """Take all who wait, in the order in which they came."""
+        waiters, self.waiters = self.waiters, {}
+        return [waiter for waiter in waiters if not waiter.done()]
 
     def touch(self) -> None:
         """Count as just used."""

@@ -1,5 +1,6 @@
 """What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
 
+import asyncio
 import math
 from functools import partial
 from typing import NamedTuple
@@ -14,12 +15,13 @@ from ..models.load.loader import LoadedModel
 from ..models.params import SamplingParams
 from ..scheduler.admission import Admission
 from ..scheduler.bounds import RETRY_AFTER
-from ..scheduler.errors import UnavailableError
+from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.fairness.entry import Priority
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.request import Request
 from .answer_reader import AnswerReader
+from .arrivals import Arrival
 from .assembly import Assembly
 from .bodies import TOKEN_BYTES, Share
 from .cache_admin import CacheAdmin
@@ -54,6 +56,7 @@ class Caller(NamedTuple):
         unit: see `Place`.
         operator: whether the one who runs the daemon has sent it.
         timeout: seconds that it may take; None for what the daemon allows.
+        arrival: its place among those that came and are not queued yet; None where there is none.
     """
 
     request_id: str
@@ -66,6 +69,7 @@ class Caller(NamedTuple):
     unit: str | None = None
     operator: bool = False
     timeout: float | None = None
+    arrival: Arrival | None = None
 
 
 class Service:
@@ -126,9 +130,24 @@ class Service:
         place = place_of(named, session, prepared.request.prompts[0])
         kept = body.kept_bytes
         body.release()
-        return self._admit(
+        await self._turn(caller)
+        generations = self._admit(
             prepared, caller._replace(conversation=place.conversation, unit=place.unit), kept
         )
+        if caller.arrival is not None:
+            generations.at_start.append(caller.arrival.leave)
+        return generations
+
+    async def _turn(self, caller: Caller) -> None:
+        """Wait for those of its conversation, or its session, that came before it."""
+        if caller.arrival is None:
+            return
+        try:
+            async with asyncio.timeout(caller.timeout or self._request_timeout):
+                await caller.arrival.turn()
+        except TimeoutError as error:
+            message = "requests that came before it in its conversation were not read in time"
+            raise DeadlineExceededError(message) from error
 
     async def _prepare(self, body: GenerationBody, caller: Caller) -> Prepared:
         author = Author(caller.tenant, caller.request_id)

@@ -9,6 +9,7 @@ from aiohttp import web
 from ...scheduler.bounds import RETRY_AFTER
 from ...scheduler.errors import UnavailableError
 from ..answer_headers import (
+    ARRIVAL,
     ARRIVED_AT,
     ENTERED,
     HELD,
@@ -17,10 +18,11 @@ from ..answer_headers import (
     STREAM,
     answer_headers,
 )
+from ..arrivals import Arrivals
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
 from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
-from ..conversations import named_conversation, session
+from ..conversations import lines_of, named_conversation, session
 from ..cors import CrossOrigin
 from ..deadlines import timeout_of
 from ..decoding import Body, ModelBody, decode
@@ -77,6 +79,7 @@ class Entry:
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
         self.keys = KeyRing(settings.keys_path)
+        self._arrivals = Arrivals()
         self._busy_for = busy_for
         self.reload(settings)
 
@@ -172,21 +175,38 @@ class Entry:
             RequestError: the model cannot be had, or other bodies take the room.
         """
         caller, models = self.caller(request), self.pool()
-        body = await self.body(request, kind)
+        body = await self.body(request, kind, lambda: self._arrive(request, caller.tenant))
         slot = self.find(body.model, caller.tenant)
         using = models.use(slot, caller.tenant, request[HELD])
         if isinstance(body, GenerationBody):
             highest = self.tenant(caller.tenant).priority
             priority = priority_of(request.headers, highest, flex=body.flex)
-            caller = caller._replace(priority=priority)
+            arrival = request[ARRIVAL]
+            arrival.know(lines_of(caller.conversation, caller.session, body))
+            caller = caller._replace(priority=priority, arrival=arrival)
             if body.stream:
                 request[STREAM] = self._stream(request)
                 if not slot.serves:
                     using = request[STREAM].wait_for(using, f"loading {slot.name}")
         return Received(caller, await using, body)
 
-    async def body(self, request: web.Request, kind: type[Body]) -> Body:
+    def _arrive(self, request: web.Request, tenant: str) -> None:
+        """Note that a request has come as a whole."""
+        request[ARRIVAL] = self._arrivals.arrive(tenant)
+        request[HELD].callback(request[ARRIVAL].leave)
+
+    async def body(
+        self,
+        request: web.Request,
+        kind: type[Body],
+        arrived: Callable[[], object] = lambda: None,
+    ) -> Body:
         """Read and decode a body; a large one off the event loop.
+
+        Args:
+            request: whose body it is.
+            kind: what it shall be.
+            arrived: called when it has been read, before it is decoded.
 
         Raises:
             APIError: it is no such body.
@@ -200,6 +220,7 @@ class Entry:
         )
         if (connection := connection_of(request)) is not None:
             connection.answering()
+        arrived()
         if len(raw) <= SMALL_BODY:
             return decode(raw, kind)
         models = self.pool()

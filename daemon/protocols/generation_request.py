@@ -66,6 +66,11 @@ class GenerationBody(ModelBody, kw_only=True):
         return None
 
     @property
+    def previous_response(self) -> str | None:
+        """The id of the response that the body goes on with, if it does."""
+        return None
+
+    @property
     def session_name(self) -> str | None:
         """What the body calls its agent's session, if it does."""
         return None

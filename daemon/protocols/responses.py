@@ -145,6 +145,11 @@ class ResponsesRequest(OpenAIFields, kw_only=True):
         return named.id if isinstance(named, ConversationId) else named
 
     @property
+    def previous_response(self) -> str | None:
+        """The id of the response that the body goes on with, if it does."""
+        return self.previous_response_id
+
+    @property
     def session_name(self) -> str | None:
         """What the body calls its agent's session: a thread, or a cache key."""
         metadata = self.client_metadata or {}

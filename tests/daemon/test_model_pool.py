@@ -242,6 +242,23 @@ async def test_one_who_leaves_as_it_is_admitted_is_counted_no_more() -> None:
     assert world.slots["a"].users == 0
 
 
+async def test_who_waited_first_is_admitted_first() -> None:
+    """Turns of a conversation that came while it was loaded stay in order."""
+    world = World("a")
+    world.loader.may_load.clear()
+    admitted: list[int] = []
+
+    async def use(number: int) -> None:
+        await world.use("a")
+        admitted.append(number)
+
+    asked = [asyncio.create_task(use(number)) for number in range(20)]
+    await settle()
+    world.loader.may_load.set()
+    await asyncio.gather(*asked)
+    assert admitted == list(range(20))
+
+
 async def test_one_who_leaves_harms_no_other() -> None:
     """The load goes on for the rest."""
     world = World("a")
