@@ -371,7 +371,7 @@ def test_a_client_leaves_while_it_is_preempted(
     short_path: Path, long_tiny_dir: Path, host: Host, answers: list[str]
 ) -> None:
     """It is gone at once with all it held, the others are answered, its conversation goes on."""
-    with tight(short_path, long_tiny_dir, host) as daemon, agents(daemon, 8) as streams:
+    with tight(short_path, long_tiny_dir, host) as daemon, agents(daemon) as streams:
         picture = eventually(lambda: with_preempted(daemon), PATIENCE)
         leaver = next(stream for stream in streams if stream.id in preempted(picture))
         others = [stream for stream in streams if stream is not leaver]
