@@ -7,11 +7,14 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .fairness.entry import Priority
 from .sequence import Sequence
 
 _TWO = 2
 _TOGETHER = 512
 """Tokens of a call of several prompts, padding included: each brings work after the call, too."""
+_LESS_URGENT = 4096
+"""Tokens by which a prompt that nobody sits before counts as longer than it is."""
 _FULL = 0.75
 """Of a call's tokens that must not be padding, where it is not known yet how long calls take."""
 
@@ -117,14 +120,20 @@ def _by_urgency(running: Items[Sequence]) -> list[Sequence]:
     Of a tenant's, and where tenants are alike, the shortest remaining work goes first, with ageing:
     a prompt counts as shorter by every token by which it was passed over by its tenant's that came
     later; see `age`. One with n tokens left is therefore passed over for n tokens at most by those.
+    One of a batch counts as `_LESS_URGENT` tokens longer.
     Where another request waits for its beginning, what is left is what that one waits for.
     """
     by_tenant: dict[str, list[Sequence]] = {}
     prompts = (s for s in running if s.num_left_to_prefill)
-    for sequence in sorted(prompts, key=lambda s: s.num_left_to_share - s.num_passed_over):
+    for sequence in sorted(prompts, key=_remaining):
         by_tenant.setdefault(sequence.request.tenant, []).append(sequence)
     first = sorted((own[0] for own in by_tenant.values()), key=lambda s: s.precedence)
     return [*first, *(s for own in by_tenant.values() for s in own[1:])]
+
+
+def _remaining(sequence: Sequence) -> int:
+    more = _LESS_URGENT if sequence.request.priority is Priority.BATCH else 0
+    return sequence.num_left_to_share + more - sequence.num_passed_over
 
 
 def age(running: Items[Sequence], chosen: Mapping[Sequence, int]) -> None:

@@ -3,10 +3,12 @@
 import functools
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umbel.scheduler.fairness.entry import Priority
 from umbel.scheduler.policy import (
     Batch,
     ChunkSize,
@@ -24,6 +26,13 @@ def sequence(prompt_length: int, computed: int = 0, tenant: str = "default") -> 
     """Build a sequence that has come this far."""
     made = Sequence(make_request("a", [7] * prompt_length, tenant=tenant))
     made.num_computed_tokens = computed
+    return made
+
+
+def batch_sequence(prompt_length: int) -> Sequence:
+    """Build one that nobody sits before."""
+    made = sequence(prompt_length)
+    made.request = msgspec.structs.replace(made.request, priority=Priority.BATCH)
     return made
 
 
@@ -249,6 +258,19 @@ def test_several_prompts_have_512_tokens_at_most() -> None:
     batch = plan(running, ChunkSize(2048), functools.partial(taking(1, 0).joins, bounded=False))
     assert [chunk.tokens for chunk in batch.prefill] == [100] * 5
     assert only(plan([sequence(1500)], ChunkSize(2048))).tokens == 1499
+
+
+def test_interactive_prompts_go_before_those_of_a_batch() -> None:
+    """Also if they are longer; but not for ever, where more and more of them come."""
+    batch, talk = batch_sequence(201), sequence(3001)
+    assert only(plan([batch, talk], ChunkSize(4096))).sequence is talk
+    assert only(plan([batch, sequence(4501)], ChunkSize(8192))).sequence is batch
+    passed = 0
+    while only(plan([batch, talk], ChunkSize(4096))).sequence is talk:
+        age([batch, talk], {talk: 100})
+        passed += 100
+        talk = sequence(101)
+    assert 4096 <= passed <= 4096 + 200 + 100
 
 
 def test_rows_have_a_price() -> None:
