@@ -3,9 +3,10 @@
     uv run python benchmarks/tenants.py [--rounds 4] [-- FLAGS OF SERVE]
 
 Runs `umbel serve` on a private socket with a key for each tenant. In each round the light tenant
-sends its requests one after another: alone, and then while the heavy one has `--heavy` requests at
-once, each answered one replaced by another. No two prompts begin alike. The exit status is 1 if the
-bar is not reached in each round: a p99 of at most twice the one alone, and one prefill chunk.
+sends its requests one after another (or `--together`): alone, and then while the heavy one has
+`--heavy` requests at once, each answered one replaced by another. No two prompts begin alike. The
+exit status is 1 if the bar is not reached in each round: a p99 of at most twice the one alone, and
+one prefill chunk.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
@@ -176,25 +178,29 @@ def crowded(server: Daemon, requests: int) -> Iterator[None]:
             thread.join()
 
 
+def light(server: Daemon, options: argparse.Namespace) -> list[tuple[float, str]]:
+    """Send the light tenant's requests; returns the TTFT of each, and its id."""
+    with ThreadPoolExecutor(options.light if options.together else 1) as senders:
+        asked = [senders.submit(server.ask, "light", options.tokens) for _ in range(options.light)]
+        return [each.result() for each in asked]
+
+
 def measure(server: Daemon, options: argparse.Namespace) -> Round:
     """Do a round."""
     found = Round(chunk=server.ask("light", 1, options.chunk_words)[0])
-    found.alone = [server.ask("light", options.tokens)[0] for _ in range(options.light)]
-    names = []
+    found.alone = [seconds for seconds, _ in light(server, options)]
     with crowded(server, options.heavy):
         time.sleep(_AHEAD)
         before = get(server.path, "/status")
         found.running, found.waiting = len(before["engine"]["running"]), before["waiting"]
-        for _ in range(options.light):
-            seconds, name = server.ask("light", options.tokens)
-            found.beside.append(seconds)
-            names.append(name)
+        asked = light(server, options)
+        found.beside = [seconds for seconds, _ in asked]
         after = get(server.path, "/status")
     steps, taken = (
         after["engine"][name] - before["engine"][name] for name in ("steps", "step_seconds")
     )
     found.step = taken / steps
-    found.stages = [server.stages(name) for name in names]
+    found.stages = [server.stages(name) for _, name in asked]
     return found
 
 
@@ -235,7 +241,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--heavy", type=int, default=64, help="requests of it at once")
-    parser.add_argument("--light", type=int, default=4, help="requests of it, one after another")
+    parser.add_argument("--light", type=int, default=4, help="requests of the other, in turn")
+    parser.add_argument("--together", action="store_true", help="these all at once instead")
     parser.add_argument("--words", type=int, default=200, help="of a prompt")
     parser.add_argument("--tokens", type=int, default=16, help="of an answer of the light tenant")
     parser.add_argument("--chunk-words", type=int, default=470, help="of a prompt of one chunk")

@@ -79,6 +79,18 @@ class Accounts:
                 return
             yield place.key
 
+    def near(self, kind: int) -> Iterator[str]:
+        """Members that have work of a kind, less than a quantum above the least, the least first.
+
+        These are the eligible ones and those that would be if deficits were refilled now: who has
+        used up its own first does not wait until others have.
+        """
+        first = [places[0].service for places in self._by_kind if places]
+        for place in self._by_kind[kind]:
+            if place.service >= min(first) + self._quantum:
+                return
+            yield place.key
+
     def most_served(self, kind: int) -> Iterator[str]:
         """The eligible members that have work of a kind, the most served first."""
         places = self._by_kind[kind]

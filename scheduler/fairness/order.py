@@ -171,11 +171,12 @@ class FairOrder:
         return self._others(passed)
 
     def claimants(self) -> list[str]:
-        """The tenants with credit that could start an interactive request, the least served first.
+        """The tenants to which others yield, that could start an interactive request.
 
-        As many as a window has places at most.
+        Those were served less than a quantum more than the least served; that one comes first. As
+        many as a window has places at most.
         """
-        return list(islice(self._accounts.eligible(Priority.INTERACTIVE), self._policy.looks))
+        return list(islice(self._accounts.near(Priority.INTERACTIVE), self._policy.looks))
 
     def offers(self, tenant: str, passed: Container[str] = frozenset()) -> list[Candidate]:
         """List which interactive requests of one tenant may start next, for `rank`."""

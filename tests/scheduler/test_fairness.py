@@ -366,6 +366,24 @@ def test_no_slot_stays_empty(tenants: int, requests: int, looks: int) -> None:
     assert passed == {f"{number}" for number in range(1, requests)}
 
 
+def test_who_has_used_up_its_credit_may_still_claim_a_slot() -> None:
+    """Up to a quantum over the least served: it does not wait until others have used up theirs."""
+    order = FairOrder(SMALL)
+    for number in range(4):
+        order.put(Entry(f"heavy{number}", "heavy", f"h{number}"))
+    order.start("heavy0", SMALL.quantum * 0.9)
+    for number in range(3):
+        order.put(Entry(f"light{number}", "light", f"l{number}"))
+    order.start("light0", SMALL.quantum * 0.2)
+    assert order.service("light") > SMALL.quantum, "it was lifted to what the other was served"
+    assert {each.entry.tenant for each in order.window()} == {"heavy"}
+    assert order.claimants() == ["heavy", "light"]
+    order.start("light1", SMALL.quantum)
+    assert order.claimants() == ["heavy"], "it is a quantum ahead"
+    order.start("heavy1", SMALL.quantum * 0.5)
+    assert order.claimants() == ["heavy", "light"]
+
+
 class Everything(RuleBasedStateMachine):
     """Any requests, started, charged, preempted, ended and removed in any order."""
 
