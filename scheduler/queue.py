@@ -15,14 +15,7 @@ from .fairness.slots import Share
 from .fairness.use import TenantUse
 from .sequence import Sequence, SequenceStatus
 from .statistics import RequestStatistics, describe_request
-from .times import Activity, Times
-
-_LOOKED_AT = {Activity.MEMORY, Activity.DISK, Activity.PREFIX}
-"""What is said of a sequence that the scheduler looked at."""
-
-_NOTED = 32
-"""Sequences of a tenant of which it is noted at once that it may start some, or no more: the next
-ones. Of the others it is noted when somebody asks, so that no start takes longer the more wait."""
+from .times import Activity, CommonWait, Times
 
 
 class ConversationQueue:
@@ -57,6 +50,7 @@ class ConversationQueue:
         self._order = FairOrder(agreed=self._agreed, places=self._places)
         self._waiting: dict[str, Sequence] = {}
         self._claimed: dict[str, Sequence] = {}
+        self._next: dict[str, CommonWait] = {}  # of who is next in a conversation, by tenant
         self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
         self._closed = False
         self._changes = 0
@@ -77,7 +71,6 @@ class ConversationQueue:
             self._changes += 1
             self._order.put(_entry(sequence))
             self._wait(sequence)
-            sequence.times = Times(self._waits_for(sequence), self._clock())
 
     def offers(
         self, passed: Container[str] = frozenset(), tenant: str | None = None
@@ -128,8 +121,8 @@ class ConversationQueue:
             except ValueError:  # another one of its unit has started since
                 return False
             self._changes += 1
-            self._claimed[sequence.request.id] = self._waiting.pop(sequence.request.id)
-            self._note_heads(sequence)
+            self._claimed[sequence.request.id] = sequence
+            self._leave(sequence)
             self._use.drained.note(self._clock())
             self._spend(sequence.request.tenant, tokens)
             return True
@@ -157,10 +150,9 @@ class ConversationQueue:
             self._order.preempt(entry.id)
             del self._claimed[entry.id]
             self._wait(sequence)
-            sequence.note(self._waits_for(sequence), self._clock())
-            self._note_heads(sequence)
+            self._note_next(sequence)
             if displaced is not None:  # it is behind this one now
-                self._note_head(self._waiting[displaced])
+                self._note_waiting(self._waiting[displaced])
 
     def release(self, sequence: Sequence) -> None:
         """Let what comes after a claimed sequence run: it has ended. Idempotent."""
@@ -168,14 +160,15 @@ class ConversationQueue:
             del self._claimed[sequence.request.id]
             self._changes += 1
             self._order.end(sequence.request.id)
-            self._note_heads(sequence)
+            self._note_next(sequence)
 
     def note(self, found: Iterable[tuple[Sequence, Activity]]) -> None:
         """Note what sequences wait for that were looked at and did not start."""
         now = self._clock()
         with self._lock:
             for sequence, activity in found:
-                sequence.note(activity, now)
+                if sequence.times and self._could_start(sequence):
+                    sequence.times.differ(activity, now)
 
     def requests(self, most: int, tenant: str | None = None) -> list[RequestStatistics]:
         """Describe all that run and then those that wait, the oldest first.
@@ -190,9 +183,8 @@ class ConversationQueue:
         found = list(islice(own, most))
         with self._lock:
             self._refresh()
-            for sequence in found:
-                if sequence.request.id in self._waiting:
-                    self._note_head(sequence)
+            for name in {each.request.tenant for each in found}:
+                self._note_tenant(name)
         now = self._clock()
         return [describe_request(each, each.times, now) for each in found if each.times]
 
@@ -282,32 +274,40 @@ class ConversationQueue:
             self._order.let_go(tenant)
             self._note_tenant(tenant)
 
-    def _waits_for(self, sequence: Sequence) -> Activity:
-        """What the order says of a waiting sequence."""
-        tenant, entry = sequence.request.tenant, _entry(sequence)
-        if self._order.head(tenant, entry.conversation) != entry.id:
-            return Activity.CONVERSATION
+    def _waits_for(self, tenant: str) -> Activity:
+        """What those of a tenant wait for that are next in their conversations."""
         if tenant in self._order.held:
             return Activity.QUOTA
         return Activity.SLOT if self._order.may_start(tenant) else Activity.TENANT
 
-    def _note_heads(self, sequence: Sequence) -> None:
+    def _could_start(self, sequence: Sequence) -> bool:
+        """Whether a sequence could start, as far as its tenant goes."""
+        name, tenant = sequence.request.id, sequence.request.tenant
+        activity = self._waits_for(tenant) if name in self._waiting else None
+        resumes = sequence.status is SequenceStatus.PREEMPTED
+        return activity is Activity.SLOT or (activity is Activity.QUOTA and resumes)
+
+    def _note_next(self, sequence: Sequence) -> None:
         """Note what those wait for to whom a sequence's start or end makes a difference."""
         entry = _entry(sequence)
-        if self._agreed(entry.tenant).running is not None:
-            self._note_tenant(entry.tenant)
+        self._note_tenant(entry.tenant)
         if head := self._order.head(entry.tenant, entry.conversation):
-            self._note_head(self._waiting[head])
+            self._note_waiting(self._waiting[head])
 
     def _note_tenant(self, tenant: str) -> None:
-        for head in self._order.heads(tenant, _NOTED):
-            self._note_head(self._waiting[head])
+        if tenant in self._next:
+            self._next[tenant].note(self._waits_for(tenant), self._clock())
 
-    def _note_head(self, sequence: Sequence) -> None:
-        activity = self._waits_for(sequence)
-        known = sequence.times is not None and sequence.times.activity in _LOOKED_AT
-        if activity is not Activity.SLOT or not known:
-            sequence.note(activity, self._clock())
+    def _note_waiting(self, sequence: Sequence) -> None:
+        entry, now = _entry(sequence), self._clock()
+        others = self._next[entry.tenant]
+        behind = self._order.head(entry.tenant, entry.conversation) != entry.id
+        if sequence.times is None:
+            sequence.times = Times(Activity.CONVERSATION if behind else others.activity, now)
+        if behind:
+            sequence.note(Activity.CONVERSATION, now)
+        else:
+            sequence.times.share(others, now)
 
     def _wait(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -318,14 +318,27 @@ class ConversationQueue:
             heapq.heapify(self._deadlines)
         else:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
+        activity, now = self._waits_for(request.tenant), self._clock()
+        self._next.setdefault(request.tenant, CommonWait(activity, now)).note(activity, now)
+        self._note_waiting(sequence)
 
     def _take(self, request_id: str) -> Sequence | None:
-        sequence = self._waiting.pop(request_id, None)
+        sequence = self._waiting.get(request_id)
         if sequence is not None:
             self._changes += 1
             self._order.remove(request_id)
-            self._note_heads(sequence)
+            self._leave(sequence)
         return sequence
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Have a sequence wait no more, which the order knows already."""
+        request = sequence.request
+        del self._waiting[request.id]
+        if sequence.times is not None:  # what others wait for is not its own any more
+            sequence.note(sequence.times.activity, self._clock())
+        if not self._places.waiting_of(request.tenant):
+            del self._next[request.tenant]
+        self._note_next(sequence)
 
     def _share(self, tenant: str) -> Share:
         return Share(tenant, self._order.service(tenant), self._order.weight(tenant))

@@ -2,9 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -18,7 +16,7 @@ from fairness_workload import Segment, hoarded, skewed
 
 from umbel.scheduler.fairness.entry import Policy
 
-Trace = Callable[[FrameType, str, object], "Trace"]
+from .scheduler.costs import lines_run
 
 
 def test_bars_are_reached() -> None:
@@ -92,25 +90,6 @@ def test_max_min_and_jain() -> None:
     assert max_min([1, 1], 12) == [1, 1]
     assert jain([3, 3, 3]) == 1
     assert jain([1, 0, 0, 0]) == 0.25
-
-
-def lines_run(work: Callable[[], None]) -> int:
-    """Count the lines of Python that something runs."""
-    lines = 0
-
-    def count(frame: FrameType, event: str, arg: object) -> Trace:
-        nonlocal lines
-        del frame, arg
-        lines += event == "line"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return lines
 
 
 @pytest.mark.parametrize("tenants", [1, 27])

@@ -149,6 +149,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.taken_out: set[str] = set()
         self.events: dict[str, list[Event]] = {}
         self.starts: dict[Unit, list[int]] = {}
+        self.did: dict[str, dict[Activity, float]] = {}
         self.closed = False
         self.count = 0
 
@@ -192,7 +193,7 @@ class OrderMachine(RuleBasedStateMachine):
             model = self.models[ask.model]
             seconds = self._try(model, Sequence(request))
             if seconds and patient:
-                self.clock.advance(seconds)
+                self.advance(seconds)
                 assert not self._try(model, Sequence(request)), "it was told when to come again"
         self.step(steps)
 
@@ -322,6 +323,14 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 3, 30]))
     def pass_time(self, seconds: float) -> None:
         """Deadlines come near, and quotas refill."""
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and note what each request does in it."""
+        for name, sequence in self.accepted.items():
+            assert sequence.times is not None
+            did, activity = self.did.setdefault(name, {}), sequence.times.activity
+            did[activity] = did.get(activity, 0.0) + seconds
         self.clock.advance(seconds)
 
     @precondition(lambda self: self.count > 30 and not self.closed)
@@ -396,15 +405,33 @@ class OrderMachine(RuleBasedStateMachine):
         return unit_of(self.home[sequence.request.id], sequence)
 
     @invariant()
-    def who_waits_for_its_tenants_bound_says_so(self) -> None:
-        """Whichever model the others run with."""
+    def who_waits_for_its_tenant_says_so(self) -> None:
+        """Whichever model the others run with, and though nobody asks."""
         running = Counter(sequence.request.tenant for sequence in self.at_work())
-        for model in self.models:
-            for row in model.queue.requests(1000):
-                if row.activity is Activity.TENANT:
-                    most = self.terms[row.tenant].running
-                    assert most is not None
-                    assert running[row.tenant] >= most
+        for sequence in self.waiting():
+            tenant, queue = sequence.request.tenant, self.home[sequence.request.id].queue
+            assert sequence.times is not None
+            activity, most = sequence.times.activity, self.terms[tenant].running
+            if activity is Activity.CONVERSATION or tenant in queue._places._changed:
+                continue  # it is about to look
+            resumes = sequence.status is SequenceStatus.PREEMPTED
+            held = tenant in queue._order.held
+            assert held or activity is not Activity.QUOTA
+            assert not held or activity is Activity.QUOTA or resumes
+            if not held:
+                full = most is not None and running[tenant] >= most
+                assert full == (activity is Activity.TENANT)
+
+    @invariant()
+    def times_are_what_they_did(self) -> None:
+        """For as long as a request said that it does something, it did."""
+        for name, did in self.did.items():
+            times = self.accepted[name].times
+            assert times is not None
+            seconds = times.seconds(self.clock.now)
+            assert {each: passed for each, passed in seconds.items() if passed} == pytest.approx(
+                did
+            )
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -418,7 +445,7 @@ class OrderMachine(RuleBasedStateMachine):
             if paces == {Pace.IDLE}:
                 break
             if Pace.BUSY not in paces:
-                self.clock.advance(10)
+                self.advance(10)
         assert paces == {Pace.IDLE}, "somebody waits for ever"
         for name in self.accepted.keys() - self.taken_out:
             self.check_end(name)
@@ -434,6 +461,7 @@ class OrderMachine(RuleBasedStateMachine):
         assert queue.offers() == []
         for left in (order.held, queue._claimed, queue._waiting, places._running, places._waiting):
             assert not left
+        assert not queue._next
         for gone in (order._tenants, order._waiting, order._running, order._accounts._ready):
             assert not gone
         assert model.runner.live_states == 0

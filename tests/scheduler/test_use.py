@@ -162,24 +162,3 @@ def test_changed_terms_hold_at_once() -> None:
     models.terms["a"] = Terms()
     models.use.terms_changed()
     assert models.offered(1) == ["a3"]
-
-
-@pytest.mark.parametrize("waiting", [100, 1000])
-def test_a_start_takes_no_longer_the_more_wait(
-    waiting: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That a tenant reaches its bound is noted of few, and of the others when somebody asks."""
-    models = Models(limit=5000, a=Terms(running=1))
-    first, *_ = models.put(0, *(f"a{number}" for number in range(waiting)))
-    noted, real = [], Sequence.note
-
-    def note(sequence: Sequence, activity: Activity, now: float) -> None:
-        noted.append(sequence)
-        real(sequence, activity, now)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Sequence, "note", note)
-        assert models.claim(0, first)
-    assert 0 < len(noted) < 50
-    rows = models.queues[0].requests(waiting)[1:]
-    assert {row.activity for row in rows} == {Activity.TENANT}
