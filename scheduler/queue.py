@@ -89,7 +89,7 @@ class ConversationQueue:
             found = (
                 self._order.window(passed) if tenant is None else self._order.offers(tenant, passed)
             )
-            found = found or self._yielded_of_held(passed)
+            found = found or self._order.yielded_of_held(passed)
             return [(each, self._waiting[each.entry.id]) for each in found]
 
     def claimants(self) -> list[Share]:
@@ -231,17 +231,6 @@ class ConversationQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _yielded_of_held(self, passed: Container[str]) -> list[Candidate]:
-        """List what yielded of tenants that are held: what ran goes on, where there is a slot."""
-        return [
-            Candidate(_entry(sequence))
-            for tenant in self._order.held
-            if self._order.has_place(tenant)
-            for name in self._order.heads(tenant)
-            if name not in passed
-            and (sequence := self._waiting[name]).status is SequenceStatus.PREEMPTED
-        ]
-
     def _spent(self, sequence: Sequence) -> bool:
         """Whether a sequence must not start, as its tenant has spent its tokens with any model."""
         tenant = sequence.request.tenant
@@ -253,8 +242,9 @@ class ConversationQueue:
         return True
 
     def _hold(self, tenant: str) -> None:
-        self._order.hold(tenant)
-        self._note_tenant(tenant)
+        if tenant not in self._order.held:
+            self._order.hold(tenant)
+            self._note_tenant(tenant)
 
     def _spend(self, tenant: str, tokens: float) -> None:
         """Take tokens from a tenant's minute; when they are spent, it is held until it has more."""

@@ -93,17 +93,6 @@ class FairOrder:
         """A tenant's share."""
         return self._agreed(tenant).weight
 
-    def heads(self, tenant: str, most: int | None = None) -> list[str]:
-        """The ids of the first of each conversation of a tenant that does not wait for others.
-
-        Args:
-            tenant: its name.
-            most: how many, the oldest; None for all.
-        """
-        if tenant not in self._tenants:
-            return []
-        return [entry.id for _, entry in self._tenants[tenant].heads[:most]]
-
     def head(self, tenant: str, conversation: str) -> str | None:
         """The id of the first of a conversation, if it does not wait for others of it."""
         found = self._tenants.get(tenant)
@@ -185,6 +174,16 @@ class FairOrder:
         most = self._policy.looks
         return self._tenants[tenant].offers(Priority.INTERACTIVE, most, passed)
 
+    def yielded_of_held(self, passed: Container[str]) -> list[Candidate]:
+        """List what yielded of tenants that are held: what ran goes on, where there is a slot."""
+        return [
+            Candidate(entry)
+            for key in self.held
+            if key in self._tenants and self.has_place(key)
+            for entry in self._tenants[key].yielded_heads()
+            if entry.id not in passed
+        ]
+
     def start(self, request_id: str, tokens: float) -> Entry:
         """Take a request out of those that wait. One of a tenant that is held may have run before.
 
@@ -207,6 +206,7 @@ class FairOrder:
             raise ValueError(f"tenant {entry.tenant} may start no more requests")
         tenant.count_start(number)
         del self._waiting[request_id], conversation.waiting[0]
+        tenant.yielded.pop(request_id, None)
         self._running[request_id] = number, entry
         conversation.running += 1
         self.charge(request_id, tokens)
@@ -233,6 +233,7 @@ class FairOrder:
         """
         number, entry = self._running[request_id]
         self._stop(entry)
+        self._tenants[entry.tenant].yielded[request_id] = number, entry
         self._wait(number, entry)
 
     def end(self, request_id: str) -> None:
@@ -251,6 +252,7 @@ class FairOrder:
             return False
         number, entry = self._waiting.pop(request_id)
         tenant = self._tenants[entry.tenant]
+        tenant.yielded.pop(request_id, None)
         waiting = tenant.conversations[entry.conversation].waiting
         del waiting[bisect_left(waiting, number, key=number_of)]
         self._places.leave(entry.tenant)

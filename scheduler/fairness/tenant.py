@@ -38,6 +38,7 @@ class Tenant:
         self.conversations: dict[str, Conversation] = {}
         self.accounts = Accounts(policy.conversation_quantum, len(Priority))
         self.heads: list[Numbered] = []  # of all conversations, oldest first
+        self.yielded: dict[str, Numbered] = {}  # what ran and waits again, by its id
         self._passed_over = 0  # requests started since the oldest was
 
     @property
@@ -65,6 +66,14 @@ class Tenant:
             self.accounts.update(key, (head[1].priority,), since=head[0])
         if not conversation.waiting and not conversation.running:
             del self.conversations[key]
+
+    def yielded_heads(self) -> list[Entry]:
+        """List what ran before and is next in its conversation, oldest first."""
+        return [
+            each[1]
+            for each in sorted(self.yielded.values(), key=number_of)
+            if self.conversations[each[1].conversation].head == each
+        ]
 
     def kinds(self) -> list[Priority]:
         """The priorities of what has credit. A request that is due counts as interactive."""

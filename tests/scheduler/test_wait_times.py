@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import msgspec
 import pytest
 
 from umbel.scheduler.fairness.terms import Terms
@@ -128,6 +129,27 @@ def test_a_tenant_that_waits_for_nothing_is_forgotten() -> None:
     assert times_of(second).activity is TENANT
 
 
+@pytest.mark.parametrize("running", [1, 30])
+def test_tokens_that_are_spent_cost_no_more_the_more_wait(running: int) -> None:
+    """Neither to charge what runs, nor to look for what may go on."""
+    charged, looked = [], []
+    for waiting in (10, 1000):
+        waits = Waits(Terms(tokens_per_minute=60))
+        sequences = waits.put_many(waiting + running + 1)
+        runs = sequences[: running + 1]
+        for each in runs:
+            assert waits.queue.claim(each)
+        waits.queue.charge([(runs[0], 600)])
+        runs[0].preempt(replay=False)
+        waits.queue.put_back(runs[0])
+        costs = [(each, 1.0) for each in runs[1:]]
+        charged.append(lines_run(partial(waits.queue.charge, costs)))
+        looked.append(lines_run(waits.queue.offers))
+        assert [each for _, each in waits.queue.offers()] == [runs[0]]
+    assert charged[1] <= 1.1 * charged[0] + 20
+    assert looked[1] <= 1.1 * looked[0] + 20
+
+
 def test_a_bound_that_is_reached_costs_no_more_the_more_wait() -> None:
     """Nor does one that is left."""
     started, ended = [], []
@@ -138,3 +160,23 @@ def test_a_bound_that_is_reached_costs_no_more_the_more_wait() -> None:
         ended.append(lines_run(partial(waits.queue.release, first)))
     assert started[1] <= 1.1 * started[0] + 20
     assert ended[1] <= 1.1 * ended[0] + 20
+
+
+def test_what_yielded_and_waits_for_its_conversation_is_not_offered() -> None:
+    """Of a tenant that has spent its tokens: the first of what ran goes on, the oldest first."""
+    waits = Waits(Terms(tokens_per_minute=60))
+    runs = []
+    for name, unit in (("1", "x"), ("2", "y"), ("3", "y")):
+        request = make_request(name, tenant="a", conversation=unit)
+        runs.append(Sequence(msgspec.structs.replace(request, parallel=2)))
+        waits.queue.put(runs[-1])
+    for each in runs:
+        assert waits.queue.claim(each)
+    waits.queue.charge([(runs[0], 600)])
+    for each in reversed(runs):
+        each.preempt(replay=False)
+        waits.queue.put_back(each)
+    assert [each for _, each in waits.queue.offers()] == runs[:2]
+    assert [each for _, each in waits.queue.offers({"1"})] == runs[1:2]
+    waits.queue.remove("2")
+    assert [each for _, each in waits.queue.offers()] == [runs[0], runs[2]]
