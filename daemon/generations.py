@@ -1,6 +1,7 @@
 """All answers of one request: its prompts, and several answers of each."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -9,7 +10,7 @@ from .answer_reader import Delta
 from .generation import Generation, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
 
 class ChoiceDeltas(NamedTuple):
@@ -32,6 +33,7 @@ class Generations:
     Args:
         answers: at least one.
         n: answers of each prompt; those of the first prompt come first.
+        before_queue: called as they are submitted.
 
     Attributes:
         answers: by the number of their choice.
@@ -39,12 +41,18 @@ class Generations:
         at_end: what is done once, in turn, when all have ended, before anybody hears of it.
     """
 
-    def __init__(self, answers: list[Generation], n: int = 1) -> None:
+    def __init__(
+        self,
+        answers: list[Generation],
+        n: int = 1,
+        before_queue: Callable[[], object] = lambda: None,
+    ) -> None:
         self.answers = answers
         self.at_start: list[Callable[[], object]] = []
         self.at_end: list[Callable[[], Awaitable[None]]] = []
         self._ending: asyncio.Future[None] | None = None
         self._n = n
+        self._before_queue = before_queue
         self._stack = AsyncExitStack()
         self._tasks: dict[asyncio.Task[list[Delta] | None], int] = {}
         self._left = len(answers)
@@ -55,6 +63,7 @@ class Generations:
         Raises:
             RetryLaterError: one cannot be taken now; then none is.
         """
+        self._before_queue()  # nothing else is queued between this and what follows
         async with AsyncExitStack() as stack:
             for generation in self.answers:
                 await stack.enter_async_context(generation)

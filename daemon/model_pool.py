@@ -16,10 +16,11 @@ import structlog
 
 from ..models.errors import ModelError
 from ..models.load.watch import Progress
-from ..scheduler.bounds import RETRY_AFTER, check_waiting
+from ..scheduler.bounds import RETRY_AFTER, check_tokens, check_waiting
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.fairness.use import TenantUse
 from .assembly import Phase
+from .deadlines import Wait
 from .errors import StartError
 from .metrics import ByModel
 from .model_names import find, names, visible
@@ -75,7 +76,7 @@ class ModelPool:
         slots: the models, the default one first.
         aliases: further names; each stands for a model's, or for the default one.
         most_waiting: requests that may wait, for models and in their queues. It may change.
-        timeout: seconds that one waits. It may change.
+        timeout: seconds that a request may take. It may change.
         workers: read prompts and large bodies, of all models.
         started: whether requests are taken.
         start_up: told what is done next, until then.
@@ -157,16 +158,21 @@ class ModelPool:
         """Find the model of that name; see `model_names.find` and `visible`."""
         return find(*visible(self.slots, self.aliases, allowed), name)
 
-    async def use(self, slot: ModelSlot, tenant: str, held: ExitStack) -> Service:
+    async def use(self, slot: ModelSlot, tenant: str, held: ExitStack, wait: Wait) -> Service:
         """Wait until a model is loaded, and keep it so until `held` is closed.
+
+        Who has waited keeps its place until it is queued, or `held` is closed: those who came
+        meanwhile do not fill it.
 
         Args:
             slot: the model.
             tenant: whose request uses it.
             held: as above.
+            wait: how long it may take; has its place.
 
         Raises:
             QueueFullError: as many requests wait as may wait, of all or of the tenant.
+            QuotaSpentError: the model is not loaded, and the tenant has no tokens left.
             DeadlineExceededError: it was not loaded in time.
             UnavailableError: it cannot be loaded, or the daemon stops.
         """
@@ -175,25 +181,27 @@ class ModelPool:
         if slot.serves:
             slot.enter()
         else:
-            await self._wait(slot, tenant)
+            held.callback(wait.give_place_back)
+            await self._wait(slot, tenant, wait)
         held.callback(slot.leave)
         if slot.resident is None:
             raise RuntimeError(f"{slot.name} was loaded and is not")
         return slot.resident.service
 
-    async def _wait(self, slot: ModelSlot, tenant: str) -> None:
+    async def _wait(self, slot: ModelSlot, tenant: str, wait: Wait) -> None:
         """Wait until this request may use a model."""
-        check_waiting(self._tenant_use, tenant, self.most_waiting, time.monotonic())
+        now = time.monotonic()
+        check_waiting(self._tenant_use, tenant, self.most_waiting, now)
+        check_tokens(self._tenant_use, tenant, now)
         self._places.wait(tenant)
+        wait.take_place(partial(self._places.leave, tenant))
         try:
-            await slot.wait(partial(self._start_loading, slot), self.timeout)
+            await slot.wait(partial(self._start_loading, slot), wait.left(self.timeout))
         except TimeoutError as error:
             raise DeadlineExceededError(f"{slot.name} was not loaded in time") from error
         except (ModelError, StartError) as error:
             message = f"{slot.name} cannot be loaded: {error}"
             raise UnavailableError(message, retry_after=RETRY_AFTER) from error
-        finally:
-            self._places.leave(tenant)
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
         """Have a model loaded, after what is loaded already; once, however many ask for it."""

@@ -1,7 +1,6 @@
 """What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
 
 import asyncio
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from .assembly import Assembly
 from .bodies import TOKEN_BYTES, Share
 from .cache_admin import CacheAdmin
 from .conversations import PARALLEL, check_name, conversation_of_choice, place_of
+from .deadlines import Wait
 from .generation import Generation
 from .generations import Generations
 from .metrics import Metrics
@@ -52,10 +52,10 @@ class Caller(NamedTuple):
         session: of an agent, in which it may have several conversations.
         arrived_at: when, on the engine's clock, in seconds.
         share: what its body, and then its prompt, hold of the budget of bodies.
+        wait: how long it may take, and its place among those who wait.
         priority: before whom of equal credit it goes.
         unit: see `Place`.
         operator: whether the one who runs the daemon has sent it.
-        timeout: seconds that it may take; None for what the daemon allows.
         arrival: its place among those that came and are not queued yet; None where there is none.
     """
 
@@ -65,10 +65,10 @@ class Caller(NamedTuple):
     session: str | None
     arrived_at: float
     share: Share
+    wait: Wait
     priority: Priority = Priority.INTERACTIVE
     unit: str | None = None
     operator: bool = False
-    timeout: float | None = None
     arrival: Arrival | None = None
 
 
@@ -143,7 +143,7 @@ class Service:
         if caller.arrival is None:
             return
         try:
-            async with asyncio.timeout(caller.timeout or self._request_timeout):
+            async with asyncio.timeout(caller.wait.left(self._request_timeout)):
                 await caller.arrival.turn()
         except TimeoutError as error:
             message = "requests that came before it in its conversation were not read in time"
@@ -152,7 +152,9 @@ class Service:
     async def _prepare(self, body: GenerationBody, caller: Caller) -> Prepared:
         author = Author(caller.tenant, caller.request_id)
         return await self.workers.run(
-            lambda check: self._prompts.prepare(body, author, check), caller.share.nbytes
+            lambda check: self._prompts.prepare(body, author, check),
+            caller.share.nbytes,
+            caller.wait,
         )
 
     async def count_tokens(self, body: GenerationBody, caller: Caller) -> int:
@@ -180,7 +182,7 @@ class Service:
             prompt = body.prompt_to_read(check)
             return self._prompts.tokens(prompt, special_tokens=body.special_tokens)
 
-        return await self.workers.run(tokens, caller.share.nbytes)
+        return await self.workers.run(tokens, caller.share.nbytes, caller.wait)
 
     async def detokenize(self, body: DetokenizeRequest, caller: Caller) -> str:
         """Say what tokens write.
@@ -189,7 +191,9 @@ class Service:
             APIError: there is no such token, or there are too many.
         """
         return await self.workers.run(
-            lambda check: self._prompts.text(body.tokens_to_read(), check), caller.share.nbytes
+            lambda check: self._prompts.text(body.tokens_to_read(), check),
+            caller.share.nbytes,
+            caller.wait,
         )
 
     async def pin(self, body: PinRequest, caller: Caller) -> PinDescription:
@@ -207,7 +211,7 @@ class Service:
             return await self.cache.pin_conversation(caller.tenant, body.conversation)
         text = body.system or ""
         rendered, end = await self.workers.run(
-            lambda check: self._prompts.system_prompt(text, check), caller.share.nbytes
+            lambda check: self._prompts.system_prompt(text, check), caller.share.nbytes, caller.wait
         )
         if body.shared and end is None:
             raise PinError("the model's chat template does not say where a system prompt ends")
@@ -228,7 +232,7 @@ class Service:
             self._generation(wanted, prompt, caller, choice, number)
             for choice, (prompt, number) in enumerate(answers)
         ]
-        generations = Generations(made, wanted.n)
+        generations = Generations(made, wanted.n, caller.wait.give_place_back)
         for (prompt, _), generation in zip(answers, made, strict=True):
             generations.at_end.append(partial(self._remember, prompt, generation))
         return generations
@@ -264,7 +268,7 @@ class Service:
             prompt=rendered.prompt,
             max_tokens=self._admission.answer_length(len(rendered.prompt), wanted.max_tokens),
             sampling=msgspec.structs.replace(wanted.sampling, seed=seed),
-            deadline=caller.arrived_at + min(caller.timeout or math.inf, self._request_timeout),
+            deadline=caller.wait.deadline(self._request_timeout),
             boundaries=list(rendered.boundaries),
             grammar=rendered.grammar,
             unit=caller.unit,

@@ -9,6 +9,7 @@ import structlog
 from ..cachestore.tries import SHARED
 from ..scheduler.errors import RequestError
 from .bodies import BodyBudget, Share
+from .deadlines import Wait
 from .errors import StartError
 from .pin_requests import PinRequest
 from .quoting import quote
@@ -73,4 +74,5 @@ def _nobody(number: int) -> Caller:
     """The daemon itself, which asks for no more than its configuration says."""
     share = Share(BodyBudget(1 << 40))
     request = f"shared-{number}"
-    return Caller(request, SHARED, None, None, time.monotonic(), share, operator=True)
+    now = time.monotonic()
+    return Caller(request, SHARED, None, None, now, share, Wait(now), operator=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from ..scheduler.bounds import queue_full
 from ..scheduler.errors import DeadlineExceededError
 from .bodies import SMALL_BODY
+from .deadlines import Wait
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Workers:
 
     Args:
         most_waiting: how many requests may wait. It may change.
-        timeout: seconds for the wait and the work together. It may change.
+        timeout: seconds that a request may take, its work here included. It may change.
         queued: says how many requests wait elsewhere; they count too.
     """
 
@@ -41,25 +42,28 @@ class Workers:
         self._small = ThreadPoolExecutor(_THREADS, "umbel-text")
         self._large = ThreadPoolExecutor(_THREADS_FOR_LARGE, "umbel-large-text")
 
-    async def run(self, work: Callable[[Check], T], size: int) -> T:
+    async def run(self, work: Callable[[Check], T], size: int, wait: Wait | None = None) -> T:
         """Run work on a thread. Cancelled or late, it is ended at its next stage.
 
         Args:
             work: what to do; it calls what it is given between two stages.
             size: bytes of the body that it works on.
+            wait: how long the request may take; None for `timeout` from now on.
 
         Raises:
             QueueFullError: as many wait as may wait.
             DeadlineExceededError: it did not end in time.
         """
-        if self._queued() + len(self._waiting) >= self.most_waiting:
+        counted = wait is not None and wait.has_place
+        if not counted and self._queued() + len(self._waiting) >= self.most_waiting:
             raise queue_full(self.most_waiting)
         job = _Job(work)
         del work  # or this frame, which an exception holds, would keep what the job lets go
         self._waiting.add(job)
         lane = self._small if size <= SMALL_BODY else self._large
+        left = self.timeout if wait is None else wait.left(self.timeout)
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(left):
                 return cast("T", await asyncio.wrap_future(lane.submit(self._start, job)))
         except TimeoutError as error:
             raise DeadlineExceededError("the prompt was not tokenised in time") from error

@@ -69,9 +69,9 @@ class CacheHandlers:
     async def cache_pin(self, request: web.Request) -> web.Response:
         """`POST /cache/pins`: keep a system prompt, or a conversation."""
         caller, models = self._entry.caller(request), self._entry.pool()
-        body = await self._entry.body(request, PinRequest)
+        body = await self._entry.body(request, PinRequest, caller.wait)
         slot = self._entry.find(request.query.get("model"), caller.tenant)
-        service = await models.use(slot, caller.tenant, request[HELD])
+        service = await models.use(slot, caller.tenant, request[HELD], caller.wait)
         pin = await service.pin(body, caller)
         return json_response(pin._asdict() | {"shared": body.shared})
 

@@ -1,6 +1,7 @@
 """What every handler stands on: who asks, what was sent, and how answers go back."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
 from ..conversations import lines_of, named_conversation, session
 from ..cors import CrossOrigin
-from ..deadlines import timeout_of
+from ..deadlines import Wait, timeout_of
 from ..decoding import Body, ModelBody, decode
 from ..generations import Generations
 from ..key_ring import KeyRing
@@ -104,8 +105,8 @@ class Entry:
             session(request.headers),
             request[ARRIVED_AT],
             request[SHARE],
+            Wait(request[ARRIVED_AT], timeout_of(request.headers)),
             priority_of(request.headers, self.tenant(tenant).priority, flex=False),
-            timeout=timeout_of(request.headers),
             operator=is_operator(request, tenant, self.settings.tenants),
         )
 
@@ -175,9 +176,10 @@ class Entry:
             RequestError: the model cannot be had, or other bodies take the room.
         """
         caller, models = self.caller(request), self.pool()
-        body = await self.body(request, kind, lambda: self._arrive(request, caller.tenant))
+        arrived = partial(self._arrive, request, caller.tenant)
+        body = await self.body(request, kind, caller.wait, arrived)
         slot = self.find(body.model, caller.tenant)
-        using = models.use(slot, caller.tenant, request[HELD])
+        using = models.use(slot, caller.tenant, request[HELD], caller.wait)
         if isinstance(body, GenerationBody):
             highest = self.tenant(caller.tenant).priority
             priority = priority_of(request.headers, highest, flex=body.flex)
@@ -199,6 +201,7 @@ class Entry:
         self,
         request: web.Request,
         kind: type[Body],
+        wait: Wait,
         arrived: Callable[[], object] = lambda: None,
     ) -> Body:
         """Read and decode a body; a large one off the event loop.
@@ -206,6 +209,7 @@ class Entry:
         Args:
             request: whose body it is.
             kind: what it shall be.
+            wait: how long the request may take.
             arrived: called when it has been read, before it is decoded.
 
         Raises:
@@ -225,7 +229,8 @@ class Entry:
             return decode(raw, kind)
         models = self.pool()
         most = MAX_VALUES + models.longest_context
-        return await models.workers.run(lambda _: _decode_large(raw, kind, most), len(raw))
+        size = len(raw)
+        return await models.workers.run(lambda _: _decode_large(raw, kind, most), size, wait)
 
     async def answer(
         self,

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import random
+import time
 
 import pytest
 
 from umbel.daemon.arrivals import Arrival, Arrivals, Line
 from umbel.daemon.bodies import BodyBudget
 from umbel.daemon.conversations import lines_of
+from umbel.daemon.deadlines import Wait
 from umbel.daemon.decoding import decode
 from umbel.daemon.generations import Generations
 from umbel.daemon.prompts import Prepared
@@ -148,7 +150,8 @@ class Slow(Service):
         """Have a request generate, as handlers do."""
         body = decode(b'{"prompt": "x"}', CompletionRequest)
         with BodyBudget(1 << 20).share() as share:
-            caller = Caller(name, "a", "talk", None, 0.0, share, timeout=within, arrival=arrival)
+            wait = Wait(time.monotonic(), within)
+            caller = Caller(name, "a", "talk", None, 0.0, share, wait, arrival=arrival)
             async with await self.generate(body, caller):
                 pass
 

@@ -1,6 +1,7 @@
 """Who is loaded, who waits, and who must go: the pool over a loader that only notes."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.daemon.config import ModelSettings
+from umbel.daemon.deadlines import Wait
 from umbel.daemon.display import Display
 from umbel.daemon.failures import APIError
 from umbel.daemon.model_pool import ModelPool
@@ -20,7 +22,12 @@ from umbel.daemon.start_up import StartUp
 from umbel.daemon.workers import Workers
 from umbel.models.errors import ModelNotFoundError
 from umbel.models.load.watch import Progress
-from umbel.scheduler.errors import DeadlineExceededError, QueueFullError, UnavailableError
+from umbel.scheduler.errors import (
+    DeadlineExceededError,
+    QueueFullError,
+    QuotaSpentError,
+    UnavailableError,
+)
 from umbel.scheduler.fairness.terms import Terms
 from umbel.scheduler.fairness.use import TenantUse
 
@@ -115,11 +122,16 @@ class World:
         )
 
     async def use(
-        self, name: str, until: asyncio.Event | None = None, tenant: str = "default"
+        self,
+        name: str,
+        until: asyncio.Event | None = None,
+        tenant: str = "default",
+        wait: Wait | None = None,
     ) -> str:
         """Use a model for as long as nothing happens; returns who served."""
+        wait = wait or Wait(time.monotonic())
         with ExitStack() as held:
-            service = await self.pool.use(self.slots[name], tenant, held)
+            service = await self.pool.use(self.slots[name], tenant, held, wait)
             assert name in self.loader.loaded
             await (asyncio.sleep(0) if until is None else until.wait())
             assert name in self.loader.loaded, "it went under its user"
@@ -227,6 +239,53 @@ async def test_a_tenants_bound_holds_for_what_waits_for_models_too() -> None:
     world.loader.may_load.set()
     assert await asyncio.gather(*asked) == ["a", "b", "a"]
     assert world.tenant_use.waiting == 1
+
+
+async def test_a_request_waits_for_a_model_as_long_as_it_asks() -> None:
+    """From its arrival on, and no longer than the daemon allows; then its place is free."""
+    world = World("a")
+    world.loader.may_load.clear()
+    now = time.monotonic()
+    for wait in (Wait(now, 0.05), Wait(now - 2 * PATIENCE), Wait(now - 10, 5)):
+        with pytest.raises(DeadlineExceededError, match="a was not loaded in time"):
+            await world.use("a", wait=wait)
+        assert world.tenant_use.waiting == 0
+    world.loader.may_load.set()
+    assert await world.use("a", wait=Wait(now, PATIENCE)) == "a"
+
+
+async def test_one_keeps_its_place_until_it_is_queued() -> None:
+    """Those who came while a model was loaded do not fill it; who gave it back has none."""
+    world, over = World("a"), asyncio.Event()
+    world.terms["t"] = Terms(waiting=1)
+    world.loader.may_load.clear()
+    wait = Wait(time.monotonic())
+    asked = asyncio.create_task(world.use("a", over, tenant="t", wait=wait))
+    await settle()
+    world.loader.may_load.set()
+    await settle()
+    assert world.slots["a"].users == 1
+    assert world.tenant_use.waiting_of("t") == 1
+    wait.give_place_back()
+    wait.give_place_back()
+    assert world.tenant_use.waiting_of("t") == 0
+    over.set()
+    assert await asked == "a"
+    assert world.tenant_use.waiting == 0
+
+
+async def test_nothing_is_loaded_for_whose_tokens_are_spent() -> None:
+    """Nor unloaded for it; what is loaded says so itself."""
+    world = World("a", "b", "c")
+    world.terms["t"] = Terms(tokens_per_minute=60)
+    await world.use("a")
+    await world.use("b")
+    world.tenant_use.quotas.charge("t", 120, time.monotonic())
+    with pytest.raises(QuotaSpentError, match="tenant t has spent"):
+        await world.use("c", tenant="t")
+    assert world.loader.order == ["+a", "+b"]
+    assert world.tenant_use.waiting == 0
+    assert await world.use("a", tenant="t") == "a"
 
 
 async def test_one_who_leaves_as_it_is_admitted_is_counted_no_more() -> None:

@@ -88,6 +88,9 @@ def test_each_answers_under_its_names(folder: Path, models: list[Path]) -> None:
         listed = daemon.request("GET", "/v1/models").json()["data"]
         assert [model["id"] for model in listed] == ["one", "two", "deux", "three", "trois"]
         assert ["context_length" in model for model in listed] == [True, *[False] * 4]
+        body, soon = msgspec.json.encode(ask("two")), {"X-Umbel-Timeout": "0.001"}
+        late = daemon.request("POST", CHAT, body, soon)
+        assert (late.status, "two was not loaded in time" in late.body.decode()) == (504, True)
         answers = {name: said(daemon, name) for name in ("one", "two", "deux", "three", "trois")}
         assert {name: model for name, (model, _) in answers.items()} == {
             "one": "one",

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
 
@@ -10,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from umbel.daemon.bodies import SMALL_BODY
+from umbel.daemon.deadlines import Wait
 from umbel.daemon.workers import AbandonedError, Check, Workers
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError
 
@@ -124,6 +126,27 @@ async def test_the_time_is_bounded() -> None:
     await asyncio.to_thread(workers._large.shutdown)
     assert late.ended == "abandoned"
     workers.close()
+
+
+async def test_a_request_waits_as_long_as_it_asks(workers: Workers) -> None:
+    """From its arrival on, and no longer than the daemon allows."""
+    now = time.monotonic()
+    for wait in (Wait(now, 0.05), Wait(now - 2 * PATIENCE), Wait(now - 10, 5)):
+        late = Stages()
+        with pytest.raises(DeadlineExceededError, match="not tokenised in time"):
+            await workers.run(late, SMALL, wait)
+        late.go_on.set()
+    assert await workers.run(lambda _: "done", SMALL, Wait(now, PATIENCE)) == "done"
+
+
+async def test_one_that_has_a_place_is_not_refused(workers: Workers) -> None:
+    """It waited for a model, and is counted where it did."""
+    workers.most_waiting = 0
+    wait = Wait(time.monotonic())
+    with pytest.raises(QueueFullError):
+        await workers.run(lambda _: None, SMALL, wait)
+    wait.take_place(lambda: None)
+    assert await workers.run(lambda _: "done", SMALL, wait) == "done"
 
 
 async def test_the_number_that_waits_is_bounded(workers: Workers) -> None:
