@@ -45,11 +45,12 @@ class TenantUse:
         most = self.agreed(tenant).running
         return most is None or sum(part.running_of(tenant) for part in self._parts) < most
 
-    def join(self, wake: Callable[[], object] = lambda: None) -> "Places":
+    def join(self, wake: Callable[[], object] | None = None) -> "Places":
         """Count what a queue has, from now on.
 
         Args:
-            wake: called when a tenant for which requests wait there has a place again.
+            wake: called when a tenant for which requests wait there has a place again; None where
+                what waits needs no place to run.
         """
         with self._lock:
             part = Places(self, self._lock, wake)
@@ -77,7 +78,7 @@ class TenantUse:
             told = [each for each in self._parts if each is not besides and each.look_at(tenant)]
         if told and self.has_place(tenant):
             for each in told:
-                each.wake()
+                each.wake_owner()
 
     def terms_changed(self) -> None:
         """Have all queues look at all tenants anew."""
@@ -86,22 +87,21 @@ class TenantUse:
             for each in parts:
                 each.look_at_all()
         for each in parts:
-            each.wake()
+            each.wake_owner()
 
 
 class Places:
     """Which of them are one queue's: what waits and runs there, by tenant.
 
     Attributes:
-        wake: has the queue's owner look at it.
         waiting: how many requests wait.
         changes: grows whenever there is another tenant to look at.
     """
 
     def __init__(
-        self, use: TenantUse, lock: threading.Lock, wake: Callable[[], object] = lambda: None
+        self, use: TenantUse, lock: threading.Lock, wake: Callable[[], object] | None
     ) -> None:
-        self.wake = wake
+        self._wake = wake
         self.waiting = self.changes = 0
         self._use = use
         self._lock = lock
@@ -154,7 +154,7 @@ class Places:
 
     def look_at(self, tenant: str) -> bool:
         """Have a tenant looked at if requests of it wait here, and say so. For who has the lock."""
-        if not self._waiting[tenant]:
+        if self._wake is None or not self._waiting[tenant]:
             return False
         self._changed.add(tenant)
         self.changes += 1
@@ -162,8 +162,14 @@ class Places:
 
     def look_at_all(self) -> None:
         """Have all tenants looked at. For who has the lock."""
-        self._changed.update(self._waiting)
-        self.changes += 1
+        if self._wake is not None:
+            self._changed.update(self._waiting)
+            self.changes += 1
+
+    def wake_owner(self) -> None:
+        """Have whoever starts what waits here look at it."""
+        if self._wake is not None:
+            self._wake()
 
     def take_changed(self) -> set[str]:
         """The tenants that are to be looked at since the last call."""

@@ -162,3 +162,15 @@ def test_changed_terms_hold_at_once() -> None:
     models.terms["a"] = Terms()
     models.use.terms_changed()
     assert models.offered(1) == ["a3"]
+
+
+def test_what_waits_for_no_place_notes_no_tenants() -> None:
+    """Nobody would take them: what waits for a model is looked at by no order."""
+    use = TenantUse(lambda _: Terms(running=1))
+    part, queue = use.join(), use.join(lambda: None)
+    for each in (part, queue):
+        each.wait("a")
+    use.terms_changed()
+    assert (part.take_changed(), queue.take_changed()) == (set(), {"a"})
+    use.tell("a")
+    assert (part.take_changed(), queue.take_changed()) == (set(), {"a"})
