@@ -48,10 +48,10 @@ async def stats(cache: ModelCache, console: Console) -> None:
     console.print(
         f"{shape['checkpoint_bytes'] / _MIB:.1f} MiB in {shape['checkpoints']} checkpoints"
     )
-    console.print(
-        f"{shape['leases']} open leases, {shape['evictions']} evictions, "
-        f"{shape['page_outs']} left to the disk for room"
-    )
+    line = f"{shape['leases']} open leases"
+    if "evictions" in shape:  # of all tenants, so that only the operator is told
+        line += f", {shape['evictions']} evictions, {shape['page_outs']} left to the disk for room"
+    console.print(line)
     if cache.model is None:
         await _print_status(cache, console)
     for pinned in (await _get(cache, "/cache/pins"))["pins"]:

@@ -1,5 +1,7 @@
 """The cache, for `umbel cache`."""
 
+from dataclasses import asdict
+
 from aiohttp import web
 
 from ...cachestore.tries import SHARED
@@ -37,7 +39,11 @@ class CacheHandlers:
     async def cache_stats(self, request: web.Request) -> web.Response:
         """`GET /cache`: the shape of what the caller has, or of all for the operator."""
         tenant = self._whose(request)
-        return json_response(await self._entry.loaded(request).cache.statistics(tenant))
+        shape = asdict(await self._entry.loaded(request).cache.statistics(tenant))
+        if tenant is not None:
+            for counted_for_all in ("evictions", "page_outs"):
+                del shape[counted_for_all]
+        return json_response(shape)
 
     async def cache_nodes(self, request: web.Request) -> web.Response:
         """`GET /cache/nodes`: the caller's nodes, or all for the operator, parents first."""

@@ -54,13 +54,16 @@ def test_a_tenant_sees_its_own_nodes_and_the_operator_all(tiny_daemon: RunningDa
     assert [node for node in own if not node["shared"]] == []
     shape = over_tcp(tiny_daemon, "GET", "/cache").json()
     assert (shape["tokens"], shape["nodes"], shape["span_bytes"]) == (0, 0, 0)
+    assert not {"evictions", "page_outs"} & set(shape), "they are counted for all together"
     over_tcp(tiny_daemon, "POST", "/v1/chat/completions", chat("Hello there"))
     own = over_tcp(tiny_daemon, "GET", "/cache/nodes").json()["nodes"]
     assert {node["tenant"] for node in own if not node["shared"]} == {"default"}
     assert not any("old mill" in node["text"] for node in own)
     every = tiny_daemon.request("GET", "/cache/nodes").json()["nodes"]
     assert len({node["tenant"] for node in every}) >= 2
-    assert tiny_daemon.request("GET", "/cache").json()["tokens"] > 200
+    all_of_it = tiny_daemon.request("GET", "/cache").json()
+    assert all_of_it["tokens"] > 200
+    assert {"evictions", "page_outs"} <= set(all_of_it)
 
 
 def test_a_prompt_is_cached_for_whoever_sent_it(tiny_daemon: RunningDaemon) -> None:
