@@ -18,6 +18,7 @@ from .tries import SHARED, Namespace
 
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many
+_PARTS = 8  # of that, one part in this many is for a tenant's own
 _NAMED = 8  # pins that a refusal names
 _NO_TOKEN = np.array([-1], np.int32)
 
@@ -72,13 +73,25 @@ class Pins:
         """A tenant's conversations of late with their newest tokens, the newest one last."""
         return [(name, tokens) for (whose, name), tokens in self._last.items() if whose == tenant]
 
-    def pin(self, tenant: str, name: str, tokens: Tokens) -> PinDescription:
+    def pin(
+        self, tenant: str, name: str, tokens: Tokens, *, operator: bool = False
+    ) -> PinDescription:
         """Keep the state of a path, as far as it is in memory; replaces a pin of that name.
+
+        A tenant's first pin sets its whole part aside. So whether a further one is refused depends
+        on its own pins alone, and no size that it tries tells what others pin.
+
+        Args:
+            tenant: whose pin it is.
+            name: of the pin.
+            tokens: the path's.
+            operator: whether it may take what is not set aside for others, and hear of it, as
+                what is shared may.
 
         Raises:
             PinError: nothing of it is in memory, or pins would take too much.
         """
-        lease = self._lease(tenant, name, tokens)
+        lease = self._lease(tenant, name, tokens, operator=operator)
         if tenant == SHARED:  # at once in place of an older one: what follows that may stay
             tokens = tokens[: lease.cached]
             self._cache.shared.declare(name, tokens, lease)
@@ -165,7 +178,7 @@ class Pins:
 
     def _take_up(self, pin: Pin, tokens: Tokens) -> None:
         try:
-            lease = self._lease(pin.tenant, pin.name, tokens)
+            lease = self._lease(pin.tenant, pin.name, tokens, operator=True)  # it was granted
             if pin.tenant == SHARED:
                 self._take_up_shared(pin.name, tokens, lease)
         except PinError as error:
@@ -189,12 +202,12 @@ class Pins:
         self._pending = left
         return waited
 
-    def _lease(self, tenant: str, name: str, tokens: Tokens) -> Lease:
+    def _lease(self, tenant: str, name: str, tokens: Tokens, *, operator: bool) -> Lease:
         # A lease leaves a token to compute, which would be the path's last one.
         path = np.append(tokens, _NO_TOKEN)
         lease = self._cache.begin(Namespace(tenant, self._fingerprint), path)
         try:
-            self._check(tenant, name, lease)
+            self._check(tenant, name, lease, operator=operator)
         except PinError:
             lease.close()
             raise
@@ -203,31 +216,49 @@ class Pins:
     def _leases_of(self, tenant: str) -> list[Lease]:
         return [lease for (whose, _), (_, lease) in self._pinned.items() if whose == tenant]
 
-    def _check(self, tenant: str, name: str, lease: Lease) -> None:
+    def _check(self, tenant: str, name: str, lease: Lease, *, operator: bool) -> None:
         if not lease.cached:
             raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
         pool = self._cache.pool
-        elsewhere = [pins for pins in pool.pins if pins is not self]
         own = self._held_by([lease, *self._leases_of(tenant)])
-        own += sum(pins.held_by(tenant) for pins in elsewhere)
+        own += sum(pins.held_by(tenant) for pins in pool.pins if pins is not self)
         held = {each: self._held_in_all(each) for pins in pool.pins for each in pins.tenants}
-        taken = own + sum(nbytes for each, nbytes in held.items() if each != tenant)
-        limit = (self._cache.budget if pool.least is None else pool.least) // _SHARE
-        ceiling = pool.bounds(tenant).ceiling
+        operator = operator or tenant == SHARED
+        part, ceiling = self._part(tenant), pool.bounds(tenant).ceiling
+        kept = {each: max(held[each], self._part(each)) for each in held if each != tenant}
+        left = self._limit - sum(kept.values())
+        advice = f"; unpin something{self._largest(tenant)}"
         if ceiling is not None and own > ceiling:
-            bound = f"and may take {ceiling}, your cache_ceiling; unpin something"
-        elif taken > limit:
-            bound = (
-                f"and those of all tenants may take {limit}; unpin something, or raise cache_bytes"
+            reason = f"and may take {ceiling}, your cache_ceiling{advice}"
+        elif not operator and own > part:
+            reason = f"and may take {part}{advice}"
+        elif max(own, part) <= left:
+            return
+        elif operator:
+            reason = (
+                f"and those of other tenants leave {max(0, left)}{advice}, or raise cache_bytes"
             )
         else:
-            return
+            reason = None
         log.warning(
-            "not pinned", tenant=tenant, pin=name, takes=own, limit=limit, held=_listed(held)
+            "not pinned", tenant=tenant, pin=name, takes=own, limit=self._limit, held=_listed(held)
         )
-        raise PinError(
-            f"with {name!r} your pins would take {own} bytes, {bound}{self._largest(tenant)}"
-        )
+        if reason is None:
+            raise PinError("there is no room for pins of one more tenant; ask who runs the daemon")
+        raise PinError(f"with {name!r} your pins would take {own} bytes, {reason}")
+
+    @property
+    def _limit(self) -> int:
+        """What all pins may take in memory, in bytes."""
+        least = self._cache.pool.least
+        return (self._cache.budget if least is None else least) // _SHARE
+
+    def _part(self, tenant: str) -> int:
+        """What is set aside for a tenant as soon as it pins anything, in bytes."""
+        if tenant == SHARED:  # all may see what is, so that it hides nothing
+            return 0
+        ceiling, part = self._cache.pool.bounds(tenant).ceiling, self._limit // _PARTS
+        return part if ceiling is None else min(part, ceiling)
 
     def _held_in_all(self, tenant: str) -> int:
         """What a tenant's pins of all models hold in memory, in bytes."""

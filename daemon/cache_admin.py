@@ -74,31 +74,34 @@ class CacheAdmin:
         """List a tenant's pins."""
         return await self._ask(lambda: self._pins.listed(tenant))
 
-    async def pin(self, tenant: str, name: str, prompt: list[int]) -> PinDescription:
-        """Keep a prompt's state.
+    async def pin(
+        self, tenant: str, name: str, prompt: list[int], *, operator: bool
+    ) -> PinDescription:
+        """Keep a prompt's state; see `Pins.pin`.
 
         Raises:
             PinError: it is not in memory, or too much.
         """
-        return await self._ask(lambda: self._pins.pin(tenant, name, as_tokens(prompt)))
+        tokens = as_tokens(prompt)
+        return await self._ask(lambda: self._pins.pin(tenant, name, tokens, operator=operator))
 
-    async def pin_conversation(self, tenant: str, name: str) -> PinDescription:
-        """Keep a conversation's state.
+    async def pin_conversation(self, tenant: str, name: str, *, operator: bool) -> PinDescription:
+        """Keep a conversation's state; see `Pins.pin`.
 
         Raises:
             PinError: it is not known, not in memory, or too much.
         """
-        return await self._ask(lambda: self._pin_conversation(tenant, name))
+        return await self._ask(lambda: self._pin_conversation(tenant, name, operator=operator))
 
     async def unpin(self, tenant: str, name: str) -> bool:
         """Let go of a pin; False if there is none of that name."""
         return await self._ask(lambda: self._pins.unpin(tenant, name))
 
-    def _pin_conversation(self, tenant: str, name: str) -> PinDescription:
+    def _pin_conversation(self, tenant: str, name: str, *, operator: bool) -> PinDescription:
         tokens = self._pins.conversation(tenant, name)
         if tokens is None:
             raise PinError(f"no conversation {name!r} of yours has been here lately")
-        return self._pins.pin(tenant, name, tokens)
+        return self._pins.pin(tenant, name, tokens, operator=operator)
 
     async def _ask(self, fn: Callable[[], T]) -> T:
         try:

@@ -208,7 +208,9 @@ class Service:
             refuse_tenants(operator=caller.operator, what="share a prompt with all tenants")
             caller = caller._replace(tenant=SHARED)
         if body.conversation is not None:
-            return await self.cache.pin_conversation(caller.tenant, body.conversation)
+            return await self.cache.pin_conversation(
+                caller.tenant, body.conversation, operator=caller.operator
+            )
         text = body.system or ""
         rendered, end = await self.workers.run(
             lambda check: self._prompts.system_prompt(text, check), caller.share.nbytes, caller.wait
@@ -220,7 +222,9 @@ class Service:
         )
         async with self._admit(Prepared(warm_up, [rendered]), caller) as generations:
             await generations.finish()
-        return await self.cache.pin(caller.tenant, body.name or "", rendered.prompt[:end])
+        return await self.cache.pin(
+            caller.tenant, body.name or "", rendered.prompt[:end], operator=caller.operator
+        )
 
     def _admit(self, prepared: Prepared, caller: Caller, kept: int = 0) -> Generations:
         """Hold a prompt's bytes until its answers have ended, and make what reads them."""

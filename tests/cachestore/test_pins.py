@@ -53,33 +53,50 @@ def test_pins_take_half_of_the_budget_at_most() -> None:
     world = World(KV, budget=4 * 100)
     pins = pinned(world)
     first, second = serve(world, *range(30)), serve(world, *range(100, 130))
-    pins.pin(TENANT, "first", as_tokens(first))
-    with pytest.raises(PinError, match="240 bytes, and those of all tenants may take 200"):
-        pins.pin(TENANT, "second", as_tokens(second))
+    pins.pin(TENANT, "first", as_tokens(first), operator=True)
+    with pytest.raises(PinError, match="240 bytes, and those of other tenants leave 200"):
+        pins.pin(TENANT, "second", as_tokens(second), operator=True)
     assert pins.listed(TENANT) == [PinDescription("first", 30, 30)]
     assert len(world.cache.leases()) == pins.leases_of() == 1
 
 
 def test_a_refusal_tells_nothing_of_others_pins() -> None:
-    """They count for what all may take; only the operator's log says what is whose."""
-    world = World(KV, budget=4 * 100)
-    pins = pinned(world)
-    pins.pin(TENANT, "mine", as_tokens(serve(world, *range(30))))
+    """Whatever they hold, a tenant may take its part; only the log says what is whose."""
     other = NAMESPACE._replace(tenant="other")
-    world.serve(range(25), namespace=other)
-    with (
-        capture_logs() as logs,
-        pytest.raises(PinError, match="with 'x' your pins would take 100 bytes") as refusal,
-    ):
-        pins.pin("other", "x", as_tokens(range(25)))
-    assert "mine" not in str(refusal.value)
-    assert "120" not in str(refusal.value)
-    (line,) = logs
-    assert (line["event"], line["tenant"], line["held"]) == (
-        "not pinned",
-        "other",
-        f"'{TENANT}' 120",
-    )
+    told = []
+    for size in (4, 20, 60):
+        world = World(KV, budget=4 * 400)
+        pins = pinned(world)
+        pins.pin(TENANT, "mine", as_tokens(serve(world, *range(size))), operator=True)
+        world.serve(range(200, 250), namespace=other)
+        assert pins.pin("other", "small", as_tokens(range(200, 220))).held == 20
+        assert pins.pin("other", "all", as_tokens(range(200, 225))).held == 25
+        with (
+            capture_logs() as logs,
+            pytest.raises(PinError, match="take 104 bytes, and may take 100") as refusal,
+        ):
+            pins.pin("other", "x", as_tokens(range(200, 226)))
+        told.append(str(refusal.value))
+        assert f"'{TENANT}' {4 * size}" in logs[0]["held"]
+    assert len(set(told)) == 1
+
+
+def test_no_size_that_one_tries_tells_what_others_pinned() -> None:
+    """Where no part is left the answer is the same for each, and a tenant that has one keeps it."""
+    world = World(KV, budget=4 * 400)
+    pins = pinned(world)
+    tenants = [NAMESPACE._replace(tenant=f"t{number}") for number in range(9)]
+    for each in tenants:
+        world.serve(range(30), namespace=each)
+    for each in tenants[:8]:
+        assert pins.pin(each.tenant, "x", as_tokens(range(2))).held == 2
+    for size in (1, 10, 25):
+        with pytest.raises(PinError, match=r"^there is no room for pins of one more"):
+            pins.pin("t8", "x", as_tokens(range(size)))
+    assert [pins.pin(f"t{n}", "y", as_tokens(range(25))).held for n in range(8)] == [25] * 8
+    assert pins.nbytes <= 4 * 200
+    with pytest.raises(PinError, match="20 bytes, and those of other tenants leave 0"):
+        pins.pin("t8", "x", as_tokens(range(5)), operator=True)
 
 
 def test_a_refusal_names_what_ones_own_pins_hold() -> None:
@@ -87,22 +104,24 @@ def test_a_refusal_names_what_ones_own_pins_hold() -> None:
     world = World(KV, budget=4 * 100)
     pins = pinned(world)
     for name, start, tokens in (("little", 0, 10), ("much", 100, 20)):
-        pins.pin(TENANT, name, as_tokens(serve(world, *range(start, start + tokens))))
+        pins.pin(
+            TENANT, name, as_tokens(serve(world, *range(start, start + tokens))), operator=True
+        )
     with pytest.raises(
         PinError, match=r"unpin .* \(bytes that yours hold: 'much' 80, 'little' 40\)"
     ):
-        pins.pin(TENANT, "more", as_tokens(serve(world, *range(200, 230))))
+        pins.pin(TENANT, "more", as_tokens(serve(world, *range(200, 230))), operator=True)
 
 
 def test_a_tenants_pins_take_its_ceiling_at_most() -> None:
-    """One without a ceiling may take what all may."""
+    """The operator's too; one without a ceiling may take its part."""
     world = World(KV, budget=4 * 1000)
     pins = pinned(world)
     ceiling = TenantBounds(ceiling=4 * 40)
     world.cache.pool.bound_tenants(lambda name: ceiling if name == TENANT else TenantBounds(), 0)
-    pins.pin(TENANT, "first", as_tokens(serve(world, *range(30))))
+    pins.pin(TENANT, "first", as_tokens(serve(world, *range(30))), operator=True)
     with pytest.raises(PinError, match="200 bytes, and may take 160, your cache_ceiling"):
-        pins.pin(TENANT, "second", as_tokens(serve(world, *range(100, 120))))
+        pins.pin(TENANT, "second", as_tokens(serve(world, *range(100, 120))), operator=True)
     world.serve(range(50), namespace=NAMESPACE._replace(tenant="other"))
     assert pins.pin("other", "x", as_tokens(range(50))).held == 50
 
@@ -113,12 +132,12 @@ def test_pins_of_all_models_count_together() -> None:
     another = World(KV)
     another.cache = PrefixCache(KV.layout, budget=4 * 100, pool=world.cache.pool)
     pins, others = pinned(world), pinned(another)
-    pins.pin(TENANT, "here", as_tokens(serve(world, *range(30))))
+    pins.pin(TENANT, "here", as_tokens(serve(world, *range(30))), operator=True)
     tokens = as_tokens(serve(another, *range(25)))
-    with pytest.raises(PinError, match="220 bytes, and those of all tenants may take 200"):
-        others.pin(TENANT, "there", tokens)
+    with pytest.raises(PinError, match="220 bytes, and those of other tenants leave 200"):
+        others.pin(TENANT, "there", tokens, operator=True)
     pins.close()
-    assert others.pin(TENANT, "there", tokens).held == 25
+    assert others.pin(TENANT, "there", tokens, operator=True).held == 25
 
 
 def test_a_path_that_two_pins_share_counts_once() -> None:
@@ -127,8 +146,8 @@ def test_a_path_that_two_pins_share_counts_once() -> None:
     pins = pinned(world)
     shared = tuple(range(40))
     first, second = serve(world, *shared, 50), serve(world, *shared, 60)
-    pins.pin(TENANT, "first", as_tokens(first))
-    pins.pin(TENANT, "second", as_tokens(second))
+    pins.pin(TENANT, "first", as_tokens(first), operator=True)
+    pins.pin(TENANT, "second", as_tokens(second), operator=True)
     assert pins.leases_of() == 2
 
 

@@ -344,7 +344,7 @@ def test_what_pins_hold_is_said() -> None:
     server = ServerFixture(zoo_model("llama"), promised("llama", 300))
     kept, long = words(140, "kept"), words(server.limit - 8, "long")
     server.serve([Ask([*kept, 1], 1)])
-    assert server.assembly.pins.pin("t", "kept", as_tokens(kept)).held == 140
+    assert server.assembly.pins.pin("t", "kept", as_tokens(kept), operator=True).held == 140
     (refused,) = server.serve([Ask(long, 8)])
     assert isinstance(refused.error, UnavailableError)
     need, usable, pinned = [int(word) for word in findall(r"\d+", str(refused.error))]
