@@ -227,7 +227,7 @@ class Engine(Generic[C, P, O, T]):
         return True
 
     def _no_room(self, sequence: Sequence) -> UnavailableError:
-        pinned = self._kv_cache.pinned_bytes
+        pinned = self._kv_cache.pinned_by(sequence.request.tenant)
         return no_room(self._memory.needed(sequence), self._memory.usable, pinned)
 
     def _drop_ended(self) -> None:

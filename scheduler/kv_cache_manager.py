@@ -166,10 +166,9 @@ class KVCacheManager(Generic[C]):
         """States that were written to disk."""
         return 0 if self._paging is None else self._paging.writes
 
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of memory that pins hold."""
-        return 0 if self._pins is None else self._pins.nbytes
+    def pinned_by(self, tenant: str) -> int:
+        """Bytes of memory that a tenant's pins hold."""
+        return 0 if self._pins is None else self._pins.held_by(tenant)
 
     @property
     def page_ins(self) -> int:

@@ -11,11 +11,11 @@ def no_room(needed: int, usable: int, pinned: int) -> UnavailableError:
     Args:
         needed: bytes that it takes to start.
         usable: bytes that may be held.
-        pinned: those of them that pins hold.
+        pinned: those of them that pins of its tenant hold; of others' it hears nothing.
     """
     return UnavailableError(
         f"memory is short: the request needs {needed} bytes of {usable} that may be used at present"
-        + (f", of which pins hold {pinned}: unpin something, or" if pinned else ";")
+        + (f", of which your pins hold {pinned}: unpin something, or" if pinned else ";")
         + " try again later",
         retry_after=RETRY_AFTER,
     )

@@ -340,7 +340,7 @@ def test_none_is_refused_for_a_batch_that_has_become_too_large(name: str, spare:
 
 
 def test_what_pins_hold_is_said() -> None:
-    """A request that fits without pins only hears of them, and is served when they are gone."""
+    """A request that fits only without pins hears of its tenant's, and is served without them."""
     server = ServerFixture(zoo_model("llama"), promised("llama", 300))
     kept, long = words(140, "kept"), words(server.limit - 8, "long")
     server.serve([Ask([*kept, 1], 1)])
@@ -350,6 +350,9 @@ def test_what_pins_hold_is_said() -> None:
     need, usable, pinned = [int(word) for word in findall(r"\d+", str(refused.error))]
     assert pinned == server.assembly.pins.nbytes > 0
     assert need <= usable < need + pinned
+    (other,) = server.serve([Ask(long, 8, tenant="other")])
+    assert isinstance(other.error, UnavailableError)
+    assert "pins" not in str(other.error)
     assert server.assembly.pins.unpin("t", "kept")
     (told,) = server.serve([Ask(long, 8)])
     assert (told.error, len(told.tokens)) == (None, 8)
