@@ -17,6 +17,9 @@ from .sequence import Sequence, SequenceStatus
 from .statistics import RequestStatistics, describe_request
 from .times import Activity, CommonWait, Times
 
+_AT_ONCE = 32
+"""Requests whose times are read under the lock at once."""
+
 
 class ConversationQueue:
     """A bounded queue in the order of `FairOrder`, which also knows who runs.
@@ -185,8 +188,16 @@ class ConversationQueue:
             self._refresh()
             for name in {each.request.tenant for each in found}:
                 self._note_tenant(name)
-        now = self._clock()
-        return [describe_request(each, each.times, now) for each in found if each.times]
+        rows = []
+        for start in range(0, len(found), _AT_ONCE):  # others need the lock meanwhile
+            some = [each for each in found[start : start + _AT_ONCE] if each.times]
+            with self._lock:
+                now = self._clock()
+                times = [each.times.snapshot(now) for each in some if each.times]
+            rows += [
+                describe_request(each, own, now) for each, own in zip(some, times, strict=True)
+            ]
+        return rows
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take one waiting sequence out; None when it does not wait (any more)."""

@@ -180,3 +180,31 @@ def test_what_yielded_and_waits_for_its_conversation_is_not_offered() -> None:
     assert [each for _, each in waits.queue.offers({"1"})] == runs[1:2]
     waits.queue.remove("2")
     assert [each for _, each in waits.queue.offers()] == [runs[0], runs[2]]
+
+
+def test_who_describes_many_requests_holds_nobody_up_for_long() -> None:
+    """The lock is held for a bounded part of them at a time."""
+    waits = Waits(Terms(running=1))
+    waits.put_many(1000)
+    longest = []
+
+    class Counted:
+        """A lock that notes how many times are read while it is held."""
+
+        def __enter__(self) -> None:
+            longest.append(0)
+
+        def __exit__(self, *_: object) -> None:
+            assert longest[-1] <= 50
+
+    real = Times.snapshot
+
+    def snapshot(times: Times, now: float) -> Times:
+        longest[-1] += 1
+        return real(times, now)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(waits.queue, "_lock", Counted())
+        patched.setattr(Times, "snapshot", snapshot)
+        assert len(waits.queue.requests(1000)) == 1000
+    assert sum(longest) == 1000
