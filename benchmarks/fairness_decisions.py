@@ -13,6 +13,8 @@ from umbel.cachestore.restoration import Known
 from umbel.models.params import SamplingParams
 from umbel.scheduler.fairness.entry import Entry
 from umbel.scheduler.fairness.order import FairOrder, rank
+from umbel.scheduler.fairness.terms import Terms
+from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Request
 from umbel.scheduler.scheduler import Scheduler
@@ -65,22 +67,27 @@ class Waiting:
         tenants: of the conversations.
         requests: of `CONVERSATIONS`, in turns.
         batch: the most that run.
+        terms: of tenant 0; nothing is agreed with others.
     """
 
-    def __init__(self, tenants: int, requests: int, batch: int = BATCH) -> None:
-        self.queue = ConversationQueue(2 * requests)
+    def __init__(
+        self, tenants: int, requests: int, batch: int = BATCH, terms: Terms | None = None
+    ) -> None:
+        self.terms = {"0": terms or Terms()}
+        use = TenantUse(lambda tenant: self.terms.get(tenant, Terms()))
+        self.queue = ConversationQueue(2 * requests, use)
         self.scheduler = Scheduler(self.queue, Cache(), Room(), batch)
         self._tenants = tenants
         self._count = 0
         for _ in range(requests):
             self.put()
 
-    def put(self) -> None:
-        """Another one comes."""
+    def put(self, tenant: str | None = None) -> None:
+        """Another one comes: the next, or a given tenant's."""
         name = self._count % CONVERSATIONS
         request = Request(
             id=str(self._count),
-            tenant=str(name % self._tenants),
+            tenant=str(name % self._tenants) if tenant is None else tenant,
             conversation=str(name),
             prompt=_PROMPT,
             max_tokens=1 << 20,
@@ -101,6 +108,22 @@ class Waiting:
         """Start as many as may run, and let them decode."""
         while (sequence := self.scheduler.start_next()) is not None:
             sequence.status = SequenceStatus.DECODE
+
+    def spend(self) -> None:
+        """Fill all slots but one, and have tenant 0 spend its tokens; then one of another comes."""
+        self.terms["0"] = Terms(running=BATCH - 1)
+        self.fill()
+        self.terms["0"] = Terms(tokens_per_minute=1)
+        self.put("other")
+
+    def pass_by(self) -> None:
+        """What runs has a token more each, one of another tenant starts, ends, and one comes."""
+        for sequence in self.scheduler.running:
+            sequence.output.append(0)
+        started = self.scheduler.start_next()
+        assert started is not None  # noqa: S101  (else nothing is measured)
+        self.scheduler.remove(started)
+        self.put("other")
 
     def step(self) -> None:
         """What a step does of it: each has a token more, some are late, one may have to yield."""
@@ -141,6 +164,18 @@ def steps(tenants: int, requests: int) -> float:
     waiting = Waiting(tenants, requests)
     waiting.fill()
     return _median(waiting.step)
+
+
+def bounded(requests: int) -> float:
+    """Measure the milliseconds of a start and an end where a tenant reaches its bound each time."""
+    return _median(Waiting(1, requests, terms=Terms(running=1)).start)
+
+
+def spent(requests: int) -> float:
+    """Measure the milliseconds of another's start, beside a tenant that has spent its tokens."""
+    waiting = Waiting(1, requests + BATCH - 1)
+    waiting.spend()
+    return _median(waiting.pass_by)
 
 
 def _median(work: Callable[[], None]) -> float:

@@ -15,6 +15,7 @@ from fairness_server import Costs, PrefixCache, Server
 from fairness_workload import Segment, hoarded, skewed
 
 from umbel.scheduler.fairness.entry import Policy
+from umbel.scheduler.fairness.terms import Terms
 
 from .scheduler.costs import lines_run
 
@@ -105,3 +106,16 @@ def test_what_waits_costs_a_step_nothing(tenants: int) -> None:
     assert stepped[1] <= 1.2 * stepped[0] + 100
     assert max(started) < 20_000
     assert max(stepped) < 20_000
+
+
+def test_what_waits_costs_nothing_beside_a_bound_or_a_spent_quota() -> None:
+    """Neither a start of a tenant that may run no more then, nor one beside its running ones."""
+    bounded, spent = [], []
+    for requests in (100, 10_000):
+        bounded.append(lines_run(Waiting(1, requests, terms=Terms(running=1)).start))
+        waiting = Waiting(1, requests)
+        waiting.spend()
+        waiting.pass_by()
+        spent.append(lines_run(waiting.pass_by))
+    assert bounded[1] <= 1.2 * bounded[0] + 100
+    assert spent[1] <= 1.2 * spent[0] + 100
