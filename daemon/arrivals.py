@@ -13,10 +13,12 @@ class Line(NamedTuple):
     """What a request follows others in: a conversation, a response, or an agent's session.
 
     Attributes:
+        model: whose queue it is: nobody waits until another model is loaded.
         kind: of the name.
         name: as the client says it.
     """
 
+    model: str
     kind: str
     name: str
 

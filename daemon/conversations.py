@@ -67,18 +67,21 @@ def session(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def lines_of(conversation: str | None, session: str | None, body: GenerationBody) -> list[Line]:
+def lines_of(
+    model: str, conversation: str | None, session: str | None, body: GenerationBody
+) -> list[Line]:
     """Say what a request follows others in, as far as it says so itself.
 
     Args:
+        model: that it asks.
         conversation: that a header names.
         session: of an agent, by its headers.
         body: of the request.
     """
     if name := conversation or body.conversation_name:
-        return [Line("conversation", name)]
+        return [Line(model, "conversation", name)]
     named = ("response", body.previous_response), ("session", session or body.session_name)
-    return [Line(kind, name) for kind, name in named if name]
+    return [Line(model, kind, name) for kind, name in named if name]
 
 
 class Place(NamedTuple):

@@ -180,11 +180,13 @@ class Entry:
         body = await self.body(request, kind, caller.wait, arrived)
         slot = self.find(body.model, caller.tenant)
         using = models.use(slot, caller.tenant, request[HELD], caller.wait)
-        if isinstance(body, GenerationBody):
+        arrival = request[ARRIVAL]
+        if not isinstance(body, GenerationBody):
+            arrival.leave()  # it is never queued
+        else:
             highest = self.tenant(caller.tenant).priority
             priority = priority_of(request.headers, highest, flex=body.flex)
-            arrival = request[ARRIVAL]
-            arrival.know(lines_of(caller.conversation, caller.session, body))
+            arrival.know(lines_of(slot.name, caller.conversation, caller.session, body))
             caller = caller._replace(priority=priority, arrival=arrival)
             if body.stream:
                 request[STREAM] = self._stream(request)

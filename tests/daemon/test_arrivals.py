@@ -21,7 +21,7 @@ from umbel.daemon.service import Caller, Service
 from umbel.models.params import SamplingParams
 from umbel.scheduler.errors import DeadlineExceededError
 
-TALK, OTHER = Line("conversation", "talk"), Line("conversation", "other")
+TALK, OTHER = Line("m", "conversation", "talk"), Line("m", "conversation", "other")
 
 
 async def _settle() -> None:
@@ -64,6 +64,15 @@ async def test_who_follows_nobody_waits_for_nobody() -> None:
     await asyncio.wait_for(named.turn(), 1)
 
 
+async def test_who_waits_for_another_model_keeps_nobody() -> None:
+    """An agent's session asks several models, of which one may be loaded for minutes."""
+    arrivals = Arrivals()
+    loading, loaded = (arrivals.arrive("a") for _ in range(2))
+    loading.know([Line("large", "session", "s")])
+    loaded.know([Line("small", "session", "s")])
+    await asyncio.wait_for(loaded.turn(), 1)
+
+
 async def test_who_gives_up_keeps_nobody() -> None:
     """A turn that is cancelled, and a request that ends before its turn, let others go on."""
     arrivals = Arrivals()
@@ -87,7 +96,7 @@ async def test_who_gives_up_keeps_nobody() -> None:
 async def test_any_order_of_reading(seed: int) -> None:
     """Whoever is read when: each line leaves in the order in which it came, and all do."""
     rng, arrivals = random.Random(seed), Arrivals()  # noqa: S311  (no secret)
-    lines = [TALK, OTHER, Line("session", "s"), Line("response", "r")]
+    lines = [TALK, OTHER, Line("m", "session", "s"), Line("m", "response", "r")]
     gone: list[int] = []
 
     async def request(number: int) -> None:
@@ -120,10 +129,13 @@ def test_what_a_request_follows() -> None:
         decode(json.dumps({"model": "m", "input": "x", **more}).encode(), ResponsesRequest)
         for more in ({}, {"previous_response_id": "resp_1"}, {"conversation": "c"})
     )
-    assert lines_of(None, None, plain) == []
-    assert lines_of(None, "s", goes_on) == [Line("response", "resp_1"), Line("session", "s")]
-    assert lines_of("h", "s", goes_on) == [Line("conversation", "h")]
-    assert lines_of(None, None, named) == [Line("conversation", "c")]
+    assert lines_of("m", None, None, plain) == []
+    assert lines_of("m", None, "s", goes_on) == [
+        Line("m", "response", "resp_1"),
+        Line("m", "session", "s"),
+    ]
+    assert lines_of("m", "h", "s", goes_on) == [Line("m", "conversation", "h")]
+    assert lines_of("m", None, None, named) == [Line("m", "conversation", "c")]
 
 
 class Slow(Service):
@@ -144,7 +156,7 @@ class Slow(Service):
     def _admit(self, prepared: Prepared, caller: Caller, kept: int = 0) -> Generations:
         del prepared, kept
         self.queued.append(caller.request_id)
-        return Generations([])
+        return Generations([], before_queue=caller.queued)
 
     async def ask(self, name: str, arrival: Arrival, within: float | None = None) -> None:
         """Have a request generate, as handlers do."""
