@@ -37,7 +37,6 @@ class Generations:
 
     Attributes:
         answers: by the number of their choice.
-        at_start: what is done when all are queued.
         at_end: what is done once, in turn, when all have ended, before anybody hears of it.
     """
 
@@ -48,7 +47,6 @@ class Generations:
         before_queue: Callable[[], object] = lambda: None,
     ) -> None:
         self.answers = answers
-        self.at_start: list[Callable[[], object]] = []
         self.at_end: list[Callable[[], Awaitable[None]]] = []
         self._ending: asyncio.Future[None] | None = None
         self._n = n
@@ -68,8 +66,6 @@ class Generations:
             for generation in self.answers:
                 await stack.enter_async_context(generation)
             self._stack = stack.pop_all()
-        for queued in self.at_start:
-            queued()
         return self
 
     async def __aexit__(

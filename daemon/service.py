@@ -71,6 +71,12 @@ class Caller(NamedTuple):
     operator: bool = False
     arrival: Arrival | None = None
 
+    def queued(self) -> None:
+        """Give up what it holds until it is queued. Idempotent."""
+        self.wait.give_place_back()
+        if self.arrival is not None:
+            self.arrival.leave()
+
 
 class Service:
     """Turns decoded bodies into generations, for one loaded model."""
@@ -131,12 +137,9 @@ class Service:
         kept = body.kept_bytes
         body.release()
         await self._turn(caller)
-        generations = self._admit(
+        return self._admit(
             prepared, caller._replace(conversation=place.conversation, unit=place.unit), kept
         )
-        if caller.arrival is not None:
-            generations.at_start.append(caller.arrival.leave)
-        return generations
 
     async def _turn(self, caller: Caller) -> None:
         """Wait for those of its conversation, or its session, that came before it."""
@@ -236,7 +239,7 @@ class Service:
             self._generation(wanted, prompt, caller, choice, number)
             for choice, (prompt, number) in enumerate(answers)
         ]
-        generations = Generations(made, wanted.n, caller.wait.give_place_back)
+        generations = Generations(made, wanted.n, caller.queued)
         for (prompt, _), generation in zip(answers, made, strict=True):
             generations.at_end.append(partial(self._remember, prompt, generation))
         return generations
