@@ -65,8 +65,8 @@ class Accounts:
 
     def least_served(self) -> str | None:
         """The ready member with the least service."""
-        first = [places[0] for places in self._by_kind if places]
-        return min(first).key if first else None
+        first = self._first()
+        return None if first is None else first.key
 
     def has_eligible(self, kind: int) -> bool:
         """Whether an eligible member has work of a kind."""
@@ -85,11 +85,15 @@ class Accounts:
         These are the eligible ones and those that would be if deficits were refilled now: who has
         used up its own first does not wait until others have.
         """
-        first = [places[0].service for places in self._by_kind if places]
+        first = self._first()
         for place in self._by_kind[kind]:
-            if place.service >= min(first) + self._quantum:
+            if first is None or place.service >= first.service + self._quantum:
                 return
             yield place.key
+
+    def _first(self) -> _Place | None:
+        """Where the ready member with the least service stands."""
+        return min((places[0] for places in self._by_kind if places), default=None)
 
     def most_served(self, kind: int) -> Iterator[str]:
         """The eligible members that have work of a kind, the most served first."""
