@@ -140,11 +140,6 @@ class Pins:
         ]
 
     @property
-    def nbytes(self) -> int:
-        """What pins hold in memory."""
-        return self._held_by([lease for _, lease in self._pinned.values()])
-
-    @property
     def tenants(self) -> set[str]:
         """Whose pins there are, of those that hold something."""
         return {tenant for tenant, _ in self._pinned}
