@@ -7,6 +7,8 @@ others does without.
 import gc
 import os
 import re
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,6 +104,24 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def bound_for_this_machine() -> Iterator[None]:
+    """Take back what a test bound for another device: models that stay loaded would call it."""
+    yield
+    if "umbel.models.binding" not in sys.modules:
+        return
+    from umbel.models.binding import BOUND  # noqa: PLC0415
+    from umbel.models.load.device import device_policy  # noqa: PLC0415
+
+    here = device_policy()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models."):
+            for function, (_, bound) in BOUND.items():
+                present = getattr(module, function, None)
+                if isinstance(present, bound) and present.device != here:
+                    setattr(module, function, bound(here))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from umbel.cachestore.checkpoints import Reason
+from umbel.models.binding import bind
 from umbel.models.load.device import GPU
 from umbel.models.params import Mask, SamplingParams
 from umbel.models.warmup.running import Bounds, ScenarioRunner
@@ -49,10 +50,17 @@ class AnyToken:
 
 
 @cache
-def server(name: str, rows: int = ROWS) -> ServerFixture:
+def assembled(name: str, rows: int) -> ServerFixture:
     """Assemble an engine that did not warm up."""
     loaded = zoo_model(name, device=DEVICE)
     return ServerFixture(loaded, MEMORY, max_batch=rows, warmup="none")
+
+
+def server(name: str, rows: int = ROWS) -> ServerFixture:
+    """Have an engine that did not warm up, bound again: other tests bind for other devices."""
+    made = assembled(name, rows)
+    bind(zoo_model(name).model, DEVICE)
+    return made
 
 
 def scenarios(name: str, rows: int = ROWS, *, every_shape: bool) -> list[Scenario]:
