@@ -62,6 +62,8 @@ async def stats(cache: ModelCache, console: Console) -> None:
 async def _print_status(cache: ModelCache, console: Console) -> None:
     """Print what `/status` tells of the default model alone."""
     status = await _get(cache, "/status")
+    if status["engine"] is None:  # it is told to who sees all
+        return
     memory = status["engine"]["memory"]
     held = sum(memory[kind] for kind in Kind)
     console.print(f"{held / _MIB:.1f} of {memory['budget'] / _MIB:.1f} MiB of memory in use")

@@ -104,7 +104,7 @@ class Metrics:
         """Write all metrics in Prometheus's text format.
 
         Args:
-            tenant: nothing of others is among them; None for the operator.
+            tenant: only what is counted for it alone; None for all.
         """
         return _written(self._exported, tenant)
 

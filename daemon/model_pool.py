@@ -7,7 +7,7 @@ one has ended. Who asks for it meanwhile waits for its next load, so that none k
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
@@ -149,6 +149,10 @@ class ModelPool:
         self._loader.bound_tenants()
         for resident in self.residents:
             resident.service.set_bounds(max_waiting=max_waiting, request_timeout=request_timeout)
+
+    def visible(self, allowed: Collection[str] | None) -> Sequence[ModelSlot]:
+        """The models that are left of all; see `model_names.visible`."""
+        return visible(self.slots, self.aliases, allowed)[0]
 
     def names(self, allowed: Collection[str] | None = None) -> dict[str, ModelSlot]:
         """All names of models, each with its model; see `model_names.names` and `visible`."""

@@ -32,6 +32,18 @@ def is_operator(request: web.Request, tenant: str, tenants: Mapping[str, TenantS
     return uid is None or uid in (os.getuid(), _ROOT)  # else the socket's mode alone tells
 
 
+def is_monitor(request: web.Request, tenant: str, tenants: Mapping[str, TenantSettings]) -> bool:
+    """Whether a request's tenant may see what all have, by a table of its own.
+
+    Args:
+        request: whose sender is asked for.
+        tenant: as `tenants.identify` names it; one that a proxy names is none.
+        tenants: the tables of the settings; what `default` says holds for nobody else.
+    """
+    own = tenants.get(tenant)
+    return own is not None and own.monitor and TENANT_HEADER not in request.headers
+
+
 def refuse_tenants(*, operator: bool, what: str) -> None:
     """Refuse what only the operator may do.
 

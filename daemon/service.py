@@ -56,6 +56,7 @@ class Caller(NamedTuple):
         priority: before whom of equal credit it goes.
         unit: see `Place`.
         operator: whether the one who runs the daemon has sent it.
+        monitor: whether its tenant may see what all have.
         arrival: its place among those that came and are not queued yet; None where there is none.
     """
 
@@ -69,7 +70,13 @@ class Caller(NamedTuple):
     priority: Priority = Priority.INTERACTIVE
     unit: str | None = None
     operator: bool = False
+    monitor: bool = False
     arrival: Arrival | None = None
+
+    @property
+    def sees_only(self) -> str | None:
+        """The tenant whose requests, state and figures it may see; None for everybody's."""
+        return None if self.operator or self.monitor else self.tenant
 
     def queued(self) -> None:
         """Give up what it holds until it is queued. Idempotent."""
@@ -281,6 +288,7 @@ class Service:
             unit=caller.unit,
             parallel=1 if caller.unit is None else PARALLEL,
             priority=caller.priority,
+            before={} if caller.arrival is None else caller.arrival.seconds(),
         )
         logprobs = wanted.sampling.top_logprobs is not None
         reader = AnswerReader(

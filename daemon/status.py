@@ -1,7 +1,8 @@
 """`/status`: one frozen picture of the daemon, from what was last published."""
 
 import time
-from typing import Literal
+from collections.abc import Collection
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -9,6 +10,7 @@ from .. import __version__
 from ..cachestore.disk.write_queue import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
 from ..scheduler.statistics import EngineStatistics, RequestStatistics
+from .arrivals import Arrivals, ArrivalStatus
 from .assembly import Phase
 from .model_pool import ModelPool
 from .model_slot import ModelSlot, Residence
@@ -38,15 +40,16 @@ class SlotStatus(msgspec.Struct):
         context_length: None before it was first loaded, as `weight_bytes`.
         budget_bytes: what state may take at least; None while it is not loaded, as `engine` and
             `disk`.
-        using: requests that use it.
+        using: requests that use it; None for a tenant, as `waiting`, `queued` and `idle_seconds`.
         waiting: requests that wait until it is loaded.
         queued: of those that use it, requests in its queue.
         idle_seconds: since a request last used it.
         failure: why it could not be loaded last.
         requests: that run, and then those that wait in its queue: the first 1,000 of them that
             the caller may know of.
-        engine: what it does, and what its cache holds; the ledger is that of all models.
-        disk: its part of the disk tier; None without one.
+        engine: what it does, and what its cache holds; the ledger is that of all models. None
+            for a tenant.
+        disk: its part of the disk tier; None without one, and for a tenant.
     """
 
     name: str
@@ -57,10 +60,10 @@ class SlotStatus(msgspec.Struct):
     context_length: int | None
     weight_bytes: int | None
     budget_bytes: int | None
-    using: int
-    waiting: int
-    queued: int
-    idle_seconds: float
+    using: int | None
+    waiting: int | None
+    queued: int | None
+    idle_seconds: float | None
     failure: str | None
     requests: list[RequestStatistics]
     engine: EngineStatistics | None
@@ -103,10 +106,15 @@ class DownloadStatus(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, kw_only=True):
     """What `/status` answers.
 
+    A tenant is told of itself alone: what is counted for all tenants together is None.
+
     Attributes:
         phase: what start-up does; None once requests are served.
         download: how far a model's download is, while start-up waits for it.
         models: all that are configured, the default one first.
+        arriving: requests that have come and are in no queue yet: the first 1,000 of them that
+            the caller may know of.
+        memory: MLX's.
         waiting: requests in the queue of the default model, as all that follows is of it.
         step_age: seconds since the engine last finished a step.
         disk: the disk tier; None without one.
@@ -121,8 +129,9 @@ class Status(msgspec.Struct, kw_only=True):
     blas: str
     model: ModelStatus | None = None
     models: list[SlotStatus] = []
-    memory: MemoryStatus
-    waiting: int = 0
+    arriving: list[ArrivalStatus] = []
+    memory: MemoryStatus | None = None
+    waiting: int | None = 0
     step_age: float | None = None
     engine: EngineStatistics | None = None
     disk: DiskStatistics | None = None
@@ -157,49 +166,45 @@ def _without_step(slot: ModelSlot) -> float:
 
 def status(
     models: ModelPool | None,
+    arrivals: Arrivals,
     state: State,
     pressure: PressureWatch | None,
     tenant: str | None = None,
+    allowed: Collection[str] | None = None,
 ) -> Status:
     """Take the picture. Waits for nothing, least of all for the MLX thread.
 
     Args:
         models: None until the daemon has any.
+        arrivals: requests that are in no queue yet.
         state: see `state_of`.
         pressure: of the system's memory; None until it is watched.
-        tenant: whose requests are listed; None for everybody's.
+        tenant: who is told of itself alone; None for who is told all.
+        allowed: the models that it may use; None for all.
     """
-    memory = memory_statistics()
-    picture = Status(
-        state=state,
-        backend=backend(),
-        blas=BLAS.name,
-        memory=MemoryStatus(memory.active, memory.cached, memory.peak),
-        pressure=None if pressure is None else pressure.status,
-    )
+    picture = Status(state=state, backend=backend(), blas=BLAS.name)
+    picture.arriving = arrivals.describe(_MOST_REQUESTS, tenant)
+    if tenant is None:
+        memory = memory_statistics()
+        picture.memory = MemoryStatus(memory.active, memory.cached, memory.peak)
+        picture.pressure = None if pressure is None else pressure.status
     if models is None:
         return picture
     if (starting := models.starting) is not None:
         picture.phase = starting.phase
         if starting.download is not None:
             picture.download = DownloadStatus(*starting.download)
-    picture.models = [_of_slot(slot, tenant) for slot in models.slots]
-    if models.started and models.default.resident is not None:
-        _add_default(picture, models.default.resident.service)
+    slots = models.visible(None if tenant is None else allowed)
+    picture.models = [_of_slot(slot, tenant) for slot in slots]
+    if models.started and slots and slots[0].resident is not None:
+        _add_default(picture, slots[0].resident.service)
     return picture
-
-
-def _engine_of(service: Service, tenant: str | None) -> EngineStatistics:
-    engine = service.engine.statistics()
-    if tenant is None:
-        return engine
-    own = tuple(one for one in engine.running if one.tenant == tenant)
-    return msgspec.structs.replace(engine, running=own)
 
 
 def _of_slot(slot: ModelSlot, tenant: str | None) -> SlotStatus:
     resident = slot.resident
     service = None if resident is None else resident.service
+    told = _of_all(slot, service) if tenant is None else _NOT_TOLD
     return SlotStatus(
         name=slot.name,
         aliases=slot.names[1:],
@@ -209,15 +214,33 @@ def _of_slot(slot: ModelSlot, tenant: str | None) -> SlotStatus:
         context_length=slot.context_length,
         weight_bytes=slot.weight_bytes,
         budget_bytes=None if resident is None else resident.assembly.least_budget,
-        using=slot.users,
-        waiting=len(slot.waiters),
-        queued=0 if service is None else len(service.queue),
-        idle_seconds=round(slot.idle_for, 3),
         failure=None if slot.failure is None else str(slot.failure[0]),
         requests=[] if service is None else service.queue.requests(_MOST_REQUESTS, tenant),
-        engine=None if service is None else _engine_of(service, tenant),
-        disk=None if service is None else _disk_of(service),
+        **told._asdict(),
     )
+
+
+class _OfAll(NamedTuple):
+    """What is counted for all tenants of a model together; see `SlotStatus`."""
+
+    using: int | None = None
+    waiting: int | None = None
+    queued: int | None = None
+    idle_seconds: float | None = None
+    engine: EngineStatistics | None = None
+    disk: DiskStatistics | None = None
+
+
+_NOT_TOLD = _OfAll()
+
+
+def _of_all(slot: ModelSlot, service: Service | None) -> _OfAll:
+    queued, idle_seconds = 0 if service is None else len(service.queue), round(slot.idle_for, 3)
+    counted = slot.users, len(slot.waiters), queued, idle_seconds
+    if service is None:
+        return _OfAll(*counted)
+    disk = None if service.disk is None else service.disk.statistics()
+    return _OfAll(*counted, service.engine.statistics(), disk)
 
 
 def _add_default(picture: Status, service: Service) -> None:
@@ -234,7 +257,3 @@ def _add_default(picture: Status, service: Service) -> None:
         service.one_by_one,
         service.exact,
     )
-
-
-def _disk_of(service: Service) -> DiskStatistics | None:
-    return None if service.disk is None else service.disk.statistics()

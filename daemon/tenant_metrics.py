@@ -75,7 +75,7 @@ class TenantMetrics:
 
 
 class OfTenant(Collector):
-    """Metrics without what they say of other tenants.
+    """What metrics say of one tenant; what is counted for all together is left out.
 
     Args:
         families: all of them.
@@ -87,11 +87,11 @@ class OfTenant(Collector):
         self._tenant = tenant
 
     def collect(self) -> Iterator[Metric]:
-        """Leave out samples with the label of another."""
+        """Keep samples with its label, and families that have any."""
         for family in self._families:
-            own = [
-                s for s in family.samples if s.labels.get("tenant", self._tenant) == self._tenant
-            ]
+            own = [s for s in family.samples if s.labels.get("tenant") == self._tenant]
+            if not own:
+                continue
             kept = Metric(family.name, family.documentation, family.type)
             kept.samples = own
             yield kept

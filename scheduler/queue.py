@@ -304,7 +304,8 @@ class ConversationQueue:
         others = self._next[entry.tenant]
         behind = self._order.head(entry.tenant, entry.conversation) != entry.id
         if sequence.times is None:
-            sequence.times = Times(Activity.CONVERSATION if behind else others.activity, now)
+            first = Activity.CONVERSATION if behind else others.activity
+            sequence.times = Times(first, now, sequence.request.before)
         if behind:
             sequence.note(Activity.CONVERSATION, now)
         else:

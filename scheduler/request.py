@@ -8,6 +8,7 @@ from ..cachestore.checkpoints import Reason
 from ..models.params import Grammar, LogProbs, SamplingParams
 from .errors import RequestError
 from .fairness.entry import Priority
+from .times import Activity
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         unit: requests of a tenant that share it start first in first out, and get their part of
             the tenant's time together; the conversation, where it is None.
         parallel: how many requests of its unit may run when it starts, itself included.
+        before: seconds of what it did and waited for before it was queued.
     """
 
     id: str
@@ -41,6 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: Priority = Priority.INTERACTIVE
     unit: str | None = None
     parallel: int = 1
+    before: dict[Activity, float] = {}
 
 
 class FinishReason(enum.StrEnum):

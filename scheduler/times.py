@@ -1,11 +1,16 @@
 """What a request waits for or does, and for how long it has."""
 
 import enum
+from collections.abc import Mapping
 
 
 class Activity(enum.StrEnum):
     """What a request waits for, or what is done for it; it is in one of them at a time."""
 
+    TOKENIZE = "tokenize"
+    """Its body is decoded, and its prompt rendered and tokenised, or waits for that."""
+    MODEL = "model"
+    """Its model is being loaded."""
     CONVERSATION = "conversation"
     """It waits for others of its conversation, or of its session."""
     TENANT = "tenant"
@@ -83,12 +88,15 @@ class Times:
     Args:
         activity: at first.
         now: the present time, in seconds, as everywhere here.
+        before: seconds of what it did until now.
     """
 
-    def __init__(self, activity: Activity, now: float) -> None:
+    def __init__(
+        self, activity: Activity, now: float, before: Mapping[Activity, float] | None = None
+    ) -> None:
         self._activity = activity
         self._since = now
-        self._seconds: dict[Activity, float] = {}  # until then
+        self._seconds = dict(before or {})  # until then
         self._common: CommonWait | None = None
         self._before: dict[Activity, float] = {}  # of the common ones, until then
         self._period: _Period | None = None  # of the common ones, while its own activity counts
@@ -136,9 +144,7 @@ class Times:
 
     def snapshot(self, now: float) -> "Times":
         """Take what it is now, which changes no more but for the time that passes."""
-        found = Times(self.activity, now)
-        found._seconds = self.seconds(now)
-        return found
+        return Times(self.activity, now, self.seconds(now))
 
     def longest_wait(self, now: float) -> tuple[Activity, float] | None:
         """What it waited for longest, and for how many seconds; None if it never waited."""

@@ -38,6 +38,7 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         priority: the highest that it may ask for.
         models: those that it may use, by their names or aliases; None for all.
         uids: users of this machine who are this tenant on the Unix socket.
+        monitor: whether it sees figures and requests of all tenants, as the operator does.
     """
 
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
@@ -50,6 +51,7 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     priority: PriorityName = "interactive"
     models: list[str] | None = None
     uids: list[Annotated[int, Meta(ge=0)]] = []
+    monitor: bool = False
 
     @property
     def floor(self) -> int:

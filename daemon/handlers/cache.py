@@ -5,7 +5,6 @@ from dataclasses import asdict
 from aiohttp import web
 
 from ...cachestore.tries import SHARED
-from ..answer_headers import HELD
 from ..failures import APIError
 from ..operators import refuse_tenants
 from ..pin_requests import PinRequest
@@ -32,9 +31,8 @@ class CacheHandlers:
         ]
 
     def _whose(self, request: web.Request) -> str | None:
-        """Whose state a caller may see: its own; None for the operator, who sees all."""
-        caller = self._entry.caller(request)
-        return None if caller.operator else caller.tenant
+        """Whose state a caller may see: its own; None for everybody's."""
+        return self._entry.caller(request).sees_only
 
     async def cache_stats(self, request: web.Request) -> web.Response:
         """`GET /cache`: the shape of what the caller has, or of all for the operator."""
@@ -74,11 +72,12 @@ class CacheHandlers:
 
     async def cache_pin(self, request: web.Request) -> web.Response:
         """`POST /cache/pins`: keep a system prompt, or a conversation."""
-        caller, models = self._entry.caller(request), self._entry.pool()
-        body = await self._entry.body(request, PinRequest, caller.wait)
+        caller = self._entry.caller(request)
         slot = self._entry.find(request.query.get("model"), caller.tenant)
-        service = await models.use(slot, caller.tenant, request[HELD], caller.wait)
-        pin = await service.pin(body, caller)
+        body, arrival = await self._entry.body(request, PinRequest, caller)
+        arrival.know(())
+        service = await self._entry.use(request, slot, caller)
+        pin = await service.pin(body, caller._replace(arrival=arrival))
         return json_response(pin._asdict() | {"shared": body.shared})
 
     async def cache_unpin(self, request: web.Request) -> web.Response:

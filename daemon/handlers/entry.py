@@ -1,7 +1,6 @@
 """What every handler stands on: who asks, what was sent, and how answers go back."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -9,6 +8,7 @@ from aiohttp import web
 
 from ...scheduler.bounds import RETRY_AFTER
 from ...scheduler.errors import UnavailableError
+from ...scheduler.times import Activity
 from ..answer_headers import (
     ARRIVAL,
     ARRIVED_AT,
@@ -19,7 +19,7 @@ from ..answer_headers import (
     STREAM,
     answer_headers,
 )
-from ..arrivals import Arrivals
+from ..arrivals import Arrival, Arrivals, Line
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
 from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
@@ -31,7 +31,7 @@ from ..generations import Generations
 from ..key_ring import KeyRing
 from ..model_pool import ModelPool
 from ..model_slot import ModelSlot
-from ..operators import is_operator
+from ..operators import is_monitor, is_operator
 from ..priorities import priority_of
 from ..protocols.answers import AnswerEncoder
 from ..protocols.generation_request import GenerationBody
@@ -108,6 +108,7 @@ class Entry:
             Wait(request[ARRIVED_AT], timeout_of(request.headers)),
             priority_of(request.headers, self.tenant(tenant).priority, flex=False),
             operator=is_operator(request, tenant, self.settings.tenants),
+            monitor=is_monitor(request, tenant, self.settings.tenants),
         )
 
     def tenant(self, name: str) -> TenantSettings:
@@ -156,9 +157,15 @@ class Entry:
         return self.responses
 
     def status(self, caller: Caller) -> Status:
-        """Say how the daemon is; of others' requests, to the operator only."""
-        tenant = None if caller.operator else caller.tenant
-        return status(self.models, self.state(), self.pressure, tenant)
+        """Say how the daemon is; of others' requests, to who sees all only."""
+        return status(
+            self.models,
+            self._arrivals,
+            self.state(),
+            self.pressure,
+            caller.sees_only,
+            self.tenant(caller.tenant).models,
+        )
 
     def state(self) -> State:
         """Say so in a word."""
@@ -168,51 +175,81 @@ class Entry:
         """Whether an engine does not get on any more."""
         return self.state() == "stalled"
 
-    async def read(self, request: web.Request, kind: type[Named]) -> Received[Named]:
+    async def read(
+        self, request: web.Request, kind: type[Named], *, queued: bool = True
+    ) -> Received[Named]:
         """Read a request of a model: who asks, and what for. The model is loaded if need be.
+
+        Args:
+            request: as it came.
+            kind: of its body.
+            queued: an answer is generated; else no request of its conversation waits for it.
 
         Raises:
             APIError: nobody may ask so, it is no such body, or there is no such model.
             RequestError: the model cannot be had, or other bodies take the room.
         """
-        caller, models = self.caller(request), self.pool()
-        arrived = partial(self._arrive, request, caller.tenant)
-        body = await self.body(request, kind, caller.wait, arrived)
-        slot = self.find(body.model, caller.tenant)
-        using = models.use(slot, caller.tenant, request[HELD], caller.wait)
-        arrival = request[ARRIVAL]
-        if not isinstance(body, GenerationBody):
-            arrival.leave()  # it is never queued
-        else:
+        caller = self.caller(request)
+        body, arrival = await self.body(request, kind, caller)
+        slot, lines, stream = self.find(body.model, caller.tenant), list[Line](), None
+        if isinstance(body, GenerationBody):
             highest = self.tenant(caller.tenant).priority
-            priority = priority_of(request.headers, highest, flex=body.flex)
-            arrival.know(lines_of(slot.name, caller.conversation, caller.session, body))
-            caller = caller._replace(priority=priority, arrival=arrival)
+            arrival.priority = priority_of(request.headers, highest, flex=body.flex)
+            arrival.conversation = caller.conversation or body.conversation_name
+            if queued:
+                lines = lines_of(slot.name, caller.conversation, caller.session, body)
             if body.stream:
-                request[STREAM] = self._stream(request)
-                if not slot.serves:
-                    using = request[STREAM].wait_for(using, f"loading {slot.name}")
-        return Received(caller, await using, body)
+                stream = request[STREAM] = self._stream(request)
+        arrival.know(lines)
+        service = await self.use(request, slot, caller, stream)
+        return Received(caller._replace(priority=arrival.priority, arrival=arrival), service, body)
 
-    def _arrive(self, request: web.Request, tenant: str) -> None:
-        """Note that a request has come as a whole."""
-        request[ARRIVAL] = self._arrivals.arrive(tenant)
-        request[HELD].callback(request[ARRIVAL].leave)
-
-    async def body(
+    async def use(
         self,
         request: web.Request,
-        kind: type[Body],
-        wait: Wait,
-        arrived: Callable[[], object] = lambda: None,
-    ) -> Body:
+        slot: ModelSlot,
+        caller: Caller,
+        stream: EventStream | None = None,
+    ) -> Service:
+        """Keep a model loaded until a request has been answered; it is loaded if need be.
+
+        Args:
+            request: that uses it.
+            slot: the model.
+            caller: whose request it is.
+            stream: of the answer, if it is one: it says meanwhile what is waited for.
+
+        Raises:
+            RequestError: the model cannot be had.
+        """
+        arrival = request[ARRIVAL]
+        arrival.model = slot.name
+        using = self.pool().use(slot, caller.tenant, request[HELD], caller.wait)
+        if slot.serves:
+            return await using
+        if stream is not None:
+            using = stream.wait_for(using, f"loading {slot.name}")
+        with arrival.waiting(Activity.MODEL):
+            return await using
+
+    def _arrive(self, request: web.Request, caller: Caller) -> Arrival:
+        """Note that a request has come as a whole."""
+        arrival = request[ARRIVAL] = self._arrivals.arrive(caller.tenant, caller.request_id)
+        request[HELD].callback(arrival.leave)
+        return arrival
+
+    async def body(
+        self, request: web.Request, kind: type[Body], caller: Caller
+    ) -> tuple[Body, Arrival]:
         """Read and decode a body; a large one off the event loop.
 
         Args:
             request: whose body it is.
             kind: what it shall be.
-            wait: how long the request may take.
-            arrived: called when it has been read, before it is decoded.
+            caller: whose request it is.
+
+        Returns:
+            The body, and the request's place among those that are not queued yet.
 
         Raises:
             APIError: it is no such body.
@@ -226,13 +263,14 @@ class Entry:
         )
         if (connection := connection_of(request)) is not None:
             connection.answering()
-        arrived()
+        arrival = self._arrive(request, caller)
         if len(raw) <= SMALL_BODY:
-            return decode(raw, kind)
+            return decode(raw, kind), arrival
         models = self.pool()
         most = MAX_VALUES + models.longest_context
         size = len(raw)
-        return await models.workers.run(lambda _: _decode_large(raw, kind, most), size, wait)
+        decoding = models.workers.run(lambda _: _decode_large(raw, kind, most), size, caller.wait)
+        return await decoding, arrival
 
     async def answer(
         self,

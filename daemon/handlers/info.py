@@ -49,7 +49,7 @@ class InfoHandlers:
         """`GET /metrics`, in Prometheus's text format."""
         caller = self._entry.caller(request)
         return web.Response(
-            body=self._entry.pool().render_metrics(None if caller.operator else caller.tenant),
+            body=self._entry.pool().render_metrics(caller.sees_only),
             headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"},
         )
 

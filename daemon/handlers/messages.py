@@ -36,5 +36,5 @@ class MessagesHandlers:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """`POST /v1/messages/count_tokens`: how many tokens the prompt has."""
-        caller, service, body = await self._entry.read(request, CountRequest)
+        caller, service, body = await self._entry.read(request, CountRequest, queued=False)
         return json_response({"input_tokens": await service.count_tokens(body, caller)})

@@ -71,7 +71,7 @@ class ResponsesHandlers:
 
     async def input_tokens(self, request: web.Request) -> web.Response:
         """`POST /v1/responses/input_tokens`: what a response would have to read."""
-        caller, service, body = await self._entry.read(request, ResponsesRequest)
+        caller, service, body = await self._entry.read(request, ResponsesRequest, queued=False)
         desk = self._entry.stored()
         past = await self._past(body, caller)
         turn = TurnBody(body=body, caller=caller, past=past, store=desk.store)

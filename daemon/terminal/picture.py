@@ -23,16 +23,17 @@ def picture(status: Status, rates: Rates) -> Group:
     """Draw an answer of `/status`."""
     models, told = status.get("models", []), engines(status)
     parts: list[RenderableType] = [_head(status), Text()]
-    if not told and status["state"] != "ready":
+    if status["state"] != "ready" and not any(slot["state"] == "loaded" for slot in models):
         parts.append(_start(status))
         return Group(*parts)
-    parts += [_budgets(status, told), Text()]
+    if status["memory"] is not None:
+        parts += [_budgets(status["memory"], models, told), Text()]
     if told:
         parts += [_speeds(told, rates), Text()]
     several = len(models) > 1
-    if several or not told:
+    if several or not any(slot["state"] == "loaded" for slot in models):
         parts += [_models(models), Text()]
-    parts.append(requests(models, rates, COLUMNS, _MOST))
+    parts.append(requests(status, rates, COLUMNS, _MOST))
     return Group(*parts)
 
 
@@ -63,7 +64,7 @@ def _start(status: Status) -> RenderableType:
     return grid
 
 
-def _budgets(status: Status, told: list[Row]) -> Table:
+def _budgets(used: Row, models: list[Row], told: list[Row]) -> Table:
     grid = _grid()
     if told:
         # One ledger has the state of all models; the newest look at it counts.
@@ -74,13 +75,12 @@ def _budgets(status: Status, told: list[Row]) -> Table:
             _bar(held, memory["budget"]),
             Text(f"{amount(held)} of {amount(memory['budget'])}: {_parts(memory)}"),
         )
-    used = status["memory"]
     grid.add_row(
         Text("memory", "dim"),
         Text(),
         Text(f"{amount(used['active'])} in use, {amount(used['peak'])} at the most so far"),
     )
-    disks = [slot["disk"] for slot in status["models"] if slot["disk"] is not None]
+    disks = [slot["disk"] for slot in models if slot["disk"] is not None]
     if disks:
         nbytes, files = (sum(disk[each] for disk in disks) for each in ("nbytes", "records"))
         faults = [f", {disk['state']}: {disk['reason']}" for disk in disks if disk["state"] != "on"]
@@ -122,9 +122,8 @@ def _models(models: list[Row]) -> Table:
             amount(slot["weight_bytes"]) if loaded else "-",
             "-" if engine is None else amount(_cached(engine["cache"])),
             "-" if engine is None else str(len(engine["running"])),
-            str(slot["queued"]),
-            str(slot["waiting"]),
-            age(slot["idle_seconds"]) if loaded and not slot["using"] else "-",
+            *("-" if slot[each] is None else str(slot[each]) for each in ("queued", "waiting")),
+            age(slot["idle_seconds"]) if loaded and slot["using"] == 0 else "-",
         )
         drawn.add_row(*map(Text, cells))
     return drawn

@@ -36,7 +36,8 @@ class Rates:
         out: dict[str, int] = {}
         for engine in engines(status):
             numbers.update({name: n for name, n in engine.items() if isinstance(n, int | float)})
-            out |= {each["request"]: int(each["output_tokens"]) for each in engine["running"]}
+        for slot in status.get("models", ()):
+            out |= {each["request"]: int(each["output_tokens"]) for each in slot["requests"]}
         self._before, self._last = self._last, _Sample(self._clock(), dict(numbers), out)
 
     def forget(self) -> None:

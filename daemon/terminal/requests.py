@@ -13,6 +13,8 @@ from .sizes import age, amount, share
 Row = dict[str, Any]
 
 _WAITS = {
+    "tokenize": "reading its prompt",
+    "model": "its model is loading",
     "conversation": "behind its conversation",
     "tenant": "behind its tenant's bound",
     "quota": "its tenant's tokens are spent",
@@ -21,6 +23,8 @@ _WAITS = {
     "disk": "reading from disk",
     "prefix": "another computes its prefix",
 }
+
+_RUNNING = ("prefill", "decode")
 
 
 class Column(NamedTuple):
@@ -60,7 +64,11 @@ def _speed(row: Row, rates: Rates) -> str:
     return number(rates.of_request(row["request"]))
 
 
-MODEL = Column("model", lambda row, _: str(row["model"]), right=False)
+def _cached(row: Row) -> str:
+    return share(row["cached_tokens"], row["prompt_tokens"]) if "prompt_tokens" in row else "-"
+
+
+MODEL = Column("model", lambda row, _: str(row["model"] or "-"), right=False)
 """Says whose request it is, where there are several models."""
 COLUMNS = (
     Column("conversation", lambda row, _: str(row["conversation"]), right=False),
@@ -68,9 +76,9 @@ COLUMNS = (
     Column("doing", _doing, right=False),
     Column("since", _since),
     Column("waited", _waited),
-    Column("prompt", lambda row, _: str(row["prompt_tokens"])),
-    Column("cached", lambda row, _: share(row["cached_tokens"], row["prompt_tokens"])),
-    Column("out", lambda row, _: str(row["output_tokens"])),
+    Column("prompt", lambda row, _: str(row.get("prompt_tokens", "-"))),
+    Column("cached", lambda row, _: _cached(row)),
+    Column("out", lambda row, _: str(row.get("output_tokens", "-"))),
     Column("tokens/s", _speed),
 )
 """What a row says of a request."""
@@ -82,20 +90,23 @@ LISTED = (_ID, COLUMNS[0], COLUMNS[1], _PRIORITY, *COLUMNS[2:-1])
 
 
 def requests(
-    models: list[Row], rates: Rates, columns: tuple[Column, ...], most: int | None = None
+    status: Row, rates: Rates, columns: tuple[Column, ...], most: int | None = None
 ) -> Group:
-    """Draw the requests of some models.
+    """Draw the requests of an answer of `/status`.
 
     Args:
-        models: of an answer of `/status`.
+        status: the answer.
         rates: knows how fast they are.
         columns: of the table, but for the model's.
         most: rows at most; those that run come first.
     """
-    queued = sum(slot["queued"] for slot in models)
-    running = sum(len(slot["engine"]["running"]) for slot in models if slot["engine"] is not None)
+    models, arriving = status.get("models", []), status.get("arriving", [])
+    running, queued = (sum(numbers) for numbers in zip((0, 0), *map(_counts, models), strict=True))
     said = Text.assemble((f"{running} running", "bold"), f", {queued} in the queue")
+    if arriving:
+        said.append(f", {len(arriving)} on the way there")
     rows = [row | {"model": slot["name"]} for slot in models for row in slot["requests"]]
+    rows += arriving
     if not rows:
         return Group(said)
     if len(models) > 1:
@@ -103,9 +114,18 @@ def requests(
     drawn = table((column.title, column.right) for column in columns)
     for row in rows[:most]:
         drawn.add_row(*(Text(column.cell(row, rates)) for column in columns))
-    left = running + queued - len(rows[:most])
+    left = running + queued + len(arriving) - len(rows[:most])
     more = [Text(f"and {left} more", "dim")] if left > 0 else []
     return Group(said, Text(), drawn, *more)
+
+
+def _counts(slot: Row) -> tuple[int, int]:
+    """How many run and wait; a tenant is told of its own by their rows alone."""
+    if slot["queued"] is not None:
+        running = 0 if slot["engine"] is None else len(slot["engine"]["running"])
+        return running, slot["queued"]
+    running = sum(row["status"] in _RUNNING for row in slot["requests"])
+    return running, len(slot["requests"]) - running
 
 
 def table(heads: Iterable[tuple[str, bool]]) -> Table:

@@ -54,7 +54,7 @@ async def print_requests(socket: Path) -> None:
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     async with Client(socket) as client:
         status = await client.get("/status")
-    console.print(requests(status.get("models", []), Rates(), LISTED))
+    console.print(requests(status, Rates(), LISTED))
 
 
 async def _watch(client: Client, rates: Rates, console: Console, signals: StopSignals) -> None:

@@ -20,6 +20,10 @@ from umbel.daemon.protocols.responses import ResponsesRequest
 from umbel.daemon.service import Caller, Service
 from umbel.models.params import SamplingParams
 from umbel.scheduler.errors import DeadlineExceededError
+from umbel.scheduler.fairness.entry import Priority
+from umbel.scheduler.times import Activity
+
+from ..fakes import FakeClock
 
 TALK, OTHER = Line("m", "conversation", "talk"), Line("m", "conversation", "other")
 
@@ -33,7 +37,7 @@ async def _settle() -> None:
 async def test_who_came_first_goes_first() -> None:
     """Of one conversation, however late the first one is read; others do not wait."""
     arrivals = Arrivals()
-    first, stranger, second, other = (arrivals.arrive(t) for t in ("a", "b", "a", "a"))
+    first, stranger, second, other = (arrivals.arrive(t, "r") for t in ("a", "b", "a", "a"))
     stranger.know([TALK])
     second.know([TALK])
     other.know([OTHER])
@@ -53,10 +57,43 @@ async def test_who_came_first_goes_first() -> None:
     assert len(arrivals) == 0
 
 
+async def test_each_says_what_it_waits_for() -> None:
+    """And for how long it did what before; a tenant hears of its own alone."""
+    clock = FakeClock()
+    arrivals = Arrivals(clock)
+    first = arrivals.arrive("a", "one")
+    clock.now += 2
+    second, other = arrivals.arrive("a", "two"), arrivals.arrive("b", "three")
+    first.know([TALK])
+    second.know([TALK])
+    second.model, second.conversation, second.priority = "m", "talk", Priority.BATCH
+    with first.waiting(Activity.MODEL):
+        clock.now += 3
+        told = {row.request: (row.activity, row.seconds) for row in arrivals.describe(9)}
+        assert told["one"] == ("model", {"tokenize": 2.0, "model": 3.0})
+        assert told["three"] == ("tokenize", {"tokenize": 3.0})
+    turn = asyncio.create_task(second.turn())
+    await _settle()
+    clock.now += 1
+    rows = arrivals.describe(9, "a")
+    assert [row.request for row in rows] == ["one", "two"]
+    assert rows[1].activity == "conversation"
+    assert (rows[1].model, rows[1].conversation, rows[1].priority) == ("m", "talk", "batch")
+    assert (rows[0].model, rows[0].conversation) == (None, "one")
+    assert [row.request for row in arrivals.describe(1)] == ["one"]
+    first.leave()
+    await turn
+    assert second.seconds() == {Activity.TOKENIZE: 3.0, Activity.CONVERSATION: 1.0}
+    assert arrivals.describe(9, "c") == []
+    for each in (second, other):
+        each.leave()
+    assert arrivals.describe(9) == []
+
+
 async def test_who_follows_nobody_waits_for_nobody() -> None:
     """A request without a name goes on at once, and so do those after it."""
     arrivals = Arrivals()
-    unread, nameless, named = (arrivals.arrive("a") for _ in range(3))
+    unread, nameless, named = (arrivals.arrive("a", "r") for _ in range(3))
     nameless.know([])
     await asyncio.wait_for(nameless.turn(), 1)
     unread.leave()
@@ -67,7 +104,7 @@ async def test_who_follows_nobody_waits_for_nobody() -> None:
 async def test_who_waits_for_another_model_keeps_nobody() -> None:
     """An agent's session asks several models, of which one may be loaded for minutes."""
     arrivals = Arrivals()
-    loading, loaded = (arrivals.arrive("a") for _ in range(2))
+    loading, loaded = (arrivals.arrive("a", "r") for _ in range(2))
     loading.know([Line("large", "session", "s")])
     loaded.know([Line("small", "session", "s")])
     await asyncio.wait_for(loaded.turn(), 1)
@@ -76,7 +113,7 @@ async def test_who_waits_for_another_model_keeps_nobody() -> None:
 async def test_who_gives_up_keeps_nobody() -> None:
     """A turn that is cancelled, and a request that ends before its turn, let others go on."""
     arrivals = Arrivals()
-    first, second, third = (arrivals.arrive("a") for _ in range(3))
+    first, second, third = (arrivals.arrive("a", "r") for _ in range(3))
     for each in (first, second, third):
         each.know([TALK])
     turn = asyncio.create_task(second.turn())
@@ -100,7 +137,7 @@ async def test_any_order_of_reading(seed: int) -> None:
     gone: list[int] = []
 
     async def request(number: int) -> None:
-        arrival = arrivals.arrive(f"tenant {number % 2}")
+        arrival = arrivals.arrive(f"tenant {number % 2}", f"{number}")
         try:
             await asyncio.sleep(rng.random() / 100)
             if rng.random() < 0.1:
@@ -171,7 +208,7 @@ class Slow(Service):
 async def test_what_is_tokenised_later_is_queued_first() -> None:
     """If it came first; who has waited for it as long as it may hears so."""
     service, arrivals = Slow(), Arrivals()
-    large, small, hasty = (arrivals.arrive("a") for _ in range(3))
+    large, small, hasty = (arrivals.arrive("a", "r") for _ in range(3))
     for each in (large, small, hasty):
         each.know([TALK])
     asked = [asyncio.create_task(service.ask("large", large))]

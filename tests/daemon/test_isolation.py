@@ -1,5 +1,6 @@
 """Two tenants of one daemon: what one learns of the other, and what both may begin with."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -76,13 +77,19 @@ def test_a_prompt_is_cached_for_whoever_sent_it(tiny_daemon: RunningDaemon) -> N
 
 
 def test_running_requests_of_others_are_not_shown(tiny_daemon: RunningDaemon) -> None:
-    """`/status` has ids, conversations and counts of one's own requests only."""
+    """`/status` has ids, conversations and counts of one's own requests only, and no sums."""
     connection, answer = tiny_daemon.stream(chat("Go on") | {"max_tokens": 4000})
     try:
         answer.readline()
         running = eventually(lambda: tiny_daemon.status()["engine"]["running"])
         assert running[0]["tenant"].startswith("uid:")
-        assert over_tcp(tiny_daemon, "GET", "/status").json()["engine"]["running"] == []
+        told = over_tcp(tiny_daemon, "GET", "/status").json()
+        assert told["models"][0]["requests"] == told["arriving"] == []
+        assert "uid:" not in json.dumps(told)
+        for of_all in ("engine", "memory", "disk", "pressure", "waiting", "step_age"):
+            assert told[of_all] is None, of_all
+        for of_all in ("engine", "disk", "using", "waiting", "queued", "idle_seconds"):
+            assert told["models"][0][of_all] is None, of_all
     finally:
         answer.close()
         connection.close()

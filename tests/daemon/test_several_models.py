@@ -150,6 +150,32 @@ def test_status_tells_of_each_what_it_does(folder: Path, models: list[Path]) -> 
         assert slots(daemon)["one"]["engine"]["cache"]["nodes"] == 0
 
 
+def test_who_waits_for_a_model_has_a_row(folder: Path, models: list[Path]) -> None:
+    """In `/status` and `umbel ps`, with the time of it; and the log says so."""
+    env = configured(folder, models[:2])
+    with running(folder, models[0], env=env) as daemon:
+        body = ask("two")
+        named = {"X-Umbel-Conversation": "early"}
+        thread = threading.Thread(
+            target=daemon.request, args=("POST", CHAT, msgspec.json.encode(body), named)
+        )
+        thread.start()
+        loading = [["early", "two", "model"]]
+        keys = ("conversation", "model", "activity")
+
+        def rows() -> Any:
+            told = daemon.status()["arriving"]
+            return [[row[key] for key in keys] for row in told] == loading and told
+
+        (row,) = eventually(rows)
+        assert row["seconds"].keys() >= {"model"}
+        assert row["tenant"].startswith("uid:")
+        thread.join()
+        assert daemon.status()["arriving"] == []
+        line = eventually(lambda: [x for x in daemon.log().splitlines() if "=early" in x])[0]
+        assert " waited_for=model " in line
+
+
 def test_the_commands_for_the_cache_take_a_model(folder: Path, models: list[Path]) -> None:
     """`umbel cache` asks about the default model, or about the one that is named."""
     env = configured(folder, models[:2], two='aliases = ["deux"]\npinned = true')

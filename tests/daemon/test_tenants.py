@@ -6,18 +6,24 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 import pytest
 
+from umbel.daemon.config import TenantSettings
 from umbel.daemon.key_file import add_key, revoke_key
+from umbel.daemon.operators import is_monitor
 from umbel.daemon.priorities import PRIORITY_HEADER
 from umbel.daemon.tenants import TENANT_HEADER
 
 from ..tiny import tiny_model_dir
 from .raw import connected, read_reply
 from .running import Reply, RunningDaemon, eventually, running
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 ASK: dict[str, Any] = {
@@ -100,9 +106,12 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
             models = ["deux"]
             [tenants.none]
             models = []
+            [tenants.watch]
+            monitor = true
             """
         )
-        keys = {name: add_key(keys_file, name)[1] for name in ("research", "slow", "small", "none")}
+        names = ("research", "slow", "small", "none", "watch")
+        keys = {name: add_key(keys_file, name)[1] for name in names}
         keys["gateway"] = add_key(keys_file, "gateway", proxy=True)[1]
         with running(Path(folder), one, "--config", str(config)) as daemon:
             yield Office(daemon, keys_file, keys)
@@ -261,12 +270,61 @@ class TestModels:
         everything = office.daemon.request("GET", "/v1/models").json()
         assert [model["id"] for model in everything["data"]] == ["one", "two", "gpt", "deux"]
 
+    def test_status_tells_of_its_own(self, office: Office) -> None:
+        """A model that a tenant may not use is not there; its default is its own."""
+        told = {
+            name: office.daemon.request("GET", "/status", headers=office.bearer(name)).json()
+            for name in ("small", "none", "research")
+        }
+        listed = {name: [slot["name"] for slot in told[name]["models"]] for name in told}
+        assert listed == {"small": ["two"], "none": [], "research": ["one", "two"]}
+        assert told["none"]["model"] is None
+        assert told["research"]["model"]["name"] == "one"
+        assert (told["small"]["model"] or {"name": "two"})["name"] == "two"
+
     def test_who_may_use_none(self, office: Office) -> None:
         """Gets an empty list, and a 404 without a name too."""
         none = office.bearer("none")
         listed = office.daemon.request("GET", "/v1/models", headers=none).json()
         assert (listed["data"], listed["first_id"]) == ([], None)
         assert refusal(office.ask(none)) == (404, "model_not_found")
+
+
+class TestMonitor:
+    """A tenant that is said to be one sees all, and may do no more than others."""
+
+    def test_it_sees_all(self, office: Office) -> None:
+        """Figures of all tenants together, which others do not."""
+        assert office.ask().status == 200
+        for route, of_all in (("/metrics", "umbel_steps_total"), ("/status", '"engine":{')):
+            told = {
+                name: office.daemon.request("GET", route, headers=office.bearer(name))
+                for name in ("watch", "research")
+            }
+            assert of_all in told["watch"].body.decode()
+            assert of_all not in told["research"].body.decode()
+        nodes = [
+            office.daemon.request("GET", "/cache/nodes", headers=office.bearer(name)).json()
+            for name in ("watch", "research")
+        ]
+        assert "me" in {node["tenant"] for node in nodes[0]["nodes"]}
+        assert "me" not in {node["tenant"] for node in nodes[1]["nodes"]}
+
+    def test_it_is_no_operator(self, office: Office) -> None:
+        """It shares no prompts; and a proxy makes nobody one."""
+        pin = {"name": "x", "system": "You are one of many.", "shared": True}
+        shared = office.ask(office.bearer("watch"), pin, route="/cache/pins")
+        assert refusal(shared) == (403, "operator_only")
+        named = office.bearer("gateway", X_Umbel_Tenant="watch")
+        told = office.daemon.request("GET", "/status", headers=named).json()
+        assert told["engine"] is None
+
+    def test_it_is_said_of_one_tenant(self) -> None:
+        """The table of `default`, which holds for all without one, makes nobody else one."""
+        tables = {"default": TenantSettings(monitor=True)}
+        request = cast("web.Request", SimpleNamespace(headers={}))
+        assert is_monitor(request, "default", tables)
+        assert not is_monitor(request, "another", tables)
 
 
 class TestPriority:

@@ -200,15 +200,50 @@ def test_a_screen_holds_the_first_requests_only(tiny_daemon: RunningDaemon) -> N
     assert "and 3900 more" in text
 
 
+def test_requests_on_their_way_have_rows(tiny_daemon: RunningDaemon) -> None:
+    """What is not in a queue yet comes last; of its prompt nothing is known."""
+    status = at_rest(tiny_daemon)
+    arrival = {name: RUNS[name] for name in ("request", "conversation", "tenant", "priority")}
+    arriving = [
+        {**arrival, "model": "two", "activity": "model", "seconds": {"model": 70.0}},
+        {**arrival, "model": None, "activity": "tokenize", "seconds": {"tokenize": 1.0}},
+    ]
+    text = drawn({**status, "arriving": arriving})
+    assert "0 running, 0 in the queue, 2 on the way there" in text
+    loading, reading = (line for line in text.splitlines() if "ferns" in line)
+    assert re.search(r"its model is loading +1 min +1 min +- +- +- +-$", loading.rstrip())
+    assert re.search(r"reading its prompt +1 s +1 s ", reading)
+    text = drawn({**status, "arriving": arriving, "models": status["models"] * 2})
+    assert re.search(r"^two +ferns .*its model is loading", text, re.MULTILINE)
+    assert re.search(r"^- +ferns .*reading its prompt", text, re.MULTILINE)
+
+
+def test_a_tenant_sees_its_own_requests(tiny_daemon: RunningDaemon) -> None:
+    """It is told no figures of all tenants, and its rows are counted instead."""
+    status = at_rest(tiny_daemon)
+    hidden = dict.fromkeys(("using", "waiting", "queued", "idle_seconds", "engine", "disk"))
+    waits = {**RUNS, "status": "waiting", "activity": "slot"}
+    slot = {**status["models"][0], **hidden, "requests": [RUNS, waits]}
+    status |= dict.fromkeys(("engine", "memory", "waiting", "disk", "pressure", "step_age"))
+    text = drawn({**status, "models": [slot]})
+    assert "1 running, 1 in the queue" in text
+    assert text.count("ferns") == 2
+    assert "tokens/s" in text
+    text = drawn({**status, "models": [slot, {**slot, "name": "two", "requests": []}]})
+    assert re.search(r"^two +loaded .* - +- +- +- +- *$", text, re.MULTILINE)
+
+
 def test_rates() -> None:
     """A figure's rate is what it grew by in a second; a request's, its answer's tokens."""
     times = iter([10.0, 12.0])
     rates = Rates(clock=lambda: next(times))
     for tokens in (5, 25):
         row = {"request": "r", "output_tokens": tokens}
-        engine = {"generation_tokens": tokens, "running": [row]}
-        idle = {"generation_tokens": 7, "running": []}
-        rates.take({"models": [{"engine": each} for each in (engine, idle, None)]})
+        engine, idle = {"generation_tokens": tokens}, {"generation_tokens": 7}
+        slots: list[dict[str, Any]] = [
+            {"engine": each, "requests": []} for each in (engine, idle, None)
+        ]
+        rates.take({"models": [*slots, {"engine": None, "requests": [row]}]})
         assert (rates.of_request("r") is None) == (tokens == 5)
     assert rates.of_engine("generation_tokens") == rates.of_request("r") == 10.0
     assert rates.of_request("another") is None

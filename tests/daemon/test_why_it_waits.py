@@ -64,5 +64,5 @@ def test_it_says_what_each_waits_for(short_path: Path, tiny_dir: Path) -> None:
     ended = [line for line in log.splitlines() if "event=request" in line]
     assert len(ended) == 3
     waited = [line.partition("waited_for=")[2].split()[0] for line in ended]
-    assert "conversation" in waited
-    assert waited.count("slot") == 2
+    assert waited.count("conversation") == 1
+    assert "slot" in waited
