@@ -171,7 +171,7 @@ def _settled(peaks: list[int]) -> bool:
 
 def _peak(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int) -> int:
     chunks = [([1] * tokens, cache) for cache in _after(layout, prefill, context, rows)]
-    # What MLX reuses is up to two pages larger than what is asked for, and counts as large as it is.
+    # A buffer that MLX reuses may be two pages larger than what is asked for, and counts as it is.
     mx.clear_cache()
     _, peak = peak_of(lambda: prefill(chunks))
     return peak

@@ -164,9 +164,9 @@ def close(runner: ModelRunner, caches: list[SequenceCache]) -> None:
 def taken(work: Callable[[], object]) -> int:
     """The most that was active while something was done, over what was before.
 
-    A prefill begins the peak anew, so what it was before that is noted. Nothing is in MLX's cache: a
-    buffer that is reused counts with up to two pages more than what is asked for, which is nothing
-    beside the arrays of a model that is used, and 20 % of those here.
+    A prefill begins the peak anew, so what it was before that is noted. Nothing is in MLX's cache:
+    a buffer that is reused may be two pages larger than what is asked for, which is nothing beside
+    the arrays of a model that is used, and 20 % of those here.
     """
     mx.clear_cache()
     before, begin_anew, peaks = resident_bytes(), mx.reset_peak_memory, [0]
