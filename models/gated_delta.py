@@ -1,7 +1,8 @@
-"""The gated delta rule of recurrent layers, as one kernel on CUDA.
+"""The gated delta rule of recurrent layers: as one kernel on CUDA, in chunks on a CPU.
 
 mlx-lm has a kernel for Metal. Elsewhere it launches a dozen operations for each token and layer, so
-that a prompt of 8,000 tokens takes half a minute on a fast GPU (24 such layers).
+that a prompt of 8,000 tokens takes half a minute on a fast GPU (24 such layers), and minutes on a
+CPU.
 
 The rule: Yang, Kautz and Hatamizadeh, "Gated Delta Networks: Improving Mamba2 with Delta Rule",
 2024; with a gate for each channel: Kimi Team, "Kimi Linear", 2025.
@@ -14,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import gated_delta
 
+from .chunked_delta import chunked_delta
 from .load.device import DevicePolicy
 
 _theirs = gated_delta.gated_delta_update
@@ -133,7 +135,9 @@ class GatedDelta:
         Returns:
             `[rows, tokens, heads, value_size]` in `q`'s type, and the new state.
         """
-        if not (use_kernel and self.device.recurrence_kernel and _fits(q, k, v)):
+        launches = self.device.recurrence_kernel and _fits(q, k, v)
+        in_chunks = self.device.recurrence_chunks and q.shape[1] > 1
+        if not (use_kernel and (launches or in_chunks)):
             own: tuple[mx.array, mx.array] = _theirs(
                 *(q, k, v, a, b, A_log, dt_bias, state, mask),
                 use_kernel=use_kernel,
@@ -150,7 +154,7 @@ class GatedDelta:
             g = gated_delta.compute_lower_bound_g(A_log, a, dt_bias, lower_bound)
         if state is None:
             state = mx.zeros((q.shape[0], *v.shape[2:], q.shape[3]), mx.float32)
-        return _run(q, k, v, g, beta, state, mask)
+        return (_run if launches else chunked_delta)(q, k, v, g, beta, state, mask)
 
 
 def _fits(q: mx.array, k: mx.array, v: mx.array) -> bool:

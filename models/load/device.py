@@ -24,6 +24,8 @@ class DevicePolicy:
             model runs in batches.
         host_reads: the host can read arrays where the device wrote them.
         recurrence_kernel: the gated delta rule is a kernel of ours; mlx-lm has one for Metal alone.
+        recurrence_chunks: prompts go through it chunk by chunk, as products: these are fast, and
+            the many operations of each token are not.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
@@ -40,6 +42,7 @@ class DevicePolicy:
     contiguous_keys: bool
     host_reads: bool
     recurrence_kernel: bool
+    recurrence_chunks: bool
     stacks: bool
     prefill_chunk: int
     row_limit: int
@@ -58,6 +61,7 @@ CPU = DevicePolicy(
     contiguous_keys=False,
     host_reads=True,
     recurrence_kernel=False,
+    recurrence_chunks=True,
     stacks=False,
     prefill_chunk=512,
     row_limit=512,
@@ -75,6 +79,7 @@ GPU = DevicePolicy(
     contiguous_keys=True,
     host_reads=True,
     recurrence_kernel=False,
+    recurrence_chunks=False,
     stacks=True,
     prefill_chunk=2048,
     row_limit=2048,
