@@ -15,6 +15,7 @@ from mlx_lm.models import gated_delta
 from umbel.models.binding import bind
 from umbel.models.chunked_delta import CHUNK, SPAN, chunked_delta
 from umbel.models.load.device import CPU
+from umbel.models.runtime import peak_of
 
 from .. import zoo
 
@@ -230,6 +231,23 @@ def test_a_prompt_may_be_cut_anywhere(tokens: int, seed: int) -> None:
         left = np.array(after)
     assert mx.allclose(mx.concatenate(outs, axis=1), expected, rtol=1e-4, atol=1e-5)
     assert mx.allclose(mx.array(left), state, rtol=1e-4, atol=1e-5)
+
+
+def test_long_prompts_take_little_more_memory() -> None:
+    """Each span is waited for, so that what it takes is free for the next."""
+
+    def peak(tokens: int) -> int:
+        inputs = Case(tokens, heads=(2, 4), sizes=(64, 64)).inputs()
+        arrays = {name: mx.array(x) for name, x in inputs.items()}
+
+        def work() -> tuple[mx.array, mx.array]:
+            outputs = chunked_delta(**arrays)
+            mx.eval(*outputs)
+            return outputs
+
+        return peak_of(work)[1]
+
+    assert peak(8 * SPAN) < 1.7 * peak(SPAN)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
