@@ -27,10 +27,11 @@ def check_waiting(use: TenantUse, tenant: str, limit: int, now: float) -> None:
     """
     most = use.agreed(tenant).waiting
     if use.waiting >= limit:
-        raise queue_full(limit, use.drained.next_place_in(now, RETRY_AFTER))
+        raise queue_full(limit, use.drained.of_all.next_place_in(now, RETRY_AFTER))
     if most is not None and use.waiting_of(tenant) >= most:
         message = f"{most} requests of tenant {tenant} are waiting already; try again later"
-        raise QueueFullError(message, retry_after=use.drained.next_place_in(now, RETRY_AFTER))
+        seconds = use.drained.of(tenant).next_place_in(now, RETRY_AFTER)
+        raise QueueFullError(message, retry_after=seconds)
 
 
 def check_tokens(use: TenantUse, tenant: str, now: float) -> None:

@@ -126,7 +126,8 @@ class ConversationQueue:
             self._changes += 1
             self._claimed[sequence.request.id] = sequence
             self._leave(sequence)
-            self._use.drained.note(self._clock())
+            if sequence.status is not SequenceStatus.PREEMPTED:  # it took that place by yielding
+                self._use.drained.note(sequence.request.tenant, self._clock())
             self._spend(sequence.request.tenant, tokens)
             return True
 

@@ -28,3 +28,31 @@ class DrainRate:
             return unknown
         took = now - self._left[0]
         return math.ceil(min(max(took / len(self._left), 1.0), _LONGEST))
+
+
+class DrainRates:
+    """When the last requests left: of all tenants together, and of each.
+
+    Attributes:
+        of_all: of all tenants together.
+    """
+
+    def __init__(self) -> None:
+        self.of_all = DrainRate()
+        self._own: dict[str, DrainRate] = {}
+
+    def of(self, tenant: str) -> DrainRate:
+        """A tenant's own, which says nothing of others' requests."""
+        return self._own.get(tenant) or DrainRate()
+
+    def note(self, tenant: str, now: float) -> None:
+        """One of a tenant has left."""
+        self.of_all.note(now)
+        self._own.setdefault(tenant, DrainRate()).note(now)
+
+    def forget(self, tenant: str) -> None:
+        """Keep a tenant's own no longer. Idempotent."""
+        self._own.pop(tenant, None)
+
+    def __len__(self) -> int:
+        return len(self._own)

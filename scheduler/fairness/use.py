@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from .drain import DrainRate
+from .drain import DrainRates
 from .terms import Agreed, Quotas, Terms
 
 
@@ -18,7 +18,7 @@ class TenantUse:
     Attributes:
         agreed: a tenant's terms.
         quotas: what is spent of its tokens a minute.
-        drained: how fast requests start.
+        drained: how fast requests start; of a tenant that has none, nothing is kept.
 
     Args:
         agreed: as above.
@@ -27,7 +27,7 @@ class TenantUse:
     def __init__(self, agreed: Agreed = lambda _: Terms()) -> None:
         self.agreed = agreed
         self.quotas = Quotas(agreed)
-        self.drained = DrainRate()
+        self.drained = DrainRates()
         self._lock = threading.Lock()
         self._parts: tuple[Places, ...] = ()  # replaced as a whole, so that it is read without lock
 
@@ -63,7 +63,13 @@ class TenantUse:
             self._parts = tuple(each for each in self._parts if each is not part)
             tenants = part.tenants
         for tenant in tenants:
+            self.forget_idle(tenant)
             self.tell(tenant)
+
+    def forget_idle(self, tenant: str) -> None:
+        """Keep nothing of a tenant of whom nothing waits or runs."""
+        if not any(part.waiting_of(tenant) or part.running_of(tenant) for part in self._parts):
+            self.drained.forget(tenant)
 
     def tell(self, tenant: str, besides: "Places | None" = None) -> None:
         """Have queues look anew whether a tenant has a place, and go on where it has one.
@@ -135,6 +141,7 @@ class Places:
         """Count it no more: it has neither started nor will."""
         with self._lock:
             self._add_waiting(tenant, -1)
+        self._use.forget_idle(tenant)
 
     def start(self, tenant: str) -> bool:
         """Count a waiting request as running; False, and nothing is changed, without a place."""
@@ -150,6 +157,7 @@ class Places:
         """Count a running request no more."""
         with self._lock:
             _add(self._running, tenant, -1)
+        self._use.forget_idle(tenant)
         self._use.tell(tenant, self)
 
     def look_at(self, tenant: str) -> bool:

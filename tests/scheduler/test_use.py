@@ -130,6 +130,70 @@ def test_when_to_come_again_is_told_by_what_all_models_start() -> None:
     assert refusal.value.retry_after == 30
 
 
+def test_when_to_come_again_is_told_by_what_blocks() -> None:
+    """For a tenant's own bound that is how fast its own start, whatever others' do."""
+    now = [0.0]
+    use = TenantUse(lambda tenant: Terms(waiting=1) if tenant in "ab" else Terms())
+    queue = ConversationQueue(3, use, lambda: now[0])
+
+    def put(name: str) -> Sequence:
+        request = msgspec.structs.replace(make_request(name), tenant=name[0])
+        sequence = Sequence(request)
+        queue.put(sequence)
+        return sequence
+
+    def told(name: str) -> int:
+        with pytest.raises(QueueFullError) as refusal:
+            put(name)
+        return refusal.value.retry_after
+
+    put("b1")
+    assert queue.claim(put("a1"))
+    put("a2")
+    for number in range(19):
+        now[0] += 2
+        assert queue.claim(put(f"c{number}"))
+    assert (told("a3"), told("b2")) == (38, 2), "nothing of b has ever started"
+    put("c")
+    assert told("c") == 2, "all places are taken, and all starts count"
+
+
+def test_of_who_is_gone_no_rate_is_kept() -> None:
+    """One entry a tenant that has requests, however they end and whichever models they use."""
+    models = Models()
+    for name in ("a1", "b1", "c1"):
+        assert models.claim(0, models.put(0, name)[0])
+    (waits,), (runs,) = models.put(1, "a2"), models.put(1, "b2")
+    assert models.claim(1, runs)
+    assert len(models.use.drained) == 3
+    models.queues[0].leave()
+    assert len(models.use.drained) == 2
+    models.queues[1].remove(waits.request.id)
+    assert len(models.use.drained) == 1
+    models.queues[1].put_back(runs)
+    assert models.claim(1, runs)
+    models.queues[1].release(runs)
+    assert len(models.use.drained) == 0
+
+
+def test_to_yield_makes_no_place() -> None:
+    """Who starts again after it yielded gives back the place that it took by that."""
+    now = [0.0]
+    queue = ConversationQueue(1, clock=lambda: now[0])
+    sequence = Sequence(make_request("1"))
+    queue.put(sequence)
+    assert queue.claim(sequence)
+    for _ in range(20):
+        now[0] += 1
+        sequence.preempt(replay=False)
+        queue.put_back(sequence)
+        assert queue.claim(sequence)
+    queue.put(Sequence(make_request("2")))
+    with pytest.raises(QueueFullError) as refusal:
+        queue.put(Sequence(make_request("3")))
+    assert refusal.value.retry_after == 20
+
+
 def test_a_model_that_goes_leaves_nothing_behind() -> None:
     """What its requests had is others', though they have not ended there; it takes no more."""
     models = Models(limit=3, a=Terms(running=1, waiting=2))
