@@ -289,6 +289,7 @@ class Service:
             parallel=1 if caller.unit is None else PARALLEL,
             priority=caller.priority,
             before={} if caller.arrival is None else caller.arrival.seconds(),
+            placed=caller.wait.has_place,
         )
         logprobs = wanted.sampling.top_logprobs is not None
         reader = AnswerReader(

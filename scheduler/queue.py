@@ -69,8 +69,9 @@ class ConversationQueue:
         with self._lock:
             if self._closed:
                 raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
-            check_waiting(self._use, sequence.request.tenant, self.limit, self._clock())
-            check_tokens(self._use, sequence.request.tenant, self._clock())
+            request, now = sequence.request, self._clock()
+            check_waiting(self._use, request.tenant, self.limit, now, placed=request.placed)
+            check_tokens(self._use, request.tenant, now)
             self._changes += 1
             self._order.put(_entry(sequence))
             self._wait(sequence)

@@ -29,6 +29,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
             the tenant's time together; the conversation, where it is None.
         parallel: how many requests of its unit may run when it starts, itself included.
         before: seconds of what it did and waited for before it was queued.
+        placed: it has waited for something else until it is queued, and was let in then.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     unit: str | None = None
     parallel: int = 1
     before: dict[Activity, float] = {}
+    placed: bool = False
 
 
 class FinishReason(enum.StrEnum):

@@ -30,11 +30,22 @@ class TenantUse:
         self.drained = DrainRates()
         self._lock = threading.Lock()
         self._parts: tuple[Places, ...] = ()  # replaced as a whole, so that it is read without lock
+        self._met: frozenset[str] = frozenset()  # the first tenants, as many as make several
 
     @property
     def waiting(self) -> int:
         """How many requests wait, of all tenants."""
         return sum(part.waiting for part in self._parts)
+
+    @property
+    def shared(self) -> bool:
+        """Whether requests of several tenants have come."""
+        return len(self._met) > 1
+
+    def meet(self, tenant: str) -> None:
+        """Take note of whose request has come, be it let in or not."""
+        if not self.shared:
+            self._met |= {tenant}
 
     def waiting_of(self, tenant: str) -> int:
         """How many requests of a tenant wait."""

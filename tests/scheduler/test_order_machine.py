@@ -147,6 +147,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.accepted: dict[str, Sequence] = {}
         self.home: dict[str, Model] = {}
         self.taken_out: set[str] = set()
+        self.met: set[str] = set()
         self.events: dict[str, list[Event]] = {}
         self.starts: dict[Unit, list[int]] = {}
         self.did: dict[str, dict[Activity, float]] = {}
@@ -204,6 +205,9 @@ class OrderMachine(RuleBasedStateMachine):
         waiting = [s for s in self.waiting() if s.request.tenant == tenant]
         full = len(self.waiting()) >= self.limit
         full |= most is not None and len(waiting) >= most
+        if not self.closed:
+            self.met.add(tenant)
+        full |= len(self.met) > 1 and len(waiting) >= 8 * (self.limit - len(self.waiting()))
         if self.closed or full:
             with pytest.raises(UnavailableError if self.closed else QueueFullError):
                 model.queue.put(sequence)
