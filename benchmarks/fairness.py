@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fairness_decisions import bounded, decisions, spent, starts, steps
+from fairness_decisions import bounded, decisions, own_yields, spent, starts, steps
 from fairness_orders import Fair, FirstCome, LongestPrefix, Order, VirtualTokenCounter
 from fairness_server import Costs, Outcome, Server
 from fairness_workload import Workload, crowded, hoarded, skewed
@@ -240,9 +240,10 @@ def main() -> None:
             took = [measured(tenants, requests) for measured in (decisions, starts, steps)]
             cells = (f"{tenants:,}", f"{requests:,}", *(f"{each:.3f}" for each in took))
             print(f"| {' | '.join(cells)} |")
-        print("\n| waiting | bound, ms | spent, ms |\n|---:|---:|---:|")
-        for requests in (10, 1_000, 10_000):
-            print(f"| {requests:,} | {bounded(requests):.3f} | {spent(requests):.3f} |")
+        print("\n| waiting | bound, ms | spent, ms | own, ms |\n|---:|---:|---:|---:|")
+        for requests in (100, 1_000, 10_000):
+            took = [measured(requests) for measured in (bounded, spent, own_yields)]
+            print(f"| {requests:,} | {' | '.join(f'{each:.3f}' for each in took)} |")
         return
     costs = Costs(
         options.step_ms / 1e3,

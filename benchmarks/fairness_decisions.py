@@ -11,7 +11,7 @@ from time import perf_counter
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.restoration import Known
 from umbel.models.params import SamplingParams
-from umbel.scheduler.fairness.entry import Entry
+from umbel.scheduler.fairness.entry import Entry, Priority
 from umbel.scheduler.fairness.order import FairOrder, rank
 from umbel.scheduler.fairness.terms import Terms
 from umbel.scheduler.fairness.use import TenantUse
@@ -68,10 +68,16 @@ class Waiting:
         requests: of `CONVERSATIONS`, in turns.
         batch: the most that run.
         terms: of tenant 0; nothing is agreed with others.
+        priority: of the requests.
     """
 
     def __init__(
-        self, tenants: int, requests: int, batch: int = BATCH, terms: Terms | None = None
+        self,
+        tenants: int,
+        requests: int,
+        batch: int = BATCH,
+        terms: Terms | None = None,
+        priority: Priority = Priority.INTERACTIVE,
     ) -> None:
         self.terms = {"0": terms or Terms()}
         use = TenantUse(lambda tenant: self.terms.get(tenant, Terms()))
@@ -80,19 +86,20 @@ class Waiting:
         self._tenants = tenants
         self._count = 0
         for _ in range(requests):
-            self.put()
+            self.put(priority=priority)
 
-    def put(self, tenant: str | None = None) -> None:
-        """Another one comes: the next, or a given tenant's."""
+    def put(self, tenant: str | None = None, priority: Priority = Priority.INTERACTIVE) -> None:
+        """Another one comes: the next, or a given tenant's in a new conversation."""
         name = self._count % CONVERSATIONS
         request = Request(
             id=str(self._count),
             tenant=str(name % self._tenants) if tenant is None else tenant,
-            conversation=str(name),
+            conversation=str(name) if tenant is None else f"new {self._count}",
             prompt=_PROMPT,
             max_tokens=1 << 20,
             sampling=SamplingParams(seed=0),
             deadline=1e9 + self._count,
+            priority=priority,
         )
         self.queue.put(Sequence(request))
         self._count += 1
@@ -124,6 +131,21 @@ class Waiting:
         assert started is not None  # noqa: S101  (else nothing is measured)
         self.scheduler.remove(started)
         self.put("other")
+
+    def give_way(self) -> None:
+        """Of answers of a batch one yields to an interactive request, which ends; it goes on."""
+        for sequence in self.scheduler.running:
+            sequence.status = SequenceStatus.DECODE
+            sequence.num_computed_tokens = sequence.num_known_tokens
+        self.put("0")
+        yielding = self.scheduler.yielding()
+        assert yielding is not None  # noqa: S101  (else nothing is measured)
+        yielding.preempt(replay=False)
+        self.scheduler.put_back(yielding)
+        started = self.scheduler.start_next()
+        assert started is not None  # noqa: S101
+        self.scheduler.remove(started)
+        assert self.scheduler.start_next() is yielding  # noqa: S101
 
     def step(self) -> None:
         """What a step does of it: each has a token more, some are late, one may have to yield."""
@@ -176,6 +198,13 @@ def spent(requests: int) -> float:
     waiting = Waiting(1, requests + BATCH - 1)
     waiting.spend()
     return _median(waiting.pass_by)
+
+
+def own_yields(requests: int) -> float:
+    """Measure the milliseconds of a batch answer that yields to its tenant, and goes on."""
+    waiting = Waiting(1, requests, priority=Priority.BATCH)
+    waiting.fill()
+    return _median(waiting.give_way)
 
 
 def _median(work: Callable[[], None]) -> float:

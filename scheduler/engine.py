@@ -208,7 +208,7 @@ class Engine(Generic[C, P, O, T]):
             self._memory.preempted(self._running)
 
     def _yield(self, sequence: Sequence) -> None:
-        """Have a sequence give its slot to another tenant's, and wait again."""
+        """Have a sequence give its slot to another, and wait again."""
         if self._leave(sequence):
             self._scheduler.put_back(sequence)
             # Who was cancelled while it ran is not looked for in the queue any more.

@@ -3,7 +3,7 @@
 import heapq
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from contextlib import suppress
 from itertools import islice
 
@@ -90,20 +90,25 @@ class ConversationQueue:
         """
         with self._lock:
             self._refresh()
-            found = (
-                self._order.window(passed) if tenant is None else self._order.offers(tenant, passed)
-            )
-            found = found or self._order.yielded_of_held(passed)
+            if tenant is not None:
+                found = self._order.offers(tenant, passed)
+            else:
+                found = self._order.window(passed) or self._order.yielded_of_held(passed)
             return [(each, self._waiting[each.entry.id]) for each in found]
 
-    def claimants(self) -> list[Share]:
-        """The tenants that could start an interactive request; see `FairOrder.claimants`."""
+    def claimants(self, among: Collection[str] | None = None) -> list[Share]:
+        """The tenants that could start an interactive request, the least served first.
+
+        Args:
+            among: which of these, whatever they were served; None for those to which other
+                tenants yield: see `FairOrder.claimants`.
+        """
         with self._lock:
             self._refresh()
-            for tenant in self._order.claimants():  # nobody yields to one that cannot start
+            for tenant in self._claimants(among):  # nobody yields to one that cannot start
                 if self._quotas.refills_in(tenant, self._clock()):
                     self._hold(tenant)
-            return list(map(self._share, self._order.claimants()))
+            return list(map(self._share, self._claimants(among)))
 
     def shares(self, tenants: Iterable[str]) -> dict[str, Share]:
         """What tenants were given."""
@@ -243,6 +248,12 @@ class ConversationQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def _claimants(self, among: Collection[str] | None) -> list[str]:
+        if among is None:
+            return self._order.claimants()
+        able = (each for each in among if self._order.may_start(each) and self._order.offers(each))
+        return sorted(able, key=lambda each: (self._order.service(each), each))
 
     def _spent(self, sequence: Sequence) -> bool:
         """Whether a sequence must not start, as its tenant has spent its tokens with any model."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from ..cachestore.restoration import Known
-from .fairness.entry import Candidate, Policy
+from .fairness.entry import Candidate, Policy, Priority
 from .fairness.order import rank
-from .fairness.slots import Slot, preemption
+from .fairness.slots import Slot, own_preemption, preemption
 from .policy import age
 from .precedence import Precedence
 from .queue import ConversationQueue
@@ -65,7 +65,8 @@ class Scheduler:
 
     Sequences that were preempted for want of memory start before those that wait, and those that
     wait in the queue's order. Where one tenant has more than its part of the slots and another,
-    with credit, less, a sequence yields its slot and waits again.
+    with credit, less, a sequence yields its slot and waits again. So does one of priority `batch`
+    where an interactive one of its tenant could start.
 
     Attributes:
         waiting: not started yet, in order within each conversation.
@@ -156,7 +157,10 @@ class Scheduler:
         self.preempted.insert(0, sequence)
 
     def yielding(self) -> Sequence | None:
-        """The running sequence that yields to another tenant's, which then starts next.
+        """The running sequence that yields to another one, which then starts next.
+
+        That is another tenant's, or an interactive one of its own tenant: see `preemption` and
+        `own_preemption`. The former goes first.
 
         It is asked for once a step, where none can start for want of a slot or of memory.
         """
@@ -169,19 +173,39 @@ class Scheduler:
             return None
         self._fair_at, self._fair_for = self.waiting.changes, 0
         self._charge()
-        shares = self.waiting.shares({each.request.tenant for each in self.running})
-        running = sorted(self.running, key=lambda s: s.number)
-        slots = [Slot(s.request.id, shares[s.request.tenant], _decodes(s)) for s in running]
+        slots = self._slots()
         for claimant in self.waiting.claimants():
             slot = preemption(slots, claimant, _GAP)
-            if slot is None:
-                continue
-            self._fair_at = None  # it may be able to start at the next step
-            found = select(self._ranked(claimant.tenant), self._readiness)
-            self._claimant = found.start or found.short
-            if self._claimant is not None:
-                return running[slots.index(slot)]
+            if slot is not None and self._let_claim(self._ranked(claimant.tenant)):
+                return self._in_slot(slot)
+        for claimant in self.waiting.claimants({s.share.tenant for s in slots if s.gives_way}):
+            slot = own_preemption(slots, claimant)
+            if slot is not None and self._let_claim(self._interactive(claimant.tenant)):
+                return self._in_slot(slot)
         return None
+
+    def _slots(self) -> list[Slot]:
+        shares = self.waiting.shares({each.request.tenant for each in self.running})
+        return [
+            Slot(s.request.id, shares[s.request.tenant], _decodes(s), s.request.priority)
+            for s in sorted(self.running, key=lambda s: s.number)
+        ]
+
+    def _in_slot(self, slot: Slot) -> Sequence:
+        return next(each for each in self.running if each.request.id == slot.id)
+
+    def _let_claim(self, ranked: Iterable[Sequence]) -> bool:
+        """Have the first that could start have what is given up; False where none could."""
+        self._fair_at = None  # it may be able to start at the next step
+        found = select(ranked, self._readiness)
+        self._claimant = found.start or found.short
+        return self._claimant is not None
+
+    def _interactive(self, tenant: str) -> Iterator[Sequence]:
+        """Yield a tenant's interactive sequences that may start: what is due may be of a batch."""
+        for sequence in self._ranked(tenant):
+            if sequence.request.priority is Priority.INTERACTIVE:
+                yield sequence
 
     def weigh(self) -> None:
         """Note with prompts which tenants' are computed first."""

@@ -14,6 +14,7 @@ from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.models.memory_profile import Held
 from umbel.models.params import Row, SamplingParams, Token
+from umbel.scheduler.fairness.entry import Priority
 from umbel.scheduler.handoff import EventChannel
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
@@ -326,6 +327,7 @@ def make_request(
     max_tokens: int = 4,
     deadline: float = float("inf"),
     tenant: str = "default",
+    priority: Priority = Priority.INTERACTIVE,
 ) -> Request:
     """Build a request; alone in its conversation unless told otherwise."""
     return Request(
@@ -336,6 +338,7 @@ def make_request(
         max_tokens=max_tokens,
         sampling=SamplingParams(seed=0),
         deadline=deadline,
+        priority=priority,
     )
 
 

@@ -14,7 +14,7 @@ from fairness_orders import Fair
 from fairness_server import Costs, PrefixCache, Server
 from fairness_workload import Segment, hoarded, skewed
 
-from umbel.scheduler.fairness.entry import Policy
+from umbel.scheduler.fairness.entry import Policy, Priority
 from umbel.scheduler.fairness.terms import Terms
 
 from .scheduler.costs import lines_run
@@ -119,3 +119,15 @@ def test_what_waits_costs_nothing_beside_a_bound_or_a_spent_quota() -> None:
         spent.append(lines_run(waiting.pass_by))
     assert bounded[1] <= 1.2 * bounded[0] + 100
     assert spent[1] <= 1.2 * spent[0] + 100
+
+
+def test_what_waits_costs_nothing_beside_a_slot_that_a_tenant_gives_to_itself() -> None:
+    """However many batch requests wait for it to end."""
+    lines = []
+    for requests in (100, 10_000):
+        waiting = Waiting(1, requests, priority=Priority.BATCH)
+        waiting.fill()
+        waiting.give_way()
+        lines.append(lines_run(waiting.give_way))
+    assert lines[1] <= 1.2 * lines[0] + 100
+    assert lines[1] < 20_000

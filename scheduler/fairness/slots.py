@@ -1,8 +1,10 @@
-"""Which running sequence gives up its slot when the batch is full: a pure function."""
+"""Which running sequence gives up its slot when the batch is full: pure functions."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from .entry import Priority
 
 
 class Share(NamedTuple):
@@ -26,11 +28,18 @@ class Slot(NamedTuple):
         id: of its request.
         share: its tenant's.
         decodes: whether its prompt is complete.
+        priority: of its request.
     """
 
     id: str
     share: Share
     decodes: bool
+    priority: Priority = Priority.INTERACTIVE
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it yields to an interactive request of its own tenant."""
+        return self.decodes and self.priority is Priority.BATCH
 
 
 def preemption(slots: Sequence[Slot], claimant: Share, gap: float) -> Slot | None:
@@ -68,6 +77,22 @@ def preemption(slots: Sequence[Slot], claimant: Share, gap: float) -> Slot | Non
         if chosen is None or _rank(slot) >= _rank(chosen):
             chosen = slot
     return chosen
+
+
+def own_preemption(slots: Sequence[Slot], claimant: Share) -> Slot | None:
+    """Choose the sequence that is preempted for an interactive request of its own tenant.
+
+    It is the tenant's youngest one of priority `batch` that decodes: each start brings a request
+    nearer to its end. How many slots tenants have stays as it is, so that nothing is asked of their
+    services. The order keeps the preempted sequence from starting again while an interactive
+    request of its tenant could; see `Tenant.oldest`.
+
+    Args:
+        slots: of the batch, the oldest first.
+        claimant: a tenant that could start an interactive request if it had a slot more.
+    """
+    own = (s for s in reversed(slots) if s.share.tenant == claimant.tenant and s.gives_way)
+    return next(own, None)
 
 
 def _rank(slot: Slot) -> tuple[bool, float]:

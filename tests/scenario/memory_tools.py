@@ -32,6 +32,7 @@ from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import Grammar, SamplingParams
 from umbel.models.runtime import device_memory
+from umbel.scheduler.fairness.entry import Priority
 from umbel.scheduler.policy import ChunkSize
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent
@@ -100,6 +101,7 @@ class Ask:
         at: the step at which it comes.
         grammar: what the answer is held to.
         tenant: who sends it.
+        priority: of it.
     """
 
     prompt: list[int]
@@ -111,6 +113,7 @@ class Ask:
     deadline: float = float("inf")
     grammar: Grammar | None = None
     tenant: str = "t"
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass
@@ -252,6 +255,7 @@ class ServerFixture:
             deadline=ask.deadline,
             boundaries=ask.boundaries,
             grammar=ask.grammar,
+            priority=ask.priority,
         )
         self.live[name] = Sequence(request)
         self.told[name] = Told()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from umbel.scheduler.fairness.entry import Priority
 from umbel.scheduler.sequence import SequenceStatus
 
 from .. import zoo
@@ -63,6 +64,28 @@ def test_who_comes_starts_at_once(name: str) -> None:
     crowded.until(lambda: crowded.idle)
     assert all(len(crowded.told[n].tokens) == 36 for n in names)
     assert crowded.engine.statistics().yields == 3
+    crowded.check_rest()
+
+
+@pytest.mark.parametrize(("name", "exact"), EVERY)
+def test_batch_answers_yield_to_their_own_tenant(name: str, *, exact: bool) -> None:
+    """What it asks for itself starts with the next step, and no token changes by it."""
+    plain, own = HEAVY[: SLOTS + 1], [replace(ask, tenant="heavy") for ask in LIGHT[:2]]
+    batch = [replace(ask, priority=Priority.BATCH) for ask in plain]
+    undisturbed = [server(name, exact=exact).serve(asks) for asks in (plain, own)]
+    crowded = server(name, exact=exact)
+    names = [crowded.send(ask) for ask in batch]
+    crowded.until(lambda: sum(len(crowded.live[n].output) > 2 for n in names) == SLOTS)
+    for number, ask in enumerate(own, 1):
+        names.append(crowded.send(ask))
+        crowded.step()
+        assert crowded.told[names[-1]].cached is not None, "it did not start"
+        assert crowded.engine.statistics().yields == number
+    crowded.until(lambda: crowded.idle)
+    assert crowded.engine.statistics().yields == len(own), "what yielded went on once"
+    assert [crowded.told[n].error for n in names] == [None] * len(names)
+    expected = [told.tokens for asks in undisturbed for told in asks]
+    assert [crowded.told[n].tokens for n in names] == expected
     crowded.check_rest()
 
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from umbel.scheduler.fairness.accounts import Accounts
 from umbel.scheduler.fairness.entry import Candidate, Entry, Policy, Priority
 from umbel.scheduler.fairness.order import FairOrder, rank
-from umbel.scheduler.fairness.slots import Share, Slot, preemption
+from umbel.scheduler.fairness.slots import Share, Slot, own_preemption, preemption
 from umbel.scheduler.fairness.terms import Terms
 
 SMALL = Policy(quantum=100, conversation_quantum=150, patience=4, looks=6)
@@ -601,6 +601,67 @@ def test_slots_do_not_change_hands_all_the_time(size: int, tenants: int, quanta:
         for entry in running:
             order.charge(entry.id, 1)
     assert preempted * (gap - SMALL.quantum) <= steps * size * tenants
+
+
+BATCH = st.lists(
+    st.builds(
+        lambda tenant, decodes, priority: Slot("", Share(tenant, 0.0), decodes, priority),
+        st.sampled_from("abc"),
+        st.booleans(),
+        st.sampled_from(Priority),
+    ),
+    max_size=8,
+)
+
+
+@given(BATCH, st.sampled_from("abc"))
+def test_the_youngest_batch_answer_yields_to_its_own_tenant(made: list[Slot], tenant: str) -> None:
+    """Nobody else's, no interactive one and no prompt does, and there is none after it."""
+    batch = [slot._replace(id=f"{place}") for place, slot in enumerate(made)]
+    chosen = own_preemption(batch, Share(tenant, 1e9))
+    able = [
+        slot
+        for slot in batch
+        if slot.share.tenant == tenant and slot.decodes and slot.priority is Priority.BATCH
+    ]
+    assert chosen == (able[-1] if able else None)
+
+
+@given(st.integers(1, 5), st.integers(1, 60), st.integers(0, 3))
+def test_what_yielded_to_its_tenant_waits_for_its_interactive_ones(
+    yielded: int, interactive: int, others: int
+) -> None:
+    """However long it takes: it is not due meanwhile, and no slot goes to and fro."""
+    order = FairOrder(SMALL)
+    fill(order, "a", yielded, priority=Priority.BATCH)
+    for number in range(yielded):
+        order.start(f"a{number}", 1)
+        order.preempt(f"a{number}")
+    for number in range(interactive):
+        order.put(Entry(f"i{number}", "a", f"i{number}"))
+    for number in range(others):
+        order.put(Entry(f"other{number}", "a", f"other{number}", Priority.BATCH))
+    started = [order.start(first(order).id, 1) for _ in range(yielded + interactive + others)]
+    ended = [each.id.startswith("i") for each in started]
+    last = max(place for place, each in enumerate(ended) if each)
+    before = {each.id for each in started[:last]}
+    assert not before & {f"a{number}" for number in range(yielded)}
+    assert len(before - {f"i{number}" for number in range(interactive)}) <= last / SMALL.patience
+    assert not order.window()
+
+
+def test_of_what_ran_the_interactive_goes_on_first() -> None:
+    """Where a tenant may start nothing new."""
+    order = FairOrder(SMALL)
+    order.put(Entry("batch", "a", "1", Priority.BATCH))
+    order.put(Entry("interactive", "a", "2"))
+    for name in ("batch", "interactive"):
+        order.start(name, 1)
+    for name in ("batch", "interactive"):
+        order.preempt(name)
+    order.hold("a")
+    ran = [each.entry.id for each in order.yielded_of_held(set())]
+    assert ran == ["interactive", "batch"]
 
 
 def test_candidates_that_are_due_go_first() -> None:

@@ -14,9 +14,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from umbel.scheduler.fairness.entry import Priority
 from umbel.scheduler.precedence import LAG
 from umbel.scheduler.queue import ConversationQueue
-from umbel.scheduler.scheduler import Scheduler
+from umbel.scheduler.scheduler import _GAP, Scheduler
 from umbel.scheduler.selection import READ_AHEAD
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
@@ -96,14 +97,9 @@ class SchedulerFixture:
             self.queue, cast("Any", self.cache), cast("Any", self.memory), max_batch
         )
 
-    def put(
-        self, *names: str, conversation: str | None = None, tenant: str = "t"
-    ) -> list[Sequence]:
+    def put(self, *names: str, tenant: str = "t", **more: Any) -> list[Sequence]:
         """Queue requests, each in a conversation of its own unless told otherwise."""
-        made = [
-            Sequence(make_request(n, [1] * 10, conversation=conversation, tenant=tenant))
-            for n in names
-        ]
+        made = [Sequence(make_request(n, [1] * 10, tenant=tenant, **more)) for n in names]
         for each in made:
             self.queue.put(each)
         return made
@@ -473,6 +469,91 @@ class TestYielding:
         assert left == ["a4", "a5", "a6", "a7"]
         fixture.scheduler.remove(fixture.scheduler.running[-1])
         assert fixture.start() == ["a3"]
+
+
+class TestYieldingToItsTenant:
+    """Slots of a full batch, between a tenant's batch answers and its interactive requests."""
+
+    @staticmethod
+    def crowd() -> tuple[SchedulerFixture, list[Sequence]]:
+        """Have the batch full of a tenant's batch answers but for one of another tenant."""
+        fixture = SchedulerFixture(max_batch=4)
+        made = fixture.put("a0", "a1", "a2", tenant="a", priority=Priority.BATCH)
+        made += fixture.put("b0", tenant="b")
+        assert len(fixture.start()) == 4
+        for each in made:
+            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
+        return fixture, made
+
+    give = staticmethod(TestYielding.give)
+
+    def test_the_youngest_batch_answer_yields(self) -> None:
+        """And the next one, to the next; another tenant's is never taken for it."""
+        fixture, _ = self.crowd()
+        assert fixture.scheduler.yielding() is None
+        fixture.put("i0", "i1", "i2", "i3", tenant="a")
+        for pair in ("a2", ["i0"]), ("a1", ["i1"]), ("a0", ["i2"]):
+            assert self.give(fixture) == pair
+        assert fixture.scheduler.yielding() is None
+        assert fixture.running == ["b0", "i0", "i1", "i2"]
+
+    def test_who_yielded_goes_on_when_nobody_interactive_could_start(self) -> None:
+        """However many start before it; the one that yielded last was the oldest."""
+        fixture, made = self.crowd()
+        running = fixture.put(*[f"i{n}" for n in range(40)], tenant="a")
+        assert [self.give(fixture)[1] for _ in range(3)] == [["i0"], ["i1"], ["i2"]]
+        for number in range(3, 40):
+            fixture.scheduler.remove(running[number - 3])
+            assert fixture.start() == [f"i{number}"]
+            assert fixture.scheduler.yielding() is None
+        for each in running[37:]:
+            fixture.scheduler.remove(each)
+        assert fixture.start() == ["a0", "a1", "a2"]
+        assert all(each.status is SequenceStatus.PREEMPTED for each in made[:3])
+
+    def test_it_goes_on_beside_one_that_could_not_start(self) -> None:
+        """No slot stays empty, and it yields again once that one could."""
+        fixture, made = self.crowd()
+        first, _ = fixture.put("i0", "i1", tenant="a")
+        fixture.cache.on_disk = {"i1"}
+        assert self.give(fixture) == ("a2", ["i0"])
+        fixture.scheduler.remove(first)
+        assert fixture.start() == ["a2"]
+        made[2].status, made[2].num_computed_tokens = SequenceStatus.DECODE, 9
+        assert fixture.scheduler.yielding() is None
+        fixture.cache.on_disk = set()
+        assert self.give(fixture) == ("a2", ["i1"])
+
+    def test_its_tenant_may_have_been_served_most(self) -> None:
+        """It takes nobody's slot, so that credit is not asked for."""
+        fixture, made = self.crowd()
+        fixture.put("b1", tenant="b")
+        fixture.queue.charge([(made[0], 1000 * _GAP)])
+        fixture.put("i0", tenant="a")
+        assert self.give(fixture) == ("a2", ["b1"]), "b gets its part"
+        assert self.give(fixture) == ("a1", ["i0"])
+        assert fixture.scheduler.yielding() is None
+
+    @pytest.mark.parametrize("priority", Priority)
+    def test_no_other_answer_yields(self, priority: Priority) -> None:
+        """No interactive one yields, and nobody yields to a batch one, be it due."""
+        fixture = SchedulerFixture(max_batch=2)
+        made = fixture.put("a0", "a1", tenant="a", priority=priority)
+        fixture.start()
+        for each in made:
+            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
+        fixture.put("new", tenant="a", priority=priority)
+        fixture.queue._order._tenants["a"]._passed_over = 99
+        assert fixture.scheduler.yielding() is None
+
+    def test_a_prompt_is_computed_first(self) -> None:
+        """What is under way of it is let go on until it decodes."""
+        fixture, made = self.crowd()
+        for each in made[1:3]:
+            each.status, each.num_computed_tokens = SequenceStatus.PREFILL, 3
+        fixture.put("i0", "i1", tenant="a")
+        assert self.give(fixture) == ("a0", ["i0"])
+        assert fixture.scheduler.yielding() is None
 
 
 class TestStuck:
