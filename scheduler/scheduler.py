@@ -210,7 +210,7 @@ class Scheduler:
     def weigh(self) -> None:
         """Note with prompts which tenants' are computed first."""
         tenants = {s.request.tenant for s in self.running if s.num_left_to_prefill}
-        shares = self.waiting.shares(tenants)
+        shares = self.waiting.shares(tenants) if tenants else {}  # which takes the queue's lock
         self._precedence.note(self.running, {key: each.weight for key, each in shares.items()})
 
     def prefilled(self, chosen: Mapping[Sequence, int]) -> None:

@@ -1,6 +1,7 @@
 """Who runs, who is preempted, and who may start, in any order of events."""
 
 from typing import Any, NamedTuple, cast
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -336,6 +337,21 @@ class TestYielding:
         fixture.scheduler.weigh()
         assert made[2].precedence == -LAG
         assert b.precedence == 1
+
+    def test_where_nobody_has_a_prompt_the_queue_is_not_asked(self) -> None:
+        """Its lock is others', in each step; and nothing of tenants without prompts is kept."""
+        fixture, made = self.crowd()
+        (b,) = fixture.put("b0", tenant="b")
+        self.give(fixture)
+        made[2].num_computed_tokens = 4
+        fixture.scheduler.weigh()
+        fixture.scheduler.prefilled({b: 2 * LAG})
+        made[2].num_computed_tokens = b.num_computed_tokens = 9
+        with patch.object(fixture.queue, "shares", side_effect=AssertionError):
+            fixture.scheduler.weigh()
+        made[2].num_computed_tokens = b.num_computed_tokens = 4
+        fixture.scheduler.weigh()
+        assert [s.precedence for s in fixture.scheduler.running if s.num_left_to_prefill] == [3, 1]
 
     def test_what_it_was_given_is_charged_once(self) -> None:
         """Its prompt when it first starts, and each token of its answer."""
