@@ -10,10 +10,11 @@ import structlog
 
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
-from .policy import ChunkSize, Joins, PrefillChunk, StallBound
+from .policy import ChunkSize, Joins, PrefillChunk
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence
+from .stall_bound import StallBound
 
 log = structlog.get_logger()
 

@@ -4,7 +4,6 @@ import functools
 import itertools
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +12,11 @@ from umbel.scheduler.policy import (
     Batch,
     ChunkSize,
     PrefillChunk,
-    StallBound,
     age,
     plan,
 )
 from umbel.scheduler.sequence import Sequence
+from umbel.scheduler.stall_bound import StallBound
 
 from ..fakes import make_request
 
@@ -161,70 +160,6 @@ def test_a_long_prompt_is_not_passed_for_ever(length: int, others: list[int], ch
             earlier.num_passed_over += tokens
         passed += 0 if advances is long else tokens
     assert passed <= length + max(others)
-
-
-def test_chunks_are_cut_until_they_fit() -> None:
-    """A chunk costs 0.1 s and 2 ms a token: 48 tokens fit into 0.2 s, 64 do not.
-
-    A prompt's last may use up the bound, 0.25 s.
-    """
-    bound = StallBound(0.25)
-    for tokens in (512, 64, 16, 128, 16):
-        bound.observe(tokens, 0.1 + 0.002 * tokens)
-    assert bound.chunk_size(512) == ChunkSize(48, last=75)
-    assert bound.expected(100) == pytest.approx(0.3)
-
-
-def test_a_chunk_that_costs_the_same_whatever_its_size_is_not_halved() -> None:
-    """Where the weights take all of the time, as with short prompts, pieces would double it."""
-    bound = StallBound(0.25)
-    for tokens in (16, 40, 64):
-        bound.observe(tokens, 0.15)
-    assert bound.chunk_size(512).most == 512
-
-
-def test_chunks_are_not_cut_to_nothing_where_none_fits() -> None:
-    """A chunk's own time is over the bound: chunks take at most twice what the least takes."""
-    bound = StallBound(0.2)
-    for tokens in (512, 64, 16, 128):
-        bound.observe(tokens, 0.25 + 0.002 * tokens)
-    assert bound.chunk_size(512).most == 144
-
-
-def test_before_any_measurement_chunks_are_short() -> None:
-    """The first prompt beside an answer does not stall it by a chunk of unknown length."""
-    assert StallBound(0.25).expected(1) is None
-    assert StallBound(0.25).chunk_size(512) == ChunkSize(64)
-
-
-def test_one_measurement_is_taken_as_proportional() -> None:
-    """Nothing is known of a chunk's own time yet, so halves are taken to take half."""
-    bound = StallBound(0.25)
-    bound.observe(512, 1.6)
-    assert bound.chunk_size(512).most == 64
-
-
-def test_the_bound_follows_a_machine_that_changes() -> None:
-    """Newer chunks count more than older ones."""
-    bound = StallBound(0.25)
-    for _ in range(20):
-        bound.observe(512, 0.1)
-    assert bound.chunk_size(512).most == 512
-    for tokens in [64, 128] * 20:
-        bound.observe(tokens, tokens / 330)
-    assert bound.chunk_size(512).most == 64
-
-
-@given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 5)), min_size=1, max_size=30))
-def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
-    """Whatever noise was measured, no chunk takes less than nothing, nor longer for less."""
-    bound = StallBound(0.25)
-    for chunk in chunks:
-        bound.observe(*chunk)
-    times = [bound.expected(tokens) for tokens in (1, 16, 512)]
-    assert all(time is not None and time >= -1e-9 for time in times)
-    assert times == sorted(times, key=lambda time: time or 0.0)
-    assert 16 <= bound.chunk_size(512).most <= 512
 
 
 def taking(own: float, each: float, row: float = 0.0, most: float = 1e9) -> StallBound:

@@ -1,0 +1,161 @@
+"""How long prefill chunks may be beside sequences that decode, by how long such calls take."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence as Items
+
+from .policy import ChunkSize
+
+_TWO = 2
+_FULL = 0.75
+"""Of a call's tokens that must not be padding, where it is not known yet how long calls take."""
+
+
+class StallBound:
+    """Sizes prefill chunks so that sequences that decode do not wait for long.
+
+    A chunk takes a time of its own, to read the weights, and more for each token; both are
+    fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
+    one does not halve its time, and why short chunks are a bad bargain. A call of several rows
+    takes more for each row, which some layers compute by itself. Each row then enters the batch of
+    those who decode, which keeps them waiting, too: its state is written there.
+
+    A chunk that takes much longer or shorter than estimated says that the machine is slower or
+    faster than it was, for heat or for other programs. What was measured before is then scaled
+    towards that, both parts alike. The fit alone would take the difference for a token's time, or
+    for a chunk's own, and soon cut chunks to the shortest, or not at all.
+
+    Args:
+        seconds: the longest that one chunk may take.
+    """
+
+    _LEAST = 16  # smaller chunks cost more in overhead than they save in waiting
+    _UNTRIED = 64  # tokens, before the first measurement
+    _SURE = 0.8  # of the bound: chunks take longer than estimated about as often as shorter
+    _DOUBT = 0.98  # what a row's time still counts after a call of one: some time it is tried anew
+    _FORGET = 0.8  # what a measurement still counts when the next one comes
+    _NOISE = 1.25  # times longer or shorter than estimated, at which the machine is as it was
+    _CHANGE = 2.0  # times that one measurement may say at most: kernels are compiled, too
+    _KNOWN = 4.0  # weights of measurements from which on the ratio of both parts is known
+    _RECENT = 7  # decodes whose median counts: one that compiles a kernel takes seconds, once
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
+        self._row: float | None = None  # seconds of each row more; None before any was measured
+        self._decodes = deque[float](maxlen=self._RECENT)  # seconds of those that nobody entered
+        self._entries = deque[float](maxlen=self._RECENT)  # seconds more for each who did
+
+    def observe(self, tokens: int, seconds: float, rows: int = 1) -> None:
+        """Learn from a call how long calls take.
+
+        Args:
+            tokens: that were computed, padding included.
+            seconds: that it took.
+            rows: of the call.
+        """
+        if rows > 1 and self.expected(tokens) is not None:
+            self._observe_rows(tokens, seconds, rows)
+            return
+        if self._row is not None:
+            self._row *= self._DOUBT
+        self._follow(tokens, seconds)
+        new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
+        self._sums = tuple(  # type: ignore[assignment]
+            self._FORGET * old + more for old, more in zip(self._sums, new, strict=True)
+        )
+
+    def observe_decode(self, seconds: float, entered: int) -> None:
+        """Learn from a decode what it takes more for each who entered its batch.
+
+        Args:
+            seconds: that it took; where the device computes on meanwhile, that its launch took.
+            entered: sequences whose first decode it was.
+        """
+        if not entered:
+            self._decodes.append(seconds)
+        elif self._decodes:
+            more = seconds - statistics.median(self._decodes)
+            self._entries.append(max(0.0, more) / entered)
+
+    def expected(self, tokens: int) -> float | None:
+        """Estimate how many seconds a chunk takes; None before any was measured."""
+        count, n, t, nn, nt = self._sums
+        if not count:
+            return None
+        spread = count * nn - n * n
+        each = (count * nt - n * t) / spread if spread > 1e-9 * nn else t / n
+        each = min(max(each, 0.0), t / n)  # neither part of the time is negative
+        return (t - each * n) / count + each * tokens
+
+    def joins(self, others: Items[int], tokens: int, *, bounded: bool) -> bool:
+        """Whether a chunk is best computed in one call with others.
+
+        That is where it takes no longer than a call of its own: rows are as long as the longest,
+        so that a long one makes the others longer.
+
+        Args:
+            others: tokens of these.
+            tokens: of the chunk.
+            bounded: others decode, and must not wait for longer than the bound, also while
+                those that are computed here enter their batch.
+        """
+        longest, rows = max(*others, tokens), len(others) + 1
+        row = self._row or 0.0
+        together = (self.expected(rows * longest) or 0.0) + (rows - 1) * row
+        # As long as nobody has entered a batch, that takes about as long as a row does here.
+        entry = statistics.median(self._entries) if self._entries else row
+        most = self._most_beside(self.expected(self._LEAST))
+        if bounded and together + (rows - 1) * entry > most:
+            return False
+        alone = self.expected(tokens)
+        if self._row is None or alone is None:
+            # Two that are nearly as long tell how long such calls take.
+            return rows == _TWO and rows * longest * _FULL <= sum(others) + tokens
+        before = self.expected(len(others) * max(others)) or 0.0
+        return together <= before + (rows - 2) * row + alone
+
+    def _follow(self, tokens: int, seconds: float) -> None:
+        """Scale what was measured half the way to a machine of another speed."""
+        expected = self.expected(tokens)
+        if self._sums[0] < self._KNOWN or not expected:
+            return
+        if 1 / self._NOISE <= seconds / expected <= self._NOISE:
+            return
+        ratio = math.sqrt(min(max(seconds / expected, 1 / self._CHANGE), self._CHANGE))
+        count, n, t, nn, nt = self._sums
+        self._sums = count, n, t * ratio, nn, nt * ratio
+
+    def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
+        row = max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1)
+        before = row if self._row is None else self._row
+        self._row = self._FORGET * before + (1 - self._FORGET) * row
+
+    @property
+    def _most(self) -> float:
+        return self._SURE * self._seconds
+
+    def _most_beside(self, least: float | None) -> float:
+        """How long a call may take beside streams, if the shortest takes so long.
+
+        Where no call fits, short ones save the streams little and cost prompts much.
+        """
+        return self._most if least is None or least <= self._most else 2 * least
+
+    def chunk_size(self, limit: int) -> ChunkSize:
+        """Find the longest chunk, up to `limit`, that takes no longer than it may.
+
+        A chunk that is cut is a multiple of the shortest one: lengths that come again are
+        planned, and compiled for, once. The last one of a prompt may use up the bound.
+        """
+        least, whole = self.expected(self._LEAST), self.expected(limit)
+        if least is None or whole is None:
+            return ChunkSize(min(limit, self._UNTRIED))
+        most = self._most_beside(least)
+        if whole <= most:
+            return ChunkSize(limit)
+        each = (whole - least) / (limit - self._LEAST)
+        cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
+        last = self._LEAST + int((most / self._SURE - least) / each)
+        return ChunkSize(min(cut, limit), min(last, limit))

@@ -1,0 +1,148 @@
+"""How long chunks are, by how long calls took."""
+
+import math
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel.scheduler.policy import ChunkSize
+from umbel.scheduler.stall_bound import StallBound
+
+
+def test_chunks_are_cut_until_they_fit() -> None:
+    """A chunk costs 0.1 s and 2 ms a token: 48 tokens fit into 0.2 s, 64 do not.
+
+    A prompt's last may use up the bound, 0.25 s.
+    """
+    bound = StallBound(0.25)
+    for tokens in (512, 64, 16, 128, 16):
+        bound.observe(tokens, 0.1 + 0.002 * tokens)
+    assert bound.chunk_size(512) == ChunkSize(48, last=75)
+    assert bound.expected(100) == pytest.approx(0.3)
+
+
+def test_a_chunk_that_costs_the_same_whatever_its_size_is_not_halved() -> None:
+    """Where the weights take all of the time, as with short prompts, pieces would double it."""
+    bound = StallBound(0.25)
+    for tokens in (16, 40, 64):
+        bound.observe(tokens, 0.15)
+    assert bound.chunk_size(512).most == 512
+
+
+def test_chunks_are_not_cut_to_nothing_where_none_fits() -> None:
+    """A chunk's own time is over the bound: chunks take at most twice what the least takes."""
+    bound = StallBound(0.2)
+    for tokens in (512, 64, 16, 128):
+        bound.observe(tokens, 0.25 + 0.002 * tokens)
+    assert bound.chunk_size(512).most == 144
+
+
+def test_before_any_measurement_chunks_are_short() -> None:
+    """The first prompt beside an answer does not stall it by a chunk of unknown length."""
+    assert StallBound(0.25).expected(1) is None
+    assert StallBound(0.25).chunk_size(512) == ChunkSize(64)
+
+
+def test_one_measurement_is_taken_as_proportional() -> None:
+    """Nothing is known of a chunk's own time yet, so halves are taken to take half."""
+    bound = StallBound(0.25)
+    bound.observe(512, 1.6)
+    assert bound.chunk_size(512).most == 64
+
+
+def test_the_bound_follows_a_machine_that_changes() -> None:
+    """Newer chunks count more than older ones."""
+    bound = StallBound(0.25)
+    for _ in range(20):
+        bound.observe(512, 0.1)
+    assert bound.chunk_size(512).most == 512
+    for tokens in [64, 128] * 20:
+        bound.observe(tokens, tokens / 330)
+    assert bound.chunk_size(512).most == 64
+
+
+class Unscaled(StallBound):
+    """Takes no measurement for another speed of the machine."""
+
+    _NOISE = math.inf
+
+
+def calls_after(
+    bound: StallBound, own: float, each: float, factor: float, seed: int
+) -> list[tuple[int, float]]:
+    """Have prompts computed by a machine whose speed changes at once.
+
+    Args:
+        bound: sizes its chunks.
+        own: seconds of a chunk, before.
+        each: seconds of a token more.
+        factor: by which both grow.
+        seed: of noise, a tenth up or down, and of prompts.
+
+    Returns:
+        Tokens and seconds of its calls from the first that can know of it.
+    """
+    noise, left, calls = random.Random(seed), 0, []  # noqa: S311 - times, not secrets
+    for number in range(80):
+        left = left or noise.randint(500, 900)
+        size = bound.chunk_size(512)
+        tokens = left if left <= size.last else min(size.most, left)
+        left -= tokens
+        slower = factor if number >= 40 else 1.0
+        seconds = (own + each * tokens) * slower * noise.uniform(0.9, 1.1)
+        bound.observe(tokens, seconds)
+        calls.append((tokens, seconds))
+    return calls[41:]
+
+
+MACHINES = [(0.1, 0.002), (0.05, 0.001), (0.02, 0.003), (0.1, 0.0005)]
+
+
+@pytest.mark.parametrize(("own", "each"), MACHINES)
+def test_a_machine_that_is_half_as_fast_at_once_is_followed(own: float, each: float) -> None:
+    """No chunk is as long soon after as where the fit is left to find out."""
+
+    def worst(bound: StallBound, seed: int) -> float:
+        return max(seconds for _, seconds in calls_after(bound, own, each, 2, seed))
+
+    scaled = statistics.mean(worst(StallBound(0.25), seed) for seed in range(30))
+    unscaled = statistics.mean(worst(Unscaled(0.25), seed) for seed in range(30))
+    assert scaled < 0.97 * unscaled
+
+
+@pytest.mark.parametrize(("own", "each", "best"), [(0.1, 0.002, 80), (0.1, 0.0005, 224)])
+def test_chunks_are_not_cut_to_the_shortest_for_it(own: float, each: float, best: int) -> None:
+    """Where a chunk's own time counts: few have less than half of what is best from then on."""
+
+    def short(bound: StallBound, seed: int) -> int:
+        return sum(tokens < best / 2 for tokens, _ in calls_after(bound, own, each, 2, seed)[:18])
+
+    scaled = sum(short(StallBound(0.25), seed) for seed in range(30))
+    unscaled = sum(short(Unscaled(0.25), seed) for seed in range(30))
+    assert scaled < 0.8 * unscaled
+
+
+@pytest.mark.parametrize(("own", "each"), MACHINES)
+def test_noise_is_no_other_speed(own: float, each: float) -> None:
+    """Where nothing changes, chunks are as long as those of the fit."""
+
+    def mean(kind: type[StallBound]) -> float:
+        runs = (calls_after(kind(0.25), own, each, 1, seed) for seed in range(20))
+        return statistics.mean(tokens for calls in runs for tokens, _ in calls)
+
+    assert mean(StallBound) == pytest.approx(mean(Unscaled), rel=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(1, 512), st.floats(1e-4, 5)), min_size=1, max_size=30))
+def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
+    """Whatever noise was measured, no chunk takes less than nothing, nor longer for less."""
+    bound = StallBound(0.25)
+    for chunk in chunks:
+        bound.observe(*chunk)
+    times = [bound.expected(tokens) for tokens in (1, 16, 512)]
+    assert all(time is not None and time >= -1e-9 for time in times)
+    assert times == sorted(times, key=lambda time: time or 0.0)
+    assert 16 <= bound.chunk_size(512).most <= 512
