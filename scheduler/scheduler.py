@@ -1,63 +1,22 @@
 """Who waits, who runs, who is preempted, and who starts next."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
-from ..cachestore.restoration import Known
-from .fairness.entry import Candidate, Policy, Priority
-from .fairness.order import rank
+from .candidates import Candidates, PrefixLookup, Room
+from .fairness.entry import Policy
 from .fairness.slots import Slot, own_preemption, preemption
 from .policy import age
 from .precedence import Precedence
 from .queue import ConversationQueue
-from .selection import WAITS_FOR, Readiness, Selection, select
+from .selection import Readiness, Selection, select
 from .sequence import Sequence, SequenceStatus
 from .times import Activity
-
-_LOOKS = 64
-"""Sequences that are looked at for one that can start; what comes after them waits till later."""
-
-_WORTH_PASSING = 32
-"""Tokens in the cache by which one request passes another; those with less keep their order."""
 
 _DRIFT = 16
 """Steps after which it is asked again who has to yield, though nobody came or went."""
 
 _GAP = 2 * Policy().quantum
 """Tokens per weight by which tenants are apart before a slot changes hands; see `preemption`."""
-
-
-class PrefixLookup(Protocol):
-    """Knows what is in the cache; `KVCacheManager` is the real one."""
-
-    def shall_wait(self, sequence: Sequence, running: Iterable[Sequence], /) -> bool:
-        """Whether another's prefill is about to bring much of a prompt into the cache."""
-        ...
-
-    def page_in(self, sequence: Sequence, /) -> bool:
-        """Whether to wait until what is on disk of a sequence's tokens is read."""
-        ...
-
-    def known(self, sequence: Sequence, /) -> Known:
-        """How much of a sequence is in the cache."""
-        ...
-
-
-class Room(Protocol):
-    """Knows what fits; `MemoryPlanner` is the real one."""
-
-    @property
-    def usable(self) -> int:
-        """Bytes that may be held."""
-        ...
-
-    def needed(self, sequence: Sequence, /) -> int:
-        """Bytes that a sequence takes to start alone."""
-        ...
-
-    def admits(self, sequence: Sequence, known: Known, running: list[Sequence], /) -> bool:
-        """Whether a sequence can start beside those that run."""
-        ...
 
 
 class Scheduler:
@@ -94,8 +53,7 @@ class Scheduler:
         self.waiting = waiting
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []
-        self._kv_cache = kv_cache
-        self._memory = memory
+        self._candidates = Candidates(waiting, kv_cache, memory, self.running)
         self._max_batch = max_batch
         self._last = Selection(None, None, 0)
         self._precedence = Precedence()
@@ -103,7 +61,6 @@ class Scheduler:
         self._fair_for = 0  # steps since
         self._starts = 0
         self._claimant: Sequence | None = None  # for whom one has yielded
-        self._found: dict[Sequence, Activity] = {}  # of those that did not start when looked at
 
     @property
     def idle(self) -> bool:
@@ -126,11 +83,11 @@ class Scheduler:
     def start_next(self) -> Sequence | None:
         """Let the next sequence run, if one may."""
         if len(self.running) >= self._max_batch:
-            self._note(Activity.SLOT)
+            self._candidates.note(Activity.SLOT)
             return None
-        self._found = {}
+        self._candidates.forget()
         sequence = self._resume() if self.preempted else self._claim()
-        self._note()
+        self._candidates.note()
         if sequence is not None:
             self.running.append(sequence)
         return sequence
@@ -176,36 +133,13 @@ class Scheduler:
         slots = self._slots()
         for claimant in self.waiting.claimants():
             slot = preemption(slots, claimant, _GAP)
-            if slot is not None and self._let_claim(self._ranked(claimant.tenant)):
+            if slot is not None and self._let_claim(self._candidates.ranked(claimant.tenant)):
                 return self._in_slot(slot)
         for claimant in self.waiting.claimants({s.share.tenant for s in slots if s.gives_way}):
             slot = own_preemption(slots, claimant)
-            if slot is not None and self._let_claim(self._interactive(claimant.tenant)):
+            if slot is not None and self._let_claim(self._candidates.interactive(claimant.tenant)):
                 return self._in_slot(slot)
         return None
-
-    def _slots(self) -> list[Slot]:
-        shares = self.waiting.shares({each.request.tenant for each in self.running})
-        return [
-            Slot(s.request.id, shares[s.request.tenant], _decodes(s), s.request.priority)
-            for s in sorted(self.running, key=lambda s: s.number)
-        ]
-
-    def _in_slot(self, slot: Slot) -> Sequence:
-        return next(each for each in self.running if each.request.id == slot.id)
-
-    def _let_claim(self, ranked: Iterable[Sequence]) -> bool:
-        """Have the first that could start have what is given up; False where none could."""
-        self._fair_at = None  # it may be able to start at the next step
-        found = select(ranked, self._readiness)
-        self._claimant = found.start or found.short
-        return self._claimant is not None
-
-    def _interactive(self, tenant: str) -> Iterator[Sequence]:
-        """Yield a tenant's interactive sequences that may start: what is due may be of a batch."""
-        for sequence in self._ranked(tenant):
-            if sequence.request.priority is Priority.INTERACTIVE:
-                yield sequence
 
     def weigh(self) -> None:
         """Note with prompts which tenants' are computed first."""
@@ -236,8 +170,25 @@ class Scheduler:
                 among.remove(sequence)
         self.waiting.release(sequence)
 
+    def _slots(self) -> list[Slot]:
+        shares = self.waiting.shares({each.request.tenant for each in self.running})
+        return [
+            Slot(s.request.id, shares[s.request.tenant], _decodes(s), s.request.priority)
+            for s in sorted(self.running, key=lambda s: s.number)
+        ]
+
+    def _in_slot(self, slot: Slot) -> Sequence:
+        return next(each for each in self.running if each.request.id == slot.id)
+
+    def _let_claim(self, ranked: Iterable[Sequence]) -> bool:
+        """Have the first that could start have what is given up; False where none could."""
+        self._fair_at = None  # it may be able to start at the next step
+        found = select(ranked, self._candidates.readiness)
+        self._claimant = found.start or found.short
+        return self._claimant is not None
+
     def _resume(self) -> Sequence | None:
-        self._last = select(self.preempted[:1], self._readiness)
+        self._last = select(self.preempted[:1], self._candidates.readiness)
         if self._last.start is not None:
             self.preempted.remove(self._last.start)
         return self._last.start
@@ -255,9 +206,9 @@ class Scheduler:
         self._charge()
         if claimant is not None and (found := self._start_claimant(claimant)) is not None:
             return found.start
-        ranked = self._ranked()
+        ranked = self._candidates.ranked()
         while True:
-            self._last = select(ranked, self._readiness)
+            self._last = select(ranked, self._candidates.readiness)
             chosen = self._last.start
             if chosen is None or self._take(chosen):
                 return chosen
@@ -267,7 +218,7 @@ class Scheduler:
 
         While it lacks memory still, nobody else takes what was given up for it.
         """
-        readiness = self._readiness(sequence) if self.waiting.waits(sequence) else None
+        readiness = self._candidates.readiness(sequence) if self.waiting.waits(sequence) else None
         if readiness is Readiness.READY and self._take(sequence):
             return Selection(sequence, None, 0)
         if readiness is not Readiness.MEMORY:
@@ -276,29 +227,13 @@ class Scheduler:
         self._last = Selection(None, sequence, 0)
         return self._last
 
-    def _ranked(self, tenant: str | None = None) -> Iterator[Sequence]:
-        """Yield those that may start, the first to start first: some of all, or a tenant's.
-
-        What is cached is asked of a window at a time: the next one is made of those that are left.
-        """
-        passed: set[str] = set()
-        while len(passed) < _LOOKS and (offers := self.waiting.offers(passed, tenant)):
-            yield from self._in_order(offers)
-            passed.update(candidate.entry.id for candidate, _ in offers)
-
-    def _in_order(self, offers: list[tuple[Candidate, Sequence]]) -> list[Sequence]:
-        found = {candidate.entry.id: sequence for candidate, sequence in offers}
-        window = [candidate for candidate, _ in offers]
-        ranked = rank(window, lambda entry: self._worth(found[entry.id]))
-        return [found[entry.id] for entry in ranked]
-
     def _take(self, sequence: Sequence) -> bool:
         """Claim a sequence, and charge it for the prompt that is to be computed."""
         started = sequence.status is SequenceStatus.PREEMPTED
         if not started:
             self._starts += 1
             sequence.number = self._starts
-        left = len(sequence.tokens) - 1 - self._cached(sequence)
+        left = len(sequence.tokens) - 1 - self._candidates.cached(sequence)
         sequence.num_charged_of_prompt = 0 if started else max(0, left)
         return self.waiting.claim(sequence, sequence.num_charged_of_prompt)
 
@@ -314,40 +249,6 @@ class Scheduler:
                 sequence.num_restored_bytes = 0
         if costs:
             self.waiting.charge(costs)
-
-    def _worth(self, sequence: Sequence) -> int:
-        """How much is gained if a sequence goes first; one that has yielded is in its answer."""
-        if sequence.status is SequenceStatus.PREEMPTED:
-            return 1 << 62
-        return self._cached(sequence) // _WORTH_PASSING
-
-    def _cached(self, sequence: Sequence) -> int:
-        return self._kv_cache.known(sequence).cached
-
-    def _note(self, activity: Activity | None = None) -> None:
-        """Note what those wait for that were looked at last: what was found then, or this."""
-        if self._found:
-            found = self._found.items()
-            self.waiting.note([(s, activity or seen) for s, seen in found])
-        if activity is not None:
-            self._found = {}
-
-    def _readiness(self, sequence: Sequence) -> Readiness:
-        readiness = self._look(sequence)
-        if readiness in WAITS_FOR:
-            self._found[sequence] = WAITS_FOR[readiness]
-        if readiness is Readiness.MEMORY:
-            sequence.needs = self._memory.needed(sequence), self._memory.usable
-        return readiness
-
-    def _look(self, sequence: Sequence) -> Readiness:
-        if self._kv_cache.shall_wait(sequence, self.running):
-            return Readiness.PREFIX
-        if self._kv_cache.page_in(sequence):
-            return Readiness.DISK
-        if self._memory.admits(sequence, self._kv_cache.known(sequence), self.running):
-            return Readiness.READY
-        return Readiness.MEMORY
 
 
 def _decodes(sequence: Sequence) -> bool:
