@@ -1,6 +1,5 @@
 """Requests that wait, in a fair order. Safe to call from any thread."""
 
-import heapq
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable
@@ -8,17 +7,17 @@ from contextlib import suppress
 from itertools import islice
 
 from .bounds import RETRY_AFTER, check_tokens, check_waiting
+from .deadlines import Deadlines
 from .errors import UnavailableError
-from .fairness.entry import Candidate, Entry
+from .fairness.entry import Candidate
 from .fairness.order import FairOrder
 from .fairness.slots import Share
 from .fairness.use import TenantUse
+from .request import entry_of
 from .sequence import Sequence, SequenceStatus
-from .statistics import RequestStatistics, describe_request
-from .times import Activity, CommonWait, Times
-
-_AT_ONCE = 32
-"""Requests whose times are read under the lock at once."""
+from .statistics import RequestStatistics, describe_requests
+from .times import Activity
+from .wait_times import WaitTimes
 
 
 class ConversationQueue:
@@ -53,8 +52,8 @@ class ConversationQueue:
         self._order = FairOrder(agreed=self._agreed, places=self._places)
         self._waiting: dict[str, Sequence] = {}
         self._claimed: dict[str, Sequence] = {}
-        self._next: dict[str, CommonWait] = {}  # of who is next in a conversation, by tenant
-        self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
+        self._wait_times = WaitTimes(self._order, self._waiting, clock)
+        self._deadlines = Deadlines(self._waiting)
         self._closed = False
         self._changes = 0
 
@@ -73,7 +72,7 @@ class ConversationQueue:
             check_waiting(self._use, request.tenant, self.limit, now, placed=request.placed)
             check_tokens(self._use, request.tenant, now)
             self._changes += 1
-            self._order.put(_entry(sequence))
+            self._order.put(entry_of(sequence.request))
             self._wait(sequence)
 
     def offers(
@@ -154,15 +153,15 @@ class ConversationQueue:
         That is no new request, so that neither the bound nor the end of the queue holds it up.
         """
         with self._lock:
-            entry = _entry(sequence)
+            entry = entry_of(sequence.request)
             displaced = self._order.head(entry.tenant, entry.conversation)
             self._changes += 1
             self._order.preempt(entry.id)
             del self._claimed[entry.id]
             self._wait(sequence)
-            self._note_next(sequence)
+            self._wait_times.note_next(sequence)
             if displaced is not None:  # it is behind this one now
-                self._note_waiting(self._waiting[displaced])
+                self._wait_times.note_waiting(self._waiting[displaced])
 
     def release(self, sequence: Sequence) -> None:
         """Let what comes after a claimed sequence run: it has ended. Idempotent."""
@@ -170,15 +169,13 @@ class ConversationQueue:
             del self._claimed[sequence.request.id]
             self._changes += 1
             self._order.end(sequence.request.id)
-            self._note_next(sequence)
+            self._wait_times.note_next(sequence)
 
     def note(self, found: Iterable[tuple[Sequence, Activity]]) -> None:
         """Note what sequences wait for that were looked at and did not start."""
-        now = self._clock()
         with self._lock:
             for sequence, activity in found:
-                if sequence.times and self._could_start(sequence):
-                    sequence.times.differ(activity, now)
+                self._wait_times.note_found(sequence, activity)
 
     def requests(self, most: int, tenant: str | None = None) -> list[RequestStatistics]:
         """Describe all that run and then those that wait, the oldest first.
@@ -194,17 +191,8 @@ class ConversationQueue:
         with self._lock:
             self._refresh()
             for name in {each.request.tenant for each in found}:
-                self._note_tenant(name)
-        rows = []
-        for start in range(0, len(found), _AT_ONCE):  # others need the lock meanwhile
-            some = [each for each in found[start : start + _AT_ONCE] if each.times]
-            with self._lock:
-                now = self._clock()
-                times = [each.times.snapshot(now) for each in some if each.times]
-            rows += [
-                describe_request(each, own, now) for each, own in zip(some, times, strict=True)
-            ]
-        return rows
+                self._wait_times.note_tenant(name)
+        return describe_requests(found, self._lock, self._clock)
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take one waiting sequence out; None when it does not wait (any more)."""
@@ -213,13 +201,9 @@ class ConversationQueue:
 
     def expired(self, now: float) -> list[Sequence]:
         """Take out the waiting sequences whose deadline has passed, the earliest first."""
-        late = []
         with self._lock:
-            while self._deadlines and self._deadlines[0][0] <= now:
-                sequence = self._take(heapq.heappop(self._deadlines)[1])
-                if sequence is not None:
-                    late.append(sequence)
-        return late
+            late = map(self._take, self._deadlines.take_late(now))
+            return [sequence for sequence in late if sequence is not None]
 
     def close(self) -> list[Sequence]:
         """Refuse new sequences from now on, and hand out those that have never run."""
@@ -268,7 +252,7 @@ class ConversationQueue:
     def _hold(self, tenant: str) -> None:
         if tenant not in self._order.held:
             self._order.hold(tenant)
-            self._note_tenant(tenant)
+            self._wait_times.note_tenant(tenant)
 
     def _spend(self, tenant: str, tokens: float) -> None:
         """Take tokens from a tenant's minute; when they are spent, it is held until it has more."""
@@ -281,61 +265,18 @@ class ConversationQueue:
         """Take note of who has tokens again, and of places that other queues took or gave back."""
         for tenant in self._places.take_changed():
             self._order.look_at(tenant)
-            self._note_tenant(tenant)
+            self._wait_times.note_tenant(tenant)
         now = self._clock()
         for tenant in [t for t in self._order.held if not self._quotas.refills_in(t, now)]:
             self._changes += 1
             self._order.let_go(tenant)
-            self._note_tenant(tenant)
-
-    def _waits_for(self, tenant: str) -> Activity:
-        """What those of a tenant wait for that are next in their conversations."""
-        if tenant in self._order.held:
-            return Activity.QUOTA
-        return Activity.SLOT if self._order.may_start(tenant) else Activity.TENANT
-
-    def _could_start(self, sequence: Sequence) -> bool:
-        """Whether a sequence could start, as far as its tenant goes."""
-        name, tenant = sequence.request.id, sequence.request.tenant
-        activity = self._waits_for(tenant) if name in self._waiting else None
-        resumes = sequence.status is SequenceStatus.PREEMPTED
-        return activity is Activity.SLOT or (activity is Activity.QUOTA and resumes)
-
-    def _note_next(self, sequence: Sequence) -> None:
-        """Note what those wait for to whom a sequence's start or end makes a difference."""
-        entry = _entry(sequence)
-        self._note_tenant(entry.tenant)
-        if head := self._order.head(entry.tenant, entry.conversation):
-            self._note_waiting(self._waiting[head])
-
-    def _note_tenant(self, tenant: str) -> None:
-        if tenant in self._next:
-            self._next[tenant].note(self._waits_for(tenant), self._clock())
-
-    def _note_waiting(self, sequence: Sequence) -> None:
-        entry, now = _entry(sequence), self._clock()
-        others = self._next[entry.tenant]
-        behind = self._order.head(entry.tenant, entry.conversation) != entry.id
-        if sequence.times is None:
-            first = Activity.CONVERSATION if behind else others.activity
-            sequence.times = Times(first, now, sequence.request.before)
-        if behind:
-            sequence.note(Activity.CONVERSATION, now)
-        else:
-            sequence.times.share(others, now)
+            self._wait_times.note_tenant(tenant)
 
     def _wait(self, sequence: Sequence) -> None:
         request = sequence.request
         self._waiting[request.id] = sequence
-        if len(self._deadlines) > 2 * len(self._waiting) + 64:
-            there = self._waiting.values()
-            self._deadlines = [(each.request.deadline, each.request.id) for each in there]
-            heapq.heapify(self._deadlines)
-        else:
-            heapq.heappush(self._deadlines, (request.deadline, request.id))
-        activity, now = self._waits_for(request.tenant), self._clock()
-        self._next.setdefault(request.tenant, CommonWait(activity, now)).note(activity, now)
-        self._note_waiting(sequence)
+        self._deadlines.add(sequence)
+        self._wait_times.enter(sequence)
 
     def _take(self, request_id: str) -> Sequence | None:
         sequence = self._waiting.get(request_id)
@@ -349,22 +290,7 @@ class ConversationQueue:
         """Have a sequence wait no more, which the order knows already."""
         request = sequence.request
         del self._waiting[request.id]
-        if sequence.times is not None:  # what others wait for is not its own any more
-            sequence.note(sequence.times.activity, self._clock())
-        if not self._places.waiting_of(request.tenant):
-            del self._next[request.tenant]
-        self._note_next(sequence)
+        self._wait_times.leave(sequence, last=not self._places.waiting_of(request.tenant))
 
     def _share(self, tenant: str) -> Share:
         return Share(tenant, self._order.service(tenant), self._order.weight(tenant))
-
-
-def _entry(sequence: Sequence) -> Entry:
-    request = sequence.request
-    return Entry(
-        request.id,
-        request.tenant,
-        request.unit or request.conversation,
-        request.priority,
-        request.parallel,
-    )

@@ -7,7 +7,7 @@ import msgspec
 from ..cachestore.checkpoints import Reason
 from ..models.params import Grammar, LogProbs, SamplingParams
 from .errors import RequestError
-from .fairness.entry import Priority
+from .fairness.entry import Entry, Priority
 from .times import Activity
 
 
@@ -46,6 +46,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     parallel: int = 1
     before: dict[Activity, float] = {}
     placed: bool = False
+
+
+def entry_of(request: Request) -> Entry:
+    """A request as far as its place in the order goes."""
+    return Entry(
+        request.id,
+        request.tenant,
+        request.unit or request.conversation,
+        request.priority,
+        request.parallel,
+    )
 
 
 class FinishReason(enum.StrEnum):

@@ -465,7 +465,7 @@ class OrderMachine(RuleBasedStateMachine):
         assert queue.offers() == []
         for left in (order.held, queue._claimed, queue._waiting, places._running, places._waiting):
             assert not left
-        assert not queue._next
+        assert not queue._wait_times
         for gone in (order._tenants, order._waiting, order._running, order._accounts._ready):
             assert not gone
         assert model.runner.live_states == 0

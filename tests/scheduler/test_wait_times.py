@@ -119,7 +119,7 @@ def test_a_tenant_that_waits_for_nothing_is_forgotten() -> None:
     first, second = waits.put("a1", "a2")
     assert waits.queue.claim(first)
     waits.queue.remove("a2")
-    assert not waits.queue._next
+    assert not waits.queue._wait_times
     waits.clock.advance(1)
     (third,) = waits.put("a3")
     waits.clock.advance(2)
