@@ -4,11 +4,9 @@ It lives on the MLX thread.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Generic
 
-from ..cachestore.statistics import CacheStatistics
 from .decoder import Decoder
 from .errors import UnavailableError
 from .kv_cache_manager import KVCacheManager
@@ -18,17 +16,15 @@ from .memory import Affordable, MemoryPlanner
 from .prefiller import Prefiller
 from .queue import ConversationQueue
 from .refusals import late, no_room
+from .report import EngineReport
 from .request import Event, FinishReason, Started
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .shortage import Shortage
-from .statistics import EngineStatistics, describe
+from .statistics import EngineStatistics
 from .thread import Pace
 from .times import Activity
-
-_DESCRIBED_EVERY = 1.0
-"""Seconds after which the cache is described anew; at the end of a request it always is."""
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
@@ -82,7 +78,8 @@ class Engine(Generic[C, P, O, T]):
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
         self._shortage = Shortage(kv_cache, memory, clock)
-        self._totals = Counter[str]()
+        self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
+        self._totals = self._report.totals
         self._lifecycle = Lifecycle(self._scheduler, kv_cache)
         self._decoder = Decoder(
             runner, kv_cache, self._lifecycle, self._totals, eos_ids=eos_ids, clock=clock
@@ -98,22 +95,16 @@ class Engine(Generic[C, P, O, T]):
             exact=exact,
             clock=clock,
         )
-        self._cache = CacheStatistics()
-        self._describe_at = 0.0
-        self._steps = 0
-        self._step_seconds = 0.0
-        self._last_step_at = clock()
-        self._publish_statistics()
 
     def step(self) -> Pace:
         """Do one step's work, and say when the next one is due."""
         if not self._running:
-            self._last_step_at = self._clock()  # it was idle until now, not stalled
+            self._report.begin_work()
         reading = self._kv_cache.page()
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
-        self._publish_statistics()  # so that a step that hangs is seen with who hangs in it
+        self._report.publish()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
             self._run(step)
         self._record()
@@ -122,10 +113,11 @@ class Engine(Generic[C, P, O, T]):
         if not self._decoder.pending:
             self._memory.release()
         pace = self._pace(step, reading=reading)
-        due = self._lifecycle.handed_over or self._clock() >= self._describe_at
-        if pace is Pace.IDLE or due:
-            self._describe_cache()
-        self._publish_step()
+        if pace is Pace.IDLE or self._lifecycle.handed_over or self._report.is_cache_due:
+            self._report.describe_cache()
+            self._lifecycle.handed_over = False
+        self._report.end_step()
+        self._publish_events()
         return pace
 
     def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
@@ -143,7 +135,7 @@ class Engine(Generic[C, P, O, T]):
 
     def statistics(self) -> EngineStatistics:
         """Read the last published statistics. Safe to call from any thread."""
-        return self._statistics
+        return self._report.latest
 
     def _admit(self) -> None:
         self._drop_ended()
@@ -241,7 +233,7 @@ class Engine(Generic[C, P, O, T]):
                 self._lifecycle.finish(sequence, FinishReason.ERROR, late(sequence))
 
     def _begin(self, sequence: Sequence) -> None:
-        self._publish_statistics()
+        self._report.publish()
         resumes = sequence.status is SequenceStatus.PREEMPTED
         self._lifecycle.guard(sequence, self._open)
         if sequence.status is SequenceStatus.FINISHED:
@@ -287,35 +279,8 @@ class Engine(Generic[C, P, O, T]):
             # else nothing is gained by launching, or left to launch, before it.
             self._decoder.process_output()
 
-    def _describe_cache(self) -> None:
-        """Walk the cache, which takes the longer the more there is: not in every step."""
-        self._cache = self._kv_cache.statistics()
-        self._lifecycle.handed_over = False
-        self._describe_at = self._clock() + _DESCRIBED_EVERY
-
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())
-
-    def _publish_statistics(self) -> None:
-        self._statistics = EngineStatistics(
-            **self._totals,
-            batch_shapes=len(self._runner.shapes),
-            page_ins=self._kv_cache.page_ins,
-            cache=self._cache,
-            memory=self._memory.use(),
-            running=tuple(map(describe, (*self._running, *self._scheduler.preempted))),
-            steps=self._steps,
-            step_seconds=self._step_seconds,
-            last_step_at=self._last_step_at,
-        )
-
-    def _publish_step(self) -> None:
-        now = self._clock()
-        self._steps += 1
-        self._step_seconds += now - self._last_step_at
-        self._last_step_at = now
-        self._publish_statistics()
-        self._publish_events()
 
     def _publish_events(self) -> None:
         if events := self._lifecycle.take_events():

@@ -77,7 +77,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
             idle engine, in seconds.
         batch_shapes: shapes of batches that were computed with so far.
         preemptions: of running sequences, for lack of memory.
-        yields: of running sequences that gave their slots to other tenants'.
+        yields: of running sequences that gave their slots to others.
         page_ins: states that were read back from disk.
         memory: what model state takes.
         cache: as of the end of the last sequence.
