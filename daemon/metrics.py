@@ -181,7 +181,7 @@ class _EngineCollector(Collector):
             ("umbel_page_outs", "States left to the disk for room.", now.cache.page_outs),
             ("umbel_page_ins", "States read back from disk.", now.page_ins),
             ("umbel_preemptions", "Running requests preempted for room.", now.preemptions),
-            ("umbel_yields", "Running requests that yielded to other tenants'.", now.yields),
+            ("umbel_yields", "Running requests that gave their slots to others.", now.yields),
         ):
             family = CounterMetricFamily(name, text)
             family.add_metric([], value)
