@@ -29,7 +29,7 @@ from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
 from .assembly import Assembly, Phase, assemble
 from .cache_admin import CacheAdmin
-from .config import Settings, tenant_settings
+from .config import DEFAULT_TENANT, Settings, tenant_settings
 from .memory_budget import MemoryBudget
 from .model_slot import ModelSlot, Resident
 from .pressure import PressureWatch
@@ -80,7 +80,7 @@ class ModelLoader:
         self._pressure = pressure
         self.memory = MemoryBudget(settings(), device_memory())
         self.memory.pool.bound_tenants(self._bounds, self._floors)
-        self.tenant_use = TenantUse(self._terms)
+        self.tenant_use = TenantUse(self._terms, self._names_tenants)
         self._queues: dict[str, ConversationQueue] = {}
         self.stop = threading.Event()
         self._opened: dict[str, OpenedModel] = {}
@@ -246,6 +246,10 @@ class ModelLoader:
             return Terms()
         found = tenant_settings(self._settings().tenants, tenant)
         return Terms(found.weight, found.running, found.waiting, found.tokens_per_minute)
+
+    def _names_tenants(self) -> bool:
+        """Whether a tenant has a table of its own, so that others than `default` are expected."""
+        return any(name != DEFAULT_TENANT for name in self._settings().tenants)
 
     def _settings_of(self, slot: ModelSlot) -> Settings:
         """Settings for a model: those beside the default one have a folder of their own."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from .drain import DrainRates
 from .terms import Agreed, Quotas, Terms
 
+_SEVERAL = 2
+
 
 class TenantUse:
     """What tenants use, over all queues. Each, or whatever else requests wait in, has its part.
@@ -22,10 +24,14 @@ class TenantUse:
 
     Args:
         agreed: as above.
+        named: whether something is agreed with tenants by name, so that several are expected.
     """
 
-    def __init__(self, agreed: Agreed = lambda _: Terms()) -> None:
+    def __init__(
+        self, agreed: Agreed = lambda _: Terms(), named: Callable[[], bool] = lambda: False
+    ) -> None:
         self.agreed = agreed
+        self._named = named
         self.quotas = Quotas(agreed)
         self.drained = DrainRates()
         self._lock = threading.Lock()
@@ -39,12 +45,12 @@ class TenantUse:
 
     @property
     def shared(self) -> bool:
-        """Whether requests of several tenants have come."""
-        return len(self._met) > 1
+        """Whether requests of several tenants have come, or will."""
+        return len(self._met) >= _SEVERAL or self._named()
 
     def meet(self, tenant: str) -> None:
         """Take note of whose request has come, be it let in or not."""
-        if not self.shared:
+        if len(self._met) < _SEVERAL:
             self._met |= {tenant}
 
     def waiting_of(self, tenant: str) -> int:

@@ -120,6 +120,20 @@ def test_who_is_alone_has_all_places(limit: int, starts: list[bool]) -> None:
         assert room.free == 0
 
 
+def test_where_tenants_are_named_nobody_is_first() -> None:
+    """Who comes first leaves places for those that are expected; until they are no more."""
+    named = [True]
+    use = TenantUse(named=lambda: named[0])
+    places = use.join()
+    for _ in range(18):
+        check_waiting(use, "0", 20, 0.0)
+        places.wait("0")
+    with pytest.raises(QueueFullError, match="for other tenants"):
+        check_waiting(use, "0", 20, 0.0)
+    named[0] = False
+    check_waiting(use, "0", 20, 0.0)
+
+
 def test_who_is_refused_is_known_too() -> None:
     """Its first request finds no place; from then on one that is given up is not the other's."""
     room = Room(20, known=False)
