@@ -1,13 +1,15 @@
 """Who waits, who runs, who is preempted, and who starts next."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from .candidates import Candidates, PrefixLookup, Room
 from .fairness.entry import Policy
-from .fairness.slots import Slot, own_preemption, preemption
+from .fairness.slots import Share, Slot, own_preemption, preemption
 from .policy import age
 from .precedence import Precedence
 from .queue import ConversationQueue
+from .request import entry_of
 from .selection import Readiness, Selection, select
 from .sequence import Sequence, SequenceStatus
 from .times import Activity
@@ -136,8 +138,10 @@ class Scheduler:
             if slot is not None and self._let_claim(self._candidates.ranked(claimant.tenant)):
                 return self._in_slot(slot)
         for claimant in self.waiting.claimants({s.share.tenant for s in slots if s.gives_way}):
-            slot = own_preemption(slots, claimant)
-            if slot is not None and self._let_claim(self._candidates.interactive(claimant.tenant)):
+            to_own = partial(_to_own, slots, claimant)
+            found = self._let_claim(filter(to_own, self._candidates.interactive(claimant.tenant)))
+            slot = None if found is None else to_own(found)
+            if slot is not None:
                 return self._in_slot(slot)
         return None
 
@@ -173,19 +177,25 @@ class Scheduler:
     def _slots(self) -> list[Slot]:
         shares = self.waiting.shares({each.request.tenant for each in self.running})
         return [
-            Slot(s.request.id, shares[s.request.tenant], _decodes(s), s.request.priority)
+            Slot(
+                s.request.id,
+                shares[s.request.tenant],
+                _decodes(s),
+                s.request.priority,
+                entry_of(s.request).conversation,
+            )
             for s in sorted(self.running, key=lambda s: s.number)
         ]
 
     def _in_slot(self, slot: Slot) -> Sequence:
         return next(each for each in self.running if each.request.id == slot.id)
 
-    def _let_claim(self, ranked: Iterable[Sequence]) -> bool:
-        """Have the first that could start have what is given up; False where none could."""
+    def _let_claim(self, ranked: Iterable[Sequence]) -> Sequence | None:
+        """Have the first that could start have what is given up, if one could."""
         self._fair_at = None  # it may be able to start at the next step
         found = select(ranked, self._candidates.readiness)
         self._claimant = found.start or found.short
-        return self._claimant is not None
+        return self._claimant
 
     def _resume(self) -> Sequence | None:
         self._last = select(self.preempted[:1], self._candidates.readiness)
@@ -249,6 +259,11 @@ class Scheduler:
                 sequence.num_restored_bytes = 0
         if costs:
             self.waiting.charge(costs)
+
+
+def _to_own(slots: list[Slot], claimant: Share, sequence: Sequence) -> Slot | None:
+    """Choose who yields to an interactive sequence of its own tenant."""
+    return own_preemption(slots, claimant, entry_of(sequence.request).conversation)
 
 
 def _decodes(sequence: Sequence) -> bool:

@@ -29,12 +29,14 @@ class Slot(NamedTuple):
         share: its tenant's.
         decodes: whether its prompt is complete.
         priority: of its request.
+        conversation: of its request, in which it would wait before what came later.
     """
 
     id: str
     share: Share
     decodes: bool
     priority: Priority = Priority.INTERACTIVE
+    conversation: str = ""
 
     @property
     def gives_way(self) -> bool:
@@ -79,20 +81,25 @@ def preemption(slots: Sequence[Slot], claimant: Share, gap: float) -> Slot | Non
     return chosen
 
 
-def own_preemption(slots: Sequence[Slot], claimant: Share) -> Slot | None:
+def own_preemption(slots: Sequence[Slot], claimant: Share, conversation: str) -> Slot | None:
     """Choose the sequence that is preempted for an interactive request of its own tenant.
 
     It is the tenant's youngest one of priority `batch` that decodes: each start brings a request
     nearer to its end. How many slots tenants have stays as it is, so that nothing is asked of their
     services. The order keeps the preempted sequence from starting again while an interactive
-    request of its tenant could; see `Tenant.oldest`.
+    request of its tenant could; see `Tenant.oldest`. One of the same conversation does not yield:
+    it would wait before the request that it yielded to.
 
     Args:
         slots: of the batch, the oldest first.
         claimant: a tenant that could start an interactive request if it had a slot more.
+        conversation: of that request.
     """
-    own = (s for s in reversed(slots) if s.share.tenant == claimant.tenant and s.gives_way)
-    return next(own, None)
+    for slot in reversed(slots):
+        own = slot.share.tenant == claimant.tenant and slot.conversation != conversation
+        if own and slot.gives_way:
+            return slot
+    return None
 
 
 def _rank(slot: Slot) -> tuple[bool, float]:

@@ -9,6 +9,8 @@ from umbel.daemon.failures import APIError
 from umbel.daemon.priorities import PRIORITY_HEADER, priority_of
 from umbel.scheduler.fairness.entry import Priority
 
+from .running import RunningDaemon
+
 
 @pytest.mark.parametrize(
     ("header", "seconds"), [(None, None), ("30", 30.0), ("0.5", 0.5), ("1e3", 1000.0)]
@@ -43,3 +45,20 @@ def test_the_lower_one_holds(
     """The header is stronger than the body, and the tenant's setting than both."""
     headers = {} if header is None else {PRIORITY_HEADER: header}
     assert priority_of(headers, highest, flex=flex) is expected
+
+
+def test_a_batch_answer_makes_room_for_its_tenants_own(tiny_daemon: RunningDaemon) -> None:
+    """The daemon runs one request at a time, and answers what comes in the middle of it."""
+
+    def ask(text: str, tokens: int) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+
+    before = tiny_daemon.status()["engine"]["yields"]
+    batch, response = tiny_daemon.stream({**ask("a batch", 6000), "service_tier": "flex"})
+    for _ in range(6):
+        response.readline()
+    assert tiny_daemon.post(ask("hello", 3)).status == 200
+    assert tiny_daemon.status()["engine"]["yields"] == before + 1
+    for _ in range(6):
+        assert b"error" not in response.readline()
+    batch.close()

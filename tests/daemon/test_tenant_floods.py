@@ -1,7 +1,9 @@
-"""What a tenant's floor keeps of its state while another floods the cache with new prompts."""
+"""What is left for a tenant while another floods the cache with new prompts, or the queue."""
 
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from umbel.daemon.key_file import add_key
@@ -13,6 +15,7 @@ pytestmark = pytest.mark.slow  # each test starts daemons of its own
 CACHE = 3 << 20
 """Bytes that the daemon keeps in memory: of a few of the flood's prompts."""
 
+CHAT = "/v1/chat/completions"
 FLOOD = 24
 STORY = "You are a helpful assistant of the other agents. " * 20
 
@@ -33,7 +36,7 @@ class Talk:
         """Ask; returns how many tokens were cached, and how many had been computed before."""
         self._messages.append({"role": "user", "content": "What is next?"})
         body = {"messages": self._messages, "max_tokens": 8, "temperature": 0}
-        reply = daemon.request("POST", "/v1/chat/completions", body, self._headers).json()
+        reply = daemon.request("POST", CHAT, body, self._headers).json()
         self._messages.append(reply["choices"][0]["message"])
         known, usage = self._before, reply["usage"]
         self._before = usage["prompt_tokens"]
@@ -106,3 +109,31 @@ def test_a_flood_leaves_the_floor_on_disk(
         cached, known = talk.turn(second)
         assert known > 200
         assert cached >= known if floor != "0" else cached == 0
+
+
+def test_who_sends_without_end_leaves_places_to_wait_in(
+    short_path: Path, long_tiny_dir: Path
+) -> None:
+    """Eight times those that are free are its part; another tenant is let in, and answered."""
+    words, keys = flags(short_path, "0", "--max-waiting", "10", "--max-batch", "1")
+    body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+    with running(short_path, long_tiny_dir, *words) as daemon, ExitStack() as held:
+
+        def send(number: int) -> None:
+            """Ask for a long answer, and see that one more waits."""
+            connection = held.enter_context(closing(daemon.connection()))
+            asked = msgspec.json.encode({**body, "max_tokens": 6000, "user": f"{number}"})
+            connection.request("POST", CHAT, asked, {"Authorization": f"Bearer {keys['flooding']}"})
+            eventually(lambda: daemon.status()["engine"]["running"])
+            eventually(lambda: daemon.status()["waiting"] == number)
+
+        for number in range(10):
+            send(number)
+        more = daemon.request("POST", CHAT, body, {"Authorization": f"Bearer {keys['flooding']}"})
+        assert more.status == 429
+        assert more.json()["error"]["message"].startswith(
+            "9 requests of tenant flooding are waiting already, and the places that are left are"
+        )
+        asked = {**body, "max_tokens": 3}
+        other = daemon.request("POST", CHAT, asked, {"Authorization": f"Bearer {keys['small']}"})
+        assert other.status == 200

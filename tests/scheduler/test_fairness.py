@@ -605,24 +605,30 @@ def test_slots_do_not_change_hands_all_the_time(size: int, tenants: int, quanta:
 
 BATCH = st.lists(
     st.builds(
-        lambda tenant, decodes, priority: Slot("", Share(tenant, 0.0), decodes, priority),
+        lambda tenant, *of_slot: Slot("", Share(tenant, 0.0), *of_slot),
         st.sampled_from("abc"),
         st.booleans(),
         st.sampled_from(Priority),
+        st.sampled_from("xyz"),
     ),
     max_size=8,
 )
 
 
-@given(BATCH, st.sampled_from("abc"))
-def test_the_youngest_batch_answer_yields_to_its_own_tenant(made: list[Slot], tenant: str) -> None:
-    """Nobody else's, no interactive one and no prompt does, and there is none after it."""
+@given(BATCH, st.sampled_from("abc"), st.sampled_from("xyz"))
+def test_the_youngest_batch_answer_yields_to_its_own_tenant(
+    made: list[Slot], tenant: str, conversation: str
+) -> None:
+    """Nobody else's, no interactive one, no prompt and none that is before it in its order."""
     batch = [slot._replace(id=f"{place}") for place, slot in enumerate(made)]
-    chosen = own_preemption(batch, Share(tenant, 1e9))
+    chosen = own_preemption(batch, Share(tenant, 1e9), conversation)
     able = [
         slot
         for slot in batch
-        if slot.share.tenant == tenant and slot.decodes and slot.priority is Priority.BATCH
+        if slot.share.tenant == tenant
+        and slot.decodes
+        and slot.priority is Priority.BATCH
+        and slot.conversation != conversation
     ]
     assert chosen == (able[-1] if able else None)
 

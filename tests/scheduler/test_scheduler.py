@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -100,7 +101,9 @@ class SchedulerFixture:
 
     def put(self, *names: str, tenant: str = "t", **more: Any) -> list[Sequence]:
         """Queue requests, each in a conversation of its own unless told otherwise."""
-        made = [Sequence(make_request(n, [1] * 10, tenant=tenant, **more)) for n in names]
+        of_order = {key: more.pop(key) for key in ("unit", "parallel") if key in more}
+        requests = [make_request(name, [1] * 10, tenant=tenant, **more) for name in names]
+        made = [Sequence(msgspec.structs.replace(each, **of_order)) for each in requests]
         for each in made:
             self.queue.put(each)
         return made
@@ -561,6 +564,21 @@ class TestYieldingToItsTenant:
         fixture.put("new", tenant="a", priority=priority)
         fixture.queue._order._tenants["a"]._passed_over = 99
         assert fixture.scheduler.yielding() is None
+
+    def test_one_of_the_same_conversation_does_not_yield(self) -> None:
+        """It would be before the one that it yields to; another one yields, if there is one."""
+        fixture = SchedulerFixture(max_batch=2)
+        session: dict[str, Any] = {"tenant": "a", "unit": "session", "parallel": 9}
+        one = fixture.put("one", tenant="a", priority=Priority.BATCH)
+        made = one + fixture.put("two", priority=Priority.BATCH, **session)
+        fixture.start()
+        for each in made:
+            each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
+        fixture.put("i0", "i1", **session)
+        assert self.give(fixture) == ("one", ["i0"])
+        assert fixture.scheduler.yielding() is None
+        fixture.put("i2", tenant="a")
+        assert self.give(fixture) == ("two", ["i2"])
 
     def test_a_prompt_is_computed_first(self) -> None:
         """What is under way of it is let go on until it decodes."""
