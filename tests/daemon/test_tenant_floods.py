@@ -17,6 +17,8 @@ CACHE = 3 << 20
 
 CHAT = "/v1/chat/completions"
 FLOOD = 24
+SMOLLM2_CACHE, SMOLLM2_FLOOD = 128 << 20, 12
+"""The same of a model of which a token takes 45 KiB."""
 STORY = "You are a helpful assistant of the other agents. " * 20
 
 
@@ -43,10 +45,10 @@ class Talk:
         return usage["prompt_tokens_details"]["cached_tokens"], known
 
 
-def flood(daemon: RunningDaemon, key: str, first: int) -> None:
+def flood(daemon: RunningDaemon, key: str, first: int, prompts: int = FLOOD) -> None:
     """Send prompts that have nothing in common, many times what the cache holds."""
     headers = {"Authorization": f"Bearer {key}"}
-    for number in range(first, first + FLOOD):
+    for number in range(first, first + prompts):
         text = f"{number} " + f"report {number} of agent {number * 7} " * 40
         body = {"prompt": text, "max_tokens": 1, "temperature": 0}
         assert daemon.request("POST", "/v1/completions", body, headers).status == 200
@@ -58,7 +60,9 @@ def on_disk(daemon: RunningDaemon) -> bool:
     return bool(disk["writes"]) and not disk["queued_bytes"]
 
 
-def flags(folder: Path, floor: str, *more: str) -> tuple[list[str], dict[str, str]]:
+def flags(
+    folder: Path, floor: str, *more: str, cache: int = CACHE
+) -> tuple[list[str], dict[str, str]]:
     """The command line of a daemon with both tenants, and their keys."""
     config = folder / "umbel.toml"
     config.write_text(f'[tenants.small]\ncache_floor = "{floor}"\n')
@@ -66,7 +70,7 @@ def flags(folder: Path, floor: str, *more: str) -> tuple[list[str], dict[str, st
     keys_file.unlink(missing_ok=True)
     keys = {name: add_key(keys_file, name)[1] for name in ("small", "flooding")}
     words = ["--config", str(config), "--keys-file", str(keys_file)]
-    return [*words, "--cache-bytes", str(CACHE), *more], keys
+    return [*words, "--cache-bytes", str(cache), *more], keys
 
 
 def test_a_flood_leaves_the_floor_untouched(short_path: Path, long_tiny_dir: Path) -> None:
@@ -79,6 +83,24 @@ def test_a_flood_leaves_the_floor_untouched(short_path: Path, long_tiny_dir: Pat
             flood(daemon, keys["flooding"], first)
             cached, known = talk.turn(daemon)
             assert cached >= known > 200
+
+
+def test_a_real_model_keeps_the_floor(short_path: Path) -> None:
+    """SmolLM2's next turn finds all that was computed, and so does that after a restart."""
+    disk = ("--disk-bytes", str(SMOLLM2_CACHE))
+    words, keys = flags(short_path, "24MiB", *disk, cache=SMOLLM2_CACHE)
+    talk = Talk(keys["small"])
+    for first in (0, SMOLLM2_FLOOD):
+        with running(short_path, "smollm2", *words) as daemon:
+            cached, known = talk.turn(daemon)
+            assert cached >= known
+            eventually(lambda: on_disk(daemon))
+            flood(daemon, keys["flooding"], first, SMOLLM2_FLOOD)
+            given_up = daemon.status()["engine"]["cache"]
+            assert given_up["evictions"] + given_up["page_outs"] > 0, "the flood is too small"
+            cached, known = talk.turn(daemon)
+            assert cached >= known > 200
+            eventually(lambda: on_disk(daemon))
 
 
 def test_without_a_floor_the_flood_takes_it(short_path: Path, long_tiny_dir: Path) -> None:
