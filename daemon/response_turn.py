@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from .caller import Caller
 from .failures import APIError
 from .generations import Generations
 from .protocols.generation_request import GenerationBody, GenerationRequest
@@ -23,7 +24,6 @@ from .response_store import (
     StoredResponse,
     UnfinishedResponseError,
 )
-from .service import Caller
 from .workers import Check
 
 

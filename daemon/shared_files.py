@@ -9,11 +9,12 @@ import structlog
 from ..cachestore.tries import SHARED
 from ..scheduler.errors import RequestError
 from .bodies import BodyBudget, Share
+from .caller import Caller
 from .deadlines import Wait
 from .errors import StartError
 from .pin_requests import PinRequest
 from .quoting import quote
-from .service import Caller, Service
+from .service import Service
 
 _PREFIX = "file:"  # of their pins' names; other pins are left as they are
 

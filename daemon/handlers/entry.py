@@ -21,6 +21,7 @@ from ..answer_headers import (
 )
 from ..arrivals import Arrival, Arrivals, Line
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
+from ..caller import Caller
 from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
 from ..conversations import lines_of, named_conversation, session
@@ -36,7 +37,7 @@ from ..priorities import priority_of
 from ..protocols.answers import AnswerEncoder
 from ..protocols.generation_request import GenerationBody
 from ..response_desk import ResponseDesk
-from ..service import Caller, Service, still_loading
+from ..service import Service, still_loading
 from ..status import State, Status, state_of, status
 from ..streaming import EventStream
 from ..tenants import identify

@@ -8,6 +8,7 @@ from aiohttp import web
 from msgspec import Raw
 
 from ..answer_headers import ENTERED
+from ..caller import Caller
 from ..failures import APIError
 from ..generations import Generations
 from ..protocols.response_answers import ResponseAnswers
@@ -21,7 +22,6 @@ from ..response_store import (
     StoredResponse,
 )
 from ..response_turn import ResponseTurn, TurnBody, find_past, unfinished
-from ..service import Caller
 from .entry import Entry, json_response
 
 T = TypeVar("T")

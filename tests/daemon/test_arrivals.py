@@ -9,6 +9,7 @@ import pytest
 
 from umbel.daemon.arrivals import Arrival, Arrivals, Line
 from umbel.daemon.bodies import BodyBudget
+from umbel.daemon.caller import Caller
 from umbel.daemon.conversations import lines_of
 from umbel.daemon.deadlines import Wait
 from umbel.daemon.decoding import decode
@@ -17,7 +18,7 @@ from umbel.daemon.prompts import Prepared
 from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.daemon.protocols.generation_request import GenerationBody, GenerationRequest
 from umbel.daemon.protocols.responses import ResponsesRequest
-from umbel.daemon.service import Caller, Service
+from umbel.daemon.service import Service
 from umbel.models.params import SamplingParams
 from umbel.scheduler.errors import DeadlineExceededError
 from umbel.scheduler.fairness.entry import Priority
