@@ -1,8 +1,9 @@
 """Settings: what there are, what is known of each, and where their values come from."""
 
 from .models import ModelSettings
+from .serving import default_socket
 from .setting import ENV_PREFIX, Setting
-from .settings import SETTINGS, LogFormat, Settings, default_socket
+from .settings import SETTINGS, LogFormat, Settings
 from .sources import check_key, is_loopback, load
 from .tenants import (
     DEFAULT_TENANT,

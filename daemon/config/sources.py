@@ -15,8 +15,9 @@ from ..errors import ConfigError
 from ..origins import check_origins
 from ..quoting import quote
 from .models import check_names, read_models
+from .serving import KEYS_FILE
 from .setting import ENV_PREFIX, Setting
-from .settings import KEYS_FILE, SETTINGS, Settings
+from .settings import SETTINGS, Settings
 from .tenants import read_tenants
 
 _FILE = f"{ENV_PREFIX}CONFIG"
