@@ -23,7 +23,6 @@ from ..cachestore.state import Layout
 from ..models.kv.sequence_cache import SequenceCache
 from ..models.kv.stored import DiskCodec
 from ..models.load.loader import LoadedModel, LoadPhase
-from ..models.memory_profile import PlannedChunk
 from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
 from ..models.runtime import keep_freed_memory
@@ -37,14 +36,12 @@ from ..scheduler.paging import Paging
 from ..scheduler.queue import ConversationQueue
 from .config import Settings
 from .errors import StartError
+from .measured_fit import context_length, prefill_chunk
 from .memory_budget import MemoryBudget
-from .model_fit import LEAST_CONTEXT, usable
 
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
 _MOST_FREED = 1 << 30
 _CLOSE_DISK = 5.0  # seconds to end what the disk tier began, where a start fails
-_LEAST_CHUNK = 512  # tokens; and those of exact serving, which shares whole chunks only
-_CHUNK_SHARE = 16  # of the budget, a part in this many is what a longer chunk may compute with
 _DISK_SHARE = 4  # of what is free on disk, one part in this many
 
 Phase = LoadPhase | Literal["measuring", "warming up", "opening the disk tier"]
@@ -119,10 +116,10 @@ def assemble(
     weights = max(loaded.weight_bytes, runner.resident - memory.held)
     budget = memory.enter(loaded.name, weights)
     keep_freed_memory(min(budget // _FREED_SHARE, _MOST_FREED))
-    chunk = _prefill_chunk(settings, runner, budget)
+    chunk = prefill_chunk(settings, runner, budget)
     if settings.exact:
         runner.profile.least_chunk = chunk
-    context, bound = _context(loaded, runner, budget)
+    context, bound = context_length(loaded, runner, budget)
     copied = max_copy_bytes(budget)
     runner.live_within(budget, max_copy_bytes=copied, max_batch=settings.max_batch)
     cache = _cache(
@@ -170,22 +167,6 @@ def refuse_used_folder(settings: Settings) -> None:
             refuse_if_used(settings.disk_folder)
         except FolderInUseError as error:
             raise _in_use(error) from error
-
-
-def _prefill_chunk(settings: Settings, runner: ModelRunner, budget: int) -> int:
-    """Find how many tokens of a prompt are computed at once, at most.
-
-    What a long chunk computes with is no room for what is cached.
-    """
-    if settings.prefill_chunk is not None:
-        return settings.prefill_chunk
-    chunk = _LEAST_CHUNK if settings.exact else runner.device.prefill_chunk
-    while chunk > _LEAST_CHUNK:
-        taken = runner.profile.prefill([PlannedChunk(chunk, chunk, 0)]).nbytes
-        if taken * _CHUNK_SHARE <= budget:
-            break
-        chunk //= 2
-    return chunk
 
 
 def _kv_cache(
@@ -292,23 +273,3 @@ def _disk_budget(settings: Settings, disk: DiskTier) -> int:
         return settings.disk_budget // settings.model_count
     free = shutil.disk_usage(disk.folder).free + disk.statistics().nbytes
     return free // _DISK_SHARE // settings.model_count
-
-
-def _context(
-    loaded: LoadedModel, runner: ModelRunner, budget: int
-) -> tuple[int, MemoryBound | None]:
-    """Say how long the context is, and what cuts it."""
-    most = usable(budget)
-    fits = runner.profile.longest_context(most)
-    least = min(LEAST_CONTEXT, loaded.context_length)
-    if fits < least:
-        needed = runner.profile.worst_case(least).nbytes
-        needed += max_copy_bytes(needed) * 2
-        raise StartError(
-            f"setting cache_bytes: {budget} bytes hold no request of this model; "
-            f"it takes {needed} ({-(-needed // 2**20)}MiB) to serve {least} tokens"
-        )
-    if fits >= loaded.context_length:
-        return loaded.context_length, None
-    log.warning("context cut to what fits", tokens=fits, model=loaded.context_length)
-    return fits, MemoryBound(most, lambda tokens: runner.profile.worst_case(tokens).nbytes)
