@@ -14,27 +14,25 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from ..cachestore.bounds import TenantBounds
-from ..cachestore.tries import SHARED
 from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
 from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
-from ..scheduler.fairness.terms import Terms
 from ..scheduler.fairness.use import TenantUse
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
 from .assembly import Assembly, Phase, assemble
 from .cache_admin import CacheAdmin
-from .config import DEFAULT_TENANT, Settings, tenant_settings
+from .config import Settings
 from .memory_budget import MemoryBudget
 from .model_slot import ModelSlot, Resident
 from .pressure import PressureWatch
 from .service import Service
 from .shared_files import declare, read
+from .tenant_terms import TenantTerms
 from .workers import Workers
 
 _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
@@ -78,9 +76,10 @@ class ModelLoader:
         self._default = default
         self._workers = workers
         self._pressure = pressure
+        self._terms = TenantTerms(settings)
         self.memory = MemoryBudget(settings(), device_memory())
-        self.memory.pool.bound_tenants(self._bounds, self._floors)
-        self.tenant_use = TenantUse(self._terms, self._names_tenants)
+        self.memory.pool.bound_tenants(self._terms.bounds, self._terms.floors)
+        self.tenant_use = TenantUse(self._terms.terms, self._terms.names_tenants)
         self._queues: dict[str, ConversationQueue] = {}
         self.stop = threading.Event()
         self._opened: dict[str, OpenedModel] = {}
@@ -227,29 +226,8 @@ class ModelLoader:
     def bound_tenants(self) -> None:
         """Bound what tenants use, and what their state takes, as the settings say now."""
         self.tenant_use.terms_changed()
-        self._thread.submit(self.memory.pool.bound_tenants, self._bounds, self._floors)
-
-    @property
-    def _floors(self) -> int:
-        return sum(tenant.floor for tenant in self._settings().tenants.values())
-
-    def _bounds(self, tenant: str) -> TenantBounds:
-        """What bounds the state of a tenant at present."""
-        if tenant == SHARED:
-            return TenantBounds()
-        found = tenant_settings(self._settings().tenants, tenant)
-        return TenantBounds(found.floor, found.ceiling, found.disk_budget)
-
-    def _terms(self, tenant: str) -> Terms:
-        """What is agreed with a tenant at present."""
-        if tenant == SHARED:
-            return Terms()
-        found = tenant_settings(self._settings().tenants, tenant)
-        return Terms(found.weight, found.running, found.waiting, found.tokens_per_minute)
-
-    def _names_tenants(self) -> bool:
-        """Whether a tenant has a table of its own, so that others than `default` are expected."""
-        return any(name != DEFAULT_TENANT for name in self._settings().tenants)
+        terms = self._terms
+        self._thread.submit(self.memory.pool.bound_tenants, terms.bounds, terms.floors)
 
     def _settings_of(self, slot: ModelSlot) -> Settings:
         """Settings for a model: those beside the default one have a folder of their own."""
