@@ -32,12 +32,12 @@ from .model_slot import ModelSlot, Resident
 from .pressure import PressureWatch
 from .service import Service
 from .shared_files import declare, read
+from .state_saving import save_state
 from .tenant_terms import TenantTerms
 from .workers import Workers
 
 _CHANNEL_LIMIT = 4096  # events that may wait for one slow client
 _LOOK_AGAIN = 0.01  # seconds until it is seen whether there is room
-_SAVE_GRACE = 10.0  # seconds; state that is not written in them is computed again
 
 T = TypeVar("T")
 
@@ -282,19 +282,3 @@ async def _in_background(fn: Callable[[], T]) -> T:
 
     threading.Thread(target=call, name="umbel-find", daemon=True).start()
     return await asyncio.wrap_future(future)
-
-
-async def save_state(thread: MLXThread, assembly: Assembly) -> None:
-    """Write what is not on disk yet, within the grace, and close the disk tier."""
-    pager, disk = assembly.pager, assembly.disk
-    if pager is None or disk is None:
-        return
-    try:
-        async with asyncio.timeout(_SAVE_GRACE):
-            while await asyncio.wrap_future(thread.submit(pager.write_all)):
-                await asyncio.to_thread(disk.flush, _SAVE_GRACE)
-    except TimeoutError:
-        log.warning("state not saved in time", seconds=_SAVE_GRACE)
-    except Exception:
-        log.exception("state not saved")
-    await asyncio.to_thread(disk.close, _SAVE_GRACE)

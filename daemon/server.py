@@ -26,7 +26,7 @@ from .drain import drain
 from .errors import StartError
 from .handlers.entry import Entry
 from .http_server import HTTPServer
-from .model_loader import ModelLoader, save_state, shrink
+from .model_loader import ModelLoader, shrink
 from .model_pool import ModelPool
 from .model_slot import Resident, slots_of
 from .pressure import PressureWatch, find_source
@@ -37,6 +37,7 @@ from .service_manager import InheritedListener, ServiceManager, inherited
 from .signals import StopSignals
 from .sockets import UnixListener
 from .start_up import StartUp
+from .state_saving import save_state
 from .workers import Workers
 
 _THREAD_STOP = 60.0
