@@ -9,7 +9,8 @@ from ..failures import APIError
 from ..operators import refuse_tenants
 from ..pin_requests import PinRequest
 from ..quoting import quote
-from .entry import Entry, json_response
+from .answering import json_response
+from .entry import Entry
 
 
 class CacheHandlers:

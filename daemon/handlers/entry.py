@@ -1,38 +1,26 @@
 """What every handler stands on: who asks, what was sent, and how answers go back."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from ...scheduler.bounds import RETRY_AFTER
 from ...scheduler.errors import UnavailableError
 from ...scheduler.times import Activity
-from ..answer_headers import (
-    ARRIVAL,
-    ARRIVED_AT,
-    ENTERED,
-    HELD,
-    REQUEST_ID,
-    SHARE,
-    STREAM,
-    answer_headers,
-)
+from ..answer_headers import ARRIVAL, ENTERED, HELD, SHARE, STREAM
 from ..arrivals import Arrival, Arrivals, Line
 from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
 from ..caller import Caller
 from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
-from ..conversations import lines_of, named_conversation, session
+from ..conversations import lines_of
 from ..cors import CrossOrigin
-from ..deadlines import Wait, timeout_of
 from ..decoding import Body, ModelBody, decode
 from ..generations import Generations
 from ..key_ring import KeyRing
 from ..model_pool import ModelPool
 from ..model_slot import ModelSlot
-from ..operators import is_monitor, is_operator
 from ..priorities import priority_of
 from ..protocols.answers import AnswerEncoder
 from ..protocols.generation_request import GenerationBody
@@ -40,7 +28,8 @@ from ..response_desk import ResponseDesk
 from ..service import Service, still_loading
 from ..status import State, Status, state_of, status
 from ..streaming import EventStream
-from ..tenants import identify
+from .answering import event_stream, json_response
+from .callers import caller_of
 
 if TYPE_CHECKING:
     from ..pressure import PressureWatch
@@ -98,19 +87,7 @@ class Entry:
         Raises:
             APIError: it is nobody's who may ask, or a header has what is of no use.
         """
-        tenant = identify(request, self.settings, self.keys)
-        return Caller(
-            request[REQUEST_ID],
-            tenant,
-            named_conversation(request.headers),
-            session(request.headers),
-            request[ARRIVED_AT],
-            request[SHARE],
-            Wait(request[ARRIVED_AT], timeout_of(request.headers)),
-            priority_of(request.headers, self.tenant(tenant).priority, flex=False),
-            operator=is_operator(request, tenant, self.settings.tenants),
-            monitor=is_monitor(request, tenant, self.settings.tenants),
-        )
+        return caller_of(request, self.settings, self.keys)
 
     def tenant(self, name: str) -> TenantSettings:
         """Say what is set for a tenant."""
@@ -200,7 +177,7 @@ class Entry:
             if queued:
                 lines = lines_of(slot.name, caller.conversation, caller.session, body)
             if body.stream:
-                stream = request[STREAM] = self._stream(request)
+                stream = request[STREAM] = event_stream(request, self.settings)
         arrival.know(lines)
         service = await self.use(request, slot, caller, stream)
         return Received(caller._replace(priority=arrival.priority, arrival=arrival), service, body)
@@ -291,22 +268,8 @@ class Entry:
             if not stream:
                 await generations.finish()
                 return json_response(encoder.whole())
-            return await (request.get(STREAM) or self._stream(request)).send(generations, encoder)
-
-    def _stream(self, request: web.Request) -> EventStream:
-        return EventStream(
-            request,
-            answer_headers(request),
-            keepalive=self.settings.keepalive,
-            write_timeout=self.settings.write_timeout,
-        )
-
-
-def json_response(data: Any, status: int = 200) -> web.Response:
-    """An answer in JSON."""
-    return web.Response(
-        body=msgspec.json.encode(data), status=status, content_type="application/json"
-    )
+            events = request.get(STREAM) or event_stream(request, self.settings)
+            return await events.send(generations, encoder)
 
 
 def _decode_large(raw: bytearray, kind: type[Body], most_values: int) -> Body:

@@ -6,7 +6,8 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from ... import __version__, daemon
-from .entry import Entry, json_response
+from .answering import json_response
+from .entry import Entry
 
 
 class InfoHandlers:

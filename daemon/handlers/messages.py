@@ -5,7 +5,8 @@ from aiohttp import web
 from ..protocols.errors import MESSAGES
 from ..protocols.messages import CountRequest, MessagesRequest
 from ..protocols.messages_answers import MessageAnswers
-from .entry import Entry, json_response
+from .answering import json_response
+from .entry import Entry
 
 
 class MessagesHandlers:

@@ -7,7 +7,8 @@ from aiohttp import web
 from ..failures import APIError
 from ..model_slot import ModelSlot
 from ..quoting import quote
-from .entry import Entry, json_response
+from .answering import json_response
+from .entry import Entry
 
 _LONGEST_PAGE = 1000
 

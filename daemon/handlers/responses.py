@@ -22,7 +22,8 @@ from ..response_store import (
     StoredResponse,
 )
 from ..response_turn import ResponseTurn, TurnBody, find_past, unfinished
-from .entry import Entry, json_response
+from .answering import json_response
+from .entry import Entry
 
 T = TypeVar("T")
 

@@ -3,7 +3,8 @@
 from aiohttp import web
 
 from ..protocols.tokens import DetokenizeRequest, TokenizeRequest
-from .entry import Entry, json_response
+from .answering import json_response
+from .entry import Entry
 
 
 class TokenHandlers:

@@ -1,0 +1,40 @@
+"""Who sends a request, and what its headers say of how it is to be treated."""
+
+from aiohttp import web
+
+from ..answer_headers import ARRIVED_AT, REQUEST_ID, SHARE
+from ..caller import Caller
+from ..config import Settings, tenant_settings
+from ..conversations import named_conversation, session
+from ..deadlines import Wait, timeout_of
+from ..key_ring import KeyRing
+from ..operators import is_monitor, is_operator
+from ..priorities import priority_of
+from ..tenants import identify
+
+
+def caller_of(request: web.Request, settings: Settings, keys: KeyRing) -> Caller:
+    """Say whose request it is.
+
+    Args:
+        request: as it came.
+        settings: those in force.
+        keys: that callers may send.
+
+    Raises:
+        APIError: it is nobody's who may ask, or a header has what is of no use.
+    """
+    tenant = identify(request, settings, keys)
+    highest = tenant_settings(settings.tenants, tenant).priority
+    return Caller(
+        request[REQUEST_ID],
+        tenant,
+        named_conversation(request.headers),
+        session(request.headers),
+        request[ARRIVED_AT],
+        request[SHARE],
+        Wait(request[ARRIVED_AT], timeout_of(request.headers)),
+        priority_of(request.headers, highest, flex=False),
+        operator=is_operator(request, tenant, settings.tenants),
+        monitor=is_monitor(request, tenant, settings.tenants),
+    )
