@@ -224,8 +224,10 @@ class Daemon:
             raise RuntimeError("the default model was loaded and is not")
         assembly, name = resident.assembly, models.default.name
         self._entry.responses = await self._open_responses(assembly)
-        models.started = True
-        self._tasks += [asyncio.create_task(each) for each in (self._pressure.run(), models.run())]
+        models.take_requests()
+        self._tasks += [
+            asyncio.create_task(each) for each in (self._pressure.run(), models.residency.run())
+        ]
         self._manager.ready(f"serving {name} on {self._listener.path}")
         self._warn_of_small_bodies(assembly.context_length)
         if self._reloader is not None:
@@ -287,4 +289,4 @@ async def _load_first(models: ModelPool) -> None:
     """Load the models that are pinned, and then the default one, which may have to fit."""
     for slot in reversed(models.slots):
         if slot is models.default or slot.settings.pinned:
-            await models.load(slot)
+            await models.residency.load(slot)

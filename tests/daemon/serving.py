@@ -26,5 +26,5 @@ def serving(service: Service | None = None, *, metrics: Metrics | None = None) -
     told = StartUp(ServiceManager(None), 1.0, Display())
     loader = cast("Any", SimpleNamespace(bound_tenants=lambda: None))  # nothing is loaded
     pool = ModelPool([slot], loader, workers, told, TenantUse(), most_waiting=1, timeout=1.0)
-    pool.started = True
+    pool.take_requests()
     return pool

@@ -201,7 +201,7 @@ async def test_a_failure_is_told_to_all_and_tried_again_later(
             await world.use("b")
     assert world.loader.order == ["!b"]
     world.loader.failing.clear()
-    monkeypatch.setattr("umbel.daemon.model_pool._RETRY", 0.0)
+    monkeypatch.setattr("umbel.daemon.residency._RETRY", 0.0)
     assert await world.use("b") == "b"
     assert world.slots["b"].failure is None
 
@@ -352,7 +352,7 @@ async def test_idle_ones_are_unloaded() -> None:
     using = asyncio.create_task(world.use("b", over))
     await settle()
     await world.use("a")
-    sweeping = asyncio.create_task(world.pool.run())
+    sweeping = asyncio.create_task(world.pool.residency.run())
     world.clock.advance(1000)
     await asyncio.sleep(0.6)
     assert world.loader.order == ["+b", "+a"]
