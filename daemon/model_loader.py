@@ -20,7 +20,6 @@ from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
 from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
-from ..scheduler.fairness.use import TenantUse
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
@@ -52,7 +51,6 @@ class ModelLoader:
 
     Attributes:
         memory: of all models.
-        tenant_use: what tenants use, with all models together.
         stop: once it is set, ends a download that is under way, and a load between two phases.
 
     Args:
@@ -61,6 +59,7 @@ class ModelLoader:
         default: the model of requests that name none.
         workers: read prompts.
         pressure: of the system's memory.
+        tenants: what holds for them.
     """
 
     def __init__(
@@ -70,16 +69,16 @@ class ModelLoader:
         default: ModelSlot,
         workers: Workers,
         pressure: PressureWatch,
+        tenants: TenantTerms,
     ) -> None:
         self._thread = thread
         self._settings = settings
         self._default = default
         self._workers = workers
         self._pressure = pressure
-        self._terms = TenantTerms(settings)
+        self._tenants = tenants
         self.memory = MemoryBudget(settings(), device_memory())
-        self.memory.pool.bound_tenants(self._terms.bounds, self._terms.floors)
-        self.tenant_use = TenantUse(self._terms.terms, self._terms.names_tenants)
+        self.memory.pool.bound_tenants(tenants.bounds, tenants.floors)
         self._queues: dict[str, ConversationQueue] = {}
         self.stop = threading.Event()
         self._opened: dict[str, OpenedModel] = {}
@@ -154,7 +153,7 @@ class ModelLoader:
     ) -> Resident:
         settings = self._settings_of(slot)
         wake = self._thread.wake
-        queue = ConversationQueue(settings.max_waiting, self.tenant_use, wake=wake)
+        queue = ConversationQueue(settings.max_waiting, self._tenants.use, wake=wake)
         self._queues[slot.name] = queue
         handoff = Handoff(queue, wake, channel_limit=_CHANNEL_LIMIT)
 
@@ -225,9 +224,9 @@ class ModelLoader:
 
     def bound_tenants(self) -> None:
         """Bound what tenants use, and what their state takes, as the settings say now."""
-        self.tenant_use.terms_changed()
-        terms = self._terms
-        self._thread.submit(self.memory.pool.bound_tenants, terms.bounds, terms.floors)
+        tenants = self._tenants
+        tenants.use.terms_changed()
+        self._thread.submit(self.memory.pool.bound_tenants, tenants.bounds, tenants.floors)
 
     def _settings_of(self, slot: ModelSlot) -> Settings:
         """Settings for a model: those beside the default one have a folder of their own."""

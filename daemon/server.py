@@ -38,6 +38,7 @@ from .signals import StopSignals
 from .sockets import UnixListener
 from .start_up import StartUp
 from .state_saving import save_state
+from .tenant_terms import TenantTerms
 from .workers import Workers
 
 _THREAD_STOP = 60.0
@@ -200,18 +201,17 @@ class Daemon:
     def _models(self) -> ModelPool:
         settings = self._settings
         slots = slots_of(settings)
-        workers = Workers(
-            settings.max_waiting, settings.request_timeout, lambda: loader.tenant_use.waiting
-        )
+        tenants = TenantTerms(lambda: self._settings)
+        workers = Workers(settings.max_waiting, settings.request_timeout, tenants.use)
         self._loader = loader = ModelLoader(
-            self._thread, lambda: self._settings, slots[0], workers, self._pressure
+            self._thread, lambda: self._settings, slots[0], workers, self._pressure, tenants
         )
         models = ModelPool(
             slots,
             loader,
             workers,
             StartUp(self._manager, settings.download_timeout, self._display),
-            loader.tenant_use,
+            tenants.use,
             most_waiting=settings.max_waiting,
             timeout=settings.request_timeout,
         )

@@ -1,7 +1,9 @@
 """What the HTTP handlers stand on: the model's text side, admission, and the crossing."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -33,6 +35,8 @@ from .prompts import Author, Prepared, PromptReader, Rendered
 from .protocols.generation_request import GenerationBody, GenerationRequest
 from .protocols.tokens import DetokenizeRequest, TokenizeRequest
 from .workers import Check, Workers
+
+T = TypeVar("T")
 
 _FEW_TOKENS = 512  # that are read again on the event loop: about 5 ms
 
@@ -115,11 +119,11 @@ class Service:
 
     async def _prepare(self, body: GenerationBody, caller: Caller) -> Prepared:
         author = Author(caller.tenant, caller.request_id)
-        return await self.workers.run(
-            lambda check: self._prompts.prepare(body, author, check),
-            caller.share.nbytes,
-            caller.wait,
-        )
+        return await self._work(lambda check: self._prompts.prepare(body, author, check), caller)
+
+    async def _work(self, work: Callable[[Check], T], caller: Caller) -> T:
+        """Run a request's work on a worker's thread; see `Workers.run`."""
+        return await self.workers.run(work, caller.share.nbytes, caller.tenant, caller.wait)
 
     async def count_tokens(self, body: GenerationBody, caller: Caller) -> int:
         """Count the tokens of a request's prompts; nothing is computed.
@@ -146,7 +150,7 @@ class Service:
             prompt = body.prompt_to_read(check)
             return self._prompts.tokens(prompt, special_tokens=body.special_tokens)
 
-        return await self.workers.run(tokens, caller.share.nbytes, caller.wait)
+        return await self._work(tokens, caller)
 
     async def detokenize(self, body: DetokenizeRequest, caller: Caller) -> str:
         """Say what tokens write.
@@ -154,10 +158,8 @@ class Service:
         Raises:
             APIError: there is no such token, or there are too many.
         """
-        return await self.workers.run(
-            lambda check: self._prompts.text(body.tokens_to_read(), check),
-            caller.share.nbytes,
-            caller.wait,
+        return await self._work(
+            lambda check: self._prompts.text(body.tokens_to_read(), check), caller
         )
 
     async def pin(self, body: PinRequest, caller: Caller) -> PinDescription:
@@ -176,8 +178,8 @@ class Service:
                 caller.tenant, body.conversation, operator=caller.operator
             )
         text = body.system or ""
-        rendered, end = await self.workers.run(
-            lambda check: self._prompts.system_prompt(text, check), caller.share.nbytes, caller.wait
+        rendered, end = await self._work(
+            lambda check: self._prompts.system_prompt(text, check), caller
         )
         if body.shared and end is None:
             raise PinError("the model's chat template does not say where a system prompt ends")
@@ -215,7 +217,8 @@ class Service:
             if len(tokens) <= _FEW_TOKENS:
                 remember(tokens, answer)
             else:
-                await self.workers.run(lambda _: remember(tokens, answer), len(tokens))
+                tenant = generation.request.tenant
+                await self.workers.run(lambda _: remember(tokens, answer), len(tokens), tenant)
         except Exception as error:  # noqa: BLE001  (the answer is complete, and must arrive)
             log.warning("answer not remembered", request=generation.request.id, reason=str(error))
 

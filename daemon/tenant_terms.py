@@ -5,11 +5,15 @@ from collections.abc import Callable
 from ..cachestore.bounds import TenantBounds
 from ..cachestore.tries import SHARED
 from ..scheduler.fairness.terms import Terms
+from ..scheduler.fairness.use import TenantUse
 from .config import DEFAULT_TENANT, Settings, TenantSettings, tenant_settings
 
 
 class TenantTerms:
     """What holds for each tenant at present. Prompts that all share have no bounds.
+
+    Attributes:
+        use: what tenants use of it, with all models together.
 
     Args:
         settings: those in force.
@@ -17,6 +21,7 @@ class TenantTerms:
 
     def __init__(self, settings: Callable[[], Settings]) -> None:
         self._settings = settings
+        self.use = TenantUse(self.terms, self.names_tenants)
 
     @property
     def floors(self) -> int:

@@ -247,7 +247,9 @@ class Entry:
         models = self.pool()
         most = MAX_VALUES + models.longest_context
         size = len(raw)
-        decoding = models.workers.run(lambda _: _decode_large(raw, kind, most), size, caller.wait)
+        decoding = models.workers.run(
+            lambda _: _decode_large(raw, kind, most), size, caller.tenant, caller.wait
+        )
         return await decoding, arrival
 
     async def answer(

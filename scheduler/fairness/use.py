@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from ...cachestore.tries import SHARED
 from .drain import DrainRates
 from .terms import Agreed, Quotas, Terms
 
@@ -49,8 +50,8 @@ class TenantUse:
         return len(self._met) >= _SEVERAL or self._named()
 
     def meet(self, tenant: str) -> None:
-        """Take note of whose request has come, be it let in or not."""
-        if len(self._met) < _SEVERAL:
+        """Take note of whose request has come, be it let in or not; what all share is nobody's."""
+        if len(self._met) < _SEVERAL and tenant != SHARED:
             self._met |= {tenant}
 
     def waiting_of(self, tenant: str) -> int:

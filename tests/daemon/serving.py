@@ -22,7 +22,7 @@ def serving(service: Service | None = None, *, metrics: Metrics | None = None) -
         slot.resident = Resident(service, cast("Any", None), cast("Any", None))
     if metrics is not None:
         slot.metrics = metrics
-    workers = Workers(1, 1.0, lambda: 0)
+    workers = Workers(1, 1.0, TenantUse())
     told = StartUp(ServiceManager(None), 1.0, Display())
     loader = cast("Any", SimpleNamespace(bound_tenants=lambda: None))  # nothing is loaded
     pool = ModelPool([slot], loader, workers, told, TenantUse(), most_waiting=1, timeout=1.0)

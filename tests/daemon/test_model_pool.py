@@ -108,7 +108,7 @@ class World:
         self.loader = FakeLoader()
         slots = [ModelSlot(name, own.get(name, ModelSettings()), self.clock) for name in names]
         self.slots = {slot.name: slot for slot in slots}
-        workers, told = Workers(1, 1.0, lambda: 0), StartUp(ServiceManager(None), 1.0, Display())
+        workers, told = Workers(1, 1.0, TenantUse()), StartUp(ServiceManager(None), 1.0, Display())
         self.tenant_use = TenantUse(lambda tenant: self.terms.get(tenant, Terms()))
         self.terms: dict[str, Terms] = {}
         self.pool = ModelPool(

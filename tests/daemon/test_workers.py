@@ -14,6 +14,7 @@ from umbel.daemon.bodies import SMALL_BODY
 from umbel.daemon.deadlines import Wait
 from umbel.daemon.workers import AbandonedError, Check, Workers
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError
+from umbel.scheduler.fairness.use import TenantUse
 
 PATIENCE = 30.0
 SMALL, LARGE = 10, SMALL_BODY + 1
@@ -42,7 +43,7 @@ class Stages:
 @pytest_asyncio.fixture
 async def workers() -> AsyncIterator[Workers]:
     """Workers for which four may wait."""
-    made = Workers(4, PATIENCE, lambda: 0)
+    made = Workers(4, PATIENCE, TenantUse())
     yield made
     made.close()
 
@@ -54,17 +55,17 @@ async def begun(stages: Stages) -> None:
 
 async def test_it_returns_what_the_work_returns(workers: Workers) -> None:
     """And raises what it raises."""
-    assert await workers.run(lambda _: threading.current_thread().name, SMALL) != "MainThread"
+    assert await workers.run(lambda _: threading.current_thread().name, SMALL, "t") != "MainThread"
     with pytest.raises(ZeroDivisionError):
-        await workers.run(lambda _: 1 // 0, LARGE)
+        await workers.run(lambda _: 1 // 0, LARGE, "t")
 
 
 async def test_large_bodies_do_not_keep_small_ones_waiting(workers: Workers) -> None:
     """One large body is at work and others wait for its thread: small ones pass."""
     large = [Stages() for _ in range(3)]
-    tasks = [asyncio.create_task(workers.run(each, LARGE)) for each in large]
+    tasks = [asyncio.create_task(workers.run(each, LARGE, "t")) for each in large]
     await begun(large[0])
-    assert await workers.run(lambda _: "small", SMALL) == "small"
+    assert await workers.run(lambda _: "small", SMALL, "t") == "small"
     assert [each.begun.is_set() for each in large] == [True, False, False]
     for each in large:
         each.go_on.set()
@@ -74,25 +75,25 @@ async def test_large_bodies_do_not_keep_small_ones_waiting(workers: Workers) -> 
 async def test_who_has_left_frees_the_thread_at_the_next_stage(workers: Workers) -> None:
     """What is under way ends there; what waited for the thread never begins."""
     running, waiting, after = Stages(), Stages(), Stages()
-    tasks = [asyncio.create_task(workers.run(each, LARGE)) for each in (running, waiting)]
+    tasks = [asyncio.create_task(workers.run(each, LARGE, "t")) for each in (running, waiting)]
     await begun(running)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     running.go_on.set()
     after.go_on.set()
-    assert await workers.run(after, LARGE) == "done"
+    assert await workers.run(after, LARGE, "t") == "done"
     assert (running.ended, waiting.begun.is_set()) == ("abandoned", False)
 
 
 async def test_what_waits_for_nobody_is_let_go(workers: Workers) -> None:
     """The body of a request that was cancelled while it waited for a thread is not kept."""
     first = Stages()
-    running = asyncio.create_task(workers.run(first, LARGE))
+    running = asyncio.create_task(workers.run(first, LARGE, "t"))
     await begun(first)
     left = Stages()
     kept = weakref.ref(left)
-    task = asyncio.create_task(workers.run(left, LARGE))
+    task = asyncio.create_task(workers.run(left, LARGE, "t"))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -107,7 +108,7 @@ async def test_cancelling_starts_no_more_threads(workers: Workers) -> None:
     """However many leave in the middle of their work, there are only so many threads."""
     crowd = [Stages() for _ in range(50)]
     for each in crowd:
-        task = asyncio.create_task(workers.run(each, SMALL))
+        task = asyncio.create_task(workers.run(each, SMALL, "t"))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -119,11 +120,11 @@ async def test_cancelling_starts_no_more_threads(workers: Workers) -> None:
 
 async def test_the_time_is_bounded() -> None:
     """Who is too late hears so at once, also in the middle of a stage, and the work ends."""
-    workers, late = Workers(4, 0.05, lambda: 0), Stages()
+    workers, late = Workers(4, 0.05, TenantUse()), Stages()
     with pytest.raises(DeadlineExceededError):
-        await workers.run(late, LARGE)
+        await workers.run(late, LARGE, "t")
     late.go_on.set()
-    await asyncio.to_thread(workers._large.shutdown)
+    await asyncio.to_thread(workers._large._threads.shutdown)
     assert late.ended == "abandoned"
     workers.close()
 
@@ -134,9 +135,9 @@ async def test_a_request_waits_as_long_as_it_asks(workers: Workers) -> None:
     for wait in (Wait(now, 0.05), Wait(now - 2 * PATIENCE), Wait(now - 10, 5)):
         late = Stages()
         with pytest.raises(DeadlineExceededError, match="not tokenised in time"):
-            await workers.run(late, SMALL, wait)
+            await workers.run(late, SMALL, "t", wait)
         late.go_on.set()
-    assert await workers.run(lambda _: "done", SMALL, Wait(now, PATIENCE)) == "done"
+    assert await workers.run(lambda _: "done", SMALL, "t", Wait(now, PATIENCE)) == "done"
 
 
 async def test_one_that_has_a_place_is_not_refused(workers: Workers) -> None:
@@ -144,20 +145,79 @@ async def test_one_that_has_a_place_is_not_refused(workers: Workers) -> None:
     workers.most_waiting = 0
     wait = Wait(time.monotonic())
     with pytest.raises(QueueFullError):
-        await workers.run(lambda _: None, SMALL, wait)
+        await workers.run(lambda _: None, SMALL, "t", wait)
     wait.take_place(lambda: None)
-    assert await workers.run(lambda _: "done", SMALL, wait) == "done"
+    assert await workers.run(lambda _: "done", SMALL, "t", wait) == "done"
 
 
 async def test_the_number_that_waits_is_bounded(workers: Workers) -> None:
     """As many may wait for a thread as may wait for the engine, together."""
     crowd = [Stages() for _ in range(5)]
-    tasks = [asyncio.create_task(workers.run(each, LARGE)) for each in crowd]
+    tasks = [asyncio.create_task(workers.run(each, LARGE, "t")) for each in crowd]
     await begun(crowd[0])
     with pytest.raises(QueueFullError, match="4 requests are waiting"):
-        await workers.run(lambda _: None, SMALL)
+        await workers.run(lambda _: None, SMALL, "t")
     for each in crowd:
         each.go_on.set()
     assert await asyncio.gather(*tasks) == ["done"] * 5
-    with pytest.raises(QueueFullError):
-        await Workers(4, PATIENCE, lambda: 4).run(lambda _: None, SMALL)
+    use = TenantUse()
+    elsewhere = use.join()
+    for _ in range(4):
+        elsewhere.wait("another")
+    with pytest.raises(QueueFullError, match="4 requests are waiting"):
+        await Workers(4, PATIENCE, use).run(lambda _: None, SMALL, "t")
+
+
+async def test_tenants_take_turns() -> None:
+    """One that comes late does not wait behind all that another has sent."""
+    workers, first = Workers(100, PATIENCE, TenantUse()), Stages()
+    order: list[str] = []
+
+    async def ask(name: str, tenant: str) -> None:
+        await workers.run(lambda _: order.append(name), LARGE, tenant)
+
+    running = asyncio.create_task(workers.run(first, LARGE, "heavy"))
+    await begun(first)
+    tasks = [asyncio.create_task(ask(f"heavy {n}", "heavy")) for n in range(20)]
+    tasks += [asyncio.create_task(ask(f"light {n}", "light")) for n in range(2)]
+    await asyncio.sleep(0)
+    first.go_on.set()
+    await asyncio.gather(running, *tasks)
+    assert order[:4] == ["heavy 0", "light 0", "heavy 1", "light 1"]
+    assert order[4:] == [f"heavy {n}" for n in range(2, 20)]
+    workers.close()
+
+
+async def test_places_are_left_for_others() -> None:
+    """A tenant that sends without end does not fill the queue of work: another is let in."""
+    use = TenantUse(named=lambda: True)
+    workers, first = Workers(18, PATIENCE, use), Stages()
+    tasks: list[asyncio.Task[str]] = [asyncio.create_task(workers.run(first, LARGE, "heavy"))]
+    await begun(first)
+    crowd = [asyncio.create_task(workers.run(first, LARGE, "heavy")) for _ in range(30)]
+    await asyncio.sleep(0)
+    refused = [task for task in crowd if task.done()]
+    assert len(refused) == 30 - 16
+    with pytest.raises(QueueFullError, match="are for other tenants"):
+        await refused[0]
+    tasks += [task for task in crowd if task not in refused]
+    tasks.append(asyncio.create_task(workers.run(first, LARGE, "light")))
+    first.go_on.set()
+    assert await asyncio.gather(*tasks) == ["done"] * len(tasks)
+    assert use.waiting == 0
+    await asyncio.gather(*refused, return_exceptions=True)
+    workers.close()
+
+
+async def test_who_waits_when_it_closes_waits_no_longer() -> None:
+    """What has not begun is cancelled, and counts no more."""
+    use = TenantUse()
+    workers, first = Workers(4, PATIENCE, use), Stages()
+    tasks = [asyncio.create_task(workers.run(first, LARGE, "t")) for _ in range(3)]
+    await begun(first)
+    workers.close()
+    ended = await asyncio.wait_for(asyncio.gather(*tasks[1:], return_exceptions=True), PATIENCE)
+    assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
+    first.go_on.set()
+    assert await tasks[0] == "done"
+    assert use.waiting == 0

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from umbel.cachestore.tries import SHARED
 from umbel.scheduler.bounds import check_waiting
 from umbel.scheduler.errors import QueueFullError
 from umbel.scheduler.fairness.terms import Terms
@@ -132,6 +133,14 @@ def test_where_tenants_are_named_nobody_is_first() -> None:
         check_waiting(use, "0", 20, 0.0)
     named[0] = False
     check_waiting(use, "0", 20, 0.0)
+
+
+def test_what_all_share_is_no_tenant() -> None:
+    """A prompt that the operator shares makes a daemon with one tenant none with several."""
+    use = TenantUse()
+    for tenant in ("t", SHARED):
+        check_waiting(use, tenant, 10, 0.0)
+    assert not use.shared
 
 
 def test_who_is_refused_is_known_too() -> None:
