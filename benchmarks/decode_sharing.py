@@ -9,6 +9,7 @@ import argparse
 import gc
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from shapes import SHAPES, make, on_cpu, tokens
 
+from umbel.models.binding import BOUND, bind
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.params import Row, SamplingParams
@@ -146,6 +148,14 @@ def measure(steps: Callable[[], Iterator[list[int]]], count: int, held: int) -> 
     return Result(statistics.median(times) * 1e3, used, by_row)
 
 
+def unbind(model: Any) -> None:
+    """Have a model's modules call mlx-lm's own functions: umbel puts some of its own there."""
+    for module in {sys.modules[type(part).__module__] for part in model.modules()}:
+        for name, (function, bound) in BOUND.items():
+            if isinstance(getattr(module, name, None), bound):
+                setattr(module, name, function)
+
+
 def compare(
     model: Any, runner: ModelRunner, rows: int, span: PackedSpan, count: int
 ) -> dict[str, Any]:
@@ -159,6 +169,10 @@ def compare(
             ("mlx-lm", lambda: theirs(model, span, first), 0),
         )
         for name, steps, held in ways:
+            if name == "umbel":
+                bind(model, runner.device)
+            else:
+                unbind(model)
             result = measure(steps, count, held)
             if result is not None:
                 results[name].append(result)
@@ -204,6 +218,7 @@ def main() -> None:
     print("|---|" + "---:|" * 9, flush=True)
     found = []
     for rows, shared in TABLE[options.shape]:
+        bind(model, runner.device)
         span = prefix(runner, shared, vocab_size)
         found.append(compare(model, runner, rows, span, options.steps))
         span.close()
