@@ -35,6 +35,7 @@ from umbel.scheduler.request import Event, Finished, FinishReason, Request, Toke
 from umbel.scheduler.sequence import Sequence
 
 from .. import zoo
+from ..models.batch_fixture import mlx_lm_alone
 from ..shared import measured_once, shared_model
 
 if TYPE_CHECKING:
@@ -245,15 +246,16 @@ class Bench:
 
     def _cold(self, prompt: list[int], answer: list[int], chunk: int) -> Outcome:
         cache = make_prompt_cache(self.model)
-        for start in range(0, len(prompt) - 1, chunk):
-            end = min(start + chunk, len(prompt) - 1)
-            self.model(mx.array([prompt[start:end]]), cache=cache)
-            mx.eval([layer.state for layer in cache])
         outcome = Outcome(prompt)
-        for token in [prompt[-1], *answer[:-1]]:
-            logits = self.model(mx.array([[token]]), cache=cache)[0, -1]
-            outcome.logprobs.append(_log_softmax(logits))
-            outcome.tokens.append(int(outcome.logprobs[-1].argmax()))
+        with mlx_lm_alone(self.model):
+            for start in range(0, len(prompt) - 1, chunk):
+                end = min(start + chunk, len(prompt) - 1)
+                self.model(mx.array([prompt[start:end]]), cache=cache)
+                mx.eval([layer.state for layer in cache])
+            for token in [prompt[-1], *answer[:-1]]:
+                logits = self.model(mx.array([[token]]), cache=cache)[0, -1]
+                outcome.logprobs.append(_log_softmax(logits))
+                outcome.tokens.append(int(outcome.logprobs[-1].argmax()))
         return outcome
 
     def difference(self, outcome: Outcome) -> float:
