@@ -118,6 +118,8 @@ class Candidates:
         return readiness
 
     def _in_order(self, offers: list[tuple[Candidate, Sequence]]) -> list[Sequence]:
+        for candidate, sequence in offers:
+            sequence.is_due = candidate.due
         found = {candidate.entry.id: sequence for candidate, sequence in offers}
         window = [candidate for candidate, _ in offers]
         ranked = rank(window, lambda entry: self._worth(found[entry.id]))

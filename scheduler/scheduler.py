@@ -183,6 +183,7 @@ class Scheduler:
                 _decodes(s),
                 s.request.priority,
                 entry_of(s.request).conversation,
+                s.is_due,
             )
             for s in sorted(self.running, key=lambda s: s.number)
         ]

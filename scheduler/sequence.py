@@ -47,6 +47,7 @@ class Sequence:
         end_token: the token that ended the answer; it is no part of it.
         num_computed_tokens: tokens, from the first, whose state the model holds.
         num_passed_over: prompt tokens computed for later ones of its tenant while its own waited.
+        is_due: it starts, or started, as its tenant's oldest that others have passed over for long.
         precedence: of its tenant's prompts among other tenants', the lower the earlier, while it is
             prefilled; see `precedence.py`.
         is_alone: its prompt is computed in calls of its own: one with others failed.
@@ -73,6 +74,7 @@ class Sequence:
         self.matched = self.cached = 0
         self.num_computed_tokens = 0
         self.num_passed_over = 0
+        self.is_due = False
         self.precedence = 0.0
         self.is_alone = False
         self.num_awaited = 0

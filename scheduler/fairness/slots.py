@@ -30,6 +30,7 @@ class Slot(NamedTuple):
         decodes: whether its prompt is complete.
         priority: of its request.
         conversation: of its request, in which it would wait before what came later.
+        is_due: it started because others of its tenant had passed it over for long.
     """
 
     id: str
@@ -37,11 +38,15 @@ class Slot(NamedTuple):
     decodes: bool
     priority: Priority = Priority.INTERACTIVE
     conversation: str = ""
+    is_due: bool = False
 
     @property
     def gives_way(self) -> bool:
-        """Whether it yields to an interactive request of its own tenant."""
-        return self.decodes and self.priority is Priority.BATCH
+        """Whether it yields to an interactive request of its own tenant.
+
+        What started as due does not: it would start for nothing, and be passed over for ever.
+        """
+        return self.decodes and self.priority is Priority.BATCH and not self.is_due
 
 
 def preemption(slots: Sequence[Slot], claimant: Share, gap: float) -> Slot | None:
@@ -86,9 +91,10 @@ def own_preemption(slots: Sequence[Slot], claimant: Share, conversation: str) ->
 
     It is the tenant's youngest one of priority `batch` that decodes: each start brings a request
     nearer to its end. How many slots tenants have stays as it is, so that nothing is asked of their
-    services. The order keeps the preempted sequence from starting again while an interactive
-    request of its tenant could; see `Tenant.oldest`. One of the same conversation does not yield:
-    it would wait before the request that it yielded to.
+    services. The preempted sequence starts again when no interactive request of its tenant could,
+    or when so many have started before it that it is due; then it keeps its slot, so that none goes
+    to and fro. One of the same conversation does not yield: it would wait before the request that
+    it yielded to.
 
     Args:
         slots: of the batch, the oldest first.

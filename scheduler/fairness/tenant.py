@@ -38,19 +38,8 @@ class Tenant:
         self.conversations: dict[str, Conversation] = {}
         self.accounts = Accounts(policy.conversation_quantum, len(Priority))
         self.heads: list[Numbered] = []  # of all conversations, oldest first
-        self._in_turn: list[Numbered] = []  # of these, but for batch requests that yielded
         self.yielded: dict[str, Numbered] = {}  # what ran and waits again, by its id
         self._passed_over = 0  # requests started since the oldest was
-
-    @property
-    def oldest(self) -> Numbered:
-        """The oldest head that may be due.
-
-        A batch request that yielded is none while an interactive one could start: it would yield
-        to that again.
-        """
-        interactive = self.accounts.has_eligible(Priority.INTERACTIVE)
-        return self._in_turn[0] if interactive else self.heads[0]
 
     @property
     def due(self) -> bool:
@@ -59,19 +48,16 @@ class Tenant:
 
     def count_start(self, number: int) -> None:
         """Note that a head starts."""
-        self._passed_over = 0 if self.oldest[0] == number else self._passed_over + 1
+        self._passed_over = 0 if self.heads[0][0] == number else self._passed_over + 1
 
     def settle(self, key: str) -> None:
         """Take note of a conversation's next request."""
         conversation = self.conversations[key]
         head = conversation.next()
         if conversation.head is not None and conversation.head != head:
-            _discard(self.heads, conversation.head)
-            _discard(self._in_turn, conversation.head)
+            del self.heads[bisect_left(self.heads, conversation.head[0], key=number_of)]
         if head is not None and conversation.head != head:
             insort(self.heads, head, key=number_of)
-            if head[1].priority is not Priority.BATCH or head[1].id not in self.yielded:
-                insort(self._in_turn, head, key=number_of)
         conversation.head = head
         if head is None:
             self.accounts.update(key, ())
@@ -100,8 +86,8 @@ class Tenant:
     def offers(self, priority: Priority, most: int, passed: Container[str]) -> list[Candidate]:
         """List what may start of a priority: who is due, the least served, the most served."""
         found: dict[str, Candidate] = {}
-        if self.due and priority is Priority.INTERACTIVE and self.oldest[1].id not in passed:
-            found[self.oldest[1].id] = Candidate(self.oldest[1], due=True)
+        if self.due and priority is Priority.INTERACTIVE and self.heads[0][1].id not in passed:
+            found[self.heads[0][1].id] = Candidate(self.heads[0][1], due=True)
         for keys, room in (
             (self.accounts.eligible(priority), most - most // 2),
             (self.accounts.most_served(priority), most),
@@ -120,10 +106,3 @@ class Tenant:
                 found.setdefault(head[1].id, Candidate(head[1]))
                 if len(found) >= most:
                     return
-
-
-def _discard(heads: list[Numbered], head: Numbered) -> None:
-    """Take a head out of a sorted list, if it is there."""
-    place = bisect_left(heads, head[0], key=number_of)
-    if heads[place : place + 1] == [head]:
-        del heads[place]

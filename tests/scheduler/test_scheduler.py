@@ -1,5 +1,6 @@
 """Who runs, who is preempted, and who may start, in any order of events."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
@@ -16,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from umbel.scheduler.fairness.entry import Priority
+from umbel.scheduler.fairness.entry import Policy, Priority
 from umbel.scheduler.precedence import LAG
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.scheduler import _GAP, Scheduler
@@ -517,18 +518,41 @@ class TestYieldingToItsTenant:
         assert fixture.running == ["b0", "i0", "i1", "i2"]
 
     def test_who_yielded_goes_on_when_nobody_interactive_could_start(self) -> None:
-        """However many start before it; the one that yielded last was the oldest."""
+        """Or when enough have started before it: then it keeps its slot to its end."""
         fixture, made = self.crowd()
-        running = fixture.put(*[f"i{n}" for n in range(40)], tenant="a")
+        asked = fixture.put(*[f"i{n}" for n in range(40)], tenant="a")
         assert [self.give(fixture)[1] for _ in range(3)] == [["i0"], ["i1"], ["i2"]]
-        for number in range(3, 40):
-            fixture.scheduler.remove(running[number - 3])
-            assert fixture.start() == [f"i{number}"]
-            assert fixture.scheduler.yielding() is None
-        for each in running[37:]:
-            fixture.scheduler.remove(each)
-        assert fixture.start() == ["a0", "a1", "a2"]
-        assert all(each.status is SequenceStatus.PREEMPTED for each in made[:3])
+        at_work, order = asked[:3], list[str]()
+        while at_work:
+            fixture.scheduler.remove(at_work.pop(0))
+            for name in fixture.start():
+                order.append(name)
+                sequence = next(each for each in [*asked, *made] if each.request.id == name)
+                sequence.status, sequence.num_computed_tokens = SequenceStatus.DECODE, 9
+                at_work += [sequence] if sequence in asked else []
+            assert fixture.scheduler.yielding() is None, "who is due keeps its slot"
+        batch = [place for place, name in enumerate(order) if name.startswith("a")]
+        assert [order[place] for place in batch] == ["a0", "a1", "a2"]
+        assert batch[0] < Policy().patience
+        assert batch[1] - batch[0] == Policy().patience
+        assert len(order) == 40
+
+    def test_who_starts_as_due_keeps_its_slot(self) -> None:
+        """Else its prompt would be computed for nothing, and it would never have an answer."""
+        fixture = SchedulerFixture(max_batch=1)
+        batch = fixture.put(*[f"b{n}" for n in range(4)], tenant="a", priority=Priority.BATCH)
+        asked, yields = fixture.put(*[f"i{n}" for n in range(99)], tenant="a"), 0
+        ended = list[str]()
+        while len(ended) < len(batch) + len(asked):
+            (name,) = fixture.start()
+            (sequence,) = (each for each in [*batch, *asked] if each.request.id == name)
+            sequence.status, sequence.num_computed_tokens = SequenceStatus.DECODE, 9
+            yields += fixture.scheduler.yielding() is not None
+            fixture.scheduler.remove(sequence)
+            ended.append(name)
+        assert yields == 0
+        places = [place for place, name in enumerate(ended) if name.startswith("b")]
+        assert all(after - before <= Policy().patience for before, after in pairwise(places))
 
     def test_it_goes_on_beside_one_that_could_not_start(self) -> None:
         """No slot stays empty, and it yields again once that one could."""
