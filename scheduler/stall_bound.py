@@ -128,6 +128,8 @@ class StallBound:
         self._sums = count, n, t * ratio, nn, nt * ratio
 
     def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
+        if seconds < (self.expected(tokens) or 0.0):  # rows only take more: the machine is faster
+            self._follow(tokens, seconds)
         row = max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1)
         before = row if self._row is None else self._row
         self._row = self._FORGET * before + (1 - self._FORGET) * row

@@ -146,3 +146,17 @@ def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
     assert all(time is not None and time >= -1e-9 for time in times)
     assert times == sorted(times, key=lambda time: time or 0.0)
     assert 16 <= bound.chunk_size(512).most <= 512
+
+
+def test_calls_of_several_rows_show_a_faster_machine() -> None:
+    """Where all calls have several, nothing else does; a row's own time stays what it is more."""
+    bound = StallBound(0.2)
+    for tokens in (16, 64, 128) * 4:
+        bound.observe(tokens, 0.02 + 0.001 * tokens)
+    before = bound.expected(128)
+    for _ in range(30):
+        bound.observe(128, (0.02 + 0.001 * 128) / 4, rows=2)
+    now = bound.expected(128)
+    assert before is not None
+    assert now is not None
+    assert now < 1.5 * before / 4
