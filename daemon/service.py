@@ -218,7 +218,9 @@ class Service:
                 remember(tokens, answer)
             else:
                 tenant = generation.request.tenant
-                await self.workers.run(lambda _: remember(tokens, answer), len(tokens), tenant)
+                await self.workers.run(
+                    lambda _: remember(tokens, answer), len(tokens), tenant, admitted=True
+                )
         except Exception as error:  # noqa: BLE001  (the answer is complete, and must arrive)
             log.warning("answer not remembered", request=generation.request.id, reason=str(error))
 
@@ -245,7 +247,7 @@ class Service:
             unit=caller.unit,
             parallel=1 if caller.unit is None else PARALLEL,
             priority=caller.priority,
-            before={} if caller.arrival is None else caller.arrival.seconds(),
+            before=caller.arrival.seconds() if caller.arrival and not choice else {},
             placed=caller.wait.has_place,
         )
         logprobs = wanted.sampling.top_logprobs is not None

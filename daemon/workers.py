@@ -3,12 +3,12 @@
 import asyncio
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar, cast
 
-from ..scheduler.bounds import check_waiting
+from ..scheduler.bounds import check_room, check_waiting
 from ..scheduler.errors import DeadlineExceededError
 from ..scheduler.fairness.use import Places, TenantUse
 from .bodies import SMALL_BODY
@@ -48,7 +48,13 @@ class Workers:
         self._large = _Lane(_THREADS_FOR_LARGE, "umbel-large-text")
 
     async def run(
-        self, work: Callable[[Check], T], size: int, tenant: str, wait: Wait | None = None
+        self,
+        work: Callable[[Check], T],
+        size: int,
+        tenant: str,
+        wait: Wait | None = None,
+        *,
+        admitted: bool = False,
     ) -> T:
         """Run work on a thread. Cancelled or late, it is ended at its next stage.
 
@@ -57,16 +63,21 @@ class Workers:
             size: bytes of the body that it works on.
             tenant: whose it is.
             wait: how long the request may take; None for `timeout` from now on.
+            admitted: the request was let in already, and is not refused for this.
 
         Raises:
             QueueFullError: as many wait as may wait, of all or of the tenant.
             DeadlineExceededError: it did not end in time.
         """
-        if wait is None or not wait.has_place:
-            check_waiting(self._use, tenant, self.most_waiting, time.monotonic())
-        job = _Job(work, tenant, self._places)
-        del work  # or this frame, which an exception holds, would keep what the job lets go
         lane = self._small if size <= SMALL_BODY else self._large
+        let_in, now = admitted or (wait is not None and wait.has_place), time.monotonic()
+        counts = lane.is_full and not let_in
+        if counts:
+            check_waiting(self._use, tenant, self.most_waiting, now)
+        elif not let_in:
+            check_room(self._use, self.most_waiting, now)
+        job = _Job(work, tenant, self._places if counts else None)
+        del work  # or this frame, which an exception holds, would keep what the job lets go
         left = self.timeout if wait is None else wait.left(self.timeout)
         try:
             async with asyncio.timeout(left):
@@ -74,7 +85,8 @@ class Workers:
         except TimeoutError as error:
             raise DeadlineExceededError("the prompt was not tokenised in time") from error
         finally:
-            job.abandon()
+            lane.drop(job)
+            del job  # it holds an error that holds this frame
 
     def close(self) -> None:
         """Take nothing more, and drop what waits; what runs ends by itself."""
@@ -86,8 +98,8 @@ class Workers:
 class _Job:
     """A piece of work, for as long as somebody waits for it.
 
-    It stays in its lane when it is abandoned. Nobody counts the body that it works on any more, so
-    that is let go at once.
+    When it is abandoned, or has failed, nobody counts the body that it works on any more, so that
+    is let go at once.
 
     Attributes:
         done: has what it returns.
@@ -96,18 +108,19 @@ class _Job:
     Args:
         work: what to do.
         tenant: as above.
-        places: counts it among those that wait, until it begins or is abandoned.
+        places: counts it among those that wait, until it begins or is abandoned; None where it
+            need not wait, or is counted elsewhere.
     """
 
-    def __init__(self, work: Callable[[Check], Any], tenant: str, places: Places) -> None:
+    def __init__(self, work: Callable[[Check], Any], tenant: str, places: Places | None) -> None:
         self.done: Future[Any] = Future()
         self.tenant = tenant
         self._work: Callable[[Check], Any] | None = work
-        self._abandoned = False
+        self._abandoned = threading.Event()
         self._places = places
         self._lock = threading.Lock()
-        self._waits = True
-        places.wait(tenant)
+        if places is not None:
+            places.wait(tenant)
 
     def run(self) -> None:
         self._wait_no_more()
@@ -115,51 +128,81 @@ class _Job:
         if work is None or not self.done.set_running_or_notify_cancel():
             return
         try:
-            self.done.set_result(work(self.check))
+            result = work(partial(_check, self._abandoned))
         except BaseException as error:  # noqa: BLE001  (whoever waits for it hears of it)
             self.done.set_exception(error)
+            # The error holds this frame and those that it went through, and `done` holds the error.
+            # None of them may hold the job, or all stay until garbage is collected, the body too.
+            del work, self
+        else:
+            self.done.set_result(result)
 
     def abandon(self) -> None:
-        self._abandoned, self._work = True, None
+        self._abandoned.set()
+        self._work = None
         self._wait_no_more()
-
-    def check(self) -> None:
-        if self._abandoned:
-            raise AbandonedError
 
     def _wait_no_more(self) -> None:
         """Count it no more among those that wait; once, by whichever thread is first."""
         with self._lock:
-            waited, self._waits = self._waits, False
-        if waited:
-            self._places.leave(self.tenant)
+            places, self._places = self._places, None
+        if places is not None:
+            places.leave(self.tenant)
+
+
+def _check(abandoned: threading.Event) -> None:
+    if abandoned.is_set():
+        raise AbandonedError
 
 
 class _Lane:
     """Threads, and the jobs that wait for one of them: each tenant's in the order of coming."""
 
     def __init__(self, threads: int, name: str) -> None:
+        self._count = threads
         self._threads = ThreadPoolExecutor(threads, name)
         self._lock = threading.Lock()
-        self._waiting: dict[str, deque[_Job]] = {}  # whose turn is next comes first
+        self._waiting: dict[str, dict[_Job, None]] = {}  # whose turn is next comes first
+        self._running = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a job that comes now waits for a thread."""
+        with self._lock:
+            return self._running + sum(map(len, self._waiting.values())) >= self._count
 
     def put(self, job: _Job) -> Future[Any]:
         """Have a job run when its tenant's turn has come."""
         with self._lock:
-            self._waiting.setdefault(job.tenant, deque()).append(job)
+            self._waiting.setdefault(job.tenant, {})[job] = None
         self._threads.submit(self._run_next)
         return job.done
 
+    def drop(self, job: _Job) -> None:
+        """Have a job run no more: its tenant's next one has the turn. Idempotent."""
+        with self._lock:
+            jobs = self._waiting.get(job.tenant, {})
+            jobs.pop(job, None)
+            if not jobs:
+                self._waiting.pop(job.tenant, None)
+        job.abandon()
+
     def _run_next(self) -> None:
         with self._lock:
-            if not self._waiting:  # it was closed
+            if not self._waiting:  # it was closed, or a job was dropped
                 return
             tenant, jobs = next(iter(self._waiting.items()))
-            job = jobs.popleft()
-            del self._waiting[tenant]
+            job = next(iter(jobs))
+            del jobs[job], self._waiting[tenant]
             if jobs:
                 self._waiting[tenant] = jobs  # behind all others
-        job.run()
+            self._running += 1
+        try:
+            job.run()
+        finally:
+            del job
+            with self._lock:
+                self._running -= 1
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

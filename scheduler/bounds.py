@@ -24,6 +24,16 @@ def queue_full(limit: int, retry_after: int = RETRY_AFTER) -> QueueFullError:
     return QueueFullError(message, retry_after=retry_after)
 
 
+def check_room(use: TenantUse, limit: int, now: float) -> None:
+    """Refuse a request where as many wait as may, of all tenants; see `check_waiting`.
+
+    Raises:
+        QueueFullError: it is so.
+    """
+    if use.waiting >= limit:
+        raise queue_full(limit, use.drained.of_all.next_place_in(now, RETRY_AFTER))
+
+
 def check_waiting(
     use: TenantUse, tenant: str, limit: int, now: float, *, placed: bool = False
 ) -> None:
@@ -46,9 +56,8 @@ def check_waiting(
         QueueFullError: as many wait as may wait, of all or of its tenant.
     """
     use.meet(tenant)
+    check_room(use, limit, now)
     most = use.agreed(tenant).waiting
-    if use.waiting >= limit:
-        raise queue_full(limit, use.drained.of_all.next_place_in(now, RETRY_AFTER))
     if most is not None and use.waiting_of(tenant) >= most:
         message = f"{most} requests of tenant {tenant} are waiting already; try again later"
         raise _own_full(use, tenant, message, now)

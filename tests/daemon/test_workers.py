@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 import pytest_asyncio
@@ -14,6 +15,7 @@ from umbel.daemon.bodies import SMALL_BODY
 from umbel.daemon.deadlines import Wait
 from umbel.daemon.workers import AbandonedError, Check, Workers
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError
+from umbel.scheduler.fairness.terms import Terms
 from umbel.scheduler.fairness.use import TenantUse
 
 PATIENCE = 30.0
@@ -142,12 +144,95 @@ async def test_a_request_waits_as_long_as_it_asks(workers: Workers) -> None:
 
 async def test_one_that_has_a_place_is_not_refused(workers: Workers) -> None:
     """It waited for a model, and is counted where it did."""
+    first = [Stages() for _ in range(2)]
+    running = [asyncio.create_task(workers.run(each, SMALL, "t")) for each in first]
+    for each in first:
+        await begun(each)
     workers.most_waiting = 0
     wait = Wait(time.monotonic())
     with pytest.raises(QueueFullError):
         await workers.run(lambda _: None, SMALL, "t", wait)
     wait.take_place(lambda: None)
-    assert await workers.run(lambda _: "done", SMALL, "t", wait) == "done"
+    let_in = [
+        asyncio.create_task(workers.run(lambda _: "done", SMALL, "t", wait)),
+        asyncio.create_task(workers.run(lambda _: "done", SMALL, "t", admitted=True)),
+    ]
+    await asyncio.sleep(0)
+    for each in first:
+        each.go_on.set()
+    assert await asyncio.gather(*let_in, *running) == ["done"] * 4
+
+
+async def test_what_is_counted_elsewhere_counts_once() -> None:
+    """Who has a place keeps that one while it waits for a thread; others take one there."""
+    use = TenantUse()
+    elsewhere, workers, first = use.join(), Workers(9, PATIENCE, use), Stages()
+    running = asyncio.create_task(workers.run(first, LARGE, "t"))
+    await begun(first)
+    assert use.waiting == 0, "a thread was free"
+    elsewhere.wait("t")
+    wait = Wait(time.monotonic())
+    wait.take_place(lambda: elsewhere.leave("t"))
+    tasks = [asyncio.create_task(workers.run(first, LARGE, "t", each)) for each in (wait, None)]
+    await asyncio.sleep(0)
+    assert use.waiting == 2
+    first.go_on.set()
+    await asyncio.gather(running, *tasks)
+    assert use.waiting == 1
+    workers.close()
+
+
+async def test_a_free_thread_refuses_nobody() -> None:
+    """A tenant that may have one waiting has as many at once as there are threads."""
+    workers = Workers(9, PATIENCE, TenantUse(lambda _: Terms(waiting=1)))
+    pair = [workers.run(lambda _: "done", SMALL, "t") for _ in range(2)]
+    assert await asyncio.gather(*pair) == ["done"] * 2
+    workers.close()
+
+
+async def test_what_fails_lets_its_body_go(workers: Workers) -> None:
+    """At once, not when garbage is collected: its bytes are given back to the budget."""
+
+    class Body:
+        """What a request says."""
+
+    def fail(body: Body) -> None:
+        raise ZeroDivisionError(str(body))
+
+    async def ask() -> "weakref.ref[Body]":
+        body = Body()
+        with suppress(ZeroDivisionError):
+            await workers.run(lambda _: fail(body), LARGE, "t")
+        return weakref.ref(body)
+
+    gc.disable()
+    try:
+        kept = await ask()
+        await asyncio.to_thread(workers._large._threads.shutdown)
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+async def test_who_has_left_takes_no_turn() -> None:
+    """A tenant whose requests were cancelled is next as soon as one that sent none."""
+    workers, first = Workers(100, PATIENCE, TenantUse()), Stages()
+    order: list[str] = []
+    running = asyncio.create_task(workers.run(first, LARGE, "other"))
+    await begun(first)
+    left = [asyncio.create_task(workers.run(first, LARGE, "t")) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    others = [workers.run(lambda _: order.append("other"), LARGE, "other") for _ in range(20)]
+    live = workers.run(lambda _: order.append("t"), LARGE, "t")
+    tasks = [asyncio.create_task(each) for each in (*others, live)]
+    await asyncio.sleep(0)
+    first.go_on.set()
+    await asyncio.gather(running, *tasks)
+    assert order.index("t") <= 1
+    workers.close()
 
 
 async def test_the_number_that_waits_is_bounded(workers: Workers) -> None:
