@@ -137,8 +137,10 @@ class Arrival:
 
     async def turn(self) -> None:
         """Wait until all of its lines that came before it have left."""
-        with self.waiting(Activity.CONVERSATION):
-            for earlier in self._arrivals.before(self) if self.lines else ():
+        for earlier in self._arrivals.before(self) if self.lines else ():
+            if earlier.read.is_set() and not earlier.lines & self.lines:
+                continue
+            with self.waiting(Activity.CONVERSATION):
                 await earlier.read.wait()
                 if earlier.lines & self.lines:
                     await earlier.left.wait()

@@ -56,7 +56,7 @@ def chunked_delta(
     state: mx.array,
     mask: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Compute the rule, in fp32.
+    """Compute the rule, in fp32. It waits for each span, so that no compiled function may call it.
 
     Args:
         q: `[rows, tokens, key_heads, key_size]`, normalised and scaled.

@@ -14,7 +14,7 @@ from ..bodies import MAX_VALUES, SMALL_BODY, BodyBudget, check_values, read_body
 from ..caller import Caller
 from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
-from ..conversations import lines_of
+from ..conversations import check_name, lines_of
 from ..cors import CrossOrigin
 from ..decoding import Body, ModelBody, decode
 from ..generations import Generations
@@ -168,12 +168,14 @@ class Entry:
             RequestError: the model cannot be had, or other bodies take the room.
         """
         caller = self.caller(request)
+        self.pool()  # no body is read for a daemon that still starts
         body, arrival = await self.body(request, kind, caller)
         slot, lines, stream = self.find(body.model, caller.tenant), list[Line](), None
         if isinstance(body, GenerationBody):
             highest = self.tenant(caller.tenant).priority
             arrival.priority = priority_of(request.headers, highest, flex=body.flex)
-            arrival.conversation = caller.conversation or body.conversation_name
+            named = check_name(body.conversation_name, "conversation")
+            arrival.conversation = caller.conversation or named
             if queued:
                 lines = lines_of(slot.name, caller.conversation, caller.session, body)
             if body.stream:
