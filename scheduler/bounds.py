@@ -18,12 +18,6 @@ requests that wait may have every place there is.
 """
 
 
-def queue_full(limit: int, retry_after: int = RETRY_AFTER) -> QueueFullError:
-    """Make the error of a request for which there is no room."""
-    message = f"{limit} requests are waiting already; try again later"
-    return QueueFullError(message, retry_after=retry_after)
-
-
 def check_room(use: TenantUse, limit: int, now: float) -> None:
     """Refuse a request where as many wait as may, of all tenants; see `check_waiting`.
 
@@ -31,7 +25,9 @@ def check_room(use: TenantUse, limit: int, now: float) -> None:
         QueueFullError: it is so.
     """
     if use.waiting >= limit:
-        raise queue_full(limit, use.drained.of_all.next_place_in(now, RETRY_AFTER))
+        seconds = use.drained.of_all.next_place_in(now, RETRY_AFTER)
+        message = f"{limit} requests are waiting already; try again later"
+        raise QueueFullError(message, retry_after=seconds)
 
 
 def check_waiting(
