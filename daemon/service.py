@@ -24,7 +24,7 @@ from .assembly import Assembly
 from .bodies import TOKEN_BYTES
 from .cache_admin import CacheAdmin
 from .caller import Caller
-from .conversations import PARALLEL, check_name, conversation_of_choice, place_of
+from .conversations import PARALLEL, conversation_of_choice, place_of
 from .generation import Generation
 from .generations import Generations
 from .metrics import Metrics
@@ -91,12 +91,12 @@ class Service:
         """Admit a request of any protocol; entering the result submits it.
 
         Raises:
-            APIError: a field or a message is of no use to this model, or a name is none.
+            APIError: a field or a message is of no use to this model.
             TemplateError: the chat template refuses the messages.
             InvalidRequestError: a prompt is empty or too long.
         """
         prepared = await self._prepare(body, caller)
-        named = caller.conversation or check_name(body.conversation_name, "conversation")
+        named = caller.conversation or body.conversation_name  # of a stored response, if of any
         session = caller.session or body.session_name
         place = place_of(named, session, prepared.request.prompts[0])
         kept = body.kept_bytes

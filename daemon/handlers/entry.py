@@ -174,15 +174,16 @@ class Entry:
         if isinstance(body, GenerationBody):
             highest = self.tenant(caller.tenant).priority
             arrival.priority = priority_of(request.headers, highest, flex=body.flex)
-            named = check_name(body.conversation_name, "conversation")
-            arrival.conversation = caller.conversation or named
+            if arrival.conversation is None:
+                arrival.conversation = check_name(body.conversation_name, "conversation")
+            caller = caller._replace(conversation=arrival.conversation, priority=arrival.priority)
             if queued:
                 lines = lines_of(slot.name, caller.conversation, caller.session, body)
             if body.stream:
                 stream = request[STREAM] = event_stream(request, self.settings)
         arrival.know(lines)
         service = await self.use(request, slot, caller, stream)
-        return Received(caller._replace(priority=arrival.priority, arrival=arrival), service, body)
+        return Received(caller._replace(arrival=arrival), service, body)
 
     async def use(
         self,
@@ -215,6 +216,7 @@ class Entry:
     def _arrive(self, request: web.Request, caller: Caller) -> Arrival:
         """Note that a request has come as a whole."""
         arrival = request[ARRIVAL] = self._arrivals.arrive(caller.tenant, caller.request_id)
+        arrival.conversation, arrival.priority = caller.conversation, caller.priority
         request[HELD].callback(arrival.leave)
         return arrival
 
@@ -272,8 +274,7 @@ class Entry:
             if not stream:
                 await generations.finish()
                 return json_response(encoder.whole())
-            events = request.get(STREAM) or event_stream(request, self.settings)
-            return await events.send(generations, encoder)
+            return await request[STREAM].send(generations, encoder)
 
 
 def _decode_large(raw: bytearray, kind: type[Body], most_values: int) -> Body:
