@@ -49,7 +49,7 @@ async def stats(cache: ModelCache, console: Console) -> None:
         f"{shape['checkpoint_bytes'] / _MIB:.1f} MiB in {shape['checkpoints']} checkpoints"
     )
     line = f"{shape['leases']} open leases"
-    if "evictions" in shape:  # of all tenants, so that only the operator is told
+    if "evictions" in shape:  # of all tenants: it is told to who sees all
         line += f", {shape['evictions']} evictions, {shape['page_outs']} left to the disk for room"
     console.print(line)
     if cache.model is None:

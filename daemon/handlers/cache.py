@@ -36,7 +36,7 @@ class CacheHandlers:
         return self._entry.caller(request).sees_only
 
     async def cache_stats(self, request: web.Request) -> web.Response:
-        """`GET /cache`: the shape of what the caller has, or of all for the operator."""
+        """`GET /cache`: the shape of what the caller has, or of all."""
         tenant = self._whose(request)
         shape = asdict(await self._entry.loaded(request).cache.statistics(tenant))
         if tenant is not None:
@@ -45,7 +45,7 @@ class CacheHandlers:
         return json_response(shape)
 
     async def cache_nodes(self, request: web.Request) -> web.Response:
-        """`GET /cache/nodes`: the caller's nodes, or all for the operator, parents first."""
+        """`GET /cache/nodes`: the nodes that the caller may see, parents first."""
         tenant = self._whose(request)
         return json_response({"nodes": await self._entry.loaded(request).cache.nodes(tenant)})
 
