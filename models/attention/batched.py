@@ -17,6 +17,9 @@ from ..load.device import DevicePolicy
 from .blocks import attend
 from .fetched import Keys, Rotated, RotatedQueries
 
+Shared = tuple[list[SpanRun], mx.array | None]
+"""Runs of spans that several rows lease, and the numbers of these rows; None for all."""
+
 
 @dataclass
 class Step:
@@ -37,7 +40,7 @@ class Step:
 
     device: DevicePolicy
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
-    shared: list[tuple[list[SpanRun], mx.array | None]] = field(default_factory=list)
+    shared: list[Shared] = field(default_factory=list)
     private: dict[int, list[SpanRun]] = field(default_factory=dict)
     stacks: list[tuple[SpanStack, mx.array | None]] = field(default_factory=list)
     of_stacks: mx.array | None = None

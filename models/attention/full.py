@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
+from ..kv.alignment import ALIGNED
 from ..kv.ring_buffer import RingBuffer
 from ..kv.storage import SpanRun
-from .batched import AttendingLayer, Step
+from . import kernels
+from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
 from .products import LATENT, PLAIN, Products, Segment
@@ -46,33 +48,75 @@ class BatchedTokenLayer(AttendingLayer):
         rows, heads, _, size = scaled.shape
         kv_heads = held[0].shape[1]
         grouped = scaled.reshape(rows, kv_heads, heads // kv_heads, size)
-        shared = [self._segments(spans) for spans, _ in self._step.shared]
+        if self._in_kernel(queries, products):
+            tail, shared = self._tail()
+            ring = kernels.Ring(held[0], held[1], self._buffer.spans)
+            others = self._parts(grouped, shared, products)
+            return kernels.attend(queries, ring, scale, sinks, tail=tail, others=others)
+        parts = self._parts(grouped, self._step.shared, products, own=held)
+        output = merge(parts, sinks, self._step.device)
+        return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
+
+    def _in_kernel(self, queries: mx.array, products: Products) -> bool:
+        """Whether the rows' own keys are read, and all parts merged, by one kernel."""
+        step = self._step
+        parts = len(step.shared) + bool(step.stacks) + bool(step.private)
+        fits = parts <= kernels.MOST and products is PLAIN
+        return step.device.attention_kernels and fits and kernels.reads(queries, *self._held)
+
+    def _tail(self) -> tuple[Segment | None, list[Shared]]:
+        """Find the few tokens that all rows share beside what is aligned, and what else they do."""
+        for number, (runs, members) in enumerate(self._step.shared):
+            if members is None and len(runs) == 1 and runs[0].length < ALIGNED:
+                others = [*self._step.shared[:number], *self._step.shared[number + 1 :]]
+                return runs[0].layer(self._index), others
+        return None, self._step.shared
+
+    def _parts(
+        self,
+        grouped: mx.array,
+        shared: Sequence[Shared],
+        products: Products,
+        own: Segment | None = None,
+    ) -> list[Part]:
+        """Compute the parts that are merged.
+
+        Args:
+            grouped: `[rows, kv_heads, group, size]`, scaled queries.
+            shared: of the step.
+            products: of queries and keys, shares and values.
+            own: the rows' own keys and values; None where only what they lease is asked for. What
+                all rows share then stays in the order of the heads.
+        """
+        leased = [self._segments(runs) for runs, _ in shared]
         stacks = [[stack.layer(self._index)] for stack, _ in self._step.stacks]
         private = [self._segments(spans) for spans in self._step.private.values()]
         scores = [
-            *self._shared_scores(grouped, shared, products),
+            *[
+                scores_of(together(grouped, members), segments, products)
+                for (_, members), segments in zip(shared, leased, strict=True)
+            ],
             *self._stack_scores(grouped, stacks, products),
             *[
                 scores_of(grouped[row : row + 1], segments, products)
                 for row, segments in zip(self._step.private, private, strict=True)
             ],
-            self._own_scores(products.scores(grouped, held)),
+            *([] if own is None else [self._own_scores(products.scores(grouped, own))]),
         ]
-        read: list[list[Segment]] = [*shared, *stacks, *private, [held]]
+        read: list[list[Segment]] = [*leased, *stacks, *private, *([] if own is None else [[own]])]
         softmaxed = softmaxes(scores, self._step.device)
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
-        own = parts.pop()
+        last = [] if own is None else [parts.pop()]
         whole = [
-            spread(part, members, grouped.shape)
-            for part, (_, members) in zip(parts, self._step.shared, strict=False)
+            part if own is None and members is None else spread(part, members, grouped.shape)
+            for part, (_, members) in zip(parts, shared, strict=False)
         ]
         alone = parts[len(shared) :]
         if stacks:
             whole.append(self._in_order(alone[: len(stacks)], self._step.of_stacks))
         if private:
             whole.append(self._in_order(alone[len(stacks) :], self._step.of_private))
-        output = merge([*whole, own], sinks, self._step.device)
-        return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
+        return whole + last
 
     def _segments(self, spans: Sequence[SpanRun]) -> list[Segment]:
         return [span.layer(self._index) for span in spans]
@@ -82,13 +126,6 @@ class BatchedTokenLayer(AttendingLayer):
             return PLAIN
         self._buffer.keys_weigh()
         return LATENT
-
-    def _shared_scores(
-        self, grouped: mx.array, shared: Sequence[Sequence[Segment]], products: Products
-    ) -> Iterator[mx.array]:
-        """Multiply queries of some rows with what they share, as if they were one sequence."""
-        for (_, members), segments in zip(self._step.shared, shared, strict=True):
-            yield scores_of(together(grouped, members), segments, products)
 
     def _stack_scores(
         self, grouped: mx.array, stacks: Sequence[Sequence[Segment]], products: Products

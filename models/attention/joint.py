@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from ..kv.alignment import ALIGNED, aligned
 from ..kv.packed import runs_of
 from ..kv.prefix_groups import prefix_groups
 from ..kv.sequence_cache import SequenceCache
@@ -29,6 +30,7 @@ class Prompts:
             for all of them.
         alone: runs that a row leases alone.
         before: tokens that each row reads alone, before those of the call.
+        room: at least as many as the most of these; what is over is padding.
         mask: `[rows, 1, tokens, before + tokens]`, where a row's queries may look in what it reads
             alone.
     """
@@ -36,31 +38,44 @@ class Prompts:
     shared: list[tuple[list[SpanRun], mx.array | None]] = field(default_factory=list)
     alone: dict[int, list[SpanRun]] = field(default_factory=dict)
     before: list[int] = field(default_factory=list)
+    room: int = 0
     mask: mx.array = field(default_factory=lambda: mx.array([True]))
 
-    @property
-    def room(self) -> int:
-        """Tokens before those of the call, of the row that reads the most alone."""
-        return max(self.before)
 
-
-def prompts_of(caches: Sequence[SequenceCache], tokens: int) -> Prompts:
+def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolicy) -> Prompts:
     """Find what prompts share.
+
+    Where products of other lengths are slow, each row reads the last few tokens of it by itself.
 
     Args:
         caches: of their sequences, none of which has a suffix.
         tokens: of each row in the call, padding included.
+        device: how attention is computed.
     """
     found = Prompts(before=[0] * len(caches))
+
+    def alone(row: int, runs: list[SpanRun]) -> None:
+        found.alone.setdefault(row, []).extend(runs)
+        found.before[row] += sum(run.length for run in runs)
+
     prefixes = [cache.prefix for cache in caches]
     for rows, start, stop in prefix_groups(dict(enumerate(prefixes))):
         spans = prefixes[rows[0]][start:stop]
         if len(rows) > 1:
             members = None if len(rows) == len(caches) else mx.array(rows)
-            found.shared.append((runs_of(spans), members))
+            runs, rests = runs_of(spans), list[SpanRun]()
+            if device.aligned_products:
+                runs, rests = aligned(runs)
+            if runs:
+                found.shared.append((runs, members))
+            for row in rows if rests else ():
+                alone(row, rests)
         else:
-            found.alone.setdefault(rows[0], []).extend(runs_of(spans))
-            found.before[rows[0]] += sum(span.length for span in spans)
+            alone(rows[0], runs_of(spans))
+    if device.aligned_products:
+        found.room = -(-(max(found.before) + tokens) // ALIGNED) * ALIGNED - tokens
+    else:
+        found.room = max(found.before)
     seen = np.tri(tokens, found.room + tokens, found.room, np.bool_)
     columns, before = np.arange(found.room + tokens), np.array(found.before)
     own = columns[None] >= found.room - before[:, None]

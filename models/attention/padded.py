@@ -215,7 +215,7 @@ def padded(
     # A suffix that grows is written after all else: old and new would be there for all layers.
     own = any(cache.is_contiguous or cache.suffix_length for cache in caches)
     joint = max(lengths) <= BLOCK and not own
-    prompts = prompts_of(caches, max(lengths)) if joint else None
+    prompts = prompts_of(caches, max(lengths), device) if joint else None
     index = {id(layer): number for number, layer in enumerate(first.token_layers)}
 
     def attending(rows: list[Any]) -> PaddedLayer:

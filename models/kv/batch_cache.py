@@ -16,6 +16,7 @@ from ..attention.batched import BufferedLayer, Step
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
 from ..runtime import launch
+from .alignment import aligned
 from .batch_layers import BatchLayers
 from .non_trimmable import chunk_in_order, make_chunk, make_ring, ring_in_order
 from .recurrent import BatchedRecurrentLayer
@@ -202,7 +203,10 @@ class BatchCache:
         """
         # Free rows may look too, where all others do: nobody reads what they find.
         self._step.shared = [
-            (spans, None if len(slots) == everyone else mx.array(slots)) for spans, slots in shared
+            (spans, None if len(slots) == everyone else mx.array(slots))
+            for runs, slots in shared
+            for spans in (aligned(runs) if self._step.device.aligned_products else [runs])
+            if spans
         ]
         self._step.private = private
         self._step.stacks = self.stacks.read_by(self.rows)

@@ -21,6 +21,7 @@ class RingBuffer:
         limit: the most tokens that a row holds.
         positions: how many there are.
         mask: `[rows, 1, 1, positions]`, where a row may look in this step; None if everywhere.
+        spans: `[rows, 2]`, the position of a row's oldest token in this step, and how many it has.
 
     Args:
         limit: the most tokens that a row holds.
@@ -35,6 +36,7 @@ class RingBuffer:
         self.lengths: list[int] = []
         self.positions = 0
         self.mask: mx.array | None = None
+        self.spans = mx.array([])
         self._next = 0  # the position that the next step writes
 
     def reserve(self, count: int) -> int:
@@ -130,8 +132,11 @@ class RingBuffer:
         if self._next == self.positions:
             self._next = 0
         self.lengths = [min(length + 1, self.positions) for length in self.lengths]
+        lengths = np.array(self.lengths, np.int32)
+        first = (self._next + 1 - lengths) % self.positions
+        self.spans = mx.array(np.stack([first, lengths], axis=1))
         ages = (self._next - np.arange(self.positions)) % self.positions
-        seen = ages[None] < np.array(self.lengths)[:, None]
+        seen = ages[None] < lengths[:, None]
         self.mask = None if seen.all() else mx.array(seen)[:, None, None, :]
 
     def append(self, index: int, tensor: mx.array) -> mx.array:

@@ -247,6 +247,10 @@ class SpanRun:
             self._layers[index] = self.storage.tensors(index, self.start, self.stop)
         return self._layers[index]
 
+    def between(self, start: int, stop: int) -> "SpanRun":
+        """Some of its tokens."""
+        return self.storage.run(self.start + start, self.start + stop)
+
     def part(self, number: int) -> mx.array:
         """One packed array of its tokens."""
         return self.storage.part(number, self.start, self.stop)

@@ -26,6 +26,9 @@ class DevicePolicy:
         recurrence_kernel: the gated delta rule is a kernel of ours; mlx-lm has one for Metal alone.
         recurrence_chunks: prompts go through it chunk by chunk, as products: these are fast, and
             the many operations of each token are not.
+        attention_kernels: what follows the products of attention is kernels of ours: launches are
+            what a step of a batch takes.
+        aligned_products: they are slow where a length is no multiple of 8.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
@@ -43,6 +46,8 @@ class DevicePolicy:
     host_reads: bool
     recurrence_kernel: bool
     recurrence_chunks: bool
+    attention_kernels: bool
+    aligned_products: bool
     stacks: bool
     prefill_chunk: int
     row_limit: int
@@ -62,6 +67,8 @@ CPU = DevicePolicy(
     host_reads=True,
     recurrence_kernel=False,
     recurrence_chunks=True,
+    attention_kernels=False,
+    aligned_products=False,
     stacks=False,
     prefill_chunk=512,
     row_limit=512,
@@ -80,6 +87,8 @@ GPU = DevicePolicy(
     host_reads=True,
     recurrence_kernel=False,
     recurrence_chunks=False,
+    attention_kernels=False,
+    aligned_products=False,
     stacks=True,
     prefill_chunk=2048,
     row_limit=2048,
@@ -87,7 +96,13 @@ GPU = DevicePolicy(
     spare_steps=64,
 )
 # What the host reads is moved to the host's memory, for good.
-CUDA = replace(GPU, host_reads=False, recurrence_kernel=True)
+CUDA = replace(
+    GPU,
+    host_reads=False,
+    recurrence_kernel=True,
+    attention_kernels=True,
+    aligned_products=True,
+)
 
 
 def device_policy() -> DevicePolicy:

@@ -1,8 +1,9 @@
 """Runs the source of a CUDA kernel on the CPU, where no CUDA is.
 
 The C++ compiler that MLX needs on a CPU builds the source with the signature that MLX gives it. The
-threads of a block are threads of the host; those of a warp exchange values behind a barrier. Only
-fp32, whole warps, and one dimension of threads: what the kernels here use.
+threads of a block are run in turn by one thread of the host, each until it waits for others: where
+its warp exchanges values, or its block synchronises. Only fp32, whole warps, and one dimension of
+threads: what the kernels here use.
 """
 
 import ctypes
@@ -20,53 +21,96 @@ import numpy as np
 import pytest
 
 from umbel.models import gated_delta
+from umbel.models.attention import kernels as attention_kernels
 
 _WARP = 32
-_TYPES = {mx.float32: "float", mx.bool_: "bool"}
+_TYPES = {mx.float32: "float", mx.bool_: "bool", mx.int32: "int"}
 _CODE = """
 #include <array>
-#include <barrier>
+#include <cmath>
 #include <cstddef>
-#include <thread>
+#include <ucontext.h>
 #include <vector>
+#define __shared__ static
 struct Dim {{ int x, y, z; }};
-static thread_local Dim threadIdx, blockIdx;
-static Dim blockDim;
-struct Warp {{
-  std::barrier<> all{{{warp}}};
-  float values[{warp}];
+static Dim threadIdx, blockIdx, blockDim;
+enum State {{ RUNS, WAITS, ENDED }};
+struct Fiber {{
+  ucontext_t context;
+  std::vector<char> stack;
+  State state;
+  int turn;
 }};
-static thread_local Warp* warp;
+static std::vector<Fiber> fibers;
+static std::vector<std::array<std::array<float, {warp}>, 2>> warps;
+static ucontext_t scheduler;
+static int current;
+static void yield() {{ swapcontext(&fibers[current].context, &scheduler); }}
+static void __syncthreads() {{
+  fibers[current].state = WAITS;
+  yield();
+}}
 static float __shfl_xor_sync(unsigned, float value, int other) {{
-  const int lane = threadIdx.x % {warp};
-  warp->values[lane] = value;
-  warp->all.arrive_and_wait();
-  const float found = warp->values[lane ^ other];
-  warp->all.arrive_and_wait();
-  return found;
+  const int lane = current % {warp};
+  auto& values = warps[current / {warp}][fibers[current].turn++ % 2];
+  values[lane] = value;
+  yield();
+  return values[lane ^ other];
 }}
 using Shape = std::array<int, 8>;
+using Strides = std::array<long, 8>;
 static void kernel({parameters}) {{
 {constants}
 {source}
 }}
+{globals}
+static void run_one() {{
+  kernel({arguments});
+  fibers[current].state = ENDED;
+}}
+static void run_block(int threads) {{
+  for (current = 0; current < threads; ++current) {{
+    Fiber& fiber = fibers[current];
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = &scheduler;
+    fiber.state = RUNS;
+    fiber.turn = 0;
+    makecontext(&fiber.context, run_one, 0);
+  }}
+  for (bool all_wait = false;;) {{
+    bool some_run = false, some_wait = false;
+    for (current = 0; current < threads; ++current) {{
+      Fiber& fiber = fibers[current];
+      if (all_wait && fiber.state == WAITS) {{
+        fiber.state = RUNS;
+      }}
+      if (fiber.state == RUNS) {{
+        threadIdx = {{current, 0, 0}};
+        swapcontext(&scheduler, &fiber.context);
+      }}
+      some_run |= fiber.state == RUNS;
+      some_wait |= fiber.state == WAITS;
+    }}
+    if (!some_run && !some_wait) {{
+      return;
+    }}
+    all_wait = !some_run;
+  }}
+}}
 extern "C" void run(int blocks, int rows, int threads, {signature}) {{
+  {assignments}
   blockDim = {{threads, 1, 1}};
+  fibers.resize(threads);
+  warps.resize(threads / {warp});
+  for (auto& fiber : fibers) {{
+    fiber.stack.resize(1 << 16);
+  }}
   for (int block = 0; block < blocks; ++block) {{
     for (int row = 0; row < rows; ++row) {{
-      std::vector<Warp> warps(threads / {warp});
-      std::vector<std::thread> all;
-      for (int thread = 0; thread < threads; ++thread) {{
-        all.emplace_back([&, thread] {{
-          threadIdx = {{thread, 0, 0}};
-          blockIdx = {{block, row, 0}};
-          warp = &warps[thread / {warp}];
-          kernel({arguments});
-        }});
-      }}
-      for (auto& one : all) {{
-        one.join();
-      }}
+      blockIdx = {{block, row, 0}};
+      run_block(threads);
     }}
   }}
 }}
@@ -76,12 +120,16 @@ extern "C" void run(int blocks, int rows, int threads, {signature}) {{
 class EmulatedKernel:
     """What `mx.fast.cuda_kernel` returns, on the CPU.
 
+    Attributes:
+        launches: how often it was called.
+
     Args:
         folder: for what is compiled.
         name: of the kernel.
         input_names: of its parameters.
         output_names: likewise.
         source: of its body.
+        ensure_row_contiguous: whether inputs are in one piece; here they are always copied so.
     """
 
     def __init__(
@@ -92,9 +140,11 @@ class EmulatedKernel:
         input_names: list[str],
         output_names: list[str],
         source: str,
+        ensure_row_contiguous: bool = True,
     ) -> None:
+        del ensure_row_contiguous
         self._folder = folder
-        self._name = name
+        self.name = name
         self._inputs = input_names
         self._outputs = output_names
         self._source = source
@@ -125,38 +175,32 @@ class EmulatedKernel:
             arguments.append(ctypes.c_void_p(array.ctypes.data))
             if f"{name}_shape" in self._source:
                 arguments.append(shapes(*array.shape))
+            if f"{name}_strides" in self._source:
+                steps = [step // array.itemsize for step in array.strides]
+                arguments.append((ctypes.c_long * 8)(*steps))
         arguments += [ctypes.c_void_p(array.ctypes.data) for array in outputs]
         blocks = -(-grid[0] // threadgroup[0])
         library.run(blocks, grid[1], threadgroup[0], *arguments)
         return [mx.array(array) for array in outputs]
 
     def _compiled(self, types: list[str], template: list[tuple[str, Any]]) -> ctypes.CDLL:
-        parameters, signature, arguments = [], [], []
-        for name, kind in zip(self._inputs, types, strict=True):
-            parameters.append(f"const {kind}* {name}")
-            signature.append(f"const {kind}* {name}")
-            arguments.append(name)
-            if f"{name}_shape" in self._source:
-                parameters.append(f"const Shape& {name}_shape")
-                signature.append(f"const Shape* {name}_shape")
-                arguments.append(f"*{name}_shape")
-        for name in self._outputs:
-            parameters.append(f"float* {name}")
-            signature.append(f"float* {name}")
-            arguments.append(name)
+        given = [*_parameters(self._inputs, types, self._source)]
+        given += [(name, "float*", "float*", f"${name}") for name in self._outputs]
         code = _CODE.format(
             warp=_WARP,
-            parameters=", ".join(parameters),
+            parameters=", ".join(f"{kind} {name}" for name, kind, _, _ in given),
             constants="\n".join(_constant(*each) for each in template),
             source=self._source,
-            signature=", ".join(signature),
-            arguments=", ".join(arguments),
+            globals="\n".join(f"static {kind} global_{name};" for name, _, kind, _ in given),
+            signature=", ".join(f"{kind} {name}" for name, _, kind, _ in given),
+            assignments="\n  ".join(f"global_{name} = {name};" for name, _, _, _ in given),
+            arguments=", ".join(as_given.replace("$", "global_") for *_, as_given in given),
         )
-        file = self._folder / f"{self._name}{abs(hash(code))}.cpp"
+        file = self._folder / f"{self.name}{abs(hash(code))}.cpp"
         library = file.with_suffix(".so")
         if not library.exists():
             file.write_text(code)
-            options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
+            options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
             subprocess.run(["g++", *options, str(file), "-o", str(library)], check=True)
         return ctypes.CDLL(str(library))
 
@@ -176,11 +220,29 @@ def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
         made.append(EmulatedKernel(folder, **arguments))
         return made[-1]
 
-    gated_delta.kernel.cache_clear()
+    _forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mx.fast, "cuda_kernel", make, raising=False)
         yield made
-    gated_delta.kernel.cache_clear()
+    _forget()
+
+
+def _forget() -> None:
+    """Have kernels made anew where they are met next."""
+    made = attention_kernels.softmax_kernel, attention_kernels.attend_kernel
+    for kernel in (gated_delta.kernel, *made):
+        kernel.cache_clear()
+
+
+def _parameters(
+    names: list[str], types: list[str], source: str
+) -> Iterator[tuple[str, str, str, str]]:
+    """Name a kernel's inputs: the parameter, its type, the library's, and how it is passed."""
+    for name, kind in zip(names, types, strict=True):
+        yield name, f"const {kind}*", f"const {kind}*", f"${name}"
+        for what, of in (("shape", "Shape"), ("strides", "Strides")):
+            if f"{name}_{what}" in source:
+                yield f"{name}_{what}", f"const {of}&", f"const {of}*", f"*${name}_{what}"
 
 
 def _constant(name: str, value: Any) -> str:

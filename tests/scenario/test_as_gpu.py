@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled. What
 # emulates a kernel takes milliseconds a call.
-AS_GPU = replace(CUDA, compiles=False, recurrence_kernel=False)
+AS_GPU = replace(CUDA, compiles=False, recurrence_kernel=False, attention_kernels=False)
 MEMORY = 1 << 30
 _SHORTEST = 80
 """Tokens that the warm-up's longest sequence has at least where the budget is small."""
@@ -97,16 +97,24 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
     check(server, asks, server.serve(asks))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_next", "kimi_linear"])
-def test_a_recurrence_is_a_kernel(name: str, tmp_path: Path) -> None:
-    """Agents that start together, join and leave get mlx-lm's own answers of it."""
-    with emulated(tmp_path) as kernels:
-        device = replace(AS_GPU, recurrence_kernel=True, warms_up=False)
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("qwen3_next", {"gated_delta", "softmax_lse", "attend"}),
+        ("kimi_linear", {"gated_delta", "softmax_lse"}),
+        ("llama", {"softmax_lse", "attend"}),
+        ("gpt_oss", {"softmax_lse", "attend"}),
+        ("deepseek_v3", {"softmax_lse"}),
+    ],
+)
+def test_with_kernels(name: str, kernels: set[str], tmp_path: Path) -> None:
+    """Agents that start together, join and leave get mlx-lm's own answers of our kernels."""
+    with emulated(tmp_path) as made:
+        device = replace(AS_GPU, recurrence_kernel=True, attention_kernels=True, warms_up=False)
         server = ServerFixture(zoo_model(name, device=device), MEMORY, max_batch=3)
         asks = agents(3, system=30, user=(6, 11), answer=(5, 3), every=2)
         check(server, asks, server.serve(asks))
-    assert sum(kernel.launches for kernel in kernels) > len(asks)
+    assert {kernel.name.removesuffix("_masked") for kernel in made if kernel.launches} == kernels
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,379 @@
+"""Parts of attention as single kernels on CUDA, where each operation of MLX is a launch.
+
+A decode step of a batch is bound by launches: there, what follows a product of queries and keys is
+nothing beside them. These kernels take the place of a dozen operations in each layer.
+
+The softmax in one pass over the scores: Milakov and Gimelshein, "Online normalizer calculation for
+softmax", arXiv:1805.02867. Parts merge as in `cascade`.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from .products import Segment
+
+_WARP = 32
+_PACK = 8  # elements that a thread reads at once
+_WARPS = 8  # of a block; with more of them threads have too few registers
+_GROUP = 8  # heads that share a key head: each has its own sums in a thread's registers
+_SHARED = 40_000  # bytes of a block's shared memory, of which each has 48 KiB
+_SOFTMAX_THREADS = 256
+_BY_ROW, _BY_HEAD = 1, 2
+MOST = 4
+"""Parts that one's own keys are merged with: they are arguments, of which there are as many."""
+
+TYPES = (mx.bfloat16, mx.float16, mx.float32)
+
+_SOFTMAX = """
+  struct alignas(sizeof(T) * Width) Pack { T x[Width]; };
+  const int packs = scores_shape[Axes - 1] / Width;
+  const size_t first = static_cast<size_t>(blockIdx.x) * packs;
+  const Pack* read = reinterpret_cast<const Pack*>(scores) + first;
+  Pack* write = reinterpret_cast<Pack*>(shares) + first;
+  float top = -INFINITY;
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
+    const Pack pack = read[i];
+    float highest = static_cast<float>(pack.x[0]);
+    for (int j = 1; j < Width; ++j) {
+      highest = fmaxf(highest, static_cast<float>(pack.x[j]));
+    }
+    if (highest > top) {
+      sum *= expf(top - highest);
+      top = highest;
+    }
+    for (int j = 0; j < Width; ++j) {
+      const float score = static_cast<float>(pack.x[j]);
+      sum += score == -INFINITY ? 0.0f : expf(score - top);
+    }
+  }
+  __shared__ float tops[32];
+  __shared__ float sums[32];
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  for (int round = 0; round < 2; ++round) {
+    for (int other = 16; other > 0; other /= 2) {
+      const float other_top = __shfl_xor_sync(0xffffffffu, top, other);
+      const float other_sum = __shfl_xor_sync(0xffffffffu, sum, other);
+      const float higher = fmaxf(top, other_top);
+      if (higher > -INFINITY) {
+        sum = sum * expf(top - higher) + other_sum * expf(other_top - higher);
+        top = higher;
+      }
+    }
+    if (round == 0) {
+      if (lane == 0) {
+        tops[warp] = top;
+        sums[warp] = sum;
+      }
+      __syncthreads();
+      const bool there = lane < static_cast<int>(blockDim.x) / 32;
+      top = there ? tops[lane] : -INFINITY;
+      sum = there ? sums[lane] : 0.0f;
+    }
+  }
+  if (threadIdx.x == 0) {
+    lse[blockIdx.x] = top + logf(sum);
+  }
+  const float inverse = 1.0f / sum;
+  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
+    const Pack pack = read[i];
+    Pack done;
+    for (int j = 0; j < Width; ++j) {
+      done.x[j] = static_cast<T>(expf(static_cast<float>(pack.x[j]) - top) * inverse);
+    }
+    write[i] = done;
+  }
+"""
+
+_OWN = """
+  constexpr int Lanes = D / 8;
+  constexpr int Keys = 32 / Lanes;
+  constexpr int Each = 4;
+  struct alignas(16) Pack { T x[8]; };
+  const int rows = queries_shape[0];
+  const int row = blockIdx.x / KV;
+  const int head = blockIdx.x % KV;
+  const int warp = threadIdx.x / 32;
+  const int slot = threadIdx.x % 32 / Lanes;
+  const int at = threadIdx.x % Lanes;
+  const size_t mine = (static_cast<size_t>(row) * KV + head) * G;
+  float query[G][8];
+  float out[G][8];
+  float top[G];
+  float sum[G];
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    const Pack pack = reinterpret_cast<const Pack*>(queries)[(mine + g) * Lanes + at];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      query[g][j] = static_cast<float>(pack.x[j]) * scale[0];
+      out[g][j] = 0.0f;
+    }
+    top[g] = -INFINITY;
+    sum[g] = 0.0f;
+  }
+  auto look = [&](const T* k, const T* v, size_t k_step, size_t v_step, int first, int count,
+                  int positions) {
+    for (int base = warp * Each * Keys; base < count; base += Warps * Each * Keys) {
+      Pack packs[Each];
+      int where[Each];
+      float scores[Each][G];
+#pragma unroll
+      for (int e = 0; e < Each; ++e) {
+        const int i = base + e * Keys + slot;
+        where[e] = first + (i < count ? i : 0);
+        where[e] -= where[e] < positions ? 0 : positions;
+        packs[e] = reinterpret_cast<const Pack*>(k + where[e] * k_step)[at];
+      }
+#pragma unroll
+      for (int e = 0; e < Each; ++e) {
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+          float score = 0.0f;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            score += query[g][j] * static_cast<float>(packs[e].x[j]);
+          }
+          for (int other = 1; other < Lanes; other *= 2) {
+            score += __shfl_xor_sync(0xffffffffu, score, other);
+          }
+          scores[e][g] = base + e * Keys + slot < count ? score : -INFINITY;
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < Each; ++e) {
+        packs[e] = reinterpret_cast<const Pack*>(v + where[e] * v_step)[at];
+      }
+#pragma unroll
+      for (int g = 0; g < G; ++g) {
+        float higher = top[g];
+#pragma unroll
+        for (int e = 0; e < Each; ++e) {
+          higher = fmaxf(higher, scores[e][g]);
+        }
+        if (higher > -INFINITY) {
+          const float less = expf(top[g] - higher);
+          sum[g] *= less;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            out[g][j] *= less;
+          }
+          top[g] = higher;
+#pragma unroll
+          for (int e = 0; e < Each; ++e) {
+            const float weight = expf(scores[e][g] - higher);
+            sum[g] += weight;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              out[g][j] += weight * static_cast<float>(packs[e].x[j]);
+            }
+          }
+        }
+      }
+    }
+  };
+  const size_t ring = (static_cast<size_t>(row) * KV + head) * keys_shape[2] * D;
+  look(keys + ring, values + ring, D, D, spans[2 * row], spans[2 * row + 1], keys_shape[2]);
+  look(tail_keys + head * tail_keys_strides[1], tail_values + head * tail_values_strides[1],
+       tail_keys_strides[2], tail_values_strides[2], 0, kinds[0], kinds[0]);
+  __shared__ float outs[Warps * G * D];
+  __shared__ float tops[Warps * G];
+  __shared__ float sums[Warps * G];
+#pragma unroll
+  for (int g = 0; g < G; ++g) {
+    for (int other = Lanes; other < 32; other *= 2) {
+      const float other_top = __shfl_xor_sync(0xffffffffu, top[g], other);
+      const float higher = fmaxf(top[g], other_top);
+      const float less = higher > -INFINITY ? expf(top[g] - higher) : 0.0f;
+      const float more = higher > -INFINITY ? expf(other_top - higher) : 0.0f;
+      sum[g] = sum[g] * less + __shfl_xor_sync(0xffffffffu, sum[g], other) * more;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        out[g][j] = out[g][j] * less + __shfl_xor_sync(0xffffffffu, out[g][j], other) * more;
+      }
+      top[g] = higher;
+    }
+    if (slot == 0) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        outs[(warp * G + g) * D + at * 8 + j] = out[g][j];
+      }
+      tops[warp * G + g] = top[g];
+      sums[warp * G + g] = sum[g];
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < G * D; i += blockDim.x) {
+    const int g = i / D;
+    float highest = Sinks ? sinks[head * G + g] : -INFINITY;
+    for (int w = 0; w < Warps; ++w) {
+      highest = fmaxf(highest, tops[w * G + g]);
+    }
+    const size_t places[3] = {0, mine + g, (static_cast<size_t>(head) * rows + row) * G + g};
+PARTS
+    float all = Sinks ? expf(sinks[head * G + g] - highest) : 0.0f;
+    float weighed = 0.0f;
+    for (int w = 0; w < Warps; ++w) {
+      const float weight = expf(tops[w * G + g] - highest);
+      all += sums[w * G + g] * weight;
+      weighed += outs[(w * G + g) * D + i % D] * weight;
+    }
+MERGED
+    merged[mine * D + i] = static_cast<T>(weighed / all);
+  }
+"""
+
+
+def softmax(scores: mx.array) -> list[mx.array]:
+    """Compute a softmax over the last axis, and the log of the sum of the exponentials.
+
+    Args:
+        scores: of one of TYPES; each row has one that is not -inf.
+
+    Returns:
+        The shares, in the same type, and `[..., 1]` in fp32.
+    """
+    length = scores.shape[-1]
+    found: list[mx.array] = softmax_kernel()(
+        inputs=[scores],
+        template=[
+            ("T", scores.dtype),
+            ("Axes", scores.ndim),
+            ("Width", _PACK if length % _PACK == 0 else 1),
+        ],
+        grid=(scores.size // length * _SOFTMAX_THREADS, 1, 1),
+        threadgroup=(_SOFTMAX_THREADS, 1, 1),
+        output_shapes=[scores.shape, (*scores.shape[:-1], 1)],
+        output_dtypes=[scores.dtype, mx.float32],
+    )
+    return found
+
+
+def reads(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
+    """Whether `attend` knows these shapes and types."""
+    size, group = keys.shape[3], queries.shape[1] // keys.shape[1]
+    whole = size % _PACK == 0 and _WARP % (size // _PACK) == 0 and values.shape == keys.shape
+    return whole and group <= _GROUP and queries.dtype == keys.dtype and keys.dtype in TYPES
+
+
+class Ring(NamedTuple):
+    """What rows have of their own.
+
+    Attributes:
+        keys: `[rows, kv_heads, positions, size]`.
+        values: likewise.
+        spans: `[rows, 2]`: where each row's tokens begin, and how many they are.
+    """
+
+    keys: mx.array
+    values: mx.array
+    spans: mx.array
+
+
+def attend(
+    queries: mx.array,
+    ring: Ring,
+    scale: float,
+    sinks: mx.array | None,
+    *,
+    tail: Segment | None,
+    others: Sequence[tuple[mx.array, mx.array]],
+) -> mx.array:
+    """Compute attention of rows to their own keys in a ring, and merge it with other parts.
+
+    Args:
+        queries: `[rows, heads, 1, size]`.
+        ring: the rows' own keys.
+        scale: of the scores.
+        sinks: `[heads]`, or None.
+        tail: keys and values that all rows look at, too, `[1, kv_heads, tokens, size]`; few.
+        others: outputs of other parts of all rows, and the logs of their sums in fp32: `[rows,
+            kv_heads, group, ...]`, or `[1, kv_heads, rows * group, ...]`. MOST at most.
+
+    Returns:
+        `[rows, heads, 1, size]`.
+    """
+    rows, heads, _, size = queries.shape
+    kv_heads = ring.keys.shape[1]
+    group = heads // kv_heads
+    warps = max(1, min(_WARPS, _SHARED // (4 * group * size)))
+    kinds = [0 if tail is None else tail[0].shape[2]]
+    kinds += [_BY_HEAD if output.shape[0] == 1 else _BY_ROW for output, _ in others]
+    queries, unused = mx.contiguous(queries), MOST - len(others)
+    number = _number(scale)
+    found: list[mx.array] = attend_kernel()(
+        inputs=[
+            *(queries, *ring, number),
+            *(ring[:2] if tail is None else tail),
+            _numbers((*kinds, *[0] * unused)),
+            number if sinks is None else mx.contiguous(sinks.astype(mx.float32)),
+            *[mx.contiguous(array) for other in others for array in other],
+            *(queries, number) * unused,
+        ],
+        template=[
+            ("T", queries.dtype),
+            ("D", size),
+            ("G", group),
+            ("KV", kv_heads),
+            ("Warps", warps),
+            ("Sinks", sinks is not None),
+        ],
+        grid=(rows * kv_heads * warps * _WARP, 1, 1),
+        threadgroup=(warps * _WARP, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )
+    return found[0]
+
+
+@cache
+def _number(value: float) -> mx.array:
+    """An argument that all layers share."""
+    return mx.array([value])
+
+
+@cache
+def softmax_kernel() -> Any:
+    """The kernel; made once."""
+    return mx.fast.cuda_kernel(
+        name="softmax_lse",
+        input_names=["scores"],
+        output_names=["shares", "lse"],
+        source=_SOFTMAX,
+    )
+
+
+@cache
+def _numbers(values: tuple[int, ...]) -> mx.array:
+    return mx.array(values, mx.int32)
+
+
+@cache
+def attend_kernel() -> Any:
+    """The kernel; made once."""
+    names = [(f"output_{n}", f"lse_{n}") for n in range(MOST)]
+    parts, merged = "", ""
+    for n, (output, lse) in enumerate(names):
+        place = f"places[kinds[{n + 1}]]"
+        parts += f"    const float top_{n} = kinds[{n + 1}] ? {lse}[{place}] : -INFINITY;\n"
+        parts += f"    highest = fmaxf(highest, top_{n});\n"
+        merged += f"    if (kinds[{n + 1}]) {{\n"
+        merged += f"      const float weight = expf(top_{n} - highest);\n"
+        merged += "      all += weight;\n"
+        merged += f"      weighed += weight * static_cast<float>({output}[{place} * D + i % D]);\n"
+        merged += "    }\n"
+    return mx.fast.cuda_kernel(
+        name="attend",
+        input_names=[
+            *("queries", "keys", "values", "spans", "scale", "tail_keys", "tail_values"),
+            *("kinds", "sinks"),
+            *[name for pair in names for name in pair],
+        ],
+        output_names=["merged"],
+        source=_OWN.replace("PARTS\n", parts).replace("MERGED\n", merged),
+        ensure_row_contiguous=False,  # a tail is a slice
+    )

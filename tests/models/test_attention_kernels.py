@@ -1,0 +1,215 @@
+"""Attention's kernels, run on the CPU, against operations of MLX."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import numpy as np
+import pytest
+
+from umbel.models.attention import kernels
+from umbel.models.attention.joint import prompts_of
+from umbel.models.kv.alignment import ALIGNED, aligned
+from umbel.models.kv.layout import CacheLayout
+from umbel.models.kv.packed import runs_of
+from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.load.device import CUDA, GPU
+from umbel.models.prefill import prefill
+
+from .. import zoo
+from .cuda_emulator import EmulatedKernel, emulated
+
+GPU_HERE = replace(GPU, compiles=False, overlaps=False)
+SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
+
+
+@pytest.fixture(autouse=True)
+def launched(tmp_path: Path) -> Iterator[list[EmulatedKernel]]:
+    """Have CUDA kernels run on the CPU; gives those that are made."""
+    with emulated(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 40), (1, 2, 3, 301), (1, 1), (4, 2048)])
+@pytest.mark.parametrize("masked", [0.0, 0.3, 0.9])
+def test_softmax(shape: tuple[int, ...], masked: float, launched: list[EmulatedKernel]) -> None:
+    """Shares and logs of sums, of lengths that are read in packs and others, some masked."""
+    mx.random.seed(len(shape))
+    scores = mx.random.normal(shape) * 20
+    hidden = mx.random.uniform(shape=shape) < masked
+    hidden[..., shape[-1] // 2] = False
+    scores = mx.where(hidden, -mx.inf, scores)
+    shares, lse = kernels.softmax(scores)
+    assert (shares.shape, lse.shape) == (scores.shape, (*shape[:-1], 1))
+    assert mx.abs(shares - mx.softmax(scores, axis=-1)).max() < SMALL
+    assert mx.abs(lse - mx.logsumexp(scores, axis=-1, keepdims=True)).max() < 20 * SMALL
+    assert [kernel.launches for kernel in launched] == [1]
+
+
+class Shape(NamedTuple):
+    """Of a step: rows, heads, those of keys, positions of the ring, and a key's size."""
+
+    rows: int
+    heads: int
+    kv_heads: int
+    positions: int
+    size: int
+
+
+SHAPES = [
+    Shape(2, 4, 2, 20, 16),
+    Shape(3, 8, 2, 70, 64),
+    Shape(2, 8, 1, 150, 256),
+    Shape(2, 2, 2, 9, 8),
+    Shape(1, 6, 2, 40, 128),
+]
+
+
+class Seen(NamedTuple):
+    """Keys and values that rows look at, `[rows, kv_heads, tokens, size]`, and where each may."""
+
+    keys: mx.array
+    values: mx.array
+    mask: mx.array
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize(
+    ("tail", "parts", "sinks"),
+    [(0, "", False), (3, "", True), (7, "h", False), (0, "hr", True), (5, "rhhr", False)],
+)
+def test_attend(shape: Shape, tail: int, parts: str, sinks: bool) -> None:  # noqa: FBT001
+    """Rows' own keys anywhere in their ring, a tail, and parts in either order, with sinks."""
+    mx.random.seed(sum(shape) + tail)
+    rows, heads, kv_heads, positions, size = shape
+    group, scale = heads // kv_heads, size**-0.5
+    queries = mx.random.normal((rows, heads, 1, size))
+    grouped = (queries * scale).reshape(rows, kv_heads, group, size)
+    lengths = [max(1, positions // (row + 1)) for row in range(rows)]
+    first = [(row * 7 + positions - 3) % positions for row in range(rows)]
+    spans = mx.array(list(zip(first, lengths, strict=True)), mx.int32)
+    seen = [ring(shape, first, lengths)]
+    others, given = [], None
+    for kind in parts:
+        part = some(rows if kind == "r" else 1, kv_heads, 13, size)
+        seen.append(part)
+        output, lse = attended(grouped, [part], None)
+        if kind == "h":  # in the order of the heads, as products of what all share come
+            output, lse = (by_head(array) for array in (output, lse))
+        others.append((output, lse))
+    if tail:
+        wide = some(1, kv_heads, tail + 24, size)
+        given = wide.keys[:, :, 24:], wide.values[:, :, 24:]  # slices, as they are of spans
+        seen.append(Seen(*given, wide.mask[..., 24:]))
+    weights = mx.random.normal((heads,)) if sinks else None
+    own = kernels.Ring(seen[0].keys, seen[0].values, spans)
+    found = kernels.attend(queries, own, scale, weights, tail=given, others=others)
+    expected, _ = attended(grouped, seen, weights)
+    assert mx.abs(found - expected.reshape(queries.shape)).max() < SMALL
+
+
+def ring(shape: Shape, first: Sequence[int], lengths: Sequence[int]) -> Seen:
+    """Rows whose tokens lie somewhere in a ring, and NaN wherever they do not."""
+    own = some(shape.rows, shape.kv_heads, shape.positions, shape.size)
+    mask = np.zeros((shape.rows, shape.positions), np.bool_)
+    for row, (start, length) in enumerate(zip(first, lengths, strict=True)):
+        mask[row, (start + np.arange(length)) % shape.positions] = True
+    seen = mx.array(mask)[:, None, None]
+    there = seen.swapaxes(-1, -2)
+    keys, values = (mx.where(there, array, mx.nan) for array in own[:2])
+    return Seen(keys, values, seen)
+
+
+def some(rows: int, kv_heads: int, tokens: int, size: int) -> Seen:
+    """Keys and values that all may look at."""
+    keys, values = (mx.random.normal((rows, kv_heads, tokens, size)) for _ in range(2))
+    return Seen(keys, values, mx.ones((1, 1, 1, tokens), mx.bool_))
+
+
+def attended(
+    grouped: mx.array, seen: Sequence[Seen], sinks: mx.array | None
+) -> tuple[mx.array, mx.array]:
+    """Attention by operations of MLX, over all of it: the output and the log of the sum."""
+    rows, kv_heads, group, _ = grouped.shape
+    scores, values = [], []
+    for part in seen:
+        there = part.mask.swapaxes(-1, -2)
+        keys, held = (mx.where(there, array, 0) for array in part[:2])
+        scores.append(mx.where(part.mask, grouped @ keys.swapaxes(-1, -2), -mx.inf))
+        values.append(mx.broadcast_to(held, (rows, *held.shape[1:])))
+    if sinks is not None:
+        shape = (rows, kv_heads, group, 1)
+        scores.append(mx.broadcast_to(sinks.reshape(1, kv_heads, group, 1), shape))
+        values.append(mx.zeros((rows, kv_heads, 1, grouped.shape[-1])))
+    every = mx.concatenate(scores, axis=-1)
+    output = mx.softmax(every, axis=-1) @ mx.concatenate(values, axis=2)
+    return output, mx.logsumexp(every, axis=-1, keepdims=True)
+
+
+def by_head(array: mx.array) -> mx.array:
+    """From `[rows, kv_heads, group, n]` to `[1, kv_heads, rows * group, n]`."""
+    return array.swapaxes(0, 1).reshape(1, array.shape[1], -1, array.shape[3])
+
+
+@pytest.mark.parametrize(
+    ("size", "values", "heads", "dtype", "fits"),
+    [
+        (128, 128, 32, mx.bfloat16, True),
+        (64, 64, 8, mx.float16, True),
+        (256, 256, 64, mx.float32, True),
+        (80, 80, 8, mx.float32, False),
+        (12, 12, 8, mx.float32, False),
+        (128, 64, 8, mx.float32, False),
+        (128, 128, 72, mx.float32, False),
+    ],
+)
+def test_what_the_kernel_reads(
+    size: int, values: int, heads: int, dtype: mx.Dtype, *, fits: bool
+) -> None:
+    """Whole packs, whole warps, and few heads a key; values as long as keys."""
+    queries = mx.zeros((2, heads, 1, size), dtype)
+    keys = mx.zeros((2, 8, 4, size), dtype)
+    assert kernels.reads(queries, keys, mx.zeros((2, 8, 4, values), dtype)) == fits
+    assert not kernels.reads(queries.astype(mx.int32), keys, keys)
+
+
+def prompted(lengths: Sequence[int]) -> list[SequenceCache]:
+    """Sequences that share what the first length says, and have of their own what follows."""
+    model = zoo.make("llama")
+    layout = CacheLayout(model)
+    cache = layout.open()
+    prefill(model, [(list(range(1, lengths[0] + 1)), cache)], GPU_HERE)
+    (span,) = cache.take_packed()
+    return [layout.open(span.length, [span]) for _ in lengths]
+
+
+@pytest.mark.parametrize("length", [5, 8, 21, 64])
+def test_runs_are_cut_where_products_are_fast(length: int) -> None:
+    """What stays is a multiple, and nothing is lost."""
+    cache, _ = prompted([length, 0])
+    (run,) = runs_of(cache.prefix)
+    whole, rests = aligned([run])
+    assert [part.length for part in whole] == ([length // ALIGNED * ALIGNED] if length > 7 else [])
+    assert [part.length for part in rests] == ([length % ALIGNED] if length % ALIGNED else [])
+    keys = mx.concatenate([part.layer(1)[0] for part in [*whole, *rests]], axis=2)
+    assert mx.array_equal(keys, run.layer(1)[0])
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 8])
+def test_prompts_of_a_call_read_the_rest_alone(tokens: int) -> None:
+    """What they share is aligned, and so is what each reads by itself, padding included."""
+    caches = prompted([21, 0])
+    found = prompts_of(caches, tokens, CUDA)
+    assert [[run.length for run in runs] for runs, _ in found.shared] == [[16]]
+    assert found.before == [5, 5]
+    assert (found.room + tokens) % ALIGNED == 0
+    assert found.room >= max(found.before)
+    assert found.mask.shape == (2, 1, tokens, found.room + tokens)
+    assert [int(x) for x in found.mask.sum(axis=-1)[0, 0]] == [6 + n for n in range(tokens)]
+    plain = prompts_of(caches, tokens, GPU)
+    assert [[run.length for run in runs] for runs, _ in plain.shared] == [[21]]
+    assert (plain.before, plain.room) == ([0, 0], 0)
