@@ -17,8 +17,8 @@ from ..kv.stacking import LOOSE
 from ..params import SamplingParams
 from ..planned_for import Rules
 
-COMMON = SHARED + 8
-"""Tokens of a beginning that sequences read together."""
+COMMON = SHARED + 11
+"""Tokens of a beginning that sequences read together; as most are, no multiple of eight."""
 
 _FEW = 4
 """Tokens of its own after which a row is packed, where that shall be soon."""
