@@ -111,12 +111,13 @@ class RunningDaemon:
         """Post a body."""
         return self.request("POST", route, body)
 
-    def stream(self, body: dict[str, Any]) -> tuple[UnixConnection, HTTPResponse]:
+    def stream(
+        self, body: dict[str, Any], headers: Mapping[str, str] | None = None
+    ) -> tuple[UnixConnection, HTTPResponse]:
         """Begin a streamed chat completion; the caller closes the connection."""
         connection = self.connection()
-        connection.request(
-            "POST", "/v1/chat/completions", msgspec.json.encode({**body, "stream": True})
-        )
+        raw = msgspec.json.encode({**body, "stream": True})
+        connection.request("POST", "/v1/chat/completions", raw, dict(headers or {}))
         return connection, connection.getresponse()
 
     def status(self) -> Any:

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from ..tiny import tiny_model_dir
 from .running import RunningDaemon, eventually, running
 from .test_cli import TIMEOUT, environment
 
@@ -16,23 +17,29 @@ def requests(daemon: RunningDaemon) -> dict[str, dict[str, Any]]:
     return {row["conversation"]: row for row in model["requests"]}
 
 
+def body(tokens: int) -> dict[str, Any]:
+    """A question, and the most tokens of its answer."""
+    return {"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
+
+
 def ask(daemon: RunningDaemon, conversation: str, tokens: int) -> threading.Thread:
     """Send a request from a thread of its own, and see it there."""
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
     headers = {"X-Umbel-Conversation": conversation}
     before = len(daemon.status()["models"][0]["requests"])
     thread = threading.Thread(
-        target=daemon.request, args=("POST", "/v1/chat/completions", body, headers)
+        target=daemon.request, args=("POST", "/v1/chat/completions", body(tokens), headers)
     )
     thread.start()
     eventually(lambda: len(daemon.status()["models"][0]["requests"]) == before + 1)
     return thread
 
 
-def test_it_says_what_each_waits_for(short_path: Path, tiny_dir: Path) -> None:
+def test_it_says_what_each_waits_for(short_path: Path) -> None:
     """The one slot, and the conversation; with the time of it, and what ran before."""
-    with running(short_path, tiny_dir, "--max-batch", "1") as daemon:
-        first = ask(daemon, "runs", 3000)
+    model = tiny_model_dir(short_path / "tiny", max_position_embeddings=1 << 15)
+    with running(short_path, model, "--max-batch", "1") as daemon:
+        # Longer than any machine takes to start `umbel ps`; its client leaves after that.
+        first, _ = daemon.stream(body(30_000), {"X-Umbel-Conversation": "runs"})
         threads = [ask(daemon, "waits", 2), ask(daemon, "runs", 2)]
         eventually(lambda: requests(daemon)["waits"]["seconds"]["slot"] > 0.05)
         rows = daemon.status()["models"][0]["requests"]
@@ -58,7 +65,8 @@ def test_it_says_what_each_waits_for(short_path: Path, tiny_dir: Path) -> None:
         assert [line.split()[0] for line in lines] == [row["request"] for row in rows]
         assert " no slot " in lines[1]
         assert " behind its conversation " in lines[2]
-        for thread in (first, *threads):
+        first.close()
+        for thread in threads:
             thread.join()
         log = daemon.log()
     ended = [line for line in log.splitlines() if "event=request" in line]
