@@ -27,6 +27,7 @@ from umbel.models.binding import BOUND, bind
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.params import Row, SamplingParams
+from umbel.models.projections import separate
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import launch
 
@@ -150,6 +151,7 @@ def measure(steps: Callable[[], Iterator[list[int]]], count: int, held: int) -> 
 
 def unbind(model: Any) -> None:
     """Have a model's modules call mlx-lm's own functions: umbel puts some of its own there."""
+    separate(model)
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
         for name, (function, bound) in BOUND.items():
             if isinstance(getattr(module, name, None), bound):

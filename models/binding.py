@@ -11,6 +11,7 @@ from typing import Any
 from mlx_lm.models import activations, base, gated_delta
 from mlx_lm.models.cache import ChunkedKVCache
 
+from . import projections
 from .activations import Swiglu
 from .attention.binding import Attention
 from .attention.chunked import CountsByRow
@@ -27,6 +28,8 @@ BOUND: dict[str, tuple[Callable[..., Any], type[Attention | Swiglu | GatedDelta]
 
 def bind(model: Any, device: DevicePolicy) -> None:
     """Have a model's modules call what is computed for this device."""
+    if device.joined_projections:
+        projections.join(model)
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
         for name, (function, bound) in BOUND.items():
             present = getattr(module, name, None)

@@ -29,6 +29,7 @@ class DevicePolicy:
         attention_kernels: what follows the products of attention is kernels of ours: launches are
             what a step of a batch takes.
         aligned_products: they are slow where a length is no multiple of 8.
+        joined_projections: projections of the same input are one product.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
@@ -48,6 +49,7 @@ class DevicePolicy:
     recurrence_chunks: bool
     attention_kernels: bool
     aligned_products: bool
+    joined_projections: bool
     stacks: bool
     prefill_chunk: int
     row_limit: int
@@ -69,6 +71,7 @@ CPU = DevicePolicy(
     recurrence_chunks=True,
     attention_kernels=False,
     aligned_products=False,
+    joined_projections=False,
     stacks=False,
     prefill_chunk=512,
     row_limit=512,
@@ -89,6 +92,7 @@ GPU = DevicePolicy(
     recurrence_chunks=False,
     attention_kernels=False,
     aligned_products=False,
+    joined_projections=False,
     stacks=True,
     prefill_chunk=2048,
     row_limit=2048,
@@ -102,6 +106,7 @@ CUDA = replace(
     recurrence_kernel=True,
     attention_kernels=True,
     aligned_products=True,
+    joined_projections=True,
 )
 
 

@@ -14,6 +14,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from umbel.models import projections
 from umbel.models.batch_planner import leave, pack
 from umbel.models.binding import BOUND
 from umbel.models.kv.batch_cache import BatchCache
@@ -227,7 +228,8 @@ def replaced(
 
 @contextmanager
 def mlx_lm_alone(model: Any) -> Iterator[None]:
-    """Run a model with mlx-lm's own functions."""
+    """Run a model with mlx-lm's own functions, and each projection by itself."""
+    joined = projections.separate(model)
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     with pytest.MonkeyPatch.context() as patch:
         for name, (function, _) in BOUND.items():
@@ -235,3 +237,5 @@ def mlx_lm_alone(model: Any) -> Iterator[None]:
                 if hasattr(each, name):
                     patch.setattr(each, name, function)
         yield
+    if joined:
+        projections.join(model)
