@@ -1,6 +1,7 @@
 """What is asked of a model before its sequences run as rows of one batch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from umbel.models.binding import bind
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.load import probe
-from umbel.models.load.device import device_policy
+from umbel.models.load.device import CUDA, device_policy
 
 from .. import zoo
 from ..shared import shared_model
@@ -124,3 +125,19 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
     assert len(tried) == (1 if reason is None else 4)
     other = probe.Probed(probe.Batching(None, 0), reads_parts=False, prefills_together=True)
     assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other
+
+
+AS_CUDA = replace(CUDA, compiles=False, recurrence_kernel=False, attention_kernels=False)
+GATHERED = {"gemma2", "deepseek_v32", "plamo2"}
+"""Whose attention is their own, so that keys of all rows are put together for them."""
+
+
+@pytest.mark.parametrize("name", zoo.NAMES)
+def test_who_attends_by_itself(name: str) -> None:
+    """All others' rows are read where they lie: a fault of ours would have them gathered, too."""
+    model = shared_model(name)
+    for device in (device_policy(), AS_CUDA):
+        bind(model, device)
+        way = probe.batching(model, CacheLayout(model), device)
+        assert way.one_by_one is None
+        assert bool(way.mask_axes) == (name in GATHERED)
