@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..kv.alignment import ALIGNED
 from ..kv.ring_buffer import RingBuffer
 from ..kv.storage import SpanRun
-from . import kernels
+from . import decode_kernel
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
@@ -50,9 +50,9 @@ class BatchedTokenLayer(AttendingLayer):
         grouped = scaled.reshape(rows, kv_heads, heads // kv_heads, size)
         if self._in_kernel(queries, products):
             tail, shared = self._tail()
-            ring = kernels.Ring(held[0], held[1], self._buffer.spans)
+            ring = decode_kernel.Ring(held[0], held[1], self._buffer.spans)
             others = self._parts(grouped, shared, products)
-            return kernels.attend(queries, ring, scale, sinks, tail=tail, others=others)
+            return decode_kernel.attend(queries, ring, scale, sinks, tail=tail, others=others)
         parts = self._parts(grouped, self._step.shared, products, own=held)
         output = merge(parts, sinks, self._step.device)
         return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
@@ -61,8 +61,8 @@ class BatchedTokenLayer(AttendingLayer):
         """Whether the rows' own keys are read, and all parts merged, by one kernel."""
         step = self._step
         parts = len(step.shared) + bool(step.stacks) + bool(step.private)
-        fits = parts <= kernels.MOST and products is PLAIN
-        return step.device.attention_kernels and fits and kernels.reads(queries, *self._held)
+        fits = parts <= decode_kernel.MOST and products is PLAIN
+        return step.device.attention_kernels and fits and decode_kernel.reads(queries, *self._held)
 
     def _tail(self) -> tuple[Segment | None, list[Shared]]:
         """Find the few tokens that all rows share beside what is aligned, and what else they do."""

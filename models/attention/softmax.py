@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..load.device import DevicePolicy
-from . import kernels
+from . import softmax_kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,8 +39,8 @@ def softmaxes(scores: Sequence[mx.array], device: DevicePolicy) -> list[Softmax]
     if not device.fused and all(array.dtype == mx.float32 for array in scores):
         mx.eval(list(scores))
         return [_in_place(array) for array in scores]
-    if device.attention_kernels and all(array.dtype in kernels.TYPES for array in scores):
-        return [Softmax(*kernels.softmax(array)) for array in scores]
+    if device.attention_kernels and all(array.dtype in softmax_kernel.TYPES for array in scores):
+        return [Softmax(*softmax_kernel.softmax(array)) for array in scores]
     return [
         Softmax(
             mx.softmax(array, axis=-1, precise=True),

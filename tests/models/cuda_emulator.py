@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from umbel.models import gated_delta
-from umbel.models.attention import kernels as attention_kernels
+from umbel.models.attention import decode_kernel, softmax_kernel
 
 _WARP = 32
 _TYPES = {mx.float32: "float", mx.bool_: "bool", mx.int32: "int"}
@@ -229,9 +229,8 @@ def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
 
 def _forget() -> None:
     """Have kernels made anew where they are met next."""
-    made = attention_kernels.softmax_kernel, attention_kernels.attend_kernel
-    for kernel in (gated_delta.kernel, *made):
-        kernel.cache_clear()
+    for module in (gated_delta, softmax_kernel, decode_kernel):
+        module.kernel.cache_clear()
 
 
 def _parameters(

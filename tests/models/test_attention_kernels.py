@@ -11,8 +11,9 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models.attention import kernels
+from umbel.models.attention.decode_kernel import Ring, attend, reads
 from umbel.models.attention.joint import prompts_of
+from umbel.models.attention.softmax_kernel import softmax
 from umbel.models.kv.alignment import ALIGNED, aligned
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import runs_of
@@ -43,7 +44,7 @@ def test_softmax(shape: tuple[int, ...], masked: float, launched: list[EmulatedK
     hidden = mx.random.uniform(shape=shape) < masked
     hidden[..., shape[-1] // 2] = False
     scores = mx.where(hidden, -mx.inf, scores)
-    shares, lse = kernels.softmax(scores)
+    shares, lse = softmax(scores)
     assert (shares.shape, lse.shape) == (scores.shape, (*shape[:-1], 1))
     assert mx.abs(shares - mx.softmax(scores, axis=-1)).max() < SMALL
     assert mx.abs(lse - mx.logsumexp(scores, axis=-1, keepdims=True)).max() < 20 * SMALL
@@ -106,8 +107,8 @@ def test_attend(shape: Shape, tail: int, parts: str, sinks: bool) -> None:  # no
         given = wide.keys[:, :, 24:], wide.values[:, :, 24:]  # slices, as they are of spans
         seen.append(Seen(*given, wide.mask[..., 24:]))
     weights = mx.random.normal((heads,)) if sinks else None
-    own = kernels.Ring(seen[0].keys, seen[0].values, spans)
-    found = kernels.attend(queries, own, scale, weights, tail=given, others=others)
+    own = Ring(seen[0].keys, seen[0].values, spans)
+    found = attend(queries, own, scale, weights, tail=given, others=others)
     expected, _ = attended(grouped, seen, weights)
     assert mx.abs(found - expected.reshape(queries.shape)).max() < SMALL
 
@@ -173,8 +174,8 @@ def test_what_the_kernel_reads(
     """Whole packs, whole warps, and few heads a key; values as long as keys."""
     queries = mx.zeros((2, heads, 1, size), dtype)
     keys = mx.zeros((2, 8, 4, size), dtype)
-    assert kernels.reads(queries, keys, mx.zeros((2, 8, 4, values), dtype)) == fits
-    assert not kernels.reads(queries.astype(mx.int32), keys, keys)
+    assert reads(queries, keys, mx.zeros((2, 8, 4, values), dtype)) == fits
+    assert not reads(queries.astype(mx.int32), keys, keys)
 
 
 def prompted(lengths: Sequence[int]) -> list[SequenceCache]:

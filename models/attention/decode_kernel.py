@@ -1,10 +1,8 @@
-"""Parts of attention as single kernels on CUDA, where each operation of MLX is a launch.
+"""A decode step's attention to rows' own keys, and the merge of all parts, as one kernel on CUDA.
 
-A decode step of a batch is bound by launches: there, what follows a product of queries and keys is
-nothing beside them. These kernels take the place of a dozen operations in each layer.
-
-The softmax in one pass over the scores: Milakov and Gimelshein, "Online normalizer calculation for
-softmax", arXiv:1805.02867. Parts merge as in `cascade`.
+A step of a batch is bound by launches: there, what a row has of its own is nothing beside them.
+The kernel takes the place of a dozen operations in each layer. Its softmax is that of
+`softmax_kernel`; parts merge as in `cascade`.
 """
 
 from collections.abc import Sequence
@@ -14,82 +12,19 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .products import Segment
+from .softmax_kernel import TYPES
+
+MOST = 4
+"""Parts that one's own keys are merged with: they are arguments, of which there are as many."""
 
 _WARP = 32
 _PACK = 8  # elements that a thread reads at once
 _WARPS = 8  # of a block; with more of them threads have too few registers
 _GROUP = 8  # heads that share a key head: each has its own sums in a thread's registers
 _SHARED = 40_000  # bytes of a block's shared memory, of which each has 48 KiB
-_SOFTMAX_THREADS = 256
 _BY_ROW, _BY_HEAD = 1, 2
-MOST = 4
-"""Parts that one's own keys are merged with: they are arguments, of which there are as many."""
 
-TYPES = (mx.bfloat16, mx.float16, mx.float32)
-
-_SOFTMAX = """
-  struct alignas(sizeof(T) * Width) Pack { T x[Width]; };
-  const int packs = scores_shape[Axes - 1] / Width;
-  const size_t first = static_cast<size_t>(blockIdx.x) * packs;
-  const Pack* read = reinterpret_cast<const Pack*>(scores) + first;
-  Pack* write = reinterpret_cast<Pack*>(shares) + first;
-  float top = -INFINITY;
-  float sum = 0.0f;
-  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
-    const Pack pack = read[i];
-    float highest = static_cast<float>(pack.x[0]);
-    for (int j = 1; j < Width; ++j) {
-      highest = fmaxf(highest, static_cast<float>(pack.x[j]));
-    }
-    if (highest > top) {
-      sum *= expf(top - highest);
-      top = highest;
-    }
-    for (int j = 0; j < Width; ++j) {
-      const float score = static_cast<float>(pack.x[j]);
-      sum += score == -INFINITY ? 0.0f : expf(score - top);
-    }
-  }
-  __shared__ float tops[32];
-  __shared__ float sums[32];
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  for (int round = 0; round < 2; ++round) {
-    for (int other = 16; other > 0; other /= 2) {
-      const float other_top = __shfl_xor_sync(0xffffffffu, top, other);
-      const float other_sum = __shfl_xor_sync(0xffffffffu, sum, other);
-      const float higher = fmaxf(top, other_top);
-      if (higher > -INFINITY) {
-        sum = sum * expf(top - higher) + other_sum * expf(other_top - higher);
-        top = higher;
-      }
-    }
-    if (round == 0) {
-      if (lane == 0) {
-        tops[warp] = top;
-        sums[warp] = sum;
-      }
-      __syncthreads();
-      const bool there = lane < static_cast<int>(blockDim.x) / 32;
-      top = there ? tops[lane] : -INFINITY;
-      sum = there ? sums[lane] : 0.0f;
-    }
-  }
-  if (threadIdx.x == 0) {
-    lse[blockIdx.x] = top + logf(sum);
-  }
-  const float inverse = 1.0f / sum;
-  for (int i = threadIdx.x; i < packs; i += blockDim.x) {
-    const Pack pack = read[i];
-    Pack done;
-    for (int j = 0; j < Width; ++j) {
-      done.x[j] = static_cast<T>(expf(static_cast<float>(pack.x[j]) - top) * inverse);
-    }
-    write[i] = done;
-  }
-"""
-
-_OWN = """
+_SOURCE = """
   constexpr int Lanes = D / 8;
   constexpr int Keys = 32 / Lanes;
   constexpr int Each = 4;
@@ -228,31 +163,6 @@ MERGED
 """
 
 
-def softmax(scores: mx.array) -> list[mx.array]:
-    """Compute a softmax over the last axis, and the log of the sum of the exponentials.
-
-    Args:
-        scores: of one of TYPES; each row has one that is not -inf.
-
-    Returns:
-        The shares, in the same type, and `[..., 1]` in fp32.
-    """
-    length = scores.shape[-1]
-    found: list[mx.array] = softmax_kernel()(
-        inputs=[scores],
-        template=[
-            ("T", scores.dtype),
-            ("Axes", scores.ndim),
-            ("Width", _PACK if length % _PACK == 0 else 1),
-        ],
-        grid=(scores.size // length * _SOFTMAX_THREADS, 1, 1),
-        threadgroup=(_SOFTMAX_THREADS, 1, 1),
-        output_shapes=[scores.shape, (*scores.shape[:-1], 1)],
-        output_dtypes=[scores.dtype, mx.float32],
-    )
-    return found
-
-
 def reads(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     """Whether `attend` knows these shapes and types."""
     size, group = keys.shape[3], queries.shape[1] // keys.shape[1]
@@ -305,7 +215,7 @@ def attend(
     kinds += [_BY_HEAD if output.shape[0] == 1 else _BY_ROW for output, _ in others]
     queries, unused = mx.contiguous(queries), MOST - len(others)
     number = _number(scale)
-    found: list[mx.array] = attend_kernel()(
+    found: list[mx.array] = kernel()(
         inputs=[
             *(queries, *ring, number),
             *(ring[:2] if tail is None else tail),
@@ -337,23 +247,12 @@ def _number(value: float) -> mx.array:
 
 
 @cache
-def softmax_kernel() -> Any:
-    """The kernel; made once."""
-    return mx.fast.cuda_kernel(
-        name="softmax_lse",
-        input_names=["scores"],
-        output_names=["shares", "lse"],
-        source=_SOFTMAX,
-    )
-
-
-@cache
 def _numbers(values: tuple[int, ...]) -> mx.array:
     return mx.array(values, mx.int32)
 
 
 @cache
-def attend_kernel() -> Any:
+def kernel() -> Any:
     """The kernel; made once."""
     names = [(f"output_{n}", f"lse_{n}") for n in range(MOST)]
     parts, merged = "", ""
@@ -374,6 +273,6 @@ def attend_kernel() -> Any:
             *[name for pair in names for name in pair],
         ],
         output_names=["merged"],
-        source=_OWN.replace("PARTS\n", parts).replace("MERGED\n", merged),
+        source=_SOURCE.replace("PARTS\n", parts).replace("MERGED\n", merged),
         ensure_row_contiguous=False,  # a tail is a slice
     )
