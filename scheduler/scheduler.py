@@ -199,10 +199,16 @@ class Scheduler:
         return self._claimant
 
     def _resume(self) -> Sequence | None:
-        self._last = select(self.preempted[:1], self._candidates.readiness)
-        if self._last.start is not None:
-            self.preempted.remove(self._last.start)
-        return self._last.start
+        chosen = self._select(self.preempted[:1])
+        if chosen is not None:
+            self.preempted.remove(chosen)
+        return chosen
+
+    def _select(self, candidates: Iterable[Sequence]) -> Sequence | None:
+        """Choose who starts, and note why others do not; who starts is not kept here."""
+        found = select(candidates, self._candidates.readiness)
+        self._last = found._replace(start=None)
+        return found.start
 
     def _claim(self) -> Sequence | None:
         """Take the next sequence from the queue.
@@ -219,8 +225,7 @@ class Scheduler:
             return found.start
         ranked = self._candidates.ranked()
         while True:
-            self._last = select(ranked, self._candidates.readiness)
-            chosen = self._last.start
+            chosen = self._select(ranked)
             if chosen is None or self._take(chosen):
                 return chosen
 

@@ -1,5 +1,6 @@
 """Who runs, who is preempted, and who may start, in any order of events."""
 
+import weakref
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
@@ -145,6 +146,20 @@ class TestStarting:
         assert fixture.start() == ["c"]
         assert fixture.running == ["b", "c"]
         assert len(fixture.queue) == 1
+
+    @pytest.mark.parametrize("resumed", [False, True])
+    def test_who_started_last_is_not_kept(self, *, resumed: bool) -> None:
+        """Nobody may come for long, and its prompt may have millions of tokens."""
+        fixture = SchedulerFixture(max_batch=1)
+        (sequence,) = fixture.put("a")
+        assert fixture.start() == ["a"]
+        if resumed:
+            fixture.scheduler.preempt(sequence)
+            assert fixture.start() == ["a"]
+        gone = weakref.ref(sequence)
+        fixture.scheduler.remove(sequence)
+        del sequence
+        assert gone() is None
 
     def test_the_queue_is_free_while_they_are_looked_at(
         self, monkeypatch: pytest.MonkeyPatch
