@@ -57,7 +57,7 @@ class _Product:
         for reference in self._members:
             member = reference()
             if member is not None:
-                vars(member).pop("_product")
+                del vars(member)["_product"], vars(member)["_index"]
                 member.__class__ = type(self._whole)
 
     def _apart(self, index: int, x: mx.array) -> mx.array:
@@ -107,10 +107,10 @@ def join(model: Any) -> None:
 def separate(model: Any) -> bool:
     """Have all of them compute for themselves, as mlx-lm has it; whether any did not."""
     joined = [module for module in model.modules() if isinstance(module, _Joined)]
-    for module in joined:
-        if isinstance(module, _Joined):  # still: a product ends for all its members at once
-            module._product.end()  # noqa: SLF001  (of this module)
-    return bool(joined)
+    products = {module._product for module in joined}  # noqa: SLF001  (of this module)
+    for product in products:
+        product.end()
+    return bool(products)
 
 
 def _alike(members: Sequence[Any]) -> bool:
