@@ -7,6 +7,7 @@ order: keys carry their rotations.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -20,8 +21,6 @@ class RingBuffer:
         lengths: for each row, how many of the newest positions are its tokens.
         limit: the most tokens that a row holds.
         positions: how many there are.
-        mask: `[rows, 1, 1, positions]`, where a row may look in this step; None if everywhere.
-        spans: `[rows, 2]`, the position of a row's oldest token in this step, and how many it has.
 
     Args:
         limit: the most tokens that a row holds.
@@ -35,8 +34,6 @@ class RingBuffer:
         self.tensors: list[mx.array | None] = []
         self.lengths: list[int] = []
         self.positions = 0
-        self.mask: mx.array | None = None
-        self.spans = mx.array([])
         self._next = 0  # the position that the next step writes
 
     def reserve(self, count: int) -> int:
@@ -122,7 +119,7 @@ class RingBuffer:
         self.tensors = [None] * len(self.tensors)
         self.lengths = []
         self.positions = self._next = 0
-        self.mask = None
+        self._look_anew()
 
     def begin_step(self) -> None:
         """Count a token more in every row, and say where the rows look.
@@ -132,12 +129,21 @@ class RingBuffer:
         if self._next == self.positions:
             self._next = 0
         self.lengths = [min(length + 1, self.positions) for length in self.lengths]
+        self._look_anew()
+
+    @cached_property
+    def mask(self) -> mx.array | None:
+        """`[rows, 1, 1, positions]`, where a row may look in this step; None if everywhere."""
+        ages = (self._next - np.arange(self.positions)) % self.positions
+        seen = ages[None] < np.array(self.lengths)[:, None]
+        return None if seen.all() else mx.array(seen)[:, None, None, :]
+
+    @cached_property
+    def spans(self) -> mx.array:
+        """`[rows, 2]`, the position of a row's oldest token in this step, and how many it has."""
         lengths = np.array(self.lengths, np.int32)
         first = (self._next + 1 - lengths) % self.positions
-        self.spans = mx.array(np.stack([first, lengths], axis=1))
-        ages = (self._next - np.arange(self.positions)) % self.positions
-        seen = ages[None] < lengths[:, None]
-        self.mask = None if seen.all() else mx.array(seen)[:, None, None, :]
+        return mx.array(np.stack([first, lengths], axis=1))
 
     def append(self, index: int, tensor: mx.array) -> mx.array:
         """Write this step's position of one tensor, `[rows, heads, 1, size]`; return all of it."""
@@ -150,6 +156,11 @@ class RingBuffer:
         self._next += 1
         for row in set(range(self.rows)) - set(used):
             self.lengths[row] = 0
+
+    def _look_anew(self) -> None:
+        """Have what says where rows look be made when it is asked for: readers need one of both."""
+        for name in ("mask", "spans"):
+            vars(self).pop(name, None)
 
     def _resized(self, tensor: mx.array, rows: int, positions: int) -> mx.array:
         if positions == self.positions:
