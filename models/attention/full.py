@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
-from ..kv.alignment import ALIGNED
 from ..kv.ring_buffer import RingBuffer
 from ..kv.storage import SpanRun
 from . import decode_kernel
@@ -66,8 +65,9 @@ class BatchedTokenLayer(AttendingLayer):
 
     def _tail(self) -> tuple[Segment | None, list[Shared]]:
         """Find the few tokens that all rows share beside what is aligned, and what else they do."""
+        few = self._step.device.length_multiple
         for number, (runs, members) in enumerate(self._step.shared):
-            if members is None and len(runs) == 1 and runs[0].length < ALIGNED:
+            if members is None and len(runs) == 1 and runs[0].length < few:
                 others = [*self._step.shared[:number], *self._step.shared[number + 1 :]]
                 return runs[0].layer(self._index), others
         return None, self._step.shared

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from ..kv.alignment import ALIGNED, aligned
+from ..kv.alignment import aligned
 from ..kv.packed import runs_of
 from ..kv.prefix_groups import prefix_groups
 from ..kv.sequence_cache import SequenceCache
@@ -63,19 +63,15 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolic
         spans = prefixes[rows[0]][start:stop]
         if len(rows) > 1:
             members = None if len(rows) == len(caches) else mx.array(rows)
-            runs, rests = runs_of(spans), list[SpanRun]()
-            if device.aligned_products:
-                runs, rests = aligned(runs)
+            runs, rests = aligned(runs_of(spans), device.length_multiple)
             if runs:
                 found.shared.append((runs, members))
             for row in rows if rests else ():
                 alone(row, rests)
         else:
             alone(rows[0], runs_of(spans))
-    if device.aligned_products:
-        found.room = -(-(max(found.before) + tokens) // ALIGNED) * ALIGNED - tokens
-    else:
-        found.room = max(found.before)
+    found.room = max(found.before)
+    found.room += -(found.room + tokens) % device.length_multiple
     seen = np.tri(tokens, found.room + tokens, found.room, np.bool_)
     columns, before = np.arange(found.room + tokens), np.array(found.before)
     own = columns[None] >= found.room - before[:, None]

@@ -10,15 +10,12 @@ from collections.abc import Sequence
 
 from .storage import SpanRun
 
-ALIGNED = 8
-"""Numbers of 16 bits."""
 
-
-def aligned(runs: Sequence[SpanRun]) -> tuple[list[SpanRun], list[SpanRun]]:
-    """Cut the last tokens off runs, so that what stays is a multiple of ALIGNED; and these."""
+def aligned(runs: Sequence[SpanRun], multiple: int) -> tuple[list[SpanRun], list[SpanRun]]:
+    """Cut the last tokens off runs, so that the length of what stays is a multiple; and these."""
     whole, rests = [], []
     for run in runs:
-        length = run.length // ALIGNED * ALIGNED
+        length = run.length // multiple * multiple
         if length:
             whole.append(run.between(0, length))
         if length < run.length:

@@ -205,7 +205,7 @@ class BatchCache:
         self._step.shared = [
             (spans, None if len(slots) == everyone else mx.array(slots))
             for runs, slots in shared
-            for spans in (aligned(runs) if self._step.device.aligned_products else [runs])
+            for spans in aligned(runs, self._step.device.length_multiple)
             if spans
         ]
         self._step.private = private

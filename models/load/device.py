@@ -28,7 +28,7 @@ class DevicePolicy:
             the many operations of each token are not.
         attention_kernels: what follows the products of attention is kernels of ours: launches are
             what a step of a batch takes.
-        aligned_products: they are slow where a length is no multiple of 8.
+        length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         joined_projections: projections of the same input are one product.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
@@ -48,7 +48,7 @@ class DevicePolicy:
     recurrence_kernel: bool
     recurrence_chunks: bool
     attention_kernels: bool
-    aligned_products: bool
+    length_multiple: int
     joined_projections: bool
     stacks: bool
     prefill_chunk: int
@@ -70,7 +70,7 @@ CPU = DevicePolicy(
     recurrence_kernel=False,
     recurrence_chunks=True,
     attention_kernels=False,
-    aligned_products=False,
+    length_multiple=1,
     joined_projections=False,
     stacks=False,
     prefill_chunk=512,
@@ -91,7 +91,7 @@ GPU = DevicePolicy(
     recurrence_kernel=False,
     recurrence_chunks=False,
     attention_kernels=False,
-    aligned_products=False,
+    length_multiple=1,
     joined_projections=False,
     stacks=True,
     prefill_chunk=2048,
@@ -105,7 +105,7 @@ CUDA = replace(
     host_reads=False,
     recurrence_kernel=True,
     attention_kernels=True,
-    aligned_products=True,
+    length_multiple=8,
     joined_projections=True,
 )
 

@@ -14,7 +14,7 @@ import pytest
 from umbel.models.attention.decode_kernel import Ring, attend, reads
 from umbel.models.attention.joint import prompts_of
 from umbel.models.attention.softmax_kernel import softmax
-from umbel.models.kv.alignment import ALIGNED, aligned
+from umbel.models.kv.alignment import aligned
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import runs_of
 from umbel.models.kv.sequence_cache import SequenceCache
@@ -25,6 +25,7 @@ from .. import zoo
 from .cuda_emulator import EmulatedKernel, emulated
 
 GPU_HERE = replace(GPU, compiles=False, overlaps=False)
+ALIGNED = CUDA.length_multiple
 SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
 
 
@@ -193,7 +194,7 @@ def test_runs_are_cut_where_products_are_fast(length: int) -> None:
     """What stays is a multiple, and nothing is lost."""
     cache, _ = prompted([length, 0])
     (run,) = runs_of(cache.prefix)
-    whole, rests = aligned([run])
+    whole, rests = aligned([run], ALIGNED)
     assert [part.length for part in whole] == ([length // ALIGNED * ALIGNED] if length > 7 else [])
     assert [part.length for part in rests] == ([length % ALIGNED] if length % ALIGNED else [])
     keys = mx.concatenate([part.layer(1)[0] for part in [*whole, *rests]], axis=2)
