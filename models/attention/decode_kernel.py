@@ -1,7 +1,8 @@
 """A decode step's attention to rows' own keys, and the merge of all parts, as one kernel on CUDA.
 
 A step of a batch is bound by launches: there, what a row has of its own is nothing beside them.
-The kernel takes the place of a dozen operations in each layer. Its softmax is that of
+The kernel takes the place of a dozen operations in each layer. So it does for the few tokens that
+rows share beside what products are made of: each row reads them by itself. Its softmax is that of
 `softmax_kernel`; parts merge as in `cascade`.
 """
 
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from . import tails
 from .products import Segment
-from .softmax_kernel import TYPES
+from .softmax_kernel import TYPES, number
 
 MOST = 4
 """Parts that one's own keys are merged with: they are arguments, of which there are as many."""
@@ -42,18 +44,33 @@ _SOURCE = """
   float sum[G];
 #pragma unroll
   for (int g = 0; g < G; ++g) {
-    const Pack pack = reinterpret_cast<const Pack*>(queries)[(mine + g) * Lanes + at];
+    const T* asks = queries + row * queries_strides[0] + (head * G + g) * queries_strides[1];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      query[g][j] = static_cast<float>(pack.x[j]) * scale[0];
+      query[g][j] = static_cast<float>(asks[(at * 8 + j) * queries_strides[3]]) * scale[0];
       out[g][j] = 0.0f;
     }
     top[g] = -INFINITY;
     sum[g] = 0.0f;
   }
-  auto look = [&](const T* k, const T* v, size_t k_step, size_t v_step, int first, int count,
-                  int positions) {
-    for (int base = warp * Each * Keys; base < count; base += Warps * Each * Keys) {
+  const size_t ring = (static_cast<size_t>(row) * KV + head) * keys_shape[2] * D;
+  const T* all_keys[1 + Tails] = {keys + ring, TAIL_KEYS};
+  const T* all_values[1 + Tails] = {values + ring, TAIL_VALUES};
+  const size_t key_steps[1 + Tails] = {D, KEY_STEPS};
+  const size_t value_steps[1 + Tails] = {D, VALUE_STEPS};
+  int turn = 0;
+#pragma unroll 1
+  for (int n = 0; n <= Tails; ++n) {
+    const int count = n ? tail_lengths[row * Tails + n - 1] : spans[2 * row + 1];
+    const int first = n ? 0 : spans[2 * row];
+    const int positions = n ? count : keys_shape[2];
+    const T* k = all_keys[n];
+    const T* v = all_values[n];
+    const size_t k_step = key_steps[n];
+    const size_t v_step = value_steps[n];
+    const int begin = (warp + Warps - turn % Warps) % Warps;
+    turn += (count + Each * Keys - 1) / (Each * Keys);
+    for (int base = begin * Each * Keys; base < count; base += Warps * Each * Keys) {
       Pack packs[Each];
       int where[Each];
       float scores[Each][G];
@@ -110,11 +127,7 @@ _SOURCE = """
         }
       }
     }
-  };
-  const size_t ring = (static_cast<size_t>(row) * KV + head) * keys_shape[2] * D;
-  look(keys + ring, values + ring, D, D, spans[2 * row], spans[2 * row + 1], keys_shape[2]);
-  look(tail_keys + head * tail_keys_strides[1], tail_values + head * tail_values_strides[1],
-       tail_keys_strides[2], tail_values_strides[2], 0, kinds[0], kinds[0]);
+  }
   __shared__ float outs[Warps * G * D];
   __shared__ float tops[Warps * G];
   __shared__ float sums[Warps * G];
@@ -170,6 +183,18 @@ def reads(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     return whole and group <= _GROUP and queries.dtype == keys.dtype and keys.dtype in TYPES
 
 
+class Few(NamedTuple):
+    """Few tokens that rows share with others.
+
+    Attributes:
+        segments: keys and values of each run, `[1, kv_heads, tokens, size]`; `tails.MOST` at most.
+        lengths: `[rows, tails.MOST]`, the tokens that each row reads of each run.
+    """
+
+    segments: Sequence[Segment]
+    lengths: mx.array
+
+
 class Ring(NamedTuple):
     """What rows have of their own.
 
@@ -190,17 +215,17 @@ def attend(
     scale: float,
     sinks: mx.array | None,
     *,
-    tail: Segment | None,
+    few: Few,
     others: Sequence[tuple[mx.array, mx.array]],
 ) -> mx.array:
-    """Compute attention of rows to their own keys in a ring, and merge it with other parts.
+    """Compute attention of rows to their own keys in a ring and to few others, and merge it.
 
     Args:
         queries: `[rows, heads, 1, size]`.
         ring: the rows' own keys.
         scale: of the scores.
         sinks: `[heads]`, or None.
-        tail: keys and values that all rows look at, too, `[1, kv_heads, tokens, size]`; few.
+        few: what they read besides, row by row.
         others: outputs of other parts of all rows, and the logs of their sums in fp32: `[rows,
             kv_heads, group, ...]`, or `[1, kv_heads, rows * group, ...]`. MOST at most.
 
@@ -211,18 +236,17 @@ def attend(
     kv_heads = ring.keys.shape[1]
     group = heads // kv_heads
     warps = max(1, min(_WARPS, _SHARED // (4 * group * size)))
-    kinds = [0 if tail is None else tail[0].shape[2]]
-    kinds += [_BY_HEAD if output.shape[0] == 1 else _BY_ROW for output, _ in others]
-    queries, unused = mx.contiguous(queries), MOST - len(others)
-    number = _number(scale)
+    kinds = [_BY_HEAD if output.shape[0] == 1 else _BY_ROW for output, _ in others]
+    unused, none = MOST - len(others), number(1.0)
+    segments = [*few.segments, *[ring[:2]] * (tails.MOST - len(few.segments))]
     found: list[mx.array] = kernel()(
         inputs=[
-            *(queries, *ring, number),
-            *(ring[:2] if tail is None else tail),
+            *(queries, *ring, number(scale), few.lengths),
+            *[array for segment in segments for array in segment],
             _numbers((*kinds, *[0] * unused)),
-            number if sinks is None else mx.contiguous(sinks.astype(mx.float32)),
+            none if sinks is None else mx.contiguous(sinks.astype(mx.float32)),
             *[mx.contiguous(array) for other in others for array in other],
-            *(queries, number) * unused,
+            *(ring.keys, none) * unused,
         ],
         template=[
             ("T", queries.dtype),
@@ -230,6 +254,7 @@ def attend(
             ("G", group),
             ("KV", kv_heads),
             ("Warps", warps),
+            ("Tails", tails.MOST),
             ("Sinks", sinks is not None),
         ],
         grid=(rows * kv_heads * warps * _WARP, 1, 1),
@@ -241,13 +266,8 @@ def attend(
 
 
 @cache
-def _number(value: float) -> mx.array:
-    """An argument that all layers share."""
-    return mx.array([value])
-
-
-@cache
 def _numbers(values: tuple[int, ...]) -> mx.array:
+    """As `number`."""
     return mx.array(values, mx.int32)
 
 
@@ -257,10 +277,10 @@ def kernel() -> Any:
     names = [(f"output_{n}", f"lse_{n}") for n in range(MOST)]
     parts, merged = "", ""
     for n, (output, lse) in enumerate(names):
-        place = f"places[kinds[{n + 1}]]"
-        parts += f"    const float top_{n} = kinds[{n + 1}] ? {lse}[{place}] : -INFINITY;\n"
+        place = f"places[kinds[{n}]]"
+        parts += f"    const float top_{n} = kinds[{n}] ? {lse}[{place}] : -INFINITY;\n"
         parts += f"    highest = fmaxf(highest, top_{n});\n"
-        merged += f"    if (kinds[{n + 1}]) {{\n"
+        merged += f"    if (kinds[{n}]) {{\n"
         merged += f"      const float weight = expf(top_{n} - highest);\n"
         merged += "      all += weight;\n"
         merged += f"      weighed += weight * static_cast<float>({output}[{place} * D + i % D]);\n"
@@ -268,11 +288,23 @@ def kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="attend",
         input_names=[
-            *("queries", "keys", "values", "spans", "scale", "tail_keys", "tail_values"),
+            *("queries", "keys", "values", "spans", "scale", "tail_lengths"),
+            *[f"tail_{name}_{n}" for n in range(tails.MOST) for name in ("keys", "values")],
             *("kinds", "sinks"),
             *[name for pair in names for name in pair],
         ],
         output_names=["merged"],
-        source=_SOURCE.replace("PARTS\n", parts).replace("MERGED\n", merged),
-        ensure_row_contiguous=False,  # a tail is a slice
+        source=_with_tails(_SOURCE.replace("PARTS\n", parts).replace("MERGED\n", merged)),
+        ensure_row_contiguous=False,  # a tail is a slice, and so may queries be
     )
+
+
+def _with_tails(source: str) -> str:
+    """Say where the kernel finds the tails that are its arguments."""
+    for name in ("keys", "values"):
+        each = [f"tail_{name}_{n}" for n in range(tails.MOST)]
+        starts = ", ".join(f"{tail} + head * {tail}_strides[1]" for tail in each)
+        source = source.replace(f"TAIL_{name.upper()}", starts)
+        steps = ", ".join(f"static_cast<size_t>({tail}_strides[2])" for tail in each)
+        source = source.replace(f"{name[:-1].upper()}_STEPS", steps)
+    return source

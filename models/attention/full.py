@@ -41,20 +41,33 @@ class BatchedTokenLayer(AttendingLayer):
         sinks: mx.array | None,
         rotated: RotatedQueries | None,
     ) -> mx.array:
-        held, scaled, products = self._held, queries * scale, self._products(rotated)
+        products = self._products(rotated)
+        if self._in_kernel(queries, products):
+            return self._attend_in_kernel(queries, scale, sinks)
+        scaled, step = queries * scale, self._step
         if rotated is not None:
             scaled = mx.concatenate([scaled, rotated.queries], axis=-1)
-        rows, heads, _, size = scaled.shape
-        kv_heads = held[0].shape[1]
-        grouped = scaled.reshape(rows, kv_heads, heads // kv_heads, size)
-        if self._in_kernel(queries, products):
-            tail, shared = self._tail()
-            ring = decode_kernel.Ring(held[0], held[1], self._buffer.spans)
-            others = self._parts(grouped, shared, products)
-            return decode_kernel.attend(queries, ring, scale, sinks, tail=tail, others=others)
-        parts = self._parts(grouped, self._step.shared, products, own=held)
-        output = merge(parts, sinks, self._step.device)
-        return output.astype(queries.dtype).reshape(rows, heads, 1, -1)
+        shared = [*step.shared, *step.rests]
+        parts = self._parts(self._grouped(scaled), shared, products, own=self._held)
+        output = merge(parts, sinks, step.device)
+        return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
+
+    def _attend_in_kernel(
+        self, queries: mx.array, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """Have one kernel read what is the rows' own, and merge it with what they share."""
+        tails = self._step.tails
+        ring = decode_kernel.Ring(self._held[0], self._held[1], self._buffer.spans)
+        few = decode_kernel.Few(tails.segments(self._index), tails.lengths)
+        # Who computes the softmax there scales, too: that is an operation less.
+        shared = self._parts(self._grouped(queries), self._step.shared, PLAIN, scale=scale)
+        return decode_kernel.attend(queries, ring, scale, sinks, few=few, others=shared)
+
+    def _grouped(self, queries: mx.array) -> mx.array:
+        """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`."""
+        rows, heads, _, size = queries.shape
+        kv_heads = self._held[0].shape[1]
+        return queries.reshape(rows, kv_heads, heads // kv_heads, size)
 
     def _in_kernel(self, queries: mx.array, products: Products) -> bool:
         """Whether the rows' own keys are read, and all parts merged, by one kernel."""
@@ -63,30 +76,24 @@ class BatchedTokenLayer(AttendingLayer):
         fits = parts <= decode_kernel.MOST and products is PLAIN
         return step.device.attention_kernels and fits and decode_kernel.reads(queries, *self._held)
 
-    def _tail(self) -> tuple[Segment | None, list[Shared]]:
-        """Find the few tokens that all rows share beside what is aligned, and what else they do."""
-        few = self._step.device.length_multiple
-        for number, (runs, members) in enumerate(self._step.shared):
-            if members is None and len(runs) == 1 and runs[0].length < few:
-                others = [*self._step.shared[:number], *self._step.shared[number + 1 :]]
-                return runs[0].layer(self._index), others
-        return None, self._step.shared
-
     def _parts(
         self,
         grouped: mx.array,
         shared: Sequence[Shared],
         products: Products,
+        *,
         own: Segment | None = None,
+        scale: float = 1.0,
     ) -> list[Part]:
         """Compute the parts that are merged.
 
         Args:
-            grouped: `[rows, kv_heads, group, size]`, scaled queries.
+            grouped: `[rows, kv_heads, group, size]`, queries.
             shared: of the step.
             products: of queries and keys, shares and values.
             own: the rows' own keys and values; None where only what they lease is asked for. What
                 all rows share then stays in the order of the heads.
+            scale: of the scores, where queries are not scaled.
         """
         leased = [self._segments(runs) for runs, _ in shared]
         stacks = [[stack.layer(self._index)] for stack, _ in self._step.stacks]
@@ -104,7 +111,7 @@ class BatchedTokenLayer(AttendingLayer):
             *([] if own is None else [self._own_scores(products.scores(grouped, own))]),
         ]
         read: list[list[Segment]] = [*leased, *stacks, *private, *([] if own is None else [[own]])]
-        softmaxed = softmaxes(scores, self._step.device)
+        softmaxed = softmaxes(scores, self._step.device, scale=scale)
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
         last = [] if own is None else [parts.pop()]
         whole = [

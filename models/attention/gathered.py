@@ -15,7 +15,7 @@ from ..errors import NotBatchableError
 from ..kv.buckets import padded_to
 from ..kv.ring_buffer import RingBuffer
 from ..kv.storage import SpanRun
-from .batched import BufferedLayer, Step
+from .batched import BufferedLayer, Shared, Step
 
 
 class Gathering:
@@ -64,7 +64,7 @@ class Gathering:
 
         parts = [
             mx.broadcast_to(part, (rows, *part.shape[1:]))
-            for spans, _ in self._step.shared
+            for spans, _ in self._shared
             for part in read(spans)
         ]
         longest = self._longest_private()
@@ -78,16 +78,20 @@ class Gathering:
             parts.append(mx.concatenate(padded, axis=0))
         return mx.concatenate([*parts, own], axis=2) if parts else own
 
+    @property
+    def _shared(self) -> list[Shared]:
+        return [*self._step.shared, *self._step.rests]
+
     def _longest_private(self) -> int:
         return padded_to(max(map(_length, self._step.private.values()), default=0))
 
     def _mask_of_leased(self) -> mx.array | None:
-        tokens = sum(_length(spans) for spans, _ in self._step.shared) + self._longest_private()
+        tokens = sum(_length(spans) for spans, _ in self._shared) + self._longest_private()
         if not tokens:
             return None
         seen = np.zeros((self._buffer.rows, tokens), np.bool_)
         start = 0
-        for spans, members in self._step.shared:
+        for spans, members in self._shared:
             stop = start + _length(spans)
             rows = slice(None) if members is None else np.array(members)
             seen[rows, start:stop] = True

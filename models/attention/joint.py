@@ -28,14 +28,16 @@ class Prompts:
     Attributes:
         shared: runs of spans that several rows lease, each with the numbers of these rows; None
             for all of them.
+        few: runs of few tokens that all rows lease; see `kv/alignment.py`.
         alone: runs that a row leases alone.
-        before: tokens that each row reads alone, before those of the call.
+        before: tokens that each row reads alone, before `few` and those of the call.
         room: at least as many as the most of these; what is over is padding.
-        mask: `[rows, 1, tokens, before + tokens]`, where a row's queries may look in what it reads
-            alone.
+        mask: `[rows, 1, tokens, room + few + tokens]`, where a row's queries may look in what it
+            reads by itself.
     """
 
     shared: list[tuple[list[SpanRun], mx.array | None]] = field(default_factory=list)
+    few: list[SpanRun] = field(default_factory=list)
     alone: dict[int, list[SpanRun]] = field(default_factory=dict)
     before: list[int] = field(default_factory=list)
     room: int = 0
@@ -45,7 +47,8 @@ class Prompts:
 def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolicy) -> Prompts:
     """Find what prompts share.
 
-    Where products of other lengths are slow, each row reads the last few tokens of it by itself.
+    Where products of other lengths are slow, each row reads the few tokens by itself that would
+    make them so.
 
     Args:
         caches: of their sequences, none of which has a suffix.
@@ -66,29 +69,46 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolic
             runs, rests = aligned(runs_of(spans), device.length_multiple)
             if runs:
                 found.shared.append((runs, members))
+            if members is None:
+                found.few += rests
+                continue
+            # What only some lease is not shown to others, not even with no weight: see
+            # `RingBuffer.wipe`.
             for row in rows if rests else ():
                 alone(row, rests)
         else:
             alone(rows[0], runs_of(spans))
+    all_read = sum(run.length for run in found.few) + tokens
     found.room = max(found.before)
-    found.room += -(found.room + tokens) % device.length_multiple
-    seen = np.tri(tokens, found.room + tokens, found.room, np.bool_)
-    columns, before = np.arange(found.room + tokens), np.array(found.before)
+    found.room += -(found.room + all_read) % device.length_multiple
+    columns, before = np.arange(found.room + all_read), np.array(found.before)
+    seen = np.tri(tokens, len(columns), len(columns) - tokens, np.bool_)
     own = columns[None] >= found.room - before[:, None]
     found.mask = mx.array(seen[None, None] & own[:, None, None])
     return found
 
 
 def own_tensors(prompts: Prompts, index: int, new: Segment) -> Segment:
-    """Put what each row reads alone side by side.
+    """Put what each row reads by itself side by side.
 
     Args:
         prompts: the call.
         index: of the layer, among those that spans hold.
         new: keys and values of the call, `[rows, kv_heads, tokens, size]`.
     """
-    if not prompts.room:
+    few = [run.layer(index) for run in prompts.few]
+    tensors = [*([_alone(prompts, index, new)] if prompts.room else []), *few, new]
+    if len(tensors) == 1:
         return new
+    rows = new[0].shape[0]
+    return tuple(
+        mx.concatenate([mx.broadcast_to(x, (rows, *x.shape[1:])) for x in parts], axis=2)
+        for parts in zip(*tensors, strict=True)
+    )
+
+
+def _alone(prompts: Prompts, index: int, new: Segment) -> Segment:
+    """Copy what each row leases alone, to the end of the room for it."""
     wide = [mx.zeros((*x.shape[:2], prompts.room, x.shape[3]), x.dtype) for x in new]
     for row, runs in prompts.alone.items():
         at = prompts.room - prompts.before[row]
@@ -96,7 +116,7 @@ def own_tensors(prompts: Prompts, index: int, new: Segment) -> Segment:
             for tensor, part in zip(wide, run.layer(index), strict=True):
                 tensor[row : row + 1, :, at : at + run.length] = part
             at += run.length
-    return tuple(mx.concatenate([x, y], axis=2) for x, y in zip(wide, new, strict=True))
+    return tuple(wide)
 
 
 def attend_jointly(

@@ -31,16 +31,25 @@ class Softmax(NamedTuple):
     lse: mx.array
 
 
-def softmaxes(scores: Sequence[mx.array], device: DevicePolicy) -> list[Softmax]:
+def softmaxes(
+    scores: Sequence[mx.array], device: DevicePolicy, *, scale: float = 1.0
+) -> list[Softmax]:
     """Compute several softmaxes. The scores are used up: nobody else may hold them.
 
     Each row of scores must have one that is not -inf.
+
+    Args:
+        scores: `[..., n]` each.
+        device: how they are computed.
+        scale: of the scores, which they have yet to be multiplied with.
     """
+    if device.attention_kernels and all(array.dtype in softmax_kernel.TYPES for array in scores):
+        return [Softmax(*softmax_kernel.softmax(array, scale)) for array in scores]
+    if scale != 1.0:
+        scores = [array * scale for array in scores]
     if not device.fused and all(array.dtype == mx.float32 for array in scores):
         mx.eval(list(scores))
         return [_in_place(array) for array in scores]
-    if device.attention_kernels and all(array.dtype in softmax_kernel.TYPES for array in scores):
-        return [Softmax(*softmax_kernel.softmax(array)) for array in scores]
     return [
         Softmax(
             mx.softmax(array, axis=-1, precise=True),

@@ -25,16 +25,16 @@ _SOURCE = """
   float sum = 0.0f;
   for (int i = threadIdx.x; i < packs; i += blockDim.x) {
     const Pack pack = read[i];
-    float highest = static_cast<float>(pack.x[0]);
+    float highest = static_cast<float>(pack.x[0]) * scale[0];
     for (int j = 1; j < Width; ++j) {
-      highest = fmaxf(highest, static_cast<float>(pack.x[j]));
+      highest = fmaxf(highest, static_cast<float>(pack.x[j]) * scale[0]);
     }
     if (highest > top) {
       sum *= expf(top - highest);
       top = highest;
     }
     for (int j = 0; j < Width; ++j) {
-      const float score = static_cast<float>(pack.x[j]);
+      const float score = static_cast<float>(pack.x[j]) * scale[0];
       sum += score == -INFINITY ? 0.0f : expf(score - top);
     }
   }
@@ -71,25 +71,26 @@ _SOURCE = """
     const Pack pack = read[i];
     Pack done;
     for (int j = 0; j < Width; ++j) {
-      done.x[j] = static_cast<T>(expf(static_cast<float>(pack.x[j]) - top) * inverse);
+      done.x[j] = static_cast<T>(expf(static_cast<float>(pack.x[j]) * scale[0] - top) * inverse);
     }
     write[i] = done;
   }
 """
 
 
-def softmax(scores: mx.array) -> list[mx.array]:
+def softmax(scores: mx.array, scale: float = 1.0) -> list[mx.array]:
     """Compute a softmax over the last axis, and the log of the sum of the exponentials.
 
     Args:
         scores: of one of TYPES; each row has one that is not -inf.
+        scale: over 0, which they are multiplied with before.
 
     Returns:
         The shares, in the same type, and `[..., 1]` in fp32.
     """
     length = scores.shape[-1]
     found: list[mx.array] = kernel()(
-        inputs=[scores],
+        inputs=[scores, number(scale)],
         template=[
             ("T", scores.dtype),
             ("Axes", scores.ndim),
@@ -104,11 +105,17 @@ def softmax(scores: mx.array) -> list[mx.array]:
 
 
 @cache
+def number(value: float) -> mx.array:
+    """An argument of kernels that all layers share."""
+    return mx.array([value])
+
+
+@cache
 def kernel() -> Any:
     """The kernel; made once."""
     return mx.fast.cuda_kernel(
         name="softmax_lse",
-        input_names=["scores"],
+        input_names=["scores", "scale"],
         output_names=["shares", "lse"],
         source=_SOURCE,
     )

@@ -3,19 +3,32 @@
 cuBLAS multiplies matrices whose rows are no multiple of 16 bytes with kernels for any GPU since
 2018, of which one takes as long as ten of the others: a step of 32 rows over 7,999 shared tokens
 took 15 ms for one of its products, and 0.7 over 8,000 (one H200, 8B shapes). How long a prefix is
-nobody chooses. So its last few tokens are read apart.
+nobody chooses. So its last few tokens are read apart, and so is a run that has few: all prompts
+begin with the same few tokens of a chat template, and a trie of several prompts is cut there.
 """
 
 from collections.abc import Sequence
 
 from .storage import SpanRun
 
+_FEW = 64  # tokens; reading them row by row costs less than the launches of a product
+
 
 def aligned(runs: Sequence[SpanRun], multiple: int) -> tuple[list[SpanRun], list[SpanRun]]:
-    """Cut the last tokens off runs, so that the length of what stays is a multiple; and these."""
+    """Take few tokens out of runs, so that the length of each that stays is a multiple.
+
+    Args:
+        runs: of spans.
+        multiple: of tokens; 1 where products are fast for all lengths.
+
+    Returns:
+        What stays, and what was taken out.
+    """
+    if multiple == 1:
+        return list(runs), []
     whole, rests = [], []
     for run in runs:
-        length = run.length // multiple * multiple
+        length = run.length // multiple * multiple if run.length > _FEW else 0
         if length:
             whole.append(run.between(0, length))
         if length < run.length:

@@ -13,6 +13,7 @@ import numpy as np
 from mlx_lm.models.cache import ChunkedKVCache
 
 from ..attention.batched import BufferedLayer, Step
+from ..attention.tails import Tails
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
 from ..runtime import launch
@@ -201,22 +202,32 @@ class BatchCache:
             private: spans that a row reads alone and that are in no stack, by its slot.
             everyone: rows that are in use.
         """
-        # Free rows may look too, where all others do: nobody reads what they find.
-        self._step.shared = [
-            (spans, None if len(slots) == everyone else mx.array(slots))
-            for runs, slots in shared
-            for spans in aligned(runs, self._step.device.length_multiple)
-            if spans
-        ]
+        self._read_shared(shared, everyone)
         self._step.private = private
         self._step.stacks = self.stacks.read_by(self.rows)
         self._step.of_stacks = order_of(self.stacks.readers, self.rows)
         self._step.of_private = order_of(list(private), self.rows)
         self._step.plan += 1
 
+    def _read_shared(
+        self, shared: list[tuple[list[SpanRun], tuple[int, ...]]], everyone: int
+    ) -> None:
+        step = self._step
+        step.shared, step.rests, step.tails = [], [], Tails(self.rows)
+        for runs, slots in shared:
+            # Free rows may look too, where all others do: nobody reads what they find.
+            members = None if len(slots) == everyone else mx.array(slots)
+            whole, rests = aligned(runs, step.device.length_multiple)
+            if whole:
+                step.shared.append((whole, members))
+            if rests:
+                few = step.tails.take(rests, slots)
+                (step.rests if few else step.shared).append((rests, members))
+
     def forget_prefixes(self) -> None:
         """Let go of what rows read: it may be freed before they are told anew."""
-        self._step.shared, self._step.private, self._step.stacks = [], {}, []
+        self._step.shared, self._step.rests, self._step.tails = [], [], Tails(self.rows)
+        self._step.private, self._step.stacks = {}, []
 
     def step(
         self,

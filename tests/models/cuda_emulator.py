@@ -129,7 +129,7 @@ class EmulatedKernel:
         input_names: of its parameters.
         output_names: likewise.
         source: of its body.
-        ensure_row_contiguous: whether inputs are in one piece; here they are always copied so.
+        ensure_row_contiguous: whether inputs are put in one piece before.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class EmulatedKernel:
         source: str,
         ensure_row_contiguous: bool = True,
     ) -> None:
-        del ensure_row_contiguous
+        self._in_one_piece = ensure_row_contiguous
         self._folder = folder
         self.name = name
         self._inputs = input_names
@@ -160,12 +160,12 @@ class EmulatedKernel:
         output_shapes: list[tuple[int, ...]],
         output_dtypes: list[mx.Dtype],
     ) -> list[mx.array]:
-        """Compile and run it; as MLX does, with inputs in one piece."""
+        """Compile and run it, as MLX does."""
         assert grid[2] == 1
         assert threadgroup[1:] == (1, 1)
         assert threadgroup[0] % _WARP == 0
         self.launches += 1
-        arrays = [np.array(array, order="C") for array in inputs]
+        arrays = [np.array(a, order="C") if self._in_one_piece else _as_it_lies(a) for a in inputs]
         assert set(output_dtypes) == {mx.float32}
         outputs = [np.full(shape, np.nan, np.float32) for shape in output_shapes]
         library = self._compiled([_TYPES[a.dtype] for a in inputs], template)
@@ -225,6 +225,16 @@ def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
         patch.setattr(mx.fast, "cuda_kernel", make, raising=False)
         yield made
     _forget()
+
+
+def _as_it_lies(given: mx.array) -> Any:
+    """Copy an array with its strides, to where packs may be read: MLX's own memory has 8 bytes."""
+    array = np.asarray(given)
+    ends = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+    memory = np.empty(sum(ends) + array.itemsize, np.uint8)
+    copy = np.ndarray(array.shape, array.dtype, memory, strides=array.strides)
+    copy[...] = array
+    return copy
 
 
 def _forget() -> None:

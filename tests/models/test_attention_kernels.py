@@ -11,9 +11,10 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models.attention.decode_kernel import Ring, attend, reads
+from umbel.models.attention.decode_kernel import Few, Ring, attend, reads
 from umbel.models.attention.joint import prompts_of
 from umbel.models.attention.softmax_kernel import softmax
+from umbel.models.attention.tails import MOST
 from umbel.models.kv.alignment import aligned
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import runs_of
@@ -81,21 +82,32 @@ class Seen(NamedTuple):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 @pytest.mark.parametrize(
-    ("tail", "parts", "sinks"),
-    [(0, "", False), (3, "", True), (7, "h", False), (0, "hr", True), (5, "rhhr", False)],
+    ("tails", "parts", "sinks"),
+    [
+        ((), "", False),
+        ((3,), "", True),
+        ((7, 64), "h", False),
+        ((), "hr", True),
+        ((5, 1, 40, 8), "rhhr", False),
+    ],
 )
-def test_attend(shape: Shape, tail: int, parts: str, sinks: bool) -> None:  # noqa: FBT001
-    """Rows' own keys anywhere in their ring, a tail, and parts in either order, with sinks."""
-    mx.random.seed(sum(shape) + tail)
+def test_attend(shape: Shape, tails: Sequence[int], parts: str, sinks: bool) -> None:  # noqa: FBT001
+    """Rows' own keys anywhere in their ring, tails, and parts in either order, with sinks.
+
+    The first row reads all tails, and each other one leaves out its own.
+    """
+    mx.random.seed(sum(shape) + sum(tails))
     rows, heads, kv_heads, positions, size = shape
     group, scale = heads // kv_heads, size**-0.5
-    queries = mx.random.normal((rows, heads, 1, size))
+    # As models give them: the axes of heads and tokens exchanged, and part of what is wider.
+    queries = mx.random.normal((rows, 1, heads + 2, size))[:, :, 1:-1].swapaxes(1, 2)
+    mx.eval(queries)
     grouped = (queries * scale).reshape(rows, kv_heads, group, size)
     lengths = [max(1, positions // (row + 1)) for row in range(rows)]
     first = [(row * 7 + positions - 3) % positions for row in range(rows)]
     spans = mx.array(list(zip(first, lengths, strict=True)), mx.int32)
     seen = [ring(shape, first, lengths)]
-    others, given = [], None
+    others, given, read = [], [], np.zeros((rows, MOST), np.int32)
     for kind in parts:
         part = some(rows if kind == "r" else 1, kv_heads, 13, size)
         seen.append(part)
@@ -103,13 +115,16 @@ def test_attend(shape: Shape, tail: int, parts: str, sinks: bool) -> None:  # no
         if kind == "h":  # in the order of the heads, as products of what all share come
             output, lse = (by_head(array) for array in (output, lse))
         others.append((output, lse))
-    if tail:
+    for number, tail in enumerate(tails):
         wide = some(1, kv_heads, tail + 24, size)
-        given = wide.keys[:, :, 24:], wide.values[:, :, 24:]  # slices, as they are of spans
-        seen.append(Seen(*given, wide.mask[..., 24:]))
+        given.append((wide.keys[:, :, 24:], wide.values[:, :, 24:]))  # slices, as of spans
+        who = mx.arange(rows) != number + 1
+        seen.append(Seen(*given[-1], mx.broadcast_to(who[:, None, None, None], (rows, 1, 1, tail))))
+        read[:, number] = np.where(np.array(who), tail, 0)
     weights = mx.random.normal((heads,)) if sinks else None
     own = Ring(seen[0].keys, seen[0].values, spans)
-    found = attend(queries, own, scale, weights, tail=given, others=others)
+    few = Few(given, mx.array(read))
+    found = attend(queries, own, scale, weights, few=few, others=others)
     expected, _ = attended(grouped, seen, weights)
     assert mx.abs(found - expected.reshape(queries.shape)).max() < SMALL
 
@@ -189,14 +204,20 @@ def prompted(lengths: Sequence[int]) -> list[SequenceCache]:
     return [layout.open(span.length, [span]) for _ in lengths]
 
 
-@pytest.mark.parametrize("length", [5, 8, 21, 64])
-def test_runs_are_cut_where_products_are_fast(length: int) -> None:
-    """What stays is a multiple, and nothing is lost."""
+@pytest.mark.parametrize(
+    ("length", "stays", "rest"),
+    [(5, [], [5]), (64, [], [64]), (65, [64], [1]), (72, [72], []), (133, [128], [5])],
+)
+def test_runs_are_cut_where_products_are_fast(
+    length: int, stays: Sequence[int], rest: Sequence[int]
+) -> None:
+    """What stays is a multiple, few tokens do not stay, and nothing is lost."""
     cache, _ = prompted([length, 0])
     (run,) = runs_of(cache.prefix)
     whole, rests = aligned([run], ALIGNED)
-    assert [part.length for part in whole] == ([length // ALIGNED * ALIGNED] if length > 7 else [])
-    assert [part.length for part in rests] == ([length % ALIGNED] if length % ALIGNED else [])
+    assert [part.length for part in whole] == stays
+    assert [part.length for part in rests] == rest
+    assert aligned([run], 1) == ([run], [])
     keys = mx.concatenate([part.layer(1)[0] for part in [*whole, *rests]], axis=2)
     assert mx.array_equal(keys, run.layer(1)[0])
 
@@ -204,14 +225,24 @@ def test_runs_are_cut_where_products_are_fast(length: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 5, 8])
 def test_prompts_of_a_call_read_the_rest_alone(tokens: int) -> None:
     """What they share is aligned, and so is what each reads by itself, padding included."""
-    caches = prompted([21, 0])
+    caches = prompted([101, 0])
     found = prompts_of(caches, tokens, CUDA)
-    assert [[run.length for run in runs] for runs, _ in found.shared] == [[16]]
-    assert found.before == [5, 5]
-    assert (found.room + tokens) % ALIGNED == 0
-    assert found.room >= max(found.before)
-    assert found.mask.shape == (2, 1, tokens, found.room + tokens)
+    assert [[run.length for run in runs] for runs, _ in found.shared] == [[96]]
+    assert [run.length for run in found.few] == [5]
+    assert found.before == [0, 0]
+    assert (found.room + 5 + tokens) % ALIGNED == 0
+    assert found.mask.shape == (2, 1, tokens, found.room + 5 + tokens)
     assert [int(x) for x in found.mask.sum(axis=-1)[0, 0]] == [6 + n for n in range(tokens)]
     plain = prompts_of(caches, tokens, GPU)
-    assert [[run.length for run in runs] for runs, _ in plain.shared] == [[21]]
-    assert (plain.before, plain.room) == ([0, 0], 0)
+    assert [[run.length for run in runs] for runs, _ in plain.shared] == [[101]]
+    assert (plain.few, plain.before, plain.room) == ([], [0, 0], 0)
+
+
+def test_what_only_some_prompts_share_is_read_by_them_alone() -> None:
+    """Another one's keys are not even there with no weight: they might be no numbers."""
+    caches = [*prompted([101, 0]), *prompted([70, 0])]
+    found = prompts_of(caches, 3, CUDA)
+    assert [[run.length for run in runs] for runs, _ in found.shared] == [[96], [64]]
+    assert found.few == []
+    assert found.before == [5, 5, 6, 6]
+    assert [[run.length for run in found.alone[row]] for row in range(4)] == [[5], [5], [6], [6]]

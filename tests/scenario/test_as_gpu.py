@@ -14,6 +14,8 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from umbel.cachestore.checkpoints import Reason
+from umbel.models.attention import decode_kernel
 from umbel.models.load.device import CPU, CUDA, DevicePolicy
 from umbel.models.warmup import longest
 from umbel.scheduler.errors import ComputationError
@@ -23,7 +25,16 @@ from umbel.scheduler.sequence import Sequence, SequenceStatus
 from .. import zoo
 from ..models.batch_fixture import mlx_lm_alone
 from ..models.cuda_emulator import emulated
-from .memory_tools import CHUNK, SEEDED, Ask, ServerFixture, Told, agents, words, zoo_model
+from .memory_tools import (
+    CHUNK,
+    SEEDED,
+    Ask,
+    ServerFixture,
+    Told,
+    agents,
+    words,
+    zoo_model,
+)
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
@@ -115,6 +126,32 @@ def test_with_kernels(name: str, kernels: set[str], tmp_path: Path) -> None:
         asks = agents(3, system=30, user=(6, 11), answer=(5, 3), every=2)
         check(server, asks, server.serve(asks))
     assert {kernel.name.removesuffix("_masked") for kernel in made if kernel.launches} == kernels
+
+
+def test_kernels_read_prompts_that_begin_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few tokens that all share, and what is over of two prompts, each row reads by itself."""
+    few: set[tuple[int, ...]] = set()
+    attend = decode_kernel.attend
+
+    def watched(*args: Any, **more: Any) -> mx.array:
+        few.add(tuple(keys.shape[2] for keys, _ in more["few"].segments))
+        return attend(*args, **more)
+
+    monkeypatch.setattr(decode_kernel, "attend", watched)
+    begin = words(6, "template")
+    asks = [
+        replace(ask, prompt=[*begin, *ask.prompt], boundaries=[(6 + system, Reason.SYSTEM)])
+        for system in (90, 101)
+        for ask in agents(2, system=system, user=(6, 11), answer=(24,), seed=system)
+    ]
+    with emulated(tmp_path):
+        # A row that enters alone copies what half a row has place for.
+        device = replace(AS_GPU, attention_kernels=True, warms_up=False, row_limit=128)
+        server = ServerFixture(zoo_model("llama", device=device), MEMORY, max_batch=4)
+        check(server, asks, server.serve(asks))
+    assert (6, 90 % 8, 101 % 8) in few
 
 
 @pytest.mark.parametrize(
