@@ -6,9 +6,10 @@ a bound that would end a CUDA daemon. It must therefore stay free of imports tha
 """
 
 from .load.blas import preload
-from .load.cuda import count_no_cache_misses
+from .load.cuda import count_no_cache_misses, keep_graphs
 
 BLAS = preload()
 """What stands behind MLX's matrix products on the CPU of this process."""
 
 count_no_cache_misses()
+keep_graphs()

@@ -118,6 +118,7 @@ class BatchPlanner:
             moved=moved(stacks) if made else 0,
             emptied=room_in(before[at] for at in left) + sum(stack.beside for stack in made),
             restacked_after=again,
+            arranged=positions * self._arranged(enters),
             spare_steps=spare,
             shared=shared,
             padded=padded,
@@ -179,6 +180,11 @@ class BatchPlanner:
             for limit, lengths in self._windows.items():
                 lengths[slot] = self._in_window(state.offset, limit)
         return moves
+
+    def _arranged(self, moves: Iterable[Move]) -> int:
+        """How many rows are put together before they are written."""
+        enter = (isinstance(move, Enter) and move.tokens > 0 for move in moves)
+        return sum(enter) if self._rules.arranges else 0
 
     def _in_window(self, offset: int, limit: int) -> int:
         if limit in self._rules.chunked and offset:

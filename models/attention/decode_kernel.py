@@ -29,7 +29,7 @@ _BY_ROW, _BY_HEAD = 1, 2
 _SOURCE = """
   constexpr int Lanes = D / 8;
   constexpr int Keys = 32 / Lanes;
-  constexpr int Each = 4;
+  constexpr int Each = 2;
   struct alignas(16) Pack { T x[8]; };
   const int rows = queries_shape[0];
   const int row = blockIdx.x / KV;
@@ -72,6 +72,7 @@ _SOURCE = """
     turn += (count + Each * Keys - 1) / (Each * Keys);
     for (int base = begin * Each * Keys; base < count; base += Warps * Each * Keys) {
       Pack packs[Each];
+      Pack held[Each];  // read before they are needed: to wait for memory is most of the time
       int where[Each];
       float scores[Each][G];
 #pragma unroll
@@ -80,6 +81,7 @@ _SOURCE = """
         where[e] = first + (i < count ? i : 0);
         where[e] -= where[e] < positions ? 0 : positions;
         packs[e] = reinterpret_cast<const Pack*>(k + where[e] * k_step)[at];
+        held[e] = reinterpret_cast<const Pack*>(v + where[e] * v_step)[at];
       }
 #pragma unroll
       for (int e = 0; e < Each; ++e) {
@@ -95,10 +97,6 @@ _SOURCE = """
           }
           scores[e][g] = base + e * Keys + slot < count ? score : -INFINITY;
         }
-      }
-#pragma unroll
-      for (int e = 0; e < Each; ++e) {
-        packs[e] = reinterpret_cast<const Pack*>(v + where[e] * v_step)[at];
       }
 #pragma unroll
       for (int g = 0; g < G; ++g) {
@@ -121,7 +119,7 @@ _SOURCE = """
             sum[g] += weight;
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
-              out[g][j] += weight * static_cast<float>(packs[e].x[j]);
+              out[g][j] += weight * static_cast<float>(held[e].x[j]);
             }
           }
         }

@@ -21,20 +21,21 @@ _SOURCE = """
   const size_t first = static_cast<size_t>(blockIdx.x) * packs;
   const Pack* read = reinterpret_cast<const Pack*>(scores) + first;
   Pack* write = reinterpret_cast<Pack*>(shares) + first;
+  const float factor = scale[0];  // once: a compiler cannot know that it is not written to
   float top = -INFINITY;
   float sum = 0.0f;
   for (int i = threadIdx.x; i < packs; i += blockDim.x) {
     const Pack pack = read[i];
-    float highest = static_cast<float>(pack.x[0]) * scale[0];
+    float highest = static_cast<float>(pack.x[0]) * factor;
     for (int j = 1; j < Width; ++j) {
-      highest = fmaxf(highest, static_cast<float>(pack.x[j]) * scale[0]);
+      highest = fmaxf(highest, static_cast<float>(pack.x[j]) * factor);
     }
     if (highest > top) {
       sum *= expf(top - highest);
       top = highest;
     }
     for (int j = 0; j < Width; ++j) {
-      const float score = static_cast<float>(pack.x[j]) * scale[0];
+      const float score = static_cast<float>(pack.x[j]) * factor;
       sum += score == -INFINITY ? 0.0f : expf(score - top);
     }
   }
@@ -71,7 +72,7 @@ _SOURCE = """
     const Pack pack = read[i];
     Pack done;
     for (int j = 0; j < Width; ++j) {
-      done.x[j] = static_cast<T>(expf(static_cast<float>(pack.x[j]) * scale[0] - top) * inverse);
+      done.x[j] = static_cast<T>(expf(static_cast<float>(pack.x[j]) * factor - top) * inverse);
     }
     write[i] = done;
   }

@@ -19,6 +19,7 @@ from ..memory_profile import Held
 from ..runtime import launch
 from .alignment import aligned
 from .batch_layers import BatchLayers
+from .entering import Entering
 from .non_trimmable import chunk_in_order, make_chunk, make_ring, ring_in_order
 from .recurrent import BatchedRecurrentLayer
 from .sequence_cache import layer_caches_of
@@ -103,17 +104,18 @@ class BatchCache:
             for layer in self._recurrent:
                 layer.resize(rows)
 
-    def put(self, slot: int, suffix: Sequence[Sequence[mx.array]], layers: Sequence[Any]) -> None:
-        """Write a row.
+    def put(self, entering: Sequence[Entering]) -> None:
+        """Write rows; nothing of what was there is left."""
+        for row in entering:
+            for buffer in self._buffers if row.reused else ():
+                if buffer is not self._suffixes or not (row.suffix and buffer.in_kernel):
+                    buffer.wipe(row.slot)
+            self._put_non_trimmable(row.slot, row.layers)
+        own = [row for row in entering if row.suffix]
+        if own:
+            self._suffixes.put_all([row.slot for row in own], [row.suffix for row in own])
 
-        Args:
-            slot: of it.
-            suffix: for the tensors of each token-addressable layer in turn, their parts, oldest
-                first; none where it has no tokens of its own.
-            layers: its non-trimmable layer caches, mlx-lm's.
-        """
-        if suffix:
-            self._suffixes.put(slot, suffix)
+    def _put_non_trimmable(self, slot: int, layers: Sequence[Any]) -> None:
         by_window: dict[int, list[list[mx.array]]] = {}
         for place, layer in zip(self._non_trimmable, layers, strict=True):
             if isinstance(place, BatchedRecurrentLayer):
@@ -124,10 +126,10 @@ class BatchCache:
             self.windows[window].put(slot, tensors)
 
     def suffix_of(self, slot: int, tokens: int) -> list[Tensors]:
-        """Copy a row's newest tokens, for each token-addressable layer."""
+        """Look at a row's newest tokens, for each token-addressable layer; see `newest`."""
         if not tokens:
             return []
-        flat = self._suffixes.take(slot, tokens)
+        flat = self._suffixes.newest(slot, tokens)
         each = len(flat) // self._num_token_layers
         return [tuple(flat[i : i + each]) for i in range(0, len(flat), each)]
 
@@ -161,11 +163,6 @@ class BatchCache:
         mx.eval([state.state for state in taken])  # see `RingBuffer.move`
         for layer, state in zip(self._recurrent, taken, strict=True):
             layer.put(target, self.rows, state)
-
-    def wipe(self, slot: int) -> None:
-        """Overwrite what a row held before; see `RingBuffer.wipe`."""
-        for buffer in self._buffers:
-            buffer.wipe(slot)
 
     def free(self, slot: int) -> None:
         """Forget a row. Nothing is computed."""

@@ -5,6 +5,7 @@ the batch's buffers, so that what nobody runs any more is freed at once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from ..memory_profile import Held
 from ..moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from ..step_plan import Call
 from .batch_cache import BatchCache
+from .entering import entering
 from .layout import CacheLayout
 from .packed import PackedCheckpoint, PackedSpan, pack_suffix, runs_of
 from .prefix_groups import PrefixGroup
@@ -150,8 +152,12 @@ class Placement:
             caches: of those that are no member of the batch yet, at least, by their numbers.
         """
         known = {cache.number: cache for cache in self.sequences.values()} | dict(caches)
-        for move in moves:
-            self._apply(move, known)
+        for enter, run in groupby(moves, lambda move: isinstance(move, Enter)):
+            if enter:
+                self._enter([(m, known[m.sequence]) for m in run if isinstance(m, Enter)])
+            else:
+                for move in run:
+                    self._apply(move, known)
 
     def _apply(self, move: Move, caches: Mapping[int, SequenceCache]) -> None:
         match move:
@@ -163,8 +169,6 @@ class Placement:
                 self._batch.move(move.source, move.target)
                 cache = self.sequences[move.target] = self.sequences.pop(move.source)
                 cache.slot = move.target
-            case Enter():
-                self._enter(move, caches[move.sequence])
             case Leave():
                 self._leave(move, caches[move.sequence])
             case Pack():
@@ -172,19 +176,12 @@ class Placement:
             case MakeContiguous():
                 caches[move.sequence].make_contiguous()
 
-    def _enter(self, move: Enter, cache: SequenceCache) -> None:
-        if move.reused:
-            self._batch.wipe(move.slot)
-        copied = runs_of(cache.prefix[len(cache.prefix) - move.spans :])
-        suffix = cache.suffix()
-        tensors: list[tuple[mx.array, ...]] = []
-        for index in range(len(cache.token_layers) if move.tokens else 0):
-            parts = [run.layer(index) for run in copied] + suffix[index : index + 1]
-            tensors += zip(*parts, strict=True)
-        self._batch.put(move.slot, tensors, cache.non_trimmable)
-        cache.slot, cache.single_steps = move.slot, 0
-        cache.set_layers([])
-        self.sequences[move.slot] = cache
+    def _enter(self, newcomers: Sequence[tuple[Enter, SequenceCache]]) -> None:
+        self._batch.put([entering(move, cache) for move, cache in newcomers])
+        for move, cache in newcomers:
+            cache.slot, cache.single_steps = move.slot, 0
+            cache.set_layers([])
+            self.sequences[move.slot] = cache
 
     def _leave(self, move: Leave, cache: SequenceCache) -> None:
         self._pack(cache, move.merges)

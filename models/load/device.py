@@ -28,6 +28,7 @@ class DevicePolicy:
             the many operations of each token are not.
         attention_kernels: what follows the products of attention is kernels of ours: launches are
             what a step of a batch takes.
+        row_kernel: what rows have is put side by side by a kernel of ours, for the same reason.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         joined_projections: projections of the same input are one product.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
@@ -48,6 +49,7 @@ class DevicePolicy:
     recurrence_kernel: bool
     recurrence_chunks: bool
     attention_kernels: bool
+    row_kernel: bool
     length_multiple: int
     joined_projections: bool
     stacks: bool
@@ -70,6 +72,7 @@ CPU = DevicePolicy(
     recurrence_kernel=False,
     recurrence_chunks=True,
     attention_kernels=False,
+    row_kernel=False,
     length_multiple=1,
     joined_projections=False,
     stacks=False,
@@ -91,6 +94,7 @@ GPU = DevicePolicy(
     recurrence_kernel=False,
     recurrence_chunks=False,
     attention_kernels=False,
+    row_kernel=False,
     length_multiple=1,
     joined_projections=False,
     stacks=True,
@@ -105,6 +109,7 @@ CUDA = replace(
     host_reads=False,
     recurrence_kernel=True,
     attention_kernels=True,
+    row_kernel=True,
     length_multiple=8,
     joined_projections=True,
 )

@@ -2,8 +2,8 @@
 
 The C++ compiler that MLX needs on a CPU builds the source with the signature that MLX gives it. The
 threads of a block are run in turn by one thread of the host, each until it waits for others: where
-its warp exchanges values, or its block synchronises. Only fp32, whole warps, and one dimension of
-threads: what the kernels here use.
+its warp exchanges values, or its block synchronises. Only types of 32 bits, whole warps, and one
+dimension of threads: what the kernels here use.
 """
 
 import ctypes
@@ -22,9 +22,11 @@ import pytest
 
 from umbel.models import gated_delta
 from umbel.models.attention import decode_kernel, softmax_kernel
+from umbel.models.kv import row_kernel
 
 _WARP = 32
-_TYPES = {mx.float32: "float", mx.bool_: "bool", mx.int32: "int"}
+_TYPES = {mx.float32: "float", mx.bool_: "bool", mx.int32: "int", mx.uint32: "unsigned"}
+_NOTHING = {"float": np.float32(np.nan), "unsigned": np.uint32(1 << 31)}  # what nobody wrote
 _CODE = """
 #include <array>
 #include <cmath>
@@ -166,9 +168,11 @@ class EmulatedKernel:
         assert threadgroup[0] % _WARP == 0
         self.launches += 1
         arrays = [np.array(a, order="C") if self._in_one_piece else _as_it_lies(a) for a in inputs]
-        assert set(output_dtypes) == {mx.float32}
-        outputs = [np.full(shape, np.nan, np.float32) for shape in output_shapes]
-        library = self._compiled([_TYPES[a.dtype] for a in inputs], template)
+        types = [_TYPES[dtype] for dtype in output_dtypes]
+        outputs = [
+            np.full(shape, _NOTHING[kind]) for shape, kind in zip(output_shapes, types, strict=True)
+        ]
+        library = self._compiled([_TYPES[a.dtype] for a in inputs], types, template)
         shapes = ctypes.c_int * 8
         arguments: list[Any] = []
         for name, array in zip(self._inputs, arrays, strict=True):
@@ -183,9 +187,14 @@ class EmulatedKernel:
         library.run(blocks, grid[1], threadgroup[0], *arguments)
         return [mx.array(array) for array in outputs]
 
-    def _compiled(self, types: list[str], template: list[tuple[str, Any]]) -> ctypes.CDLL:
+    def _compiled(
+        self, types: list[str], written: list[str], template: list[tuple[str, Any]]
+    ) -> ctypes.CDLL:
         given = [*_parameters(self._inputs, types, self._source)]
-        given += [(name, "float*", "float*", f"${name}") for name in self._outputs]
+        given += [
+            (name, f"{kind}*", f"{kind}*", f"${name}")
+            for name, kind in zip(self._outputs, written, strict=True)
+        ]
         code = _CODE.format(
             warp=_WARP,
             parameters=", ".join(f"{kind} {name}" for name, kind, _, _ in given),
@@ -239,7 +248,7 @@ def _as_it_lies(given: mx.array) -> Any:
 
 def _forget() -> None:
     """Have kernels made anew where they are met next."""
-    for module in (gated_delta, softmax_kernel, decode_kernel):
+    for module in (gated_delta, softmax_kernel, decode_kernel, row_kernel):
         module.kernel.cache_clear()
 
 

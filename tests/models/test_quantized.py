@@ -15,6 +15,7 @@ from umbel.models.attention.binding import Attention
 from umbel.models.attention.quantized import BatchedQuantizedLayer
 from umbel.models.errors import NotBatchableError, UnsupportedCacheError
 from umbel.models.kv.batch_cache import BatchCache
+from umbel.models.kv.entering import Entering
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedSpan, pack_suffix, runs_of
 from umbel.models.kv.ring_buffer import RingBuffer
@@ -144,8 +145,9 @@ def test_what_a_row_held_before_is_wiped(left_behind: float) -> None:
     assert batch.suffixes is not None
     batch.resize(1, 64, {})
     tensors = held((mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32))), 8) * 2
-    batch.put(0, [[t if t.dtype == mx.uint32 else t + left_behind] for t in tensors], [])
-    batch.wipe(0)
+    left = [[t if t.dtype == mx.uint32 else t + left_behind] for t in tensors]
+    batch.put([Entering(0, reused=False, suffix=left, layers=[])])
+    batch.put([Entering(0, reused=True, suffix=[], layers=[])])
     assert all(not t.any() for t in batch.suffixes.tensors if t is not None)
 
 

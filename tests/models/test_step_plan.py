@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from umbel.models.batch_planner import SHARED, pack
 from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
 from umbel.models.kv.stacking import Stack
-from umbel.models.memory_profile import PlannedChunk
+from umbel.models.memory_profile import MemoryProfile, PlannedChunk, StateSizes, Transients
 from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
 from umbel.models.planned_for import Contiguous, Rules
 from umbel.models.planner import plan_step
@@ -81,6 +81,14 @@ class Batch:
     restack_due: bool = False
 
 
+PROFILE = MemoryProfile(
+    StateSizes(64, (), fixed=0, arrays=4, layers=2, part=16),
+    Transients(0.0, 100.0, 0.0, 0.0),
+    99,
+    contiguous=False,
+)
+
+
 def planned(decode: list[State], batch: Batch | None = None, rules: Rules | None = None) -> Call:
     """Plan one call."""
     plan = plan_step(decode, (), batch or Batch(), rules or Rules())
@@ -133,6 +141,19 @@ def test_those_who_come_get_rows() -> None:
     assert (call.rows, call.slots, call.positions) == (3, (0, 1, 2), 64)
     assert call.groups == (PrefixGroup((0, 1, 2), 0, 1), PrefixGroup((2,), 1, 2))
     assert call.regroups
+
+
+def test_what_is_put_together_on_the_way_in_is_priced() -> None:
+    """Where a kernel does it: rows that bring tokens, with all of their positions."""
+    shared, long = Span(SHARED + 1), Span(300)
+    states = [State(n, SHARED + 1 + 5, [shared]) for n in range(3)]
+    states.append(State(3, SHARED + 1 + 300, [shared, long]))
+    assert planned(states).arranged == 0
+    call = planned(states, rules=Rules(arranges=True))
+    assert call.arranged == 3 * call.positions
+    assert planned(states[:3], in_batch(*states[:3]), Rules(arranges=True)).arranged == 0
+    less = replace(call, arranged=0).nbytes(PROFILE)
+    assert call.nbytes(PROFILE) - less == PROFILE.sizes.token * call.arranged > 0
 
 
 def test_a_long_suffix_is_packed_on_the_way_in() -> None:

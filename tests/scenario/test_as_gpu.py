@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 # To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled. What
 # emulates a kernel takes milliseconds a call.
-AS_GPU = replace(CUDA, compiles=False, recurrence_kernel=False, attention_kernels=False)
+AS_GPU = replace(
+    CUDA, compiles=False, recurrence_kernel=False, attention_kernels=False, row_kernel=False
+)
 MEMORY = 1 << 30
 _SHORTEST = 80
 """Tokens that the warm-up's longest sequence has at least where the budget is small."""
@@ -111,17 +113,17 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("qwen3_next", {"gated_delta", "softmax_lse", "attend"}),
-        ("kimi_linear", {"gated_delta", "softmax_lse"}),
-        ("llama", {"softmax_lse", "attend"}),
-        ("gpt_oss", {"softmax_lse", "attend"}),
-        ("deepseek_v3", {"softmax_lse"}),
+        ("qwen3_next", {"gated_delta", "softmax_lse", "attend", "arrange"}),
+        ("kimi_linear", {"gated_delta", "softmax_lse", "arrange"}),
+        ("llama", {"softmax_lse", "attend", "arrange"}),
+        ("gpt_oss", {"softmax_lse", "attend", "arrange"}),
+        ("deepseek_v3", {"softmax_lse", "arrange"}),
     ],
 )
 def test_with_kernels(name: str, kernels: set[str], tmp_path: Path) -> None:
     """Agents that start together, join and leave get mlx-lm's own answers of our kernels."""
     with emulated(tmp_path) as made:
-        device = replace(AS_GPU, recurrence_kernel=True, attention_kernels=True, warms_up=False)
+        device = replace(CUDA, compiles=False, warms_up=False)
         server = ServerFixture(zoo_model(name, device=device), MEMORY, max_batch=3)
         asks = agents(3, system=30, user=(6, 11), answer=(5, 3), every=2)
         check(server, asks, server.serve(asks))
@@ -148,7 +150,7 @@ def test_kernels_read_prompts_that_begin_alike(
     ]
     with emulated(tmp_path):
         # A row that enters alone copies what half a row has place for.
-        device = replace(AS_GPU, attention_kernels=True, warms_up=False, row_limit=128)
+        device = replace(CUDA, compiles=False, warms_up=False, row_limit=128)
         server = ServerFixture(zoo_model("llama", device=device), MEMORY, max_batch=4)
         check(server, asks, server.serve(asks))
     assert (6, 90 % 8, 101 % 8) in few
