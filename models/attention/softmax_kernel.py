@@ -21,22 +21,26 @@ _SOURCE = """
   const size_t first = static_cast<size_t>(blockIdx.x) * packs;
   const Pack* read = reinterpret_cast<const Pack*>(scores) + first;
   Pack* write = reinterpret_cast<Pack*>(shares) + first;
-  const float factor = scale[0];  // once: a compiler cannot know that it is not written to
+  // To base 2: one operation an element. Read once: a compiler cannot know that nobody writes it.
+  const float factor = scale[0] * 1.4426950408889634f;
   float top = -INFINITY;
   float sum = 0.0f;
   for (int i = threadIdx.x; i < packs; i += blockDim.x) {
     const Pack pack = read[i];
-    float highest = static_cast<float>(pack.x[0]) * factor;
+    float highest = static_cast<float>(pack.x[0]);
     for (int j = 1; j < Width; ++j) {
-      highest = fmaxf(highest, static_cast<float>(pack.x[j]) * factor);
+      highest = fmaxf(highest, static_cast<float>(pack.x[j]));
+    }
+    highest *= factor;
+    if (highest == -INFINITY) {
+      continue;
     }
     if (highest > top) {
-      sum *= expf(top - highest);
+      sum *= exp2f(top - highest);
       top = highest;
     }
     for (int j = 0; j < Width; ++j) {
-      const float score = static_cast<float>(pack.x[j]) * factor;
-      sum += score == -INFINITY ? 0.0f : expf(score - top);
+      sum += exp2f(fmaf(static_cast<float>(pack.x[j]), factor, -top));
     }
   }
   __shared__ float tops[32];
@@ -49,7 +53,7 @@ _SOURCE = """
       const float other_sum = __shfl_xor_sync(0xffffffffu, sum, other);
       const float higher = fmaxf(top, other_top);
       if (higher > -INFINITY) {
-        sum = sum * expf(top - higher) + other_sum * expf(other_top - higher);
+        sum = sum * exp2f(top - higher) + other_sum * exp2f(other_top - higher);
         top = higher;
       }
     }
@@ -65,14 +69,15 @@ _SOURCE = """
     }
   }
   if (threadIdx.x == 0) {
-    lse[blockIdx.x] = top + logf(sum);
+    lse[blockIdx.x] = (top + log2f(sum)) * 0.6931471805599453f;
   }
   const float inverse = 1.0f / sum;
   for (int i = threadIdx.x; i < packs; i += blockDim.x) {
     const Pack pack = read[i];
     Pack done;
     for (int j = 0; j < Width; ++j) {
-      done.x[j] = static_cast<T>(expf(static_cast<float>(pack.x[j]) * factor - top) * inverse);
+      const float share = exp2f(fmaf(static_cast<float>(pack.x[j]), factor, -top)) * inverse;
+      done.x[j] = static_cast<T>(share);
     }
     write[i] = done;
   }

@@ -16,29 +16,46 @@ MOST = 16
 """Parts that a launch copies: they are arguments of the kernel, which has as many."""
 
 _THREADS = 256  # of a block; SPLIT blocks share a head of a row
-_SPLIT = 4
+_SPLIT = 8
+_PACK = 16  # bytes that a thread copies at once
 _SOURCE = """
+  struct alignas(sizeof(T) * Width) Pack { T x[Width]; };
   const int heads = part_0_shape[1];
-  const int size = part_0_shape[3];
+  const int packs = part_0_shape[3] / Width;
   const int row = blockIdx.x / heads;
   const int head = blockIdx.x % heads;
   const T* parts[Most] = {PARTS};
   const size_t token_steps[Most] = {TOKEN_STEPS};
   const size_t steps[Most] = {STEPS};
-  T* write = arranged + static_cast<size_t>(blockIdx.x) * positions[0] * size;
-  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < positions[0] * size;
-       i += Split * blockDim.x) {
-    int token = i / size - places[3 * row];
-    token += token < 0 ? positions[0] : 0;
-    T value = static_cast<T>(0.0f);
-    for (int n = places[3 * row + 1]; n < places[3 * row + 2]; ++n) {
+  const int all = positions[0];
+  const int start = places[3 * row];
+  const int first = places[3 * row + 1];
+  const int end = places[3 * row + 2];
+  Pack* write = reinterpret_cast<Pack*>(arranged) + static_cast<size_t>(blockIdx.x) * all * packs;
+  for (int i = blockIdx.y * blockDim.x + threadIdx.x; i < all * packs; i += Split * blockDim.x) {
+    const int position = i / packs;
+    int token = position - start;
+    token += token < 0 ? all : 0;
+    Pack pack;
+    for (int j = 0; j < Width; ++j) {
+      pack.x[j] = static_cast<T>(0.0f);
+    }
+    for (int n = first; n < end; ++n) {
       if (token < lengths[n]) {
-        value = parts[n][token * token_steps[n] + i % size * steps[n]];
+        const int at = (i - position * packs) * Width;
+        const T* read = parts[n] + token * token_steps[n] + at * steps[n];
+        if (steps[n] == 1 && reinterpret_cast<size_t>(read) % sizeof(Pack) == 0) {
+          pack = *reinterpret_cast<const Pack*>(read);
+        } else {
+          for (int j = 0; j < Width; ++j) {
+            pack.x[j] = read[j * steps[n]];
+          }
+        }
         break;
       }
       token -= lengths[n];
     }
-    write[i] = value;
+    write[i] = pack;
   }
 """
 
@@ -100,14 +117,19 @@ class Arrangement:
     ) -> mx.array:
         first, end = launch.rows
         parts = [part for row in rows[first:end] for part in row]
-        heads, size = like.shape[1], like.shape[3]
+        heads, size, width = like.shape[1], like.shape[3], _PACK // like.itemsize
         found: list[mx.array] = kernel()(
             inputs=[
                 *(launch.places, launch.lengths, self._array),
                 *parts,
                 *[like] * (MOST - len(parts)),
             ],
-            template=[("T", like.dtype), ("Most", MOST), ("Split", _SPLIT)],
+            template=[
+                ("T", like.dtype),
+                ("Most", MOST),
+                ("Split", _SPLIT),
+                ("Width", 1 if size % width else width),
+            ],
             grid=((end - first) * heads * _THREADS, _SPLIT, 1),
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[(end - first, heads, self._positions, size)],

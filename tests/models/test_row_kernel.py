@@ -28,6 +28,11 @@ def part(tokens: int, heads: int, size: int, dtype: mx.Dtype = mx.float32) -> mx
     return whole.astype(dtype)[:, :, 3 : 3 + tokens]
 
 
+def apart(tokens: int, heads: int, size: int) -> mx.array:
+    """Tokens as some models give them: the elements of one are not side by side."""
+    return mx.random.normal((1, heads, size, tokens)).swapaxes(2, 3)
+
+
 @pytest.mark.parametrize(
     ("lengths", "starts", "launches"),
     [
@@ -38,16 +43,18 @@ def part(tokens: int, heads: int, size: int, dtype: mx.Dtype = mx.float32) -> mx
         ([[1] * (MOST + 1), [4, 4]], [2, 8], 1),
     ],
 )
+@pytest.mark.parametrize("size", [12, 9])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.uint32], ids=["plain", "quantised"])
 def test_tokens_are_put_side_by_side(
     lengths: Sequence[Sequence[int]],
     starts: Sequence[int],
     launches: int,
     dtype: mx.Dtype,
+    size: int,
     launched: list[EmulatedKernel],
 ) -> None:
     """Parts follow each other in a ring of positions, and zeros are everywhere else."""
-    heads, size, positions = 2, 12, 20
+    heads, positions = 2, 20
     rows = [[part(length, heads, size, dtype) for length in row] for row in lengths]
     found = np.array(Arrangement(lengths, starts, positions).arrange(rows))
     expected = np.zeros((len(rows), heads, positions, size), found.dtype)
@@ -59,6 +66,15 @@ def test_tokens_are_put_side_by_side(
         )
     assert np.array_equal(found, expected)
     assert [kernel.launches for kernel in launched] == [launches]
+
+
+def test_elements_may_lie_anywhere() -> None:
+    """Whatever the steps between them are, they are read one by one where packs are not there."""
+    rows = [[apart(5, 2, 8), part(6, 2, 8)], [part(3, 2, 16)[..., 1:9]]]
+    mx.eval(rows)
+    found = Arrangement([[5, 6], [3]], [0, 0], 11).arrange(rows)
+    assert mx.array_equal(found[:1], mx.concatenate(rows[0], axis=2))
+    assert mx.array_equal(found[1:, :, :3], rows[1][0])
 
 
 def test_a_ring_buffer_writes_rows_as_it_does_one_by_one() -> None:
