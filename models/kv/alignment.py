@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from .storage import SpanRun
 
-_FEW = 64  # tokens; reading them row by row costs less than the launches of a product
+FEW = 64
+"""Tokens of a run that are read row by row: it costs less than the launches of a product."""
 
 
 def aligned(runs: Sequence[SpanRun], multiple: int) -> tuple[list[SpanRun], list[SpanRun]]:
@@ -28,7 +29,7 @@ def aligned(runs: Sequence[SpanRun], multiple: int) -> tuple[list[SpanRun], list
         return list(runs), []
     whole, rests = [], []
     for run in runs:
-        length = run.length // multiple * multiple if run.length > _FEW else 0
+        length = run.length // multiple * multiple if run.length > FEW else 0
         if length:
             whole.append(run.between(0, length))
         if length < run.length:

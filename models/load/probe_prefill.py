@@ -9,6 +9,7 @@ from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache
 from ..prefill import prefill
 from .device import DevicePolicy
+from .faults import explain
 from .probe import BOUND, MARGIN, PROBED, deviation, forward, prefilled
 
 _CHUNKS = ((6, 7, 8, 9, 10, 11, 12), (9, 3), (2, 9, 4, 1))
@@ -41,7 +42,10 @@ def prefills_together(model: Any, layout: CacheLayout, device: DevicePolicy) -> 
     try:
         together = after(_CHUNKS, together=True)
         beside = after(_NEIGHBOURS, together=True)
-    except (NotBatchableError, AttributeError, TypeError, ValueError):
+    except NotBatchableError:
+        return False
+    except (AttributeError, TypeError, ValueError) as error:
+        explain(error)
         return False
     alone = after(_CHUNKS, together=False)
     furthest = max(deviation(together, alone), deviation(beside[:1], alone[:1]))

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..batch_planner import SHARED
+from ..kv.alignment import FEW
 from ..kv.buckets import bucket, positions_for
 from ..kv.stacking import LOOSE
 from ..params import SamplingParams
 from ..planned_for import Rules
 
-COMMON = SHARED + 11
-"""Tokens of a beginning that sequences read together; as most are, no multiple of eight."""
+COMMON = max(SHARED, FEW) + 11
+"""Tokens of a beginning that sequences read together: enough for a product, and as most are, no
+multiple of eight."""
 
 _FEW = 4
 """Tokens of its own after which a row is packed, where that shall be soon."""

@@ -10,11 +10,15 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
+from umbel.models.attention.padded import JointLayer
 from umbel.models.binding import bind
 from umbel.models.kv.layout import CacheLayout
+from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.load import probe
 from umbel.models.load.device import CUDA, device_policy
+from umbel.models.load.probe_prefill import prefills_together
 
 from .. import zoo
 from ..shared import shared_model
@@ -98,6 +102,32 @@ def test_what_a_batch_has_no_answer_to_is_said() -> None:
         return result + 0 * int(cache[0].offset)
 
     assert "does with a layer's state what a batch cannot" in (reason(model, called) or "")
+
+
+def test_a_fault_of_ours_is_not_said_to_be_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the module, and so does the log: another way to batch may be found."""
+    model = shared_model("llama")
+    monkeypatch.delattr(RingBuffer, "end_step")
+    with capture_logs() as logs:
+        found = reason(model)
+    assert found is not None
+    assert found.startswith("a fault of umbel's own, in umbel.models.kv.batch_cache: ")
+    assert "'RingBuffer' object has no attribute 'end_step'" in found
+    assert [line["reason"] for line in logs] == [found] * 3
+
+
+def test_prompts_that_fail_together_for_a_fault_of_ours_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are computed one by one then."""
+    model = shared_model("llama")
+    bind(model, device_policy())
+    monkeypatch.delattr(JointLayer, "attend")
+    with capture_logs() as logs:
+        assert not prefills_together(model, CacheLayout(model), device_policy())
+    (line,) = logs
+    assert line["log_level"] == "error"
+    assert line["reason"].startswith("a fault of umbel's own, in umbel.models.attention.padded: ")
 
 
 @pytest.mark.parametrize(

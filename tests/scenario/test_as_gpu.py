@@ -125,7 +125,7 @@ def test_with_kernels(name: str, kernels: set[str], tmp_path: Path) -> None:
     with emulated(tmp_path) as made:
         device = replace(CUDA, compiles=False, warms_up=False)
         server = ServerFixture(zoo_model(name, device=device), MEMORY, max_batch=3)
-        asks = agents(3, system=30, user=(6, 11), answer=(5, 3), every=2)
+        asks = agents(3, system=75, user=(6, 11), answer=(5, 3), every=2)
         check(server, asks, server.serve(asks))
     assert {kernel.name.removesuffix("_masked") for kernel in made if kernel.launches} == kernels
 
