@@ -22,7 +22,9 @@ def prefills_together(model: Any, layout: CacheLayout, device: DevicePolicy) -> 
 
     Models treat padding in many ways (some recurrent layers have no mask for it), so this is
     measured. The logits of a token more may differ from those of prompts computed one by one by
-    the model's own rounding: by how much it differs from itself where a prompt is cut.
+    the model's own rounding: by how much it differs from itself where a prompt is cut. Rows are
+    computed in two ways, as they have tokens of their own that nobody has stored, or none; see
+    `padded`. Both are tried.
 
     Args:
         model: mlx-lm's.
@@ -30,8 +32,12 @@ def prefills_together(model: Any, layout: CacheLayout, device: DevicePolicy) -> 
         device: how attention is computed.
     """
 
-    def after(chunks: tuple[tuple[int, ...], ...], *, together: bool, cut: int = 0) -> mx.array:
+    def after(
+        chunks: tuple[tuple[int, ...], ...], *, together: bool, stored: bool = False, cut: int = 0
+    ) -> mx.array:
         caches = prefilled(model, layout, PROBED)
+        if stored:
+            caches = [_stored(layout, cache) for cache in caches]
         parts = list(zip(chunks, caches, strict=True))
         for calls in [parts] if together else [[part] for part in parts]:
             if cut:
@@ -40,19 +46,33 @@ def prefills_together(model: Any, layout: CacheLayout, device: DevicePolicy) -> 
         return _logits(model, caches)
 
     try:
-        together = after(_CHUNKS, together=True)
-        beside = after(_NEIGHBOURS, together=True)
+        found = [
+            (
+                after(_CHUNKS, together=True, stored=way),
+                after(_NEIGHBOURS, together=True, stored=way),
+            )
+            for way in (False, True)
+        ]
     except NotBatchableError:
         return False
     except (AttributeError, TypeError, ValueError) as error:
         explain(error)
         return False
     alone = after(_CHUNKS, together=False)
-    furthest = max(deviation(together, alone), deviation(beside[:1], alone[:1]))
+    furthest = max(
+        max(deviation(together, alone), deviation(beside[:1], alone[:1]))
+        for together, beside in found
+    )
     if furthest < BOUND:
         return True
     rounding = deviation(after(_CHUNKS, together=False, cut=1), alone)
     return furthest < max(BOUND, MARGIN * rounding)
+
+
+def _stored(layout: CacheLayout, cache: SequenceCache) -> SequenceCache:
+    """Have a sequence lease all of its tokens, as one does whose prompt was met before."""
+    checkpoint = cache.capture() if layout.has_checkpoints else None
+    return layout.open(cache.offset, [*cache.leased, *cache.take_packed()], checkpoint)
 
 
 def _logits(model: Any, caches: list[SequenceCache]) -> mx.array:
