@@ -14,7 +14,12 @@ _SERVERS = {"umbel": "umbel", "mlx_lm": "mlx_lm.server"}
 _ORDINALS = ("", "first", "second", "third")
 _NEAR = 0.1
 _NONE = "–"
-_WITHOUT_RATIO = ("prompt tokens cached", "steps")
+_LOOPS = (
+    "a loop of Python beside the steps, fastest, ms",
+    "the loop, median, ms",
+    "the loop, slowest, ms",
+)
+_WITHOUT_RATIO = ("prompt tokens cached", "steps", *_LOOPS)
 
 Figures = dict[str, float | None]
 
@@ -53,8 +58,18 @@ def over_all(result: "Result") -> Figures:
         "steps": len(steps) or None,
         "step, median, ms": _some(steps, lambda all_: 1e3 * statistics.median(all_)),
         "step, longest, ms": _some(steps, lambda all_: 1e3 * max(all_)),
+        **_of_loops(record["loops"]),
         "operations of a step, median": _some(result.operations, statistics.median),
         "operations of a step, most": _some(result.operations, max),
+    }
+
+
+def _of_loops(loops: Sequence[float]) -> Figures:
+    """How fast the machine was; None where no step was seen."""
+    found = (min(loops), statistics.median(loops), max(loops)) if loops else (None,) * 3
+    return {
+        name: None if value is None else 1e3 * value
+        for name, value in zip(_LOOPS, found, strict=True)
     }
 
 

@@ -10,6 +10,9 @@ A step of umbel is one of `Engine.step` that computes; a step of mlx_lm.server i
 `BatchGenerator.next`, so that models it serves one by one have none. The operations of a step are
 the nodes of the graphs that it gives to `mx.eval` and `mx.async_eval`; what is evaluated by
 reading a value is not counted.
+
+After the first step, and every twentieth from there, a loop of Python is timed that is always the
+same: machines that lend their processors run half as fast for seconds, and so does every step then.
 """
 
 import io
@@ -29,6 +32,8 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from mlx.utils import tree_flatten
 
+_EVERY = 20  # steps
+_LOOP = 20_000  # rounds: about a millisecond
 _NODE = "shape=rectangle"  # of an operation; arrays have other shapes
 _GRACE = 20.0  # seconds to end in order, when whoever started the process is gone
 
@@ -46,6 +51,7 @@ class Recorder:
         self._steps: list[tuple[float, int | None]] = []
         self._operations: int | None = None
         self._cpu = 0.0
+        self._loops: list[float] = []
 
     def watch(self, owner: Any, name: str, computed: Callable[[Any, Any], bool]) -> None:
         """Time a method that does one step.
@@ -63,6 +69,8 @@ class Recorder:
             seconds = time.perf_counter() - start
             if computed(server, result):
                 self._steps.append((seconds, self._operations))
+                if len(self._steps) % _EVERY == 1:
+                    self._loops.append(loop())
             if self._operations is not None:
                 self._operations = 0
             return result
@@ -75,7 +83,7 @@ class Recorder:
             command, _, argument = line.strip().partition(" ")
             match command:
                 case "clear":
-                    self._steps, self._cpu = [], time.process_time()
+                    self._steps, self._loops, self._cpu = [], [], time.process_time()
                     mx.reset_peak_memory()
                 case "count":
                     self._count()
@@ -104,6 +112,7 @@ class Recorder:
             "mlx_lm": version("mlx-lm"),
             "cpu_s": time.process_time() - self._cpu,
             "steps": [seconds for seconds, _ in self._steps],
+            "loops": self._loops,
             "operations": [count for _, count in self._steps if count is not None],
             "peak_bytes": mx.get_peak_memory(),
             "held_bytes": None if self.held is None else self.held(),
@@ -111,6 +120,14 @@ class Recorder:
         part = path.with_suffix(".part")
         part.write_text(json.dumps(record))
         part.replace(path)
+
+
+def loop() -> float:
+    """Seconds that some Python takes, which is always the same."""
+    start = time.perf_counter()
+    for _ in range(_LOOP):
+        pass
+    return time.perf_counter() - start
 
 
 def operations(*arrays: Any) -> int:
