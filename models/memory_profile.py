@@ -128,9 +128,9 @@ class Transients:
         context: of each token that they look at, themselves included.
         pair: of each token and each that it looks at: scores that are not fused away.
         block: tokens of a chunk that look at a time.
-        within: of each pair of its own tokens, in chunks longer than those that the figures
-            above are fitted to: masks that a model makes of a whole chunk, and scores of layers
-            that look no further.
+        within: of each pair of its own tokens, in chunks longer than FITTED: masks that a model
+            makes of a whole chunk, and scores of layers that look no further.
+        step: tokens of a chunk whose own pairs are computed at a time.
         joint: of each pair in a call with several rows, more than in calls of their own.
         margin: what is set aside, as a multiple of what was fitted.
     """
@@ -142,6 +142,7 @@ class Transients:
     block: int = UNBROKEN
     within: float = 0.0
     joint: float = 0.0
+    step: int = UNBROKEN
     margin: float = UNFORESEEN
 
     def estimate(self, tokens: int, *contexts: int) -> int:
@@ -165,7 +166,7 @@ class Transients:
 
     def _fitted(self, tokens: int, *contexts: int) -> float:
         each = self.context + self.pair * min(tokens, self.block)
-        within = self.within * max(0, tokens - FITTED) ** 2
+        within = self.within * max(0, min(tokens, self.step) - FITTED) ** 2
         if len(contexts) > 1:
             each += self.joint * tokens
         rows = sum(self.token * tokens + each * (context + tokens) + within for context in contexts)

@@ -11,6 +11,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from ..attention.blocks import BLOCK
+from ..chunked_delta import CHUNK
 from ..kv.layout import CacheLayout
 from ..kv.packed import PackedSpan
 from ..kv.sequence_cache import SequenceCache, flat_arrays
@@ -30,15 +31,18 @@ from ..runtime import peak_of
 from .device import DevicePolicy
 from .measured import key_of, measured_once
 
-_FEW, _CONTEXT = 32, 1024  # tokens of a short chunk, and before chunks
+# Tokens of chunks: what goes in steps of so many is the most with one token of the next step.
+_FEW, _LONG = CHUNK + 1, 3 * CHUNK + 1
+_CONTEXT = 1024  # tokens before chunks
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
 _MOST = 4 * BLOCK  # tokens of a chunk that show what is not cut though attention is
 _AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
 _QUICK = 0.2  # seconds of the processor for them
 _ALIKE = 0.98  # of the highest peak, that is as high
 _ROWS = 3  # of a call that shows what several take more
+_GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 7  # of what is kept
+_FORMAT = 8  # of what is kept
 
 
 def measure(
@@ -81,9 +85,9 @@ def measure(
             names,
             lambda: asdict(measure_transients(layout, prefill, device, together=together)),
         )
-        shape = kept["base"], kept["token"], kept["context"], kept["pair"]
-        rest = kept["within"], kept["joint"], kept["margin"]
-        transients = Transients(*shape, int(kept["block"]), *rest)
+        whole = {name: int(kept[name]) for name in ("block", "step")}
+        found: dict[str, Any] = {**kept, **whole}
+        transients = Transients(**found)
     return MemoryProfile(sizes, transients, vocab_size, contiguous=contiguous, multiple=multiple)
 
 
@@ -121,7 +125,7 @@ def measure_transients(
     def peak(tokens: int, context: int, rows: int = 1) -> int:
         return _highest(layout, prefill, tokens, context, rows)
 
-    probes = [(tokens, context) for context in (0, _CONTEXT) for tokens in (_FEW, FITTED)]
+    probes = [(tokens, context) for context in (0, _CONTEXT) for tokens in (_FEW, _LONG)]
     peaks = np.array([peak(*probe) for probe in probes], float)
     seen = [tokens + context for tokens, context in probes]
     features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
@@ -141,14 +145,21 @@ def _fit_blocks(fitted: Transients, peak: Callable[[int, int], int]) -> None:
     """Find out whether attention is computed in blocks of a chunk.
 
     Some models bring an attention, or scores, of their own: of all of a chunk together. If some
-    of their layers only do, the peak lies between, and grows with the chunk like the larger.
+    of their layers only do, the peak lies between, and grows with the chunk like the larger. A
+    recurrence that is computed in steps grows with the pairs of one.
     """
     fitted.block = BLOCK
     if peak(_MANY, _MANY) > _NOISE * fitted.worst_case(_MANY, _MANY) / UNFORESEEN:
         fitted.block = UNBROKEN
-    expected, seen_most = fitted.worst_case(_MOST, 0) / UNFORESEEN, peak(_MOST, 0)
-    if seen_most > _NOISE * expected:
-        fitted.within = (seen_most - expected + SMALL) / (_MOST - FITTED) ** 2
+    more = {}
+    for tokens in (_MANY, _MOST):
+        expected, seen = fitted.worst_case(tokens, 0) / UNFORESEEN, peak(tokens, 0)
+        more[tokens] = seen - expected + SMALL if seen > _NOISE * expected else 0.0
+    if more[_MOST] < _GROWS * more[_MANY]:
+        fitted.step = _MANY
+    for tokens, above in more.items():
+        pairs = (min(tokens, fitted.step) - FITTED) ** 2
+        fitted.within = max(fitted.within, above / pairs)
 
 
 def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int) -> int:

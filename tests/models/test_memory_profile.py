@@ -25,6 +25,7 @@ from umbel.models.load.device import device_policy
 from umbel.models.load.memory_probe import measure_transients
 from umbel.models.memory_profile import (
     GROWTH,
+    UNFORESEEN,
     Held,
     MemoryProfile,
     PlannedChunk,
@@ -307,9 +308,16 @@ def test_what_nobody_uses_is_not_taken_for_weights() -> None:
 # -- computing ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("within", [0, 4])
-@pytest.mark.parametrize("block", [BLOCK, 1 << 30])
-def test_probes_are_fitted(block: int, within: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("block", "within", "step"),
+    [
+        *itertools.product([BLOCK, 1 << 30], [0, 4], [1 << 30]),
+        (1 << 30, 40, 2 * BLOCK),
+    ],
+)
+def test_probes_are_fitted(
+    block: int, within: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever of a peak is a chunk's, a token's, the context's or a pair's is told apart."""
     loaded = zoo_model("llama")
     if loaded.device.fused:
@@ -317,7 +325,7 @@ def test_probes_are_fitted(block: int, within: int, monkeypatch: pytest.MonkeyPa
 
     def peak(layout: object, prefill: object, tokens: int, context: int, rows: int = 1) -> int:
         del layout, prefill
-        seen, beyond = context + tokens, max(0, tokens - BLOCK)
+        seen, beyond = context + tokens, max(0, min(tokens, step) - BLOCK)
         each = 200 + 5 * min(tokens, block) + (7 * tokens if rows > 1 else 0)
         return 500_000 + rows * (3000 * tokens + each * seen + within * beyond**2)
 
@@ -367,6 +375,19 @@ def test_no_chunk_takes_more_than_foretold(name: str, chunk: int) -> None:
         tokens = prompt[start : start + chunk]
         need = chunk_need(runner, len(tokens), cache).nbytes
         assert taken(functools.partial(runner.prefill, [(tokens, cache)])) <= need
+
+
+@pytest.mark.parametrize("name", ["kimi_linear", "qwen3_5", "qwen3_next", "falcon_h1"])
+def test_no_first_chunk_takes_more_than_foretold(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recurrences go in steps: a token more than some, and all of one, are no exceptions."""
+    runner = load(name)
+    for chunk in (17, 33, 65, 97, 161, 200, 256):
+        monkeypatch.setattr(transients_of(runner), "margin", UNFORESEEN)  # nothing is learned yet
+        cache = runner.open()
+        need = chunk_need(runner, chunk, cache).nbytes
+        assert taken(functools.partial(runner.prefill, [(words(chunk, chunk), cache)])) <= need
 
 
 @pytest.mark.parametrize(("name", "chunk"), batch_fixture.each([32, 300, 512]))
