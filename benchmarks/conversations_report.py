@@ -14,12 +14,10 @@ _SERVERS = {"umbel": "umbel", "mlx_lm": "mlx_lm.server"}
 _ORDINALS = ("", "first", "second", "third")
 _NEAR = 0.1
 _NONE = "–"
-_LOOPS = (
-    "a loop of Python beside the steps, fastest, ms",
-    "the loop, median, ms",
-    "the loop, slowest, ms",
-)
-_WITHOUT_RATIO = ("prompt tokens cached", "steps", *_LOOPS)
+_FASTEST = "a loop of Python beside the steps, fastest, ms"
+_MEDIAN = "the loop, median, ms"
+_SLOWEST = "the loop, slowest, ms"
+_WITHOUT_RATIO = ("prompt tokens cached", "steps", _FASTEST, _MEDIAN, _SLOWEST)
 
 Figures = dict[str, float | None]
 
@@ -44,7 +42,7 @@ def over_all(result: "Result") -> Figures:
     """All turns of one process in figures; None for what cannot be had."""
     answers = [answer for agent in result.answers for answer in agent]
     gaps = [gap for answer in answers for gap in answer.turn.gaps] or [0.0]
-    record, steps = result.record, result.record["steps"]
+    record, steps, loops = result.record, result.record["steps"], result.record["loops"]
     return {
         "start to first answer, s": result.start_s,
         "wall, s": result.wall_s,
@@ -58,18 +56,11 @@ def over_all(result: "Result") -> Figures:
         "steps": len(steps) or None,
         "step, median, ms": _some(steps, lambda all_: 1e3 * statistics.median(all_)),
         "step, longest, ms": _some(steps, lambda all_: 1e3 * max(all_)),
-        **_of_loops(record["loops"]),
+        _FASTEST: _some(loops, lambda all_: 1e3 * min(all_)),
+        _MEDIAN: _some(loops, lambda all_: 1e3 * statistics.median(all_)),
+        _SLOWEST: _some(loops, lambda all_: 1e3 * max(all_)),
         "operations of a step, median": _some(result.operations, statistics.median),
         "operations of a step, most": _some(result.operations, max),
-    }
-
-
-def _of_loops(loops: Sequence[float]) -> Figures:
-    """How fast the machine was; None where no step was seen."""
-    found = (min(loops), statistics.median(loops), max(loops)) if loops else (None,) * 3
-    return {
-        name: None if value is None else 1e3 * value
-        for name, value in zip(_LOOPS, found, strict=True)
     }
 
 
