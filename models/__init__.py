@@ -1,8 +1,9 @@
 """Everything that knows mlx and mlx-lm.
 
 Importing this package settles what must be settled before `mlx.core` is first imported: it
-puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU wheel links, and takes back
-a bound that would end a CUDA daemon. It must therefore stay free of imports that reach mlx.
+puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU wheel links, takes back a
+bound that would end a CUDA daemon, and has MLX keep more graphs there. It must therefore stay
+free of imports that reach mlx.
 """
 
 from .load.blas import preload
