@@ -77,7 +77,7 @@ class ModelRunner:
         way, parts, self.prefills_together = self._probe(loaded, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
-        self.one_by_one, self._mask_axes = way
+        self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
         self.batches = self.one_by_one is None
         self.prefills_together &= not exact  # a prompt's chunks are the same whoever else comes
         # Who decodes one by one always does so: with keys in one piece, however they are cut.
@@ -112,11 +112,9 @@ class ModelRunner:
         """Plan by other rules. No sequence may run."""
         batch = None
         if self.batches and not self._exact:
+            like, limit, after = self._layout.open().layers, rules.row_limit, rules.compile_after
             batch = BatchCache(
-                self._layout.open().layers,
-                self.device,
-                row_limit=rules.row_limit,
-                mask_axes=self._mask_axes,
+                like, self.device, row_limit=limit, mask_axes=self._mask_axes, compile_after=after
             )
             rules = replace(rules, chunked=frozenset(batch.chunked))
         self.rules = replace(rules, own=min(rules.own, rules.row_limit // 2))

@@ -10,7 +10,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ChunkedKVCache
 
 from ..attention.batched import BufferedLayer, Step
 from ..attention.tails import Tails
@@ -19,8 +18,9 @@ from ..memory_profile import Held
 from ..runtime import launch
 from .alignment import aligned
 from .batch_layers import BatchLayers
+from .compiled_step import CompiledStep, RowState
 from .entering import Entering
-from .non_trimmable import chunk_in_order, make_chunk, make_ring, ring_in_order
+from .non_trimmable import in_order, make_chunk, make_ring
 from .recurrent import BatchedRecurrentLayer
 from .sequence_cache import layer_caches_of
 from .span_stacks import SpanStacks, order_of
@@ -45,13 +45,20 @@ class BatchCache:
         row_limit: the most tokens of a suffix.
         mask_axes: where the model attends by itself, the axes of its masks; see `gathered`. 0
             where it leaves that to the layers.
+        compile_after: steps of a plan before one is compiled; 0 for never.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
 
     def __init__(
-        self, like: Sequence[Any], device: DevicePolicy, *, row_limit: int, mask_axes: int = 0
+        self,
+        like: Sequence[Any],
+        device: DevicePolicy,
+        *,
+        row_limit: int,
+        mask_axes: int = 0,
+        compile_after: int = 0,
     ) -> None:
         self.rows = 0
         self._step = Step(device)
@@ -64,20 +71,24 @@ class BatchCache:
         leaves = list(layer_caches_of(self.layers))
         self._attending = [layer for layer in leaves if isinstance(layer, BufferedLayer)]
         self._recurrent = [layer for layer in leaves if isinstance(layer, BatchedRecurrentLayer)]
-        self._buffers = [
-            *([] if self.suffixes is None else [self.suffixes]),
-            *self.windows.values(),
-        ]
+        suffixes = [] if self.suffixes is None else [self.suffixes]
+        self._buffers = [*suffixes, *self.windows.values()]
+        self._state = RowState(self._step, self._attending, self._buffers, self._recurrent)
+        self._compiled = CompiledStep(self._step, self._state, compile_after)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Rows and positions that the next step computes with."""
         return self.rows, *[buffer.positions for buffer in self._buffers]
 
+    @property
+    def compiles(self) -> bool:
+        """Whether steps are compiled: not any more once one could not be."""
+        return self._compiled.after > 0
+
     def arrays(self) -> list[mx.array]:
         """Every array that a step writes, to evaluate."""
-        held = [t for buffer in self._buffers for t in buffer.tensors if t is not None]
-        return held + [array for layer in self._recurrent for array in layer.arrays()]
+        return self._state.arrays()
 
     def held(self) -> Held:
         """What the rows take in memory, and stacks over what is counted where it is leased."""
@@ -121,7 +132,7 @@ class BatchCache:
             if isinstance(place, BatchedRecurrentLayer):
                 place.put(slot, self.rows, layer)
             elif not layer.empty():
-                by_window.setdefault(place[0].limit, []).extend([t] for t in _in_order(layer))
+                by_window.setdefault(place[0].limit, []).extend([t] for t in in_order(layer))
         for window, tensors in by_window.items():
             self.windows[window].put(slot, tensors)
 
@@ -223,8 +234,10 @@ class BatchCache:
 
     def forget_prefixes(self) -> None:
         """Let go of what rows read: it may be freed before they are told anew."""
-        self._step.shared, self._step.rests, self._step.tails = [], [], Tails(self.rows)
-        self._step.private, self._step.stacks = {}, []
+        step = self._step
+        step.shared, step.rests, step.tails = [], [], Tails(self.rows)
+        step.private, step.stacks, step.of_stacks, step.of_private = {}, [], None, None
+        self._compiled.forget()
 
     def step(
         self,
@@ -256,17 +269,15 @@ class BatchCache:
         if new:
             # Apart from the step, which is then the same operations as every other.
             launch(self.arrays())
+            self._compiled.forget()
         try:
-            logits = model(self._spread(tokens, slots)[:, None], cache=self.layers)[:, -1, :]
+            logits = self._compiled.run(model, self.layers, self._spread(tokens, slots))
         finally:
             for layer in self._attending:
                 layer.end_step()
             for buffer in self._buffers:
                 buffer.end_step(slots)
-        gathered: mx.array = logits
-        if slots != list(range(self.rows)):
-            gathered = logits[mx.array(slots)]
-        return gathered
+        return logits if slots == list(range(self.rows)) else logits[mx.array(slots)]
 
     def _begin_chunks(self, slots: list[int], offsets: list[int]) -> None:
         """Forget a row's chunk where its next token is the first of another one."""
@@ -285,8 +296,3 @@ class BatchCache:
         source[slots] = range(len(slots))
         padded = mx.concatenate([tokens, mx.zeros(1, tokens.dtype)])
         return padded[mx.array(source)]
-
-
-def _in_order(layer: Any) -> list[mx.array]:
-    """A layer's keys and values, oldest first."""
-    return chunk_in_order(layer) if isinstance(layer, ChunkedKVCache) else ring_in_order(layer)

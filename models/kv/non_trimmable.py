@@ -131,15 +131,19 @@ def _capture_ring(ring: Any) -> tuple[Ring, list[mx.array]]:
     return Ring(ring.offset, ring.keep, ring.max_size, index), arrays
 
 
-def ring_in_order(ring: Any) -> list[mx.array]:
-    """A live ring's keys and values, as many as it needs to go on, oldest first."""
+def in_order(cache: Any) -> list[mx.array]:
+    """A live window's keys and values, as many as it needs to go on, oldest first."""
+    return _chunk_in_order(cache) if isinstance(cache, ChunkedKVCache) else _ring_in_order(cache)
+
+
+def _ring_in_order(ring: Any) -> list[mx.array]:
     record, arrays = _capture_ring(ring)
     index = record.index
     return [mx.concatenate([a[..., index:, :], a[..., :index, :]], axis=2) for a in arrays]
 
 
-def chunk_in_order(cache: Any) -> list[mx.array]:
-    """A live cache's keys and values since the last token's chunk began."""
+def _chunk_in_order(cache: Any) -> list[mx.array]:
+    """What there is since the last token's chunk began."""
     stop = cache.offset - cache.start_position
     count = (cache.offset - 1) % cache.chunk_size + 1
     return [array[..., stop - count : stop, :] for array in (cache.keys, cache.values)]

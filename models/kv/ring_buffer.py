@@ -6,13 +6,17 @@ is long; what is older in other rows is masked for it. The positions form a ring
 order: keys carry their rotations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 
+from ..errors import NotBatchableError
 from .row_kernel import Arrangement
+
+_LOOKS = ("mask", "spans")
 
 
 class RingBuffer:
@@ -40,6 +44,9 @@ class RingBuffer:
         self.lengths: list[int] = []
         self.positions = 0
         self._next = 0  # the position that the next step writes
+        self._asked: list[str] = []  # what readers asked for to know where rows look
+        self._at: mx.array | None = None  # the position, where that differs by call
+        self._places: dict[int, mx.array] = {}  # made of it, for each number of heads
 
     def reserve(self, count: int) -> int:
         """Make place for tensors of a layer; returns the number of the first."""
@@ -165,32 +172,86 @@ class RingBuffer:
     @cached_property
     def mask(self) -> mx.array | None:
         """`[rows, 1, 1, positions]`, where a row may look in this step; None if everywhere."""
-        ages = (self._next - np.arange(self.positions)) % self.positions
-        seen = ages[None] < np.array(self.lengths)[:, None]
-        return None if seen.all() else mx.array(seen)[:, None, None, :]
+        seen = self._seen()
+        return None if seen.all() else mx.array(seen)
 
     @cached_property
     def spans(self) -> mx.array:
         """`[rows, 2]`, the position of a row's oldest token in this step, and how many it has."""
+        self._check_asked()
         lengths = np.array(self.lengths, np.int32)
         first = (self._next + 1 - lengths) % self.positions
         return mx.array(np.stack([first, lengths], axis=1))
 
+    def _seen(self) -> np.ndarray:
+        self._check_asked()
+        ages = (self._next - np.arange(self.positions)) % self.positions
+        return (ages[None] < np.array(self.lengths)[:, None])[:, None, None, :]
+
     def append(self, index: int, tensor: mx.array) -> mx.array:
         """Write this step's position of one tensor, `[rows, heads, 1, size]`; return all of it."""
         held = self._held(index, tensor)
-        held[:, :, self._next : self._next + 1] = tensor
+        if self._at is None:
+            held[:, :, self._next : self._next + 1] = tensor
+            return held
+        # The scatter by which newcomers are written, too: what writes at a position of an axis
+        # would be one more kernel, which CUDA takes ten seconds to compile.
+        flat = held.reshape(-1, held.shape[3])
+        flat[self._flat(held.shape[1], self._at)] = tensor.squeeze(2)
+        held = self.tensors[index] = flat.reshape(held.shape)
         return held
+
+    def _flat(self, heads: int, at: mx.array) -> mx.array:
+        """`[rows, heads]`, where each head of a row writes in all positions in a row."""
+        if heads not in self._places:
+            places = np.arange(self.rows * heads, dtype=np.int32) * self.positions
+            self._places[heads] = mx.array(places.reshape(-1, heads)) + at
+        return self._places[heads]
 
     def end_step(self, used: Sequence[int]) -> None:
         """Go on to the next position; rows that are not in use stay empty."""
+        self._asked = [name for name in _LOOKS if name in vars(self)] or self._asked
         self._next += 1
         for row in set(range(self.rows)) - set(used):
             self.lengths[row] = 0
 
+    # -- steps that are compiled -----------------------------------------------------------
+
+    def replace(self, tensors: Iterator[mx.array]) -> None:
+        """Take others in the place of those that there are, in their order."""
+        self.tensors = [None if tensor is None else next(tensors) for tensor in self.tensors]
+
+    def varying(self) -> list[mx.array]:
+        """What differs by step: the position, and what readers asked for in the last one."""
+        looks = [self.spans if name == "spans" else mx.array(self._seen()) for name in self._asked]
+        return [mx.array(self._next), *looks]
+
+    @contextmanager
+    def tracing(self, varying: Sequence[mx.array]) -> Iterator[None]:
+        """Compute with other arrays than this step's, which stand for those of any step.
+
+        Args:
+            varying: as many as `varying` gives.
+
+        Raises:
+            NotBatchableError: a reader asks for what it did not ask for in the step before.
+        """
+        self._look_anew()
+        self._at = varying[0]
+        vars(self).update(zip(self._asked, varying[1:], strict=True))
+        try:
+            yield
+        finally:
+            self._at, self._places = None, {}
+            self._look_anew()
+
+    def _check_asked(self) -> None:
+        if self._at is not None:
+            raise NotBatchableError("where rows look would stay what it is in this step")
+
     def _look_anew(self) -> None:
         """Have what says where rows look be made when it is asked for: readers need one of both."""
-        for name in ("mask", "spans"):
+        for name in _LOOKS:
             vars(self).pop(name, None)
 
     def _resized(self, tensor: mx.array, rows: int, positions: int) -> mx.array:

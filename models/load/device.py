@@ -16,6 +16,9 @@ class DevicePolicy:
         fused: attention is MLX's kernels. Without it scores in fp32 are computed block by
             block, and waited for.
         compiles: small functions are compiled into one kernel.
+        compile_after: steps of one plan after which a batch's steps are compiled, as what the host
+            does is what a step takes; 0 for never. To compile one takes as long as it saves in so
+            many.
         overlaps: the device computes while the host goes on, so that a step is launched before
             the last one's tokens are read.
         warms_up: kernels are compiled or loaded when they are first met, which must be before
@@ -42,6 +45,7 @@ class DevicePolicy:
     fp32: bool
     fused: bool
     compiles: bool
+    compile_after: int
     overlaps: bool
     warms_up: bool
     contiguous_keys: bool
@@ -65,6 +69,7 @@ CPU = DevicePolicy(
     fp32=True,
     fused=False,
     compiles=False,
+    compile_after=0,
     overlaps=False,
     warms_up=False,
     contiguous_keys=False,
@@ -87,6 +92,7 @@ GPU = DevicePolicy(
     fp32=False,
     fused=True,
     compiles=True,
+    compile_after=5,
     overlaps=True,
     warms_up=True,
     contiguous_keys=True,

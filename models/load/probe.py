@@ -62,8 +62,8 @@ _NEIGHBOURS = (
 )
 
 
-_FORMAT = 3  # of what is kept
-_KEPT = {"batches", "mask_axes", "reads_parts", "prefills_together"}
+_FORMAT = 4  # of what is kept
+_KEPT = {"batches", "mask_axes", "compiles", "reads_parts", "prefills_together"}
 
 _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
@@ -75,10 +75,12 @@ class Batching(NamedTuple):
     Attributes:
         one_by_one: why they must not; None if they can run in batches.
         mask_axes: see `batch_cache.BatchCache`.
+        compiles: whether a step can be compiled, and gives the same.
     """
 
     one_by_one: str | None
     mask_axes: int = 0
+    compiles: bool = False
 
 
 class Probed(NamedTuple):
@@ -107,10 +109,11 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     """
 
     def figures() -> dict[str, float]:
-        (why, mask_axes), parts, together = probe()
+        (why, mask_axes, compiles), parts, together = probe()
         return {
             "batches": float(why is None),
             "mask_axes": mask_axes,
+            "compiles": float(compiles),
             "reads_parts": float(parts),
             "prefills_together": float(together),
         }
@@ -120,7 +123,7 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     if not kept["batches"]:
         return probe()
     return Probed(
-        Batching(None, int(kept["mask_axes"])),
+        Batching(None, int(kept["mask_axes"]), bool(kept["compiles"])),
         bool(kept["reads_parts"]),
         bool(kept["prefills_together"]),
     )
@@ -131,7 +134,8 @@ def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
     layers read another layer's keys), so this is measured on the loaded model, and not looked
-    up. Three short sequences decode two tokens each. Two things are asked:
+    up. Three short sequences decode two tokens each, the second in a compiled step where the device
+    has such. Two things are asked:
 
     - A row's logits do not depend on what its neighbours hold.
     - They differ from those of the sequence alone by no more than the model's own rounding:
@@ -145,18 +149,20 @@ def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
     """
     why = []
     for mask_axes in _MASK_AXES:
-        reason = _why_not(model, layout, device, mask_axes)
-        if reason is None:
-            return Batching(None, mask_axes)
+        for compiles in (True, False) if device.compile_after else (False,):
+            way = Batching(None, mask_axes, compiles)
+            reason = _why_not(model, layout, device, way)
+            if reason is None:
+                return way
         why.append(reason)
     return Batching(why[0])
 
 
-def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, mask_axes: int) -> str | None:
+def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, way: Batching) -> str | None:
     """Try out one way; says what is wrong with it."""
 
     def together_as(trial: _Trial) -> mx.array:
-        return _together(model, layout, device, trial, mask_axes)
+        return _together(model, layout, device, trial, way)
 
     try:
         together = together_as(PROBED)
@@ -198,13 +204,19 @@ def reads_parts(model: Any, layout: CacheLayout) -> bool:
 
 
 def _together(
-    model: Any, layout: CacheLayout, device: DevicePolicy, trial: _Trial, mask_axes: int
+    model: Any, layout: CacheLayout, device: DevicePolicy, trial: _Trial, way: Batching
 ) -> mx.array:
-    """Decode as rows of one batch, `[steps, rows, V]`."""
+    """Decode as rows of one batch, `[steps, rows, V]`; all steps but the first may be compiled."""
     caches = prefilled(model, layout, trial)
     # As little of their own as can be, so that rows read prefixes of their own, too.
-    rules = Rules(own=2, gathers=mask_axes > 0)
-    batch = BatchCache(layout.open().layers, device, row_limit=rules.row_limit, mask_axes=mask_axes)
+    rules = Rules(own=2, gathers=way.mask_axes > 0)
+    batch = BatchCache(
+        layout.open().layers,
+        device,
+        row_limit=rules.row_limit,
+        mask_axes=way.mask_axes,
+        compile_after=int(way.compiles),
+    )
     placement = Placement(layout, batch)
     logits = []
     for tokens in trial.decoded:
@@ -215,6 +227,8 @@ def _together(
             each.advanced(1)
     together = mx.stack(logits)
     mx.eval(together)
+    if batch.compiles != way.compiles:
+        raise NotBatchableError("a step cannot be compiled")
     return together
 
 

@@ -129,9 +129,11 @@ class Scenario:
             served: those of serving.
         """
         spare = served.spare_steps if self.spare_steps is None else self.spare_steps
+        # The second step of each plan is compiled: nobody waits for what that takes but once.
+        rules = replace(served, spare_steps=spare, compile_after=min(1, served.compile_after))
         if not self.limit:
-            return replace(served, spare_steps=spare)
-        return replace(served, row_limit=self.limit, own=self.limit // 2, spare_steps=spare)
+            return rules
+        return replace(rules, row_limit=self.limit, own=self.limit // 2)
 
 
 def quick(rows: int, served: Rules, chunk: int) -> list[Scenario]:
@@ -228,7 +230,7 @@ def _side_by_side(apart: int) -> Scenario:
 _MORE_ROWS = Scenario(
     "more rows",
     (
-        *(Start(1, 0, (), 57), Start(1, 0, (9, 9)), Decode(1)),
+        *(Start(1, 0, (), 57), Start(1, 0, (9, 9)), Decode(2)),
         *(Start(2), Decode(8)),  # until one needs more positions
     ),
     limit=_MANY,
@@ -237,8 +239,8 @@ _MORE_ROWS = Scenario(
 _FEWER_ROWS = Scenario(
     "fewer rows",
     (
-        *(Start(4, 0, (9,)), Decode(1, end=1), Decode(1, end=1)),
-        *(Start(1, 0, (9,)), Decode(1)),  # in a slot that somebody else had
+        *(Start(4, 0, (9,)), Decode(2, end=1), Decode(2, end=1)),
+        *(Start(1, 0, (9,)), Decode(2)),  # in a slot that somebody else had
     ),
     limit=_MANY,
     spare_steps=0,
@@ -246,7 +248,7 @@ _FEWER_ROWS = Scenario(
 
 _FULL_ROWS = Scenario(
     "rows are full",
-    (Start(2, 0, (_APART, _APART), 3), Decode(6), Decode(1, end=1), Decode(2)),
+    (Start(2, 0, (_APART, _APART), 3), Decode(6), Decode(2, end=1), Decode(2)),
     limit=_FEW,
 )
 
@@ -254,7 +256,7 @@ _TURNS = Scenario(
     "turns",
     (
         *(Start(1, 1, (4 * _APART,)), Start(1, 1, (_APART, _APART)), Start(3, 1, (_APART,))),
-        *(Decode(2), NextTurn(1, 5), Decode(1, end=3), Decode(1)),
+        *(Decode(2), NextTurn(1, 5), Decode(2, end=3), Decode(2)),
         *(Start(1, 1, (_APART,)), Decode(2), NextTurn(3, 5), Decode(2)),
     ),
     limit=_FEW,

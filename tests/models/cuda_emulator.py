@@ -218,6 +218,8 @@ class EmulatedKernel:
 def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
     """Have CUDA kernels run on the CPU; gives those that are made.
 
+    Steps are traced, and not compiled: a kernel here computes with real arrays only.
+
     Args:
         folder: for what is compiled.
     """
@@ -232,8 +234,19 @@ def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
     _forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mx.fast, "cuda_kernel", make, raising=False)
-        yield made
+        with traced_only():
+            yield made
     _forget()
+
+
+@contextmanager
+def traced_only() -> Iterator[None]:
+    """Have functions that are to be compiled run as they are, with what they are traced by."""
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
 
 
 def _as_it_lies(given: mx.array) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from umbel.models.kv import compiled_step
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.placement import Placement
@@ -36,6 +37,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.seen = set[Label]()
+        self._reading = set[Label]()  # what is read by the step that comes next
 
     def note(self, *label: Any) -> None:
         """Have met one."""
@@ -51,6 +53,7 @@ class Recorder:
             self._listen(patch, Placement, "capture", self._captured)
             self._listen(patch, Placement, "take_packed", self._taken)
             self._listen(patch, BatchCache, "read", self._reads)
+            self._listen(patch, compiled_step, "_traced", self._traced)
             self._listen(patch, PackedSpan, "join", lambda *_: self.note("join"))
             self._listen(patch, PackedSpan, "copy", lambda *_: self.note("copy"))
             self._listen(patch, PackedCheckpoint, "restore_all", lambda *_: self.note("restore"))
@@ -114,7 +117,11 @@ class Recorder:
         self.note("capture", cache.slot is not None)
 
     def _reads(self, *told: Any) -> None:
-        self.seen |= set(_of_reading(*told))
+        self._reading = set(_of_reading(*told))
+        self.seen |= self._reading
+
+    def _traced(self, *_: Any) -> None:
+        self.seen |= {("compiled", *label) for label in self._reading}
 
     def _taken(self, _: Placement, cache: SequenceCache) -> None:
         if cache.suffix_length:

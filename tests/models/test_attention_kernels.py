@@ -25,7 +25,7 @@ from umbel.models.prefill import prefill
 from .. import zoo
 from .cuda_emulator import EmulatedKernel, emulated
 
-GPU_HERE = replace(GPU, compiles=False, overlaps=False)
+GPU_HERE = replace(GPU, compiles=False, compile_after=0, overlaps=False)
 ALIGNED = CUDA.length_multiple
 SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
 

@@ -158,7 +158,12 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
 
 
 AS_CUDA = replace(
-    CUDA, compiles=False, recurrence_kernel=False, attention_kernels=False, row_kernel=False
+    CUDA,
+    compiles=False,
+    compile_after=0,
+    recurrence_kernel=False,
+    attention_kernels=False,
+    row_kernel=False,
 )
 GATHERED = {"gemma2", "deepseek_v32", "plamo2"}
 """Whose attention is their own, so that keys of all rows are put together for them."""

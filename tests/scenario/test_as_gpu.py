@@ -42,7 +42,12 @@ if TYPE_CHECKING:
 # To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled. What
 # emulates a kernel takes milliseconds a call.
 AS_GPU = replace(
-    CUDA, compiles=False, recurrence_kernel=False, attention_kernels=False, row_kernel=False
+    CUDA,
+    compiles=False,
+    compile_after=0,
+    recurrence_kernel=False,
+    attention_kernels=False,
+    row_kernel=False,
 )
 MEMORY = 1 << 30
 _SHORTEST = 80

@@ -1,6 +1,6 @@
 """A warm-up meets every kind of step that serving meets, as on a GPU and run on the CPU."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -15,6 +15,7 @@ from umbel.models.warmup.running import Bounds, ScenarioRunner
 from umbel.models.warmup.scenarios import Scenario, full, quick
 
 from .. import zoo
+from ..models.cuda_emulator import traced_only
 from ..models.step_kinds import Label, Recorder
 from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, ServerFixture, words, zoo_model
 
@@ -47,6 +48,12 @@ class AnyToken:
     def mask(self) -> Mask:
         """Find the tokens that may follow."""
         return np.full(zoo.VOCAB_SIZE // 32, 2**32 - 1, np.uint32)
+
+
+@pytest.fixture(autouse=True)
+def _steps_are_traced() -> Iterator[None]:
+    with traced_only():
+        yield
 
 
 @cache

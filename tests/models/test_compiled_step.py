@@ -1,0 +1,153 @@
+"""Steps that MLX has compiled, against mlx-lm's own caches: as they are on a GPU, on the CPU."""
+
+from dataclasses import replace
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import pytest
+from structlog.testing import capture_logs
+
+from umbel.models.kv import compiled_step
+from umbel.models.load.device import CPU, GPU
+from umbel.models.runtime import resident_bytes
+
+from .batch_fixture import NAMES, BatchFixture
+from .cuda_emulator import traced_only
+from .test_plan_cost import Accountant
+
+AFTER = GPU.compile_after
+DEVICE = replace(GPU, fp32=True, compiles=False, warms_up=False)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often a step was traced: once, while MLX runs what was compiled."""
+    calls: list[int] = []
+    trace = compiled_step._traced
+
+    def counting(*args: object) -> list[mx.array]:
+        calls.append(len(calls))
+        return trace(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiled_step, "_traced", counting)
+    return calls
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_steps_answer_as_mlx_lm_does(name: str, traced: list[int]) -> None:
+    """Over shared and private prefixes, while buffers wrap and grow, and as people come and go."""
+    world = BatchFixture(name, device=DEVICE, own=8)
+    traced.clear()
+    branch = world.branch(37)
+    for prompt in (3, 11, 5):
+        world.come(branch, prompt)
+    world.come(prompt=21)
+    world.decode(steps=2 * AFTER + 60)
+    assert len(traced) in (1, 2, 3), traced
+    before = len(traced)
+    world.leave(world.agents[1])
+    world.come(branch, 4)
+    world.decode(steps=2 * AFTER + 4)
+    assert len(traced) > before
+    assert world.batch.compiles
+    world.check()
+
+
+def test_a_few_steps_are_not_compiled(traced: list[int]) -> None:
+    """To compile one costs what several save."""
+    world = BatchFixture("llama", device=DEVICE)
+    traced.clear()
+    for steps in (AFTER, AFTER + 1):
+        world.come(prompt=5)
+        world.come(prompt=5)
+        world.decode(steps=steps)
+    assert len(traced) == 1
+
+
+def test_a_step_that_cannot_be_traced_is_run_as_it_is() -> None:
+    """What was half done is taken back: the very step gives what it would have given."""
+    world = BatchFixture("llama", device=replace(CPU, compile_after=1))
+    assert world.runner.rules.compile_after == 0  # the CPU waits for scores within a step
+    world.runner.use(replace(world.runner.rules, compile_after=2))
+    branch = world.branch(9)
+    for prompt in (4, 7):
+        world.come(branch, prompt)
+    with capture_logs() as logs:
+        world.decode(steps=8)
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert line["event"] == "steps are not compiled"
+    assert "during function transformations" in line["reason"]
+    assert not world.batch.compiles
+    world.check()
+
+
+def test_what_is_read_elsewhere_is_compiled_anew(traced: list[int]) -> None:
+    """Tokens that move while a plan lasts are read where they are then, and held there only."""
+    world = BatchFixture("llama", device=DEVICE)
+    whole = world.branch(80)
+    (span,) = whole.spans
+    first, second = span.split(50)
+    begin = replace(whole, tokens=whole.tokens[:50], spans=[first])
+    for prompt in (3, 5):
+        world.come(begin, prompt)
+    traced.clear()
+    world.decode(steps=AFTER + 2)
+    assert len(traced) == 1
+    del whole, span
+    second.close()
+    del second
+    first.storage.trim()
+    held = resident_bytes()
+    world.decode(steps=1)
+    moved = first.nbytes + 30 * (first.nbytes // 50)
+    assert resident_bytes() < held - moved // 2  # the arrays of all eighty
+    world.decode(steps=AFTER + 1)
+    assert len(traced) == 2
+    world.check()
+
+
+def test_nothing_is_held_when_nobody_runs() -> None:
+    """Neither the rows' state nor what they leased: a crowd leaves what a small one has left."""
+    world = BatchFixture("llama", device=DEVICE)
+
+    def come_and_go(shared: int) -> int:
+        branch = world.branch(shared)
+        for prompt in (3, 5):
+            world.come(branch, prompt)
+        world.decode(steps=AFTER + 3)
+        assert world.batch.compiles
+        for agent in list(world.agents):
+            world.leave(agent)
+        del branch, agent
+        return resident_bytes()
+
+    assert come_and_go(400) <= come_and_go(5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next", "deepseek_v3"])
+def test_a_compiled_step_takes_no_more_than_its_price(name: str) -> None:
+    """Its buffers are written in place, as those of other steps."""
+    world = Accountant(name, device=DEVICE, own=24)
+    branch = world.branch(60)
+    for prompt in (3, 40, 5, 9):
+        world.come(branch, prompt)
+    world.decode(steps=AFTER + 70)
+    assert world.batch.compiles
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_steps_are_traced_by_answers_as_mlx_lm_does(name: str) -> None:
+    """Each step by itself, with its own arrays: it is the same for every plan."""
+    with traced_only():
+        world = BatchFixture(name, device=DEVICE, own=8, limit=24)
+        world.runner.use(replace(world.runner.rules, compile_after=1))
+        branches = [world.branch(37), world.branch(12)]
+        for number in range(5):
+            world.come(branches[number % 2], 3 + number)
+            world.decode(steps=7)
+        for _ in range(3):
+            world.leave(world.agents[0])
+            world.decode(steps=7)
+        assert world.batch.compiles
+        world.check()
