@@ -116,7 +116,9 @@ class BatchPlanner:
             stacks=stacks,
             stacked=room_in(made),
             moved=moved(stacks) if made else 0,
-            emptied=room_in(before[at] for at in left) + sum(stack.beside for stack in made),
+            emptied=room_in(before[at] for at in left)
+            + sum(stack.beside for stack in made)
+            + sum(state.lodged for state in self._new),
             restacked_after=again,
             arranged=positions * self._arranged(enters),
             spare_steps=spare,

@@ -23,6 +23,7 @@ class State(Protocol):
         suffix_length: tokens after the prefix.
         slot: its row of the batch; None where it has caches of its own.
         is_contiguous: its own caches hold all its keys in one piece.
+        lodged: tokens of its prefix that lie there, and nowhere else.
         suffix_is_full: its own caches grow with the next token.
         windows_change: layers with a window get other arrays with the next token.
         single_steps: decode steps since it last was in a batch.
@@ -42,6 +43,8 @@ class State(Protocol):
     def slot(self) -> int | None: ...  # noqa: D102
     @property
     def is_contiguous(self) -> bool: ...  # noqa: D102
+    @property
+    def lodged(self) -> int: ...  # noqa: D102
     @property
     def suffix_is_full(self) -> bool: ...  # noqa: D102
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from .batch_planner import BatchPlanner, leave, pack, room_in
+from .kv.stacking import runs_in
 from .memory_profile import PlannedChunk
 from .moves import MakeContiguous, Move
 from .planned_for import Batch, Contiguous, Rules, State
@@ -78,11 +79,11 @@ def _single(state: State, batch: Batch, rules: Rules, *, may_copy: bool) -> Call
         moves.append(pack(state, rules))  # packing it must fit at any time
     always = rules.contiguous is Contiguous.ALWAYS
     later = rules.contiguous is Contiguous.LATER
-    due = always or (later and (state.single_steps + 1) % _SINGLE_STEPS == 0)
     begins = bool(moves)
-    copies = due and may_copy and (begins or not state.is_contiguous)
+    due = later and not begins and (state.single_steps + 1) % _SINGLE_STEPS == 0
+    copies = (always or due) and may_copy and (begins or not state.is_contiguous)
     if copies:
-        moves.append(MakeContiguous(state.number, state.offset))
+        moves.append(_in_one_piece(state, rules, begins=begins))
     return Call(
         Kind.SINGLE,
         (state.number,),
@@ -91,5 +92,28 @@ def _single(state: State, batch: Batch, rules: Rules, *, may_copy: bool) -> Call
         state.offset,
         growing=int(not copies and (begins or state.suffix_is_full)),
         changing=(state.offset,) if begins or state.windows_change else (),
-        emptied=0 if state.slot is None else room_in(batch.stacks),
+        emptied=(room_in(batch.stacks) if state.slot is not None else 0)
+        + (state.lodged if begins else 0),
     )
+
+
+def _in_one_piece(state: State, rules: Rules, *, begins: bool) -> MakeContiguous:
+    """Put a single sequence's keys into one piece, which is their only place as far as can be.
+
+    Not where several sequences decode one by one, each with keys of its own. And no more than can
+    be given back at any time.
+
+    Args:
+        state: its state.
+        rules: of the model.
+        begins: its suffix is packed first, which may join it with spans of its own.
+    """
+    storages: list[int] = []
+    lodged = beside = 0
+    may_lodge = rules.batches and not rules.exact
+    still = state.prefix[: len(state.prefix) - len(state.packed) * begins] if may_lodge else ()
+    for run in runs_in(still):
+        if run.moves and lodged + run.tokens <= rules.stack_limit:
+            storages.append(run.storage)
+            lodged, beside = lodged + run.tokens, beside + run.rest
+    return MakeContiguous(state.number, state.offset, tuple(storages), lodged, beside)

@@ -125,6 +125,7 @@ class Placement:
 
         The last one's batch gives up its stacks: what lies there is copied out.
         """
+        cache.give_back()
         slot, cache.slot = cache.slot, None
         if slot is None or self.sequences.get(slot) is not cache:
             return
@@ -174,11 +175,14 @@ class Placement:
             case Pack():
                 self._pack(caches[move.sequence], move.merges)
             case MakeContiguous():
-                caches[move.sequence].make_contiguous()
+                caches[move.sequence].make_contiguous(move.storages)
 
     def _enter(self, newcomers: Sequence[tuple[Enter, SequenceCache]]) -> None:
         self._batch.put([entering(move, cache) for move, cache in newcomers])
+        if any(cache.lodged for _, cache in newcomers):
+            mx.eval(self._batch.arrays())  # of what is given back no slice must be waited for
         for move, cache in newcomers:
+            cache.give_back()
             cache.slot, cache.single_steps = move.slot, 0
             cache.set_layers([])
             self.sequences[move.slot] = cache
@@ -195,7 +199,9 @@ class Placement:
     def _pack(self, cache: SequenceCache, merges: int) -> None:
         tokens = cache.suffix_length
         if tokens:
-            cache.add_packed(pack_suffix(self._suffix(cache, tokens)), merges)
+            packed = pack_suffix(self._suffix(cache, tokens))
+            cache.give_back()
+            cache.add_packed(packed, merges)
             self._restart_suffix(cache)
 
     # -- steps -------------------------------------------------------------------------

@@ -3,13 +3,14 @@
 What a sequence leases is never copied when it enters a batch or leaves it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
 from ..memory_profile import Held
+from .contiguous import ContiguousKeys
 from .non_trimmable import capture
 from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, pack, pack_suffix, runs_of
 from .token_layer import Tensors, TokenLayerCache
@@ -47,6 +48,7 @@ class SequenceCache:
         self.is_lost = False
         self.set_layers(layers)
         self._has_spans = bool(self.token_layers)
+        self._contiguous: ContiguousKeys | None = None
 
     @property
     def prefix(self) -> list[PackedSpan]:
@@ -116,8 +118,11 @@ class SequenceCache:
     def held(self) -> Held:
         """What it has of its own, outside of the batch."""
         arrays = [array for layer in self.layers for array in _arrays_of(layer)]
+        nbytes = sum(array.nbytes for array in arrays)
+        if self._contiguous is not None:
+            nbytes -= self._contiguous.lodged_bytes  # they count where they belong
         return Held(
-            sum(array.nbytes for array in arrays) + sum(span.nbytes for span in self.packed),
+            nbytes + sum(span.nbytes for span in self.packed),
             len(arrays) + sum(span.buffers for span in self.packed),
         )
 
@@ -166,23 +171,45 @@ class SequenceCache:
         """
         suffix = self.suffix() if suffix is None else suffix
         parts, self.packed = self.packed, []
-        return [*parts, pack_suffix(suffix)] if suffix else parts
+        if suffix:
+            parts.append(pack_suffix(suffix))
+        self.give_back()
+        return parts
 
     @property
     def is_contiguous(self) -> bool:
         """Whether its keys lie in one piece, in a copy of its own."""
         return self.layers is not self._segmented
 
-    def make_contiguous(self) -> None:
-        """Copy the prefix, so that a step reads keys that lie in one piece.
+    def make_contiguous(self, lodging: Collection[int] = ()) -> None:
+        """Have a step read keys that lie in one piece.
 
         The model is then called with mlx-lm's own caches, which hold all of it.
+
+        Args:
+            lodging: numbers of storages that have their only place there; the others are copied.
         """
         if self.is_contiguous:
             return
-        for layer in self.token_layers:
-            layer.make_contiguous()
+        runs = runs_of(self.prefix) if self.token_layers else []
+        if runs:
+            self._contiguous = ContiguousKeys(self.token_layers, runs, lodging)
+            self._contiguous.make()
         self.layers = [_in_one_piece(layer) for layer in self._segmented]
+
+    @property
+    def lodged(self) -> int:
+        """Tokens of its prefix that lie in its own caches, and nowhere else."""
+        return 0 if self._contiguous is None else self._contiguous.lodged
+
+    def give_back(self) -> None:
+        """Have what is lodged in its own caches lie apart again.
+
+        If something is, its suffix is lost: it must have been packed, or be of no more use.
+        """
+        if self.lodged and self._contiguous is not None:
+            self._contiguous.give_back()
+        self._contiguous = None
 
     def _read_prefix(self) -> None:
         runs = runs_of(self.prefix)

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..memory_profile import Held
+from .lodging import apart, divided
 from .packed import PackedSpan, runs_of
 from .stacking import Run
 from .storage import SpanRun, Storage
@@ -86,7 +87,7 @@ class SpanStack:
         for row, at, run in self._content:
             free = all(run.storage.host is not host for host in stay)
             if free and run.storage.may_move(run.start, run.stop):
-                self._rests.update(_divided(run))
+                self._rests.update(divided(run))
                 self._lodged[run.storage] = row
             elif run.length == run.storage.length:
                 self._copied[run.storage] = row, at
@@ -103,7 +104,7 @@ class SpanStack:
         self._arrays.append(array)
         moved = [placed for placed in self._content if placed.run.storage in self._lodged]
         self._take(number, [(run.storage, row, at) for row, at, run in moved])
-        _apart(self._rests, number)
+        apart(self._rests, number)
 
     def _take(self, number: int, there: Sequence[tuple[Storage, int, int]]) -> None:
         """Have storages lie in one array, where their tokens are: each in a row, from a position.
@@ -151,7 +152,7 @@ class SpanStack:
 
     def empty(self, number: int) -> None:
         """Let go of one array: what is still lodged here has one of its own instead."""
-        _apart([*self._rests, *[storage for storage, _ in self.lodged()]], number)
+        apart([*self._rests, *[storage for storage, _ in self.lodged()]], number)
         if number < len(self._arrays):
             self._arrays[number] = mx.array([])
 
@@ -167,22 +168,3 @@ def _placed(row: int, spans: Sequence[PackedSpan]) -> Iterable[_Placed]:
     for run in runs_of(spans):
         yield _Placed(row, at, run)
         at += run.length
-
-
-def _divided(run: SpanRun) -> list[Storage]:
-    """Have a run's tokens be a storage; return those that have what was beside them."""
-    storage, start, rests = run.storage, run.start, list[Storage]()
-    if run.stop < storage.length:
-        rests.append(storage.divide(run.stop))
-    if start:
-        storage.divide(start)
-        rests.append(storage)
-    return rests
-
-
-def _apart(storages: Iterable[Storage], number: int) -> None:
-    """Have one array of each of some storages be a buffer of its own."""
-    own = [(each, mx.contiguous(each.part(number, 0, each.length))) for each in storages]
-    mx.eval([array for _, array in own])
-    for storage, array in own:
-        storage.replace(number, array)

@@ -4,8 +4,8 @@ What a trie cuts stays where it is, and both parts are views of one storage. So 
 nothing, and what reads neighbours of one storage reads them as one piece. When a view is closed,
 what stays of its storage is copied, so that the bytes of what went are free.
 
-A storage's arrays are its own, or they are a row's part of a stack's (see `span_stack`): then it is
-*lodged*, and its tokens are held there and nowhere else.
+A storage's arrays are its own, or a row's part of a stack's (see `span_stack`), or those of a
+sequence's own caches (see `contiguous`): then it is *lodged*, its tokens are held there alone.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
+from .lodging import Lender, Lent
 from .token_layer import Tensors
 
 _numbers = count()
@@ -64,7 +65,7 @@ class Storage:
     def __init__(self, arrays: Sequence[mx.array], places: Places, *, counted: bool = True) -> None:
         self.number = next(_numbers)
         self.host: object | None = None
-        self._arrays = list(arrays)
+        self._arrays: list[mx.array | Lent] = list(arrays)
         self._counted = counted
         self._views: WeakSet[View] = WeakSet()
         self._runs: WeakValueDictionary[tuple[int, int], SpanRun] = WeakValueDictionary()
@@ -80,41 +81,64 @@ class Storage:
         if not self._arrays:
             raise ValueError("state is read that nobody holds any more")
         return tuple(
-            self._arrays[number][row : row + 1, ..., start:stop, :]
-            for number, row in self.places[index]
+            self._row(number, row)[..., start:stop, :] for number, row in self.places[index]
         )
 
+    def _row(self, number: int, row: int) -> mx.array:
+        array = self._arrays[number]
+        if isinstance(array, Lent):
+            return array.lender.tensor(self, number, row)
+        return array[row : row + 1]
+
     def arrays(self, start: int, stop: int) -> list[mx.array]:
-        """The packed arrays of some tokens: of all of them the very arrays, else slices."""
-        if stop - start == self.length:
-            return self._arrays
-        return [array[..., start:stop, :] for array in self._arrays]
+        """The packed arrays of some tokens: of all of them the very arrays, else slices.
+
+        Copies, not yet computed, where it is lent to.
+        """
+        return [self.part(number, start, stop) for number in range(self.parts)]
 
     def part(self, number: int, start: int, stop: int) -> mx.array:
-        """Some tokens of one packed array."""
-        return self._arrays[number][..., start:stop, :]
+        """Some tokens of one packed array; see `arrays`."""
+        array = self._arrays[number]
+        if isinstance(array, Lent):
+            rows = [self._row(number, row)[..., start:stop, :] for row in range(array.rows)]
+            return mx.concatenate(rows, axis=0)
+        return array if stop - start == self.length else array[..., start:stop, :]
 
     def replace(self, number: int, array: mx.array) -> None:
         """Have the same tokens in the place of one packed array."""
         self._arrays[number] = array
+        self._let_go()
+
+    def borrow(self, number: int, lender: Lender) -> None:
+        """Have the same tokens in somebody's arrays, who is asked for them at each read."""
+        array = self.part(number, 0, self.length)
+        self._arrays[number] = Lent(lender, array.shape[0], array.nbytes)
+        self._let_go()
+
+    @property
+    def borrows(self) -> bool:
+        """Whether its arrays are somebody's who must be asked: what is read is not to be held."""
+        return any(isinstance(array, Lent) for array in self._arrays)
+
+    def _let_go(self) -> None:
         for run in self._runs.values():
             run.let_go()
 
     def free(self) -> None:
         """Let go of the arrays: nobody views them any more."""
         self._arrays, self.host = [], None
-        for run in self._runs.values():
-            run.let_go()
+        self._let_go()
 
     @property
     def lodged(self) -> bool:
-        """Whether its tokens lie in a stack: to give them up frees nothing while that is there."""
+        """Whether its tokens lie elsewhere: to give them up frees nothing while that is there."""
         return self.host is not None
 
     @property
     def movable(self) -> bool:
         """Whether its arrays are freed when its tokens are put elsewhere."""
-        return self.loan is None
+        return self.loan is None and not self.borrows
 
     def may_move(self, start: int, stop: int) -> bool:
         """Whether some tokens can have another place than those beside them."""
@@ -183,9 +207,9 @@ class Storage:
         Both go on to lie where this one did: they are to be put elsewhere, part by part. Views
         must end there; see `may_move`.
         """
-        rest = [array[..., at:, :] for array in self._arrays]
-        self._arrays = [array[..., :at, :] for array in self._arrays]
-        mx.eval(rest, self._arrays)
+        first, rest = self.arrays(0, at), self.arrays(at, self.length)
+        mx.eval(first, rest)
+        self._arrays = list(first)
         other = Storage(rest, self.places, counted=False)
         for moved in [x for x in (*self.views, *self._runs.values()) if x.start >= at]:
             moved.move(other, moved.start - at)
@@ -238,14 +262,17 @@ class SpanRun:
     def layer(self, index: int) -> Tensors:
         """One layer's tensors, `[1, heads, tokens, size]` each, without a copy.
 
-        The same object at every call, until the tokens move.
+        The same object at every call, until the tokens move; not where the storage borrows.
 
         Raises:
             ValueError: the state is not there any more.
         """
-        if index not in self._layers:
-            self._layers[index] = self.storage.tensors(index, self.start, self.stop)
-        return self._layers[index]
+        if index in self._layers:
+            return self._layers[index]
+        tensors = self.storage.tensors(index, self.start, self.stop)
+        if not self.storage.borrows:
+            self._layers[index] = tensors
+        return tensors
 
     def between(self, start: int, stop: int) -> "SpanRun":
         """Some of its tokens."""

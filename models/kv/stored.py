@@ -135,9 +135,12 @@ class DiskCodec:
             copy: hand over copies, though the host could read it.
         """
         storage, first = span.storage, span.start
-        arrays = storage.arrays(0, storage.length)
-        tokens = (Ellipsis, slice(first + start, first + stop), slice(None))
-        hosted = self._hosted(arrays, tokens, copy=copy or self.copies)
+        if storage.borrows:
+            hosted = _computed(storage, first + start, first + stop)
+        else:
+            arrays = storage.arrays(0, storage.length)
+            tokens = (Ellipsis, slice(first + start, first + stop), slice(None))
+            hosted = self._hosted(arrays, tokens, copy=copy or self.copies)
         return Exported(hosted, {"places": json.dumps(span.places)})
 
     def export_checkpoint(self, checkpoint: PackedCheckpoint) -> Exported:
@@ -163,6 +166,21 @@ class DiskCodec:
         if copy:
             launch([array.parts for array in hosted.values()])
         return hosted
+
+
+def _computed(storage: Storage, start: int, stop: int) -> dict[str, HostArray]:
+    """Hand over some tokens of a storage that borrows its arrays, as copies.
+
+    It waits for them: until they are computed the lender cannot write in place.
+    """
+    hosted = {}
+    for number in range(storage.parts):
+        part = storage.part(number, start, stop)
+        mx.eval(part)
+        pieces = list(_pieces(part))
+        mx.eval(pieces)
+        hosted[str(number)] = HostArray(_NAMES[part.dtype], tuple(part.shape), pieces)
+    return hosted
 
 
 def _seen(array: mx.array) -> NDArray[Any]:

@@ -28,7 +28,7 @@ class TokenLayerCache:
     segments one by one (see `attention.binding`) leaves that uncomputed.
 
     Attributes:
-        prefix: segments that are read, oldest first; empty once `make_contiguous` has copied them.
+        prefix: segments that are read, oldest first; empty once the suffix has all tokens.
         suffix: mlx-lm's own cache, for the tokens after the prefix.
         withholds: give out NaNs in the place of what is joined, which shows who reads it.
     """
@@ -52,21 +52,28 @@ class TokenLayerCache:
         self.prefix = prefix  # and no array of it: spans may move
         self._prefix_length = sum(x[0].shape[-2] for x in prefix) if length is None else length
 
-    def make_contiguous(self) -> None:
-        """Copy the prefix into the suffix, so that a step reads keys that lie in one piece."""
-        if not self.prefix:
-            return
-        parts = self.prefix if self.suffix.empty() else [*self.prefix, self.suffix_tensors()]
+    def joined(self, which: int) -> mx.array:
+        """Join one tensor of all tokens, with room for more; not yet computed."""
+        parts = [segment[which] for segment in self.prefix]
+        if not self.suffix.empty():
+            parts.append(self._held()[which])
+        return mx.concatenate([*parts, _room(parts[0], _ROOM - self.offset % _ROOM)], axis=-2)
+
+    def begin_contiguous(self, tensors: Tensors) -> None:
+        """Have all tokens in the suffix: these tensors, as `joined` makes them."""
         held = self.offset
-        room = _ROOM - held % _ROOM
-        joined = tuple(
-            mx.concatenate([*p, _room(p[0], room)], -2) for p in zip(*parts, strict=True)
-        )
         self.suffix = _like(self.suffix)
-        self.suffix.keys, self.suffix.values = _pair(joined)
+        self.suffix.keys, self.suffix.values = _pair(tensors)
         self.suffix.offset = held
         self._copied, self._prefix_length, self.prefix = self._prefix_length, 0, ()
         self._fetched = None
+
+    def give_up(self) -> Tensors:
+        """Hold no array any more; returns those of the suffix, spare room included."""
+        tensors = () if self.suffix.keys is None else _flat((self.suffix.keys, self.suffix.values))
+        self.suffix.keys = self.suffix.values = self._fetched = None
+        self.suffix.offset = 0
+        return tensors
 
     def restart_suffix(self) -> None:
         """Start a new suffix; the prefix must hold the old one's tokens by now."""
@@ -144,6 +151,10 @@ class TokenLayerCache:
     def suffix_tensors(self) -> Tensors:
         """The suffix's tokens after the prefix, and nothing of its spare room."""
         return tuple(tensor[..., self._copied :, :] for tensor in self._held())
+
+    def all_held(self) -> Tensors:
+        """All tokens of the suffix, a copy of the prefix included."""
+        return self._held()
 
     @property
     def has_suffix(self) -> bool:

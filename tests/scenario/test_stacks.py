@@ -113,6 +113,30 @@ def test_what_lies_side_by_side_is_held_once(own: list[int]) -> None:
     assert most > len(own) // 2
 
 
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_what_one_alone_reads_is_held_once(name: str, tmp_path: Path) -> None:
+    """Its keys lie in one piece, beside nothing, also while they are written to disk."""
+    server = ServerFixture(model(name), 1 << 28, disk=tmp_path, max_batch=8)
+    crowd = Crowd(server, [1200], shared=400)
+    token = server.assembly.runner.profile.sizes.token
+    in_one_piece = 0
+
+    def watch() -> None:
+        nonlocal in_one_piece
+        check_ledger(server)
+        caches = server.engine._kv_cache.caches.values()
+        if not any(cache.lodged for cache in caches):
+            return
+        in_one_piece += 1
+        assert held(server) <= MOST * token * tokens(server)
+        assert server.active <= MOST * token * tokens(server)
+
+    for _ in range(3):
+        crowd.turn(watch)
+    assert in_one_piece > ANSWER
+    server.close()
+
+
 def test_who_comes_late_is_soon_read_with_the_others() -> None:
     """No row is read apart for longer than it takes to put all of them together."""
     server = ServerFixture(model("llama"), 1 << 28, max_batch=8)

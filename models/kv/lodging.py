@@ -1,0 +1,50 @@
+"""How storages come to lie elsewhere, in a stack or in a sequence's caches, and apart again."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from .storage import SpanRun, Storage
+
+
+class Lender(Protocol):
+    """In whose arrays a storage's tokens lie among others, and of which no slice must be held."""
+
+    def tensor(self, storage: "Storage", number: int, row: int) -> mx.array:
+        """One row of a packed array, `[1, heads, tokens, size]`, without a copy."""
+        ...
+
+
+class Lent(NamedTuple):
+    """One packed array of a storage that somebody else has.
+
+    Attributes:
+        lender: who.
+        rows: of it.
+        nbytes: of it.
+    """
+
+    lender: Lender
+    rows: int
+    nbytes: int
+
+
+def divided(run: "SpanRun") -> list["Storage"]:
+    """Have a run's tokens be a storage; return those that have what was beside them."""
+    storage, start, rests = run.storage, run.start, list["Storage"]()
+    if run.stop < storage.length:
+        rests.append(storage.divide(run.stop))
+    if start:
+        storage.divide(start)
+        rests.append(storage)
+    return rests
+
+
+def apart(storages: Iterable["Storage"], number: int) -> None:
+    """Have one array of each of some storages be a buffer of its own."""
+    own = [(each, mx.contiguous(each.part(number, 0, each.length))) for each in storages]
+    mx.eval([array for _, array in own])
+    for storage, array in own:
+        storage.replace(number, array)
