@@ -135,7 +135,7 @@ class Rules:
         row_multiple: of rows; see `rows_for`.
         longest: tokens that may be packed, merged or copied at a time.
         spare_steps: for which the batch may have more rows than it needs.
-        compile_after: steps of one plan before its next ones are compiled; 0 for never.
+        compile_after: steps of one form before its next ones are compiled; 0 for never.
         overlaps: two steps may be under way at once.
     """
 

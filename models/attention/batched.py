@@ -13,7 +13,6 @@ from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_stack import SpanStack
 from ..kv.storage import SpanRun
-from ..kv.token_layer import Tensors
 from ..load.device import DevicePolicy
 from .blocks import attend
 from .fetched import Keys, Rotated, RotatedQueries
@@ -52,11 +51,6 @@ class Step:
     of_stacks: mx.array | None = None
     of_private: mx.array | None = None
     plan: int = 0
-
-    def read(self) -> list[Tensors]:
-        """The first layer's tensors of all that rows lease: others once that lies elsewhere."""
-        leased = [runs for runs, _ in (*self.shared, *self.rests)]
-        return [run.layer(0) for runs in (*leased, *self.private.values()) for run in runs]
 
 
 class BatchedLayer(ABC):

@@ -39,6 +39,17 @@ class Tails:
         return True
 
     @property
+    def runs(self) -> Sequence[SpanRun]:
+        """All of them."""
+        return self._runs
+
+    def standing(self, runs: Sequence[SpanRun], lengths: mx.array) -> "Tails":
+        """The same with other runs and lengths, which stand for these while a step is traced."""
+        other = Tails()
+        other._runs, other._array = list(runs), lengths
+        return other
+
+    @property
     def lengths(self) -> mx.array:
         """`[rows, MOST]` tokens that each row reads of each run; made when it is asked for."""
         if self._array is None:

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..attention.batched import BufferedLayer, Step
+from ..attention.leased import Leased
 from ..attention.tails import Tails
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
@@ -45,7 +46,7 @@ class BatchCache:
         row_limit: the most tokens of a suffix.
         mask_axes: where the model attends by itself, the axes of its masks; see `gathered`. 0
             where it leaves that to the layers.
-        compile_after: steps of a plan before one is compiled; 0 for never.
+        compile_after: steps of a form before one is compiled; 0 for never.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
@@ -74,7 +75,8 @@ class BatchCache:
         suffixes = [] if self.suffixes is None else [self.suffixes]
         self._buffers = [*suffixes, *self.windows.values()]
         self._state = RowState(self._step, self._attending, self._buffers, self._recurrent)
-        self._compiled = CompiledStep(self._step, self._state, compile_after)
+        leased = Leased(self._step, self._num_token_layers)
+        self._compiled = CompiledStep(self._state, leased, compile_after, gathers=mask_axes > 0)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -269,7 +271,6 @@ class BatchCache:
         if new:
             # Apart from the step, which is then the same operations as every other.
             launch(self.arrays())
-            self._compiled.forget()
         try:
             logits = self._compiled.run(model, self.layers, self._spread(tokens, slots))
         finally:

@@ -1,24 +1,26 @@
 """A decode step of a batch as one compiled function: Python builds its graph once, not each time.
 
 Where launches are what a step takes, a third of that is Python, which builds the same graph of a
-thousand operations for every token. Between two plans it differs in a few arrays only: the tokens,
-their positions, where rows write and look, and what the step before has written.
+thousand operations for every token. Steps of one form differ in arrays only: the tokens, their
+positions, where rows write and look, what they lease, and what the step before has written.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import structlog
 
 from ..attention.batched import BufferedLayer, Step
+from ..attention.leased import Leased
 from .recurrent import BatchedRecurrentLayer
 from .ring_buffer import RingBuffer
 
-if TYPE_CHECKING:
-    from .token_layer import Tensors
+_MOST = 16
+"""Forms whose functions are kept: those that were used last."""
 
 log = structlog.get_logger()
 
@@ -44,6 +46,26 @@ class RowState:
         self._attending = attending
         self._buffers = buffers
         self._recurrent = recurrent
+
+    @property
+    def plan(self) -> int:
+        """Counts how often what rows lease changed."""
+        return self._step.plan
+
+    @property
+    def form(self) -> Hashable:
+        """All that a step's operations depend on, besides arrays."""
+        return tuple((buffer.rows, buffer.positions) for buffer in self._buffers)
+
+    @property
+    def asked(self) -> list[list[str]]:
+        """What readers asked each buffer for in this step, or else in the last one."""
+        return [buffer.asked_now() for buffer in self._buffers]
+
+    def ask(self, asked: Sequence[list[str]]) -> None:
+        """Have readers ask for this."""
+        for buffer, names in zip(self._buffers, asked, strict=True):
+            buffer.asked = names
 
     def arrays(self) -> list[mx.array]:
         """Every array that a step writes."""
@@ -82,33 +104,49 @@ class RowState:
             self.replace(held)
 
 
-class CompiledStep:
-    """Runs the steps of a batch: the first of a plan as they are, and then a compiled one.
-
-    What a plan's steps read besides the rows' state are constants of what is compiled. It holds
-    them, so it is forgotten as soon as they lie elsewhere.
+@dataclass
+class _Way:
+    """How steps of one form are run.
 
     Attributes:
-        after: steps of a plan that run before one is compiled; 0 for never, and once one could
+        steps: that were.
+        asked: what readers asked each buffer for.
+        arrays: how many the rows had afterwards.
+        compiled: the function; None where it is not made yet.
+    """
+
+    steps: int = 0
+    asked: list[list[str]] = field(default_factory=list)
+    arrays: int = 0
+    compiled: Callable[..., list[mx.array]] | None = None
+
+
+class CompiledStep:
+    """Runs the steps of a batch: the first of a form as they are, and then a compiled one.
+
+    It holds what rows lease until `forget`, and the functions hold nothing but weights.
+
+    Attributes:
+        after: steps of a form that run before one is compiled; 0 for never, and once one could
             not be.
 
     Args:
-        step: what all layers know of it.
         state: of the rows.
+        leased: what they read besides.
         after: as above.
+        gathers: layers keep what they made for a plan: another plan is another form.
     """
 
-    def __init__(self, step: Step, state: RowState, after: int) -> None:
+    def __init__(self, state: RowState, leased: Leased, after: int, *, gathers: bool) -> None:
         self.after = after
-        self._step = step
         self._state = state
-        self._compiled: Callable[..., list[mx.array]] | None = None
-        self._constants: list[Tensors] = []
-        self._steps = 0  # of this plan
+        self._leased = leased
+        self._gathers = gathers
+        self._ways: dict[Hashable, _Way] = {}  # those used last at the end
 
     def forget(self) -> None:
-        """Hold nothing: the next step has another plan."""
-        self._compiled, self._constants, self._steps = None, [], 0
+        """Hold nothing that rows lease: they read something else from now on."""
+        self._leased.forget()
 
     def run(self, model: Any, layers: list[Any], tokens: mx.array) -> mx.array:
         """Compute a step's logits, `[rows, V]`, and write the rows' state.
@@ -120,24 +158,38 @@ class CompiledStep:
         """
         if not self.after:
             return _logits(model, layers, tokens)
-        read = self._step.read()
-        if any(now is not then for now, then in zip(read, self._constants, strict=False)):
-            self.forget()
-        self._steps += 1
-        if self._steps <= self.after:
-            return _logits(model, layers, tokens)
-        if self._compiled is None:
-            self._compiled = mx.compile(partial(_traced, model, layers, self._state))
-            self._constants = read
+        way = self._way(tokens.size)
+        way.steps += 1
+        # Before a batch's first step rows have no arrays.
+        if way.steps <= self.after or way.arrays != len(self._state.arrays()):
+            logits = _logits(model, layers, tokens)
+            way.asked, way.arrays = self._state.asked, len(self._state.arrays())
+            return logits
+        if way.compiled is None:
+            way.compiled = mx.compile(partial(_traced, model, layers, self._state, self._leased))
+        self._state.ask(way.asked)
+        state = self._state
         try:
-            logits, *arrays = self._compiled(tokens, self._state.varying(), self._state.arrays())
+            logits, *arrays = way.compiled(
+                tokens, state.varying(), self._leased.arrays(), state.arrays()
+            )
         except Exception as error:  # noqa: BLE001  (a model's code, which may well compute it)
             log.warning("steps are not compiled", reason=f"{type(error).__name__}: {error}")
-            self.after = 0
+            self.after, self._ways = 0, {}
             self.forget()
             return _logits(model, layers, tokens)
-        self._state.replace(arrays)
+        state.replace(arrays)
         return logits
+
+    def _way(self, rows: int) -> _Way:
+        """How steps of the present form are run."""
+        plan = self._state.plan if self._gathers else 0
+        form = rows, plan, self._leased.form, self._state.form
+        way = self._ways.pop(form) if form in self._ways else _Way()
+        self._ways[form] = way
+        if len(self._ways) > _MOST:
+            del self._ways[next(iter(self._ways))]
+        return way
 
 
 def _logits(model: Any, layers: list[Any], tokens: mx.array) -> mx.array:
@@ -149,10 +201,12 @@ def _traced(
     model: Any,
     layers: list[Any],
     state: RowState,
+    leased: Leased,
     tokens: mx.array,
     varying: Sequence[Sequence[mx.array]],
+    read: Sequence[mx.array],
     arrays: Sequence[mx.array],
 ) -> list[mx.array]:
-    with state.tracing(varying, arrays):
+    with leased.tracing(read), state.tracing(varying, arrays):
         logits = _logits(model, layers, tokens)
         return [logits, *state.arrays()]

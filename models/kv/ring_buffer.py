@@ -44,7 +44,7 @@ class RingBuffer:
         self.lengths: list[int] = []
         self.positions = 0
         self._next = 0  # the position that the next step writes
-        self._asked: list[str] = []  # what readers asked for to know where rows look
+        self.asked: list[str] = []  # what readers asked for to know where rows look
         self._at: mx.array | None = None  # the position, where that differs by call
         self._places: dict[int, mx.array] = {}  # made of it, for each number of heads
 
@@ -210,10 +210,14 @@ class RingBuffer:
 
     def end_step(self, used: Sequence[int]) -> None:
         """Go on to the next position; rows that are not in use stay empty."""
-        self._asked = [name for name in _LOOKS if name in vars(self)] or self._asked
+        self.asked = self.asked_now()
         self._next += 1
         for row in set(range(self.rows)) - set(used):
             self.lengths[row] = 0
+
+    def asked_now(self) -> list[str]:
+        """What readers asked for in this step, or else in the last one."""
+        return [name for name in _LOOKS if name in vars(self)] or self.asked
 
     # -- steps that are compiled -----------------------------------------------------------
 
@@ -223,8 +227,8 @@ class RingBuffer:
 
     def varying(self) -> list[mx.array]:
         """What differs by step: the position, and what readers asked for in the last one."""
-        looks = [self.spans if name == "spans" else mx.array(self._seen()) for name in self._asked]
-        return [mx.array(self._next), *looks]
+        looks = {"mask": lambda: mx.array(self._seen()), "spans": lambda: self.spans}
+        return [mx.array(self._next), *[looks[name]() for name in self.asked]]
 
     @contextmanager
     def tracing(self, varying: Sequence[mx.array]) -> Iterator[None]:
@@ -238,7 +242,7 @@ class RingBuffer:
         """
         self._look_anew()
         self._at = varying[0]
-        vars(self).update(zip(self._asked, varying[1:], strict=True))
+        vars(self).update(zip(self.asked, varying[1:], strict=True))
         try:
             yield
         finally:

@@ -16,7 +16,7 @@ class DevicePolicy:
         fused: attention is MLX's kernels. Without it scores in fp32 are computed block by
             block, and waited for.
         compiles: small functions are compiled into one kernel.
-        compile_after: steps of one plan after which a batch's steps are compiled, as what the host
+        compile_after: steps of one form after which a batch's steps are compiled, as what the host
             does is what a step takes; 0 for never. To compile one takes as long as it saves in so
             many.
         overlaps: the device computes while the host goes on, so that a step is launched before

@@ -129,7 +129,7 @@ class Scenario:
             served: those of serving.
         """
         spare = served.spare_steps if self.spare_steps is None else self.spare_steps
-        # The second step of each plan is compiled: nobody waits for what that takes but once.
+        # The second step of each form is compiled: nobody waits for what that takes but once.
         rules = replace(served, spare_steps=spare, compile_after=min(1, served.compile_after))
         if not self.limit:
             return rules

@@ -1,0 +1,166 @@
+"""What a batch's step reads of stored state, as arguments of a compiled function.
+
+The function then holds none of it: who leaves takes what it leased along, and the same function
+serves whoever comes, as long as as much is read in the same way.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+
+from ..kv.storage import SpanRun
+from ..kv.token_layer import Tensors
+from .batched import Shared, Step
+
+
+class _Run(NamedTuple):
+    """Stands for a `SpanRun` while a step is traced."""
+
+    length: int
+    layers: Sequence[Tensors]
+
+    def layer(self, index: int) -> Tensors:
+        return self.layers[index]
+
+
+class _Stack(NamedTuple):
+    """Stands for a `SpanStack`."""
+
+    layers: Sequence[Tensors]
+    mask: mx.array | None
+
+    def layer(self, index: int) -> Tensors:
+        return self.layers[index]
+
+
+class Leased:
+    """What a step's rows lease: in which form they read it, and its arrays.
+
+    Args:
+        step: of the batch.
+        layers: how many layers spans hold.
+    """
+
+    def __init__(self, step: Step, layers: int) -> None:
+        self._step = step
+        self._layers = range(layers)
+        self._form: tuple[int, Hashable] = (-1, None)  # of which plan
+        self._arrays: list[mx.array] = []
+        self._first: list[Tensors] = []  # of the first layer: others once that lies elsewhere
+
+    def forget(self) -> None:
+        """Hold no array."""
+        self._arrays, self._first = [], []
+
+    @property
+    def form(self) -> Hashable:
+        """All that a step's operations depend on, besides its arrays: equal forms, equal steps."""
+        if self._form[0] != self._step.plan:
+            self._form = self._step.plan, self._form_now()
+        return self._form[1]
+
+    def _form_now(self) -> Hashable:
+        step, runs = self._step, self._runs()
+        number = {id(run): place for place, run in enumerate(runs)}
+
+        def read(runs: Sequence[SpanRun]) -> tuple[int, ...]:
+            return tuple(number[id(run)] for run in runs)
+
+        def shared(groups: Sequence[Shared]) -> tuple[Hashable, ...]:
+            return tuple((read(runs), _count(members)) for runs, members in groups)
+
+        return (
+            tuple(run.length for run in runs),
+            *(shared(step.shared), shared(step.rests), read(step.tails.runs)),
+            tuple((slot, read(runs)) for slot, runs in step.private.items()),
+            tuple(
+                (tuple(stack.layer(0)[0].shape), stack.mask is None, _count(members))
+                for stack, members in step.stacks
+            ),
+            *(step.of_stacks is None, step.of_private is None),
+        )
+
+    def arrays(self) -> list[mx.array]:
+        """All of them, in an order that depends on the form alone."""
+        first = [run.layer(0) for run in self._runs()] if self._layers else []
+        same = len(first) == len(self._first) and all(map(_is, first, self._first))
+        if not (self._arrays and same):
+            self._first, self._arrays = first, list(self._now())
+        return self._arrays
+
+    def _runs(self) -> list[SpanRun]:
+        """All runs, each once."""
+        step = self._step
+        groups = [*[runs for runs, _ in (*step.shared, *step.rests)], *step.private.values()]
+        each = {id(run): run for runs in (*groups, step.tails.runs) for run in runs}
+        return list(each.values())
+
+    def _now(self) -> Iterator[mx.array]:
+        step = self._step
+        for run in self._runs():
+            for index in self._layers:
+                yield from run.layer(index)
+        for stack, members in step.stacks:
+            for index in self._layers:
+                yield from stack.layer(index)
+            yield from _some(stack.mask, members)
+        yield from _some(*[members for _, members in (*step.shared, *step.rests)])
+        yield from _some(step.tails.lengths, step.of_stacks, step.of_private)
+
+    @contextmanager
+    def tracing(self, arrays: Sequence[mx.array]) -> Iterator[None]:
+        """Have layers read other arrays, which stand for these.
+
+        Args:
+            arrays: as many as `arrays` gives.
+        """
+        step, left = self._step, iter(arrays)
+
+        def layers(of: Any) -> list[Tensors]:
+            return [tuple(next(left) for _ in of.layer(index)) for index in self._layers]
+
+        def other(array: mx.array | None) -> mx.array | None:
+            return None if array is None else next(left)
+
+        runs = {id(run): _Run(run.length, layers(run)) for run in self._runs()}
+
+        def read(real: Sequence[SpanRun]) -> list[SpanRun]:
+            return [cast("SpanRun", runs[id(run)]) for run in real]
+
+        stacks: Any = [
+            (_Stack(layers(stack), other(stack.mask)), other(members))
+            for stack, members in step.stacks
+        ]
+        groups: list[Shared] = [
+            (read(real), other(members)) for real, members in (*step.shared, *step.rests)
+        ]
+        lengths = next(left)
+        standing = {
+            "stacks": stacks,
+            "shared": groups[: len(step.shared)],
+            "rests": groups[len(step.shared) :],
+            "tails": step.tails.standing(read(step.tails.runs), lengths),
+            "private": {slot: read(real) for slot, real in step.private.items()},
+            "of_stacks": other(step.of_stacks),
+            "of_private": other(step.of_private),
+        }
+        held = {name: getattr(step, name) for name in standing}
+        vars(step).update(standing)
+        try:
+            yield
+        finally:
+            vars(step).update(held)
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _count(members: mx.array | None) -> int | None:
+    return None if members is None else members.size
+
+
+def _some(*arrays: mx.array | None) -> Iterator[mx.array]:
+    return (array for array in arrays if array is not None)
