@@ -261,23 +261,23 @@ class Engine(Generic[C, P, O, T]):
         entered = sum(s.status is not SequenceStatus.DECODE for s in batch.decode)
         began = self._clock()
         output, errors = self._decoder.run(batch.decode, step.plan)
-        if output is not None:
-            self._prefiller.decoded(self._clock() - began, entered)
         self._decoder.process_output()
         for place, error in errors.items():
             self._lifecycle.fail(batch.decode[place], error)
         if output is not None:
             self._decoder.sample(output, batch.decode)
         stalled, self._stalled = self._stalled, bool(batch.prefill)
-        if batch.prefill:
-            # A chunk shall not keep tokens back, nor its time be taken for the decode's.
+        overlaps = self._runner.overlaps and any(s.wants_more for s in self._running)
+        if batch.prefill or stalled or not overlaps:
+            # A chunk shall not keep tokens back, nor its time be taken for the decode's. After one
+            # the streams have waited long enough to do without the overlap once; else nothing is
+            # gained by launching, or left to launch, before it.
             self._decoder.process_output()
+        if output is not None:
+            self._prefiller.decoded(self._clock() - began, entered)
+        if batch.prefill:
             self._publish_events()
             self._prefiller.run(batch.prefill)
-        elif stalled or not self._runner.overlaps or not any(s.wants_more for s in self._running):
-            # After a chunk the streams have waited long enough to do without the overlap once;
-            # else nothing is gained by launching, or left to launch, before it.
-            self._decoder.process_output()
 
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())

@@ -33,6 +33,7 @@ class StallBound:
     _LEAST = 16  # smaller chunks cost more in overhead than they save in waiting
     _UNTRIED = 64  # tokens, before the first measurement
     _SURE = 0.8  # of the bound: chunks take longer than estimated about as often as shorter
+    _LAST = 0.9  # of it, for a chunk that completes its prompt
     _DOUBT = 0.98  # what a row's time still counts after a call of one: some time it is tried anew
     _FORGET = 0.8  # what a measurement still counts when the next one comes
     _NOISE = 1.25  # times longer or shorter than estimated, at which the machine is as it was
@@ -45,7 +46,7 @@ class StallBound:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
         self._row: float | None = None  # seconds of each row more; None before any was measured
         self._decodes = deque[float](maxlen=self._RECENT)  # seconds of those that nobody entered
-        self._entries = deque[float](maxlen=self._RECENT)  # seconds more for each who did
+        self._entries = deque[tuple[int, float]](maxlen=self._RECENT)  # who did, and seconds more
 
     def observe(self, tokens: int, seconds: float, rows: int = 1) -> None:
         """Learn from a call how long calls take.
@@ -70,14 +71,27 @@ class StallBound:
         """Learn from a decode what it takes more for each who entered its batch.
 
         Args:
-            seconds: that it took; where the device computes on meanwhile, that its launch took.
+            seconds: until its tokens were there; where the device computes on meanwhile, until
+                those of the one before were, and it was launched.
             entered: sequences whose first decode it was.
         """
         if not entered:
             self._decodes.append(seconds)
         elif self._decodes:
             more = seconds - statistics.median(self._decodes)
-            self._entries.append(max(0.0, more) / entered)
+            self._entries.append((entered, max(0.0, more)))
+
+    def _entering(self, rows: int) -> float:
+        """Estimate how many seconds it takes that so many enter a batch.
+
+        Much of it is the same for one and for many: those that were half as many at least tell.
+        Beyond, each takes its part.
+        """
+        if not self._entries:  # it takes about as long as a row does in a call
+            return rows * (self._row or 0.0)
+        many = [seconds for entered, seconds in self._entries if 2 * entered >= rows]
+        each = [seconds * rows / entered for entered, seconds in self._entries]
+        return statistics.median(many or each)
 
     def expected(self, tokens: int) -> float | None:
         """Estimate how many seconds a chunk takes; None before any was measured."""
@@ -104,10 +118,8 @@ class StallBound:
         longest, rows = max(*others, tokens), len(others) + 1
         row = self._row or 0.0
         together = (self.expected(rows * longest) or 0.0) + (rows - 1) * row
-        # As long as nobody has entered a batch, that takes about as long as a row does here.
-        entry = statistics.median(self._entries) if self._entries else row
         most = self._most_beside(self.expected(self._LEAST))
-        if bounded and together + (rows - 1) * entry > most:
+        if bounded and together + self._entering(rows) > most:
             return False
         alone = self.expected(tokens)
         if self._row is None or alone is None:
@@ -149,7 +161,7 @@ class StallBound:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
 
         A chunk that is cut is a multiple of the shortest one: lengths that come again are
-        planned, and compiled for, once. The last one of a prompt may use up the bound.
+        planned, and compiled for, once. The last one of a prompt may take a little longer.
         """
         least, whole = self.expected(self._LEAST), self.expected(limit)
         if least is None or whole is None:
@@ -159,5 +171,5 @@ class StallBound:
             return ChunkSize(limit)
         each = (whole - least) / (limit - self._LEAST)
         cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
-        last = self._LEAST + int((most / self._SURE - least) / each)
+        last = self._LEAST + int((most * self._LAST / self._SURE - least) / each)
         return ChunkSize(min(cut, limit), min(last, limit))
