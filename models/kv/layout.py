@@ -37,6 +37,7 @@ class CacheLayout:
     Attributes:
         has_spans: some layers are token-addressable.
         has_checkpoints: some are not.
+        has_recurrences: some are recurrent.
 
     Args:
         model: mlx-lm's model.
@@ -58,6 +59,7 @@ class CacheLayout:
             raise UnsupportedCacheError(f"the model keeps state in {name}, which umbel cannot save")
         self.has_spans = any(type(layer) in _ADDRESSABLE for layer in leaves)
         self.has_checkpoints = any(type(layer) in _WHOLE for layer in leaves)
+        self.has_recurrences = any(type(layer) is ArraysCache for layer in leaves)
 
     def open(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from .ring_buffer import resized
+from .resizing import resized
 
 
 class RecurrentRows(ArraysCache, ABC):  # type: ignore[misc]

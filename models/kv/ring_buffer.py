@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import NotBatchableError
+from .resizing import resized
 from .row_kernel import Arrangement
 
 _LOOKS = ("mask", "spans")
@@ -45,8 +46,7 @@ class RingBuffer:
         self.positions = 0
         self._next = 0  # the position that the next step writes
         self.asked: list[str] = []  # what readers asked for to know where rows look
-        self._at: mx.array | None = None  # the position, where that differs by call
-        self._places: dict[int, mx.array] = {}  # made of it, for each number of heads
+        self._places: dict[int, mx.array] = {}  # by heads, where they differ by call
 
     def reserve(self, count: int) -> int:
         """Make place for tensors of a layer; returns the number of the first."""
@@ -191,22 +191,24 @@ class RingBuffer:
     def append(self, index: int, tensor: mx.array) -> mx.array:
         """Write this step's position of one tensor, `[rows, heads, 1, size]`; return all of it."""
         held = self._held(index, tensor)
-        if self._at is None:
+        if not self._places:
             held[:, :, self._next : self._next + 1] = tensor
             return held
-        # The scatter by which newcomers are written, too: what writes at a position of an axis
-        # would be one more kernel, which CUDA takes ten seconds to compile.
+        # The scatter by which newcomers are written, too: one more kernel takes ten seconds.
         flat = held.reshape(-1, held.shape[3])
-        flat[self._flat(held.shape[1], self._at)] = tensor.squeeze(2)
+        flat[self._places[held.shape[1]]] = tensor.squeeze(2)
         held = self.tensors[index] = flat.reshape(held.shape)
         return held
 
-    def _flat(self, heads: int, at: mx.array) -> mx.array:
-        """`[rows, heads]`, where each head of a row writes in all positions in a row."""
-        if heads not in self._places:
-            places = np.arange(self.rows * heads, dtype=np.int32) * self.positions
-            self._places[heads] = mx.array(places.reshape(-1, heads)) + at
-        return self._places[heads]
+    def _places_now(self) -> dict[int, mx.array]:
+        """For each number of heads where this step writes in all positions of all in a row.
+
+        Each is `[rows, heads]`.
+        """
+        each = {tensor.shape[1] for tensor in self.tensors if tensor is not None}
+        first = {heads: np.arange(self.rows * heads, dtype=np.int32) for heads in sorted(each)}
+        all_ = {heads: places * self.positions + self._next for heads, places in first.items()}
+        return {heads: mx.array(places.reshape(-1, heads)) for heads, places in all_.items()}
 
     def end_step(self, used: Sequence[int]) -> None:
         """Go on to the next position; rows that are not in use stay empty."""
@@ -226,9 +228,9 @@ class RingBuffer:
         self.tensors = [None if tensor is None else next(tensors) for tensor in self.tensors]
 
     def varying(self) -> list[mx.array]:
-        """What differs by step: the position, and what readers asked for in the last one."""
+        """What differs by step: where it writes, and what readers asked for in the last one."""
         looks = {"mask": lambda: mx.array(self._seen()), "spans": lambda: self.spans}
-        return [mx.array(self._next), *[looks[name]() for name in self.asked]]
+        return [*self._places_now().values(), *[looks[name]() for name in self.asked]]
 
     @contextmanager
     def tracing(self, varying: Sequence[mx.array]) -> Iterator[None]:
@@ -241,16 +243,17 @@ class RingBuffer:
             NotBatchableError: a reader asks for what it did not ask for in the step before.
         """
         self._look_anew()
-        self._at = varying[0]
-        vars(self).update(zip(self.asked, varying[1:], strict=True))
+        self._places = dict(zip(self._places_now(), varying, strict=False))
+        looks = varying[len(self._places) :]
+        vars(self).update(zip(self.asked, looks, strict=True))
         try:
             yield
         finally:
-            self._at, self._places = None, {}
+            self._places = {}
             self._look_anew()
 
     def _check_asked(self) -> None:
-        if self._at is not None:
+        if self._places:
             raise NotBatchableError("where rows look would stay what it is in this step")
 
     def _look_anew(self) -> None:
@@ -287,16 +290,3 @@ class RingBuffer:
             held[row : row + 1, :, :stop] = tensor[:, :, -start:]
             tensor, stop = tensor[:, :, :-start], 0
         held[row : row + 1, :, self.positions + start : self.positions + stop] = tensor
-
-
-def resized(tensor: mx.array, rows: int) -> mx.array:
-    """Have this many rows of zeros or of what was there; those beyond are dropped."""
-    more = rows - tensor.shape[0]
-    # A copy: a slice would keep what was dropped in memory.
-    return _padded(tensor, 0, more) if more > 0 else mx.contiguous(tensor[:rows])
-
-
-def _padded(tensor: mx.array, axis: int, more: int) -> mx.array:
-    widths = [(0, 0)] * tensor.ndim
-    widths[axis] = (0, more)
-    return mx.pad(tensor, widths)

@@ -19,6 +19,8 @@ class DevicePolicy:
         compile_after: steps of one form after which a batch's steps are compiled, as what the host
             does is what a step takes; 0 for never. To compile one takes as long as it saves in so
             many.
+        fuses_fast: to fuse operations into a kernel takes no time that counts. On CUDA it takes ten
+            seconds for each, once a machine.
         overlaps: the device computes while the host goes on, so that a step is launched before
             the last one's tokens are read.
         warms_up: kernels are compiled or loaded when they are first met, which must be before
@@ -46,6 +48,7 @@ class DevicePolicy:
     fused: bool
     compiles: bool
     compile_after: int
+    fuses_fast: bool
     overlaps: bool
     warms_up: bool
     contiguous_keys: bool
@@ -70,6 +73,7 @@ CPU = DevicePolicy(
     fused=False,
     compiles=False,
     compile_after=0,
+    fuses_fast=False,
     overlaps=False,
     warms_up=False,
     contiguous_keys=False,
@@ -93,6 +97,7 @@ GPU = DevicePolicy(
     fused=True,
     compiles=True,
     compile_after=5,
+    fuses_fast=True,
     overlaps=True,
     warms_up=True,
     contiguous_keys=True,
@@ -112,6 +117,7 @@ GPU = DevicePolicy(
 # What the host reads is moved to the host's memory, for good.
 CUDA = replace(
     GPU,
+    fuses_fast=False,
     host_reads=False,
     recurrence_kernel=True,
     attention_kernels=True,

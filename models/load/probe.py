@@ -148,8 +148,11 @@ def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
         device: how attention is computed.
     """
     why = []
+    # Recurrences, and attention that is not the layers', have many operations to be fused.
+    few = device.fuses_fast or (not layout.has_recurrences and reads_parts(model, layout))
+    ways = (True, False) if device.compile_after and few else (False,)
     for mask_axes in _MASK_AXES:
-        for compiles in (True, False) if device.compile_after else (False,):
+        for compiles in ways:
             way = Batching(None, mask_axes, compiles)
             reason = _why_not(model, layout, device, way)
             if reason is None:

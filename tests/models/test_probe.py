@@ -17,7 +17,7 @@ from umbel.models.binding import bind
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.load import probe
-from umbel.models.load.device import CUDA, device_policy
+from umbel.models.load.device import CUDA, GPU, device_policy
 from umbel.models.load.probe_prefill import prefills_together
 
 from .. import zoo
@@ -178,3 +178,17 @@ def test_who_attends_by_itself(name: str) -> None:
         way = probe.batching(model, CacheLayout(model), device)
         assert way.one_by_one is None
         assert bool(way.mask_axes) == (name in GATHERED)
+
+
+@pytest.mark.parametrize(
+    ("name", "on_cuda"),
+    [("llama", True), ("gpt_oss", True), ("qwen3_next", False), ("deepseek_v3", False)],
+)
+def test_what_fuses_slowly_is_compiled_where_it_is_little(name: str, *, on_cuda: bool) -> None:
+    """On CUDA a model with operations of its own kind would make its first start wait long."""
+    model = shared_model(name)
+    for fuses_fast in (GPU.fuses_fast, CUDA.fuses_fast):
+        device = replace(AS_CUDA, fuses_fast=fuses_fast, compile_after=CUDA.compile_after)
+        bind(model, device)
+        way = probe.batching(model, CacheLayout(model), device)
+        assert way.compiles == (fuses_fast or on_cuda)
