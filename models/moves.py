@@ -48,8 +48,8 @@ class MakeContiguous(NamedTuple):
 
     Attributes:
         tokens: that it has.
-        storages: numbers of those that have their only place there.
-        lodged: tokens of these.
+        storages: numbers of those that have their only place there, at once or later.
+        lodged: tokens of those that have it at once.
         beside: tokens that lay in them with these, which have another place then.
     """
 

@@ -3,7 +3,7 @@
 Protocols, so that plans are made and tested without MLX.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -24,6 +24,7 @@ class State(Protocol):
         slot: its row of the batch; None where it has caches of its own.
         is_contiguous: its own caches hold all its keys in one piece.
         lodged: tokens of its prefix that lie there, and nowhere else.
+        lodging: numbers of the storages of these.
         suffix_is_full: its own caches grow with the next token.
         windows_change: layers with a window get other arrays with the next token.
         single_steps: decode steps since it last was in a batch.
@@ -45,6 +46,8 @@ class State(Protocol):
     def is_contiguous(self) -> bool: ...  # noqa: D102
     @property
     def lodged(self) -> int: ...  # noqa: D102
+    @property
+    def lodging(self) -> Collection[int]: ...  # noqa: D102
     @property
     def suffix_is_full(self) -> bool: ...  # noqa: D102
     @property
@@ -128,7 +131,8 @@ class Rules:
         gathers: each layer puts all keys of all rows together.
         stacks: what rows alone lease is read side by side: an operation costs more there than
             the copy and its padding.
-        stack_limit: tokens of a stack, padding included: it can be given up at any time.
+        stack_limit: tokens of a stack, padding included, and those that are lodged in one piece:
+            it can be given up at any time.
         own: tokens of its prefix's end, at most, that a row copies so as to read them as its own:
             many short spans of single rows cost more to read one by one than the copy takes.
         row_limit: tokens of its own after which a row is packed.

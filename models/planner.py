@@ -109,11 +109,15 @@ def _in_one_piece(state: State, rules: Rules, *, begins: bool) -> MakeContiguous
         begins: its suffix is packed first, which may join it with spans of its own.
     """
     storages: list[int] = []
-    lodged = beside = 0
+    planned = lodged = beside = 0
     may_lodge = rules.batches and not rules.exact
     still = state.prefix[: len(state.prefix) - len(state.packed) * begins] if may_lodge else ()
     for run in runs_in(still):
-        if run.moves and lodged + run.tokens <= rules.stack_limit:
-            storages.append(run.storage)
+        moves = run.moves or (begins and run.storage in state.lodging)
+        if not (moves or run.rest == 0) or planned + run.tokens > rules.stack_limit:
+            continue
+        storages.append(run.storage)  # what is being written to disk moves after that
+        planned += run.tokens
+        if moves:
             lodged, beside = lodged + run.tokens, beside + run.rest
     return MakeContiguous(state.number, state.offset, tuple(storages), lodged, beside)

@@ -251,6 +251,7 @@ class ModelRunner:
     def _alone(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
         (cache,) = caches
         cache.single_steps += 1
+        cache.adopt()
         logits: mx.array = self._model(tokens[None], cache=cache.layers)[:, -1, :]
         launch(logits, cache.arrays() if self._has_more_than_logits else [])
         return logits

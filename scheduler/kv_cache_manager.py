@@ -228,18 +228,21 @@ class KVCacheManager(Generic[C]):
         lease = sequence.lease
         if lease is None:
             return
-        if keep and self._keeps:
+        kept = keep and self._keeps
+        if kept:
             self._hand_over(sequence, lease)
             if self._pins is not None:
                 request = sequence.request
                 self._pins.remember(
                     request.tenant, request.conversation, as_tokens(sequence.computed)
                 )
-        else:
-            lease.close()
-        cache = self.caches.pop(sequence, None)
-        if cache is not None:
-            self._opener.placement.close(cache)
+        try:
+            cache = self.caches.pop(sequence, None)
+            if cache is not None:
+                self._opener.placement.close(cache)
+        finally:
+            if not kept:  # last: what it leases may lie in the sequence's own caches
+                lease.close()
 
     def _hand_over(self, sequence: Sequence, lease: Lease) -> None:
         if self._grid > 1:

@@ -84,14 +84,15 @@ class StallBound:
     def _entering(self, rows: int) -> float:
         """Estimate how many seconds it takes that so many enter a batch.
 
-        Much of it is the same for one and for many: those that were half as many at least tell.
-        Beyond, each takes its part.
+        Much of it is the same for one and for many: those tell that were half to twice as many.
+        Where there are none, each takes its part.
         """
         if not self._entries:  # it takes about as long as a row does in a call
             return rows * (self._row or 0.0)
-        many = [seconds for entered, seconds in self._entries if 2 * entered >= rows]
-        each = [seconds * rows / entered for entered, seconds in self._entries]
-        return statistics.median(many or each)
+        entries = self._entries
+        near = [seconds for entered, seconds in entries if rows <= 2 * entered <= 4 * rows]
+        each = [seconds * rows / entered for entered, seconds in entries]
+        return statistics.median(near or each)
 
     def expected(self, tokens: int) -> float | None:
         """Estimate how many seconds a chunk takes; None before any was measured."""

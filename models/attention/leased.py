@@ -47,12 +47,6 @@ class Leased:
         self._step = step
         self._layers = range(layers)
         self._form: tuple[int, Hashable] = (-1, None)  # of which plan
-        self._arrays: list[mx.array] = []
-        self._first: list[Tensors] = []  # of the first layer: others once that lies elsewhere
-
-    def forget(self) -> None:
-        """Hold no array."""
-        self._arrays, self._first = [], []
 
     @property
     def form(self) -> Hashable:
@@ -82,14 +76,6 @@ class Leased:
             *(step.of_stacks is None, step.of_private is None),
         )
 
-    def arrays(self) -> list[mx.array]:
-        """All of them, in an order that depends on the form alone."""
-        first = [run.layer(0) for run in self._runs()] if self._layers else []
-        same = len(first) == len(self._first) and all(map(_is, first, self._first))
-        if not (self._arrays and same):
-            self._first, self._arrays = first, list(self._now())
-        return self._arrays
-
     def _runs(self) -> list[SpanRun]:
         """All runs, each once."""
         step = self._step
@@ -97,7 +83,14 @@ class Leased:
         each = {id(run): run for runs in (*groups, step.tails.runs) for run in runs}
         return list(each.values())
 
-    def _now(self) -> Iterator[mx.array]:
+    def arrays(self) -> list[mx.array]:
+        """All of them, in an order that depends on the form alone.
+
+        They are not kept here: what lies elsewhere by the next step must be free then.
+        """
+        return list(self._each())
+
+    def _each(self) -> Iterator[mx.array]:
         step = self._step
         for run in self._runs():
             for index in self._layers:
@@ -152,10 +145,6 @@ class Leased:
             yield
         finally:
             vars(step).update(held)
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _count(members: mx.array | None) -> int | None:

@@ -239,7 +239,6 @@ class BatchCache:
         step = self._step
         step.shared, step.rests, step.tails = [], [], Tails(self.rows)
         step.private, step.stacks, step.of_stacks, step.of_private = {}, [], None, None
-        self._compiled.forget()
 
     def step(
         self,

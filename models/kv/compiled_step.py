@@ -124,7 +124,7 @@ class _Way:
 class CompiledStep:
     """Runs the steps of a batch: the first of a form as they are, and then a compiled one.
 
-    It holds what rows lease until `forget`, and the functions hold nothing but weights.
+    Neither it nor the functions hold anything that rows lease.
 
     Attributes:
         after: steps of a form that run before one is compiled; 0 for never, and once one could
@@ -143,10 +143,6 @@ class CompiledStep:
         self._leased = leased
         self._gathers = gathers
         self._ways: dict[Hashable, _Way] = {}  # those used last at the end
-
-    def forget(self) -> None:
-        """Hold nothing that rows lease: they read something else from now on."""
-        self._leased.forget()
 
     def run(self, model: Any, layers: list[Any], tokens: mx.array) -> mx.array:
         """Compute a step's logits, `[rows, V]`, and write the rows' state.
@@ -176,7 +172,6 @@ class CompiledStep:
         except Exception as error:  # noqa: BLE001  (a model's code, which may well compute it)
             log.warning("steps are not compiled", reason=f"{type(error).__name__}: {error}")
             self.after, self._ways = 0, {}
-            self.forget()
             return _logits(model, layers, tokens)
         state.replace(arrays)
         return logits

@@ -2,7 +2,7 @@
 
 One fused kernel then reads them. They lie in mlx-lm's own caches, which grow in place as long as
 nobody holds a slice of them. So the storages that the sequence reads as a whole hold none: they ask
-for what is read of them (see `lodging.Lender`), and have arrays of their own again before the
+for what is read of them (see `lodging.Host`), and have arrays of their own again before the
 sequence ends, waits or decodes with others.
 """
 
@@ -27,7 +27,8 @@ class ContiguousKeys:
     Args:
         layers: token-addressable, each with a prefix that is read from `runs`.
         runs: what the sequence reads, oldest first.
-        lodging: numbers of the storages that are lodged, where they may move.
+        lodging: numbers of the storages that are lodged: at once where they may move; those that
+            are being written to disk, once that has ended.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class ContiguousKeys:
         self._layers = layers
         self._numbers = _by_number(runs)
         self._made: dict[Place, mx.array] = {}  # what is in no layer cache yet, or not any more
-        self._lodged: dict[Storage, int] = {}  # where each begins
+        self._at: dict[Storage, int] = {}  # where each begins that is lodged, or is to be
+        self._waiting: list[Storage] = []  # to be lodged
         self._rests = self._lodge(runs, lodging)
         self._begun = False
 
@@ -49,9 +51,9 @@ class ContiguousKeys:
             made = {place: self._layers[place[0]].joined(place[1]) for place in places}
             mx.eval(list(made.values()))
             self._made |= made
-            for storage in self._lodged:
+            for storage in self._at.keys() - set(self._waiting):
                 storage.host = self
-                storage.borrow(number, self)
+                storage.ask(number, self)
             apart(self._rests, number)
         self._rests, self._begun = [], True
         for index, layer in enumerate(self._layers):
@@ -62,31 +64,49 @@ class ContiguousKeys:
         """Say where what is lodged lies here; returns what lay beside it."""
         at, rests = 0, list[Storage]()
         for run in runs:
-            if run.storage.number in lodging and run.storage.may_move(run.start, run.stop):
-                rests += divided(run)
-                self._lodged[run.storage] = at
+            if run.storage.number in lodging:
+                if run.storage.may_move(run.start, run.stop):
+                    rests += divided(run)
+                    self._at[run.storage] = at
+                elif run.length == run.storage.length:
+                    self._at[run.storage] = at
+                    self._waiting.append(run.storage)
             at += run.length
         return rests
 
+    def adopt(self) -> None:
+        """Be the only place of what could not move when it was copied here.
+
+        Frees memory, and takes none.
+        """
+        for storage in [each for each in self._waiting if each.movable and not each.lodged]:
+            self._waiting.remove(storage)
+            storage.host = self
+            for number in range(storage.parts):
+                storage.ask(number, self)
+
     @property
-    def lodged(self) -> int:
-        """Tokens that have their only place here."""
-        return sum(storage.length for storage in self._lodged)
+    def lodged(self) -> list[Storage]:
+        """What has its only place here."""
+        return [storage for storage in self._at if storage.host is self]
 
     @property
     def lodged_bytes(self) -> int:
-        """What these take; they count where they belong."""
-        return sum(storage.nbytes for storage in self._lodged)
+        """What that takes; it counts where it belongs."""
+        return sum(storage.nbytes for storage in self.lodged)
 
     def tensor(self, storage: Storage, number: int, row: int) -> mx.array:
-        """One row of a packed array of a storage that is lodged here; see `lodging.Lender`."""
+        """One row of a packed array of a storage that is lodged here; see `lodging.Host`."""
         index, which = place = self._numbers[number][row]
         held = self._made[place] if place in self._made else self._layers[index].all_held()[which]
-        at = self._lodged[storage]
+        at = self._at[storage]
         return held[..., at : at + storage.length, :]
 
     def give_back(self) -> None:
-        """Have all that is lodged lie apart again. The layer caches hold nothing afterwards."""
+        """Have all that is lodged lie apart again. The layer caches hold nothing afterwards.
+
+        If it fails, it can be tried again.
+        """
         if self._begun:
             # No name must be left of what is freed array by array.
             self._made = {
@@ -94,13 +114,14 @@ class ContiguousKeys:
                 for index, layer in enumerate(self._layers)
                 for which, tensor in enumerate(layer.give_up())
             }
+            self._begun = False
         for number, places in enumerate(self._numbers):
-            apart([*self._lodged, *self._rests], number)
+            apart([*self.lodged, *self._rests], number)
             for place in places:
                 self._made.pop(place, None)
-        for storage in self._lodged:
+        for storage in self.lodged:
             storage.host = None
-        self._lodged, self._rests, self._begun = {}, [], False
+        self._at, self._waiting, self._rests = {}, [], []
 
 
 def _by_number(runs: Sequence[SpanRun]) -> list[list[Place]]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .storage import SpanRun, Storage
 
 
-class Lender(Protocol):
+class Host(Protocol):
     """In whose arrays a storage's tokens lie among others, and of which no slice must be held."""
 
     def tensor(self, storage: "Storage", number: int, row: int) -> mx.array:
@@ -17,16 +17,16 @@ class Lender(Protocol):
         ...
 
 
-class Lent(NamedTuple):
-    """One packed array of a storage that somebody else has.
+class Hosted(NamedTuple):
+    """One packed array of a storage that a host has.
 
     Attributes:
-        lender: who.
+        host: who is asked for it.
         rows: of it.
         nbytes: of it.
     """
 
-    lender: Lender
+    host: Host
     rows: int
     nbytes: int
 

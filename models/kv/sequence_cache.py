@@ -13,6 +13,7 @@ from ..memory_profile import Held
 from .contiguous import ContiguousKeys
 from .non_trimmable import capture
 from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, pack, pack_suffix, runs_of
+from .storage import Storage
 from .token_layer import Tensors, TokenLayerCache
 
 
@@ -173,12 +174,13 @@ class SequenceCache:
         parts, self.packed = self.packed, []
         if suffix:
             parts.append(pack_suffix(suffix))
+        del suffix  # slices, which would keep all of what is given back
         self.give_back()
         return parts
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its keys lie in one piece, in a copy of its own."""
+        """Whether its keys lie in one piece, in caches of its own."""
         return self.layers is not self._segmented
 
     def make_contiguous(self, lodging: Collection[int] = ()) -> None:
@@ -187,7 +189,8 @@ class SequenceCache:
         The model is then called with mlx-lm's own caches, which hold all of it.
 
         Args:
-            lodging: numbers of storages that have their only place there; the others are copied.
+            lodging: numbers of storages that have their only place there, at once or as soon as
+                they may move; the others are copied.
         """
         if self.is_contiguous:
             return
@@ -200,14 +203,28 @@ class SequenceCache:
     @property
     def lodged(self) -> int:
         """Tokens of its prefix that lie in its own caches, and nowhere else."""
-        return 0 if self._contiguous is None else self._contiguous.lodged
+        return sum(storage.length for storage in self._lodged)
+
+    @property
+    def lodging(self) -> frozenset[int]:
+        """The numbers of the storages of these."""
+        return frozenset(storage.number for storage in self._lodged)
+
+    @property
+    def _lodged(self) -> list[Storage]:
+        return [] if self._contiguous is None else self._contiguous.lodged
+
+    def adopt(self) -> None:
+        """Have in its own caches only what could not move when it was copied there."""
+        if self._contiguous is not None:
+            self._contiguous.adopt()
 
     def give_back(self) -> None:
         """Have what is lodged in its own caches lie apart again.
 
         If something is, its suffix is lost: it must have been packed, or be of no more use.
         """
-        if self.lodged and self._contiguous is not None:
+        if self._contiguous is not None and self._lodged:
             self._contiguous.give_back()
         self._contiguous = None
 

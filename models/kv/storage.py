@@ -15,7 +15,7 @@ from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
-from .lodging import Lender, Lent
+from .lodging import Host, Hosted
 from .token_layer import Tensors
 
 _numbers = count()
@@ -45,8 +45,7 @@ class View(Protocol):
 class Storage:
     """The state of consecutive tokens, all layers, in a few arrays. Not written to.
 
-    `tensors`, `arrays` and `free` alone touch the arrays. It knows its views and runs weakly:
-    they hold it.
+    No one else touches the arrays. It knows its views and runs weakly: they hold it.
 
     Attributes:
         number: its name, never given twice in a process.
@@ -65,7 +64,7 @@ class Storage:
     def __init__(self, arrays: Sequence[mx.array], places: Places, *, counted: bool = True) -> None:
         self.number = next(_numbers)
         self.host: object | None = None
-        self._arrays: list[mx.array | Lent] = list(arrays)
+        self._arrays: list[mx.array | Hosted] = list(arrays)
         self._counted = counted
         self._views: WeakSet[View] = WeakSet()
         self._runs: WeakValueDictionary[tuple[int, int], SpanRun] = WeakValueDictionary()
@@ -86,23 +85,23 @@ class Storage:
 
     def _row(self, number: int, row: int) -> mx.array:
         array = self._arrays[number]
-        if isinstance(array, Lent):
-            return array.lender.tensor(self, number, row)
+        if isinstance(array, Hosted):
+            return array.host.tensor(self, number, row)
         return array[row : row + 1]
 
     def arrays(self, start: int, stop: int) -> list[mx.array]:
         """The packed arrays of some tokens: of all of them the very arrays, else slices.
 
-        Copies, not yet computed, where it is lent to.
+        Copies, not yet computed, where it asks its host.
         """
         return [self.part(number, start, stop) for number in range(self.parts)]
 
     def part(self, number: int, start: int, stop: int) -> mx.array:
         """Some tokens of one packed array; see `arrays`."""
         array = self._arrays[number]
-        if isinstance(array, Lent):
+        if isinstance(array, Hosted):
             rows = [self._row(number, row)[..., start:stop, :] for row in range(array.rows)]
-            return mx.concatenate(rows, axis=0)
+            return mx.contiguous(mx.concatenate(rows, axis=0))  # of one row that is a slice
         return array if stop - start == self.length else array[..., start:stop, :]
 
     def replace(self, number: int, array: mx.array) -> None:
@@ -110,16 +109,16 @@ class Storage:
         self._arrays[number] = array
         self._let_go()
 
-    def borrow(self, number: int, lender: Lender) -> None:
-        """Have the same tokens in somebody's arrays, who is asked for them at each read."""
+    def ask(self, number: int, host: Host) -> None:
+        """Have the tokens of one packed array in a host's, which is asked for them at each read."""
         array = self.part(number, 0, self.length)
-        self._arrays[number] = Lent(lender, array.shape[0], array.nbytes)
+        self._arrays[number] = Hosted(host, array.shape[0], array.nbytes)
         self._let_go()
 
     @property
-    def borrows(self) -> bool:
-        """Whether its arrays are somebody's who must be asked: what is read is not to be held."""
-        return any(isinstance(array, Lent) for array in self._arrays)
+    def asks(self) -> bool:
+        """Whether a host is asked for its arrays: what is read of them is not to be held."""
+        return any(isinstance(array, Hosted) for array in self._arrays)
 
     def _let_go(self) -> None:
         for run in self._runs.values():
@@ -138,7 +137,7 @@ class Storage:
     @property
     def movable(self) -> bool:
         """Whether its arrays are freed when its tokens are put elsewhere."""
-        return self.loan is None and not self.borrows
+        return self.loan is None and not self.asks
 
     def may_move(self, start: int, stop: int) -> bool:
         """Whether some tokens can have another place than those beside them."""
@@ -262,7 +261,7 @@ class SpanRun:
     def layer(self, index: int) -> Tensors:
         """One layer's tensors, `[1, heads, tokens, size]` each, without a copy.
 
-        The same object at every call, until the tokens move; not where the storage borrows.
+        The same object at every call, until the tokens move; not where the storage asks its host.
 
         Raises:
             ValueError: the state is not there any more.
@@ -270,7 +269,7 @@ class SpanRun:
         if index in self._layers:
             return self._layers[index]
         tensors = self.storage.tensors(index, self.start, self.stop)
-        if not self.storage.borrows:
+        if not self.storage.asks:
             self._layers[index] = tensors
         return tensors
 

@@ -102,7 +102,8 @@ def load_checkpoint(path: Path) -> PackedCheckpoint:
 class DiskCodec:
     """Hands state to the thread that writes files, and reads it back.
 
-    The thread that runs the model copies nothing for that, and waits for nothing. Where the host
+    The thread that runs the model copies nothing for that, and waits for nothing, but where a
+    single sequence has its keys in one piece (see `contiguous`). Where the host
     can read what the device wrote, the parts of an array are views of it: they keep the whole
     buffer alive, and the reader makes its own copy of one part at a time. Where it cannot (CUDA),
     they are copies that the device has been told to make. To read one moves its buffer to the
@@ -135,7 +136,7 @@ class DiskCodec:
             copy: hand over copies, though the host could read it.
         """
         storage, first = span.storage, span.start
-        if storage.borrows:
+        if storage.asks:
             hosted = _computed(storage, first + start, first + stop)
         else:
             arrays = storage.arrays(0, storage.length)
@@ -169,9 +170,9 @@ class DiskCodec:
 
 
 def _computed(storage: Storage, start: int, stop: int) -> dict[str, HostArray]:
-    """Hand over some tokens of a storage that borrows its arrays, as copies.
+    """Hand over some tokens of a storage that asks its host for its arrays, as copies.
 
-    It waits for them: until they are computed the lender cannot write in place.
+    It waits for them: until they are computed the host cannot write in place.
     """
     hosted = {}
     for number in range(storage.parts):

@@ -22,6 +22,7 @@ from .test_plan_cost import Accountant
 
 DEVICE = replace(GPU, fp32=True, compiles=False, warms_up=False)
 PREFIX = 600
+SMALL = 20_000  # bytes
 
 
 def alone(world: BatchFixture, branch: Branch, prompt: int = 3) -> Agent:
@@ -39,7 +40,7 @@ def snapshot(span: PackedSpan) -> list[bytes]:
 
 def lies_apart(span: PackedSpan) -> bool:
     """Whether a span lies in arrays of its own."""
-    return not span.storage.lodged and not span.storage.borrows
+    return not span.storage.lodged and not span.storage.asks
 
 
 @pytest.mark.parametrize("name", STACKED)
@@ -92,6 +93,42 @@ def test_others_read_it_where_it_lies(name: str) -> None:
     world.check()
 
 
+@pytest.mark.parametrize("how", ["handed over", "closed"])
+def test_to_give_it_back_takes_a_part_of_it(how: str) -> None:
+    """What is lodged is in two places for the time of one packed array."""
+    world = BatchFixture("llama", device=DEVICE, num_hidden_layers=8)
+    branch = world.branch(4 * PREFIX)
+    agent = alone(world, branch)
+    assert agent.cache.lodged == 4 * PREFIX
+    (span,) = branch.spans
+    before = resident_bytes()
+    mx.reset_peak_memory()
+    if how == "handed over":
+        world.placement.take_packed(agent.cache)
+    world.placement.close(agent.cache)
+    assert lies_apart(span)
+    assert mx.get_peak_memory() <= before + span.nbytes // span.storage.parts * 3 // 2
+    world.agents.clear()
+
+
+def test_what_was_being_written_moves_afterwards() -> None:
+    """What the disk's thread reads is copied, and lies in one piece alone when it has ended."""
+    world = BatchFixture("llama", device=DEVICE)
+    branch = world.branch(PREFIX)
+    (span,) = branch.spans
+    span.storage.loan = object()
+    agent = alone(world, branch)
+    assert agent.cache.lodged == 0
+    world.decode([agent], steps=2)
+    held = resident_bytes()
+    span.storage.loan = None
+    world.decode([agent])
+    assert agent.cache.lodged == PREFIX
+    assert resident_bytes() <= held - span.nbytes + SMALL
+    world.leave(agent)
+    assert lies_apart(span)
+
+
 def test_a_part_of_a_storage_moves_and_the_rest_stays() -> None:
     """What nobody here reads lies apart from then on, and is not kept twice either."""
     world = BatchFixture("llama", device=DEVICE)
@@ -138,8 +175,9 @@ def test_who_reads_the_same_alone_meanwhile_has_a_copy() -> None:
         world.decode([other])
     world.leave(agent)
     world.decode([other], steps=2)
+    assert other.cache.lodged == 80  # now it can
+    world.leave(other)
     assert lies_apart(branch.spans[0])
-    world.check()
 
 
 def test_what_is_written_is_a_copy_that_keeps_nothing() -> None:
@@ -149,8 +187,11 @@ def test_what_is_written_is_a_copy_that_keeps_nothing() -> None:
     (span,) = branch.spans
     expected = [np.asarray(mx.contiguous(a[..., 100:250, :])) for a in span.arrays]
     agent = alone(world, branch)
+    held = resident_bytes()
     exported = DiskCodec(host_reads=True).export_span(span, 100, 250, copy=True)
     world.decode([agent], steps=2)
+    agent.logits.clear()
+    assert resident_bytes() <= held + span.nbytes // 2 + SMALL
     got = [
         np.concatenate([np.asarray(part).reshape(-1) for part in array.parts])
         for array in exported.tensors.values()
@@ -188,6 +229,35 @@ def test_a_failure_half_way_loses_nothing(after: int, monkeypatch: pytest.Monkey
     world.come(branch, 2)
     world.decode(steps=2 * _SINGLE_STEPS)
     world.check()
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_what_could_not_be_given_back_is_given_back_later(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory lacked half way: nothing is lost, and it can be tried again."""
+    world = BatchFixture("llama", device=DEVICE)
+    branch = world.branch(70)
+    (span,) = branch.spans
+    before = snapshot(span)
+    agent = alone(world, branch)
+    real, calls = lodging.apart, list[object]()
+
+    def failing(*given: object) -> None:
+        calls.append(given)
+        if len(calls) > after:
+            raise MemoryError("no memory")
+        real(*given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(contiguous, "apart", failing)
+        with pytest.raises(MemoryError):
+            world.placement.close(agent.cache)
+    assert snapshot(span) == before
+    world.placement.close(agent.cache)
+    world.agents.remove(agent)
+    assert lies_apart(span)
+    assert snapshot(span) == before
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

@@ -48,6 +48,7 @@ class State:
     slot: int | None = None
     is_contiguous: bool = False
     lodged: int = 0
+    lodging: frozenset[int] = frozenset()
     suffix_is_full: bool = False
     windows_change: bool = False
     single_steps: int = 0
