@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from . import tails
-from .products import Segment
 from .softmax_kernel import TYPES, number
 
 MOST = 4
@@ -181,18 +180,6 @@ def reads(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     return whole and group <= _GROUP and queries.dtype == keys.dtype and keys.dtype in TYPES
 
 
-class Few(NamedTuple):
-    """Few tokens that rows share with others.
-
-    Attributes:
-        segments: keys and values of each run, `[1, kv_heads, tokens, size]`; `tails.MOST` at most.
-        lengths: `[rows, tails.MOST]`, the tokens that each row reads of each run.
-    """
-
-    segments: Sequence[Segment]
-    lengths: mx.array
-
-
 class Ring(NamedTuple):
     """What rows have of their own.
 
@@ -213,7 +200,7 @@ def attend(
     scale: float,
     sinks: mx.array | None,
     *,
-    few: Few,
+    few: tails.Few,
     others: Sequence[tuple[mx.array, mx.array]],
 ) -> mx.array:
     """Compute attention of rows to their own keys in a ring and to few others, and merge it.

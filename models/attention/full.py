@@ -16,6 +16,7 @@ from .cascade import Part, merge, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
 from .products import LATENT, PLAIN, Products, Segment
 from .softmax import softmaxes
+from .tails import Few
 
 
 class BatchedTokenLayer(AttendingLayer):
@@ -58,7 +59,7 @@ class BatchedTokenLayer(AttendingLayer):
         """Have one kernel read what is the rows' own, and merge it with what they share."""
         tails = self._step.tails
         ring = decode_kernel.Ring(self._held[0], self._held[1], self._buffer.spans)
-        few = decode_kernel.Few(tails.segments(self._index), tails.lengths)
+        few = Few(tails.segments(self._index), tails.lengths)
         # Who computes the softmax there scales, too: that is an operation less.
         shared = self._parts(self._grouped(queries), self._step.shared, PLAIN, scale=scale)
         return decode_kernel.attend(queries, ring, scale, sinks, few=few, others=shared)

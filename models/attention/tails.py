@@ -4,6 +4,7 @@ See `kv/alignment.py` for what these are, and `decode_kernel` for who reads them
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,18 @@ from .products import Segment
 
 MOST = 4
 """Runs that a step's rows read so: they are arguments of a kernel, which has as many."""
+
+
+class Few(NamedTuple):
+    """Few tokens that rows share with others.
+
+    Attributes:
+        segments: keys and values of each run, `[1, kv_heads, tokens, size]`; `MOST` at most.
+        lengths: `[rows, MOST]`, the tokens that each row reads of each run.
+    """
+
+    segments: Sequence[Segment]
+    lengths: mx.array
 
 
 class Tails:

@@ -11,10 +11,10 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models.attention.decode_kernel import Few, Ring, attend, reads
+from umbel.models.attention.decode_kernel import Ring, attend, reads
 from umbel.models.attention.joint import prompts_of
 from umbel.models.attention.softmax_kernel import softmax
-from umbel.models.attention.tails import MOST
+from umbel.models.attention.tails import MOST, Few
 from umbel.models.kv.alignment import aligned
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import runs_of
