@@ -4,7 +4,7 @@ The function then holds none of it: who leaves takes what it leased along, and t
 serves whoever comes, as long as as much is read in the same way.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -88,19 +88,14 @@ class Leased:
 
         They are not kept here: what lies elsewhere by the next step must be free then.
         """
-        return list(self._each())
+        found: list[mx.array] = []
 
-    def _each(self) -> Iterator[mx.array]:
-        step = self._step
-        for run in self._runs():
-            for index in self._layers:
-                yield from run.layer(index)
-        for stack, members in step.stacks:
-            for index in self._layers:
-                yield from stack.layer(index)
-            yield from _some(stack.mask, members)
-        yield from _some(*[members for _, members in (*step.shared, *step.rests)])
-        yield from _some(step.tails.lengths, step.of_stacks, step.of_private)
+        def take(array: mx.array) -> mx.array:
+            found.append(array)
+            return array
+
+        self._fields(take)
+        return found
 
     @contextmanager
     def tracing(self, arrays: Sequence[mx.array]) -> Iterator[None]:
@@ -109,47 +104,46 @@ class Leased:
         Args:
             arrays: as many as `arrays` gives.
         """
-        step, left = self._step, iter(arrays)
+        left = iter(arrays)
+        standing = self._fields(lambda _: next(left))
+        held = {name: getattr(self._step, name) for name in standing}
+        vars(self._step).update(standing)
+        try:
+            yield
+        finally:
+            vars(self._step).update(held)
+
+    def _fields(self, take: Callable[[mx.array], mx.array]) -> dict[str, Any]:
+        """The step's fields that say what is read, with what `take` gives for each array."""
+        step = self._step
 
         def layers(of: Any) -> list[Tensors]:
-            return [tuple(next(left) for _ in of.layer(index)) for index in self._layers]
+            return [tuple(map(take, of.layer(index))) for index in self._layers]
 
         def other(array: mx.array | None) -> mx.array | None:
-            return None if array is None else next(left)
+            return None if array is None else take(array)
 
         runs = {id(run): _Run(run.length, layers(run)) for run in self._runs()}
 
         def read(real: Sequence[SpanRun]) -> list[SpanRun]:
             return [cast("SpanRun", runs[id(run)]) for run in real]
 
-        stacks: Any = [
-            (_Stack(layers(stack), other(stack.mask)), other(members))
-            for stack, members in step.stacks
-        ]
-        groups: list[Shared] = [
-            (read(real), other(members)) for real, members in (*step.shared, *step.rests)
-        ]
-        lengths = next(left)
-        standing = {
-            "stacks": stacks,
-            "shared": groups[: len(step.shared)],
-            "rests": groups[len(step.shared) :],
-            "tails": step.tails.standing(read(step.tails.runs), lengths),
+        def shared(groups: Sequence[Shared]) -> list[Shared]:
+            return [(read(real), other(members)) for real, members in groups]
+
+        return {
+            "shared": shared(step.shared),
+            "rests": shared(step.rests),
+            "tails": step.tails.standing(read(step.tails.runs), take(step.tails.lengths)),
             "private": {slot: read(real) for slot, real in step.private.items()},
+            "stacks": [
+                (_Stack(layers(stack), other(stack.mask)), other(members))
+                for stack, members in step.stacks
+            ],
             "of_stacks": other(step.of_stacks),
             "of_private": other(step.of_private),
         }
-        held = {name: getattr(step, name) for name in standing}
-        vars(step).update(standing)
-        try:
-            yield
-        finally:
-            vars(step).update(held)
 
 
 def _count(members: mx.array | None) -> int | None:
     return None if members is None else members.size
-
-
-def _some(*arrays: mx.array | None) -> Iterator[mx.array]:
-    return (array for array in arrays if array is not None)

@@ -87,13 +87,8 @@ class ContiguousKeys:
 
     @property
     def lodged(self) -> list[Storage]:
-        """What has its only place here."""
+        """What has its only place here; its bytes count where it belongs."""
         return [storage for storage in self._at if storage.host is self]
-
-    @property
-    def lodged_bytes(self) -> int:
-        """What that takes; it counts where it belongs."""
-        return sum(storage.nbytes for storage in self.lodged)
 
     def tensor(self, storage: Storage, number: int, row: int) -> mx.array:
         """One row of a packed array of a storage that is lodged here; see `lodging.Host`."""

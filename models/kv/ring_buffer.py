@@ -205,10 +205,13 @@ class RingBuffer:
 
         Each is `[rows, heads]`.
         """
+
+        def places(heads: int) -> mx.array:
+            first = np.arange(self.rows * heads, dtype=np.int32) * self.positions
+            return mx.array((first + self._next).reshape(-1, heads))
+
         each = {tensor.shape[1] for tensor in self.tensors if tensor is not None}
-        first = {heads: np.arange(self.rows * heads, dtype=np.int32) for heads in sorted(each)}
-        all_ = {heads: places * self.positions + self._next for heads, places in first.items()}
-        return {heads: mx.array(places.reshape(-1, heads)) for heads, places in all_.items()}
+        return {heads: places(heads) for heads in sorted(each)}
 
     def end_step(self, used: Sequence[int]) -> None:
         """Go on to the next position; rows that are not in use stay empty."""

@@ -120,8 +120,7 @@ class SequenceCache:
         """What it has of its own, outside of the batch."""
         arrays = [array for layer in self.layers for array in _arrays_of(layer)]
         nbytes = sum(array.nbytes for array in arrays)
-        if self._contiguous is not None:
-            nbytes -= self._contiguous.lodged_bytes  # they count where they belong
+        nbytes -= sum(storage.nbytes for storage in self._lodged)  # they count where they belong
         return Held(
             nbytes + sum(span.nbytes for span in self.packed),
             len(arrays) + sum(span.buffers for span in self.packed),

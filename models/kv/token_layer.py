@@ -56,7 +56,7 @@ class TokenLayerCache:
         """Join one tensor of all tokens, with room for more; not yet computed."""
         parts = [segment[which] for segment in self.prefix]
         if not self.suffix.empty():
-            parts.append(self._held()[which])
+            parts.append(self.all_held()[which])
         return mx.concatenate([*parts, _room(parts[0], _ROOM - self.offset % _ROOM)], axis=-2)
 
     def begin_contiguous(self, tensors: Tensors) -> None:
@@ -126,7 +126,7 @@ class TokenLayerCache:
 
     def keys_and_values(self) -> Any:
         """Keys and values of all tokens, without writing."""
-        return self._whole(None if self.suffix.empty() else self._held())
+        return self._whole(None if self.suffix.empty() else self.all_held())
 
     def segments(self, keys: Any) -> list[Tensors] | None:
         """Prefix and suffix one by one, if `keys` is what was fetched last; else None.
@@ -137,7 +137,7 @@ class TokenLayerCache:
         fetched = self.let_go()
         if fetched is None or fetched[0] is not keys:
             return None
-        return [*self.prefix, self._held()]
+        return [*self.prefix, self.all_held()]
 
     def let_go(self) -> Any:
         """Forget what was fetched last, and return it."""
@@ -150,18 +150,15 @@ class TokenLayerCache:
 
     def suffix_tensors(self) -> Tensors:
         """The suffix's tokens after the prefix, and nothing of its spare room."""
-        return tuple(tensor[..., self._copied :, :] for tensor in self._held())
-
-    def all_held(self) -> Tensors:
-        """All tokens of the suffix, a copy of the prefix included."""
-        return self._held()
+        return tuple(tensor[..., self._copied :, :] for tensor in self.all_held())
 
     @property
     def has_suffix(self) -> bool:
         """Whether it holds tokens after the prefix."""
         return bool(self.suffix.offset > self._copied)
 
-    def _held(self) -> Tensors:
+    def all_held(self) -> Tensors:
+        """All tokens of the suffix, a copy of the prefix included."""
         return _flat(self.suffix.keys_and_values())
 
     def _whole(self, suffix: Tensors | None) -> Any:
