@@ -8,15 +8,28 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
 from umbel.models import runner
+from umbel.models.load.device import CUDA
 
 from . import zoo
+
+# To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled. What
+# emulates a kernel takes milliseconds a call.
+AS_GPU = replace(
+    CUDA,
+    compiles=False,
+    compile_after=0,
+    recurrence_kernel=False,
+    attention_kernels=False,
+    row_kernel=False,
+)
+"""How a GPU is run, on the CPU."""
 
 _measured: dict[tuple[Any, ...], Any] = {}
 _models: list[Any] = []  # that were measured: no other may get the id of one

@@ -1,5 +1,7 @@
 """Keys of a single sequence in one piece, as on a GPU: the only place of what it reads."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -200,15 +202,9 @@ def test_what_is_written_is_a_copy_that_keeps_nothing() -> None:
         np.testing.assert_array_equal(one, other.reshape(-1))
 
 
-@pytest.mark.parametrize("after", range(4))
-def test_a_failure_half_way_loses_nothing(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sequence fails, and what it had moved lies apart again, byte for byte."""
-    world = BatchFixture("llama", device=DEVICE)
-    branch = world.branch(70)
-    (span,) = branch.spans
-    before = snapshot(span)
-    agent = world.come(branch, 3)
-    world.decode([agent], steps=_SINGLE_STEPS - 1)
+@contextmanager
+def memory_lacks(after: int) -> Iterator[None]:
+    """Have it fail that an array is put apart, after so many."""
     real, calls = lodging.apart, list[object]()
 
     def failing(*given: object) -> None:
@@ -217,10 +213,22 @@ def test_a_failure_half_way_loses_nothing(after: int, monkeypatch: pytest.Monkey
             raise MemoryError("no memory")
         real(*given)  # type: ignore[arg-type]
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contiguous, "apart", failing)
-        with pytest.raises(MemoryError):
-            agent.cache.make_contiguous([span.storage.number])
+        yield
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_failure_half_way_loses_nothing(after: int) -> None:
+    """The sequence fails, and what it had moved lies apart again, byte for byte."""
+    world = BatchFixture("llama", device=DEVICE)
+    branch = world.branch(70)
+    (span,) = branch.spans
+    before = snapshot(span)
+    agent = world.come(branch, 3)
+    world.decode([agent], steps=_SINGLE_STEPS - 1)
+    with memory_lacks(after), pytest.raises(MemoryError):
+        agent.cache.make_contiguous([span.storage.number])
     assert snapshot(span) == before  # also while a part of it has moved
     world.placement.close(agent.cache)
     world.agents.remove(agent)
@@ -232,27 +240,15 @@ def test_a_failure_half_way_loses_nothing(after: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("after", range(4))
-def test_what_could_not_be_given_back_is_given_back_later(
-    after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_given_back_is_given_back_later(after: int) -> None:
     """Where memory lacked half way: nothing is lost, and it can be tried again."""
     world = BatchFixture("llama", device=DEVICE)
     branch = world.branch(70)
     (span,) = branch.spans
     before = snapshot(span)
     agent = alone(world, branch)
-    real, calls = lodging.apart, list[object]()
-
-    def failing(*given: object) -> None:
-        calls.append(given)
-        if len(calls) > after:
-            raise MemoryError("no memory")
-        real(*given)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(contiguous, "apart", failing)
-        with pytest.raises(MemoryError):
-            world.placement.close(agent.cache)
+    with memory_lacks(after), pytest.raises(MemoryError):
+        world.placement.close(agent.cache)
     assert snapshot(span) == before
     world.placement.close(agent.cache)
     world.agents.remove(agent)

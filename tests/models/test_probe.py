@@ -21,7 +21,7 @@ from umbel.models.load.device import CUDA, GPU, device_policy
 from umbel.models.load.probe_prefill import prefills_together
 
 from .. import zoo
-from ..shared import shared_model
+from ..shared import AS_GPU, shared_model
 
 
 def reason(model: Any, called: Any = None) -> str | None:
@@ -157,14 +157,6 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
     assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other
 
 
-AS_CUDA = replace(
-    CUDA,
-    compiles=False,
-    compile_after=0,
-    recurrence_kernel=False,
-    attention_kernels=False,
-    row_kernel=False,
-)
 GATHERED = {"gemma2", "deepseek_v32", "plamo2"}
 """Whose attention is their own, so that keys of all rows are put together for them."""
 
@@ -173,7 +165,7 @@ GATHERED = {"gemma2", "deepseek_v32", "plamo2"}
 def test_who_attends_by_itself(name: str) -> None:
     """All others' rows are read where they lie: a fault of ours would have them gathered, too."""
     model = shared_model(name)
-    for device in (device_policy(), AS_CUDA):
+    for device in (device_policy(), AS_GPU):
         bind(model, device)
         way = probe.batching(model, CacheLayout(model), device)
         assert way.one_by_one is None
@@ -188,7 +180,7 @@ def test_what_fuses_slowly_is_compiled_where_it_is_little(name: str, *, on_cuda:
     """On CUDA a model with operations of its own kind would make its first start wait long."""
     model = shared_model(name)
     for fuses_fast in (GPU.fuses_fast, CUDA.fuses_fast):
-        device = replace(AS_CUDA, fuses_fast=fuses_fast, compile_after=CUDA.compile_after)
+        device = replace(AS_GPU, fuses_fast=fuses_fast, compile_after=CUDA.compile_after)
         bind(model, device)
         way = probe.batching(model, CacheLayout(model), device)
         assert way.compiles == (fuses_fast or on_cuda)

@@ -25,6 +25,7 @@ from umbel.scheduler.sequence import Sequence, SequenceStatus
 from .. import zoo
 from ..models.batch_fixture import mlx_lm_alone
 from ..models.cuda_emulator import emulated
+from ..shared import AS_GPU
 from .memory_tools import (
     CHUNK,
     SEEDED,
@@ -39,16 +40,6 @@ from .memory_tools import (
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
 
-# To compile on the CPU is to start a C++ compiler; test_cascade.py compares what is compiled. What
-# emulates a kernel takes milliseconds a call.
-AS_GPU = replace(
-    CUDA,
-    compiles=False,
-    compile_after=0,
-    recurrence_kernel=False,
-    attention_kernels=False,
-    row_kernel=False,
-)
 MEMORY = 1 << 30
 _SHORTEST = 80
 """Tokens that the warm-up's longest sequence has at least where the budget is small."""

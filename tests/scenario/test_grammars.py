@@ -15,6 +15,7 @@ from umbel.models.text.grammar_compiler import GrammarCompiler
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import FinishReason
 
+from ..shared import AS_GPU
 from .memory_tools import (
     CHUNK,
     GREEDY,
@@ -26,7 +27,6 @@ from .memory_tools import (
     words,
     zoo_model,
 )
-from .test_as_gpu import AS_GPU
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel

@@ -12,8 +12,8 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.daemon.model_loader import shrink
 
 from ..models.batch_fixture import STACKED
+from ..shared import AS_GPU
 from .memory_tools import Ask, ServerFixture, Watch, words, zoo_model
-from .test_as_gpu import AS_GPU
 from .test_memory import TOLERANCE, check_ledger
 
 if TYPE_CHECKING:
