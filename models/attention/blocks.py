@@ -8,10 +8,13 @@ import mlx.core as mx
 import numpy as np
 
 from ..load.device import DevicePolicy
+from .planned import attend_causally
 from .softmax import softmaxes
 
 BLOCK = 128
 """Queries at a time: scores stay in the processor's cache, and little is masked."""
+_PLANNED = 128
+"""Size of the largest heads for which cuDNN has a kernel; MLX computes others by products."""
 
 
 def attend(
@@ -38,6 +41,8 @@ def attend(
     Returns:
         `[B, heads, T, size of a value]`.
     """
+    if device.plans_attention and isinstance(mask, str) and queries.shape[3] <= _PLANNED:
+        return attend_causally(queries, keys, values, scale, sinks)
     if device.fused or queries.dtype != mx.float32:
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks

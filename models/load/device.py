@@ -15,6 +15,8 @@ class DevicePolicy:
         fp32: weights become fp32: the device has no other fast type.
         fused: attention is MLX's kernels. Without it scores in fp32 are computed block by
             block, and waited for.
+        plans_attention: these kernels are planned for each shape, which takes the host a tenth of a
+            second; see `attention/planned.py`.
         compiles: small functions are compiled into one kernel.
         compile_after: steps of one form after which a batch's steps are compiled, as what the host
             does is what a step takes; 0 for never. To compile one takes as long as it saves in so
@@ -46,6 +48,7 @@ class DevicePolicy:
 
     fp32: bool
     fused: bool
+    plans_attention: bool
     compiles: bool
     compile_after: int
     fuses_fast: bool
@@ -71,6 +74,7 @@ class DevicePolicy:
 CPU = DevicePolicy(
     fp32=True,
     fused=False,
+    plans_attention=False,
     compiles=False,
     compile_after=0,
     fuses_fast=False,
@@ -95,6 +99,7 @@ CPU = DevicePolicy(
 GPU = DevicePolicy(
     fp32=False,
     fused=True,
+    plans_attention=False,
     compiles=True,
     compile_after=5,
     fuses_fast=True,
@@ -117,6 +122,7 @@ GPU = DevicePolicy(
 # What the host reads is moved to the host's memory, for good.
 CUDA = replace(
     GPU,
+    plans_attention=True,
     fuses_fast=False,
     host_reads=False,
     recurrence_kernel=True,

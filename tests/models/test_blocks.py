@@ -1,5 +1,6 @@
 """Blockwise attention against double precision, and against MLX's own."""
 
+from dataclasses import replace
 from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -227,3 +228,49 @@ def test_scores_stay_small() -> None:
     before = mx.get_active_memory()
     mx.eval(attend(q, k, v, SCALE, "causal", None, HERE))
     assert mx.get_peak_memory() - before < 4 * 2048 * 2048 * 4 / 4
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize(
+    ("count", "held"),
+    [(1, 1), (2, 2), (3, 40), (71, 600), (130, 512), (512, 512), (300, 1500), (1024, 1024)],
+)
+def test_planned(heads: tuple[int, int], count: int, held: int, *, sinks: bool) -> None:
+    """What is added to few shapes changes nothing."""
+    inputs = random_inputs(2, heads, count, held)
+    logits = np.linspace(-1, 1, heads[0], dtype=np.float32) if sinks else None
+    queries, keys, values = map(mx.array, inputs)
+    known = None if logits is None else mx.array(logits)
+    device = replace(HERE, plans_attention=True)
+    found = attend(queries, keys, values, SCALE, "causal", known, device)
+    np.testing.assert_allclose(found, reference(inputs, "causal", logits), atol=TOLERANCE)
+
+
+def test_few_shapes_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of any length is computed in the shapes of a few; no other mask is padded."""
+    shapes = set()
+    real = mx.fast.scaled_dot_product_attention
+
+    def seen(queries: mx.array, keys: mx.array, values: mx.array, **more: Any) -> mx.array:
+        assert keys.shape == values.shape
+        shapes.add((queries.shape[2], keys.shape[2]))
+        return real(queries, keys, values, **more)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", seen)
+    device = replace(HERE, plans_attention=True, fused=True)
+
+    def attended(count: int, held: int, mask: Any) -> None:
+        queries, keys = mx.zeros((1, 2, count, 8)), mx.zeros((1, 1, held, 8))
+        mx.eval(attend(queries, keys, keys, 1.0, mask, None, device))
+
+    for held in range(1030, 1500, 13):
+        attended(71, held, "causal")
+    assert shapes == {(512, 1536), (1024, 1536)}
+    shapes.clear()
+    for count in range(1, 70, 4):
+        attended(count, 70, "causal")
+    assert shapes == {(128, 128)}
+    shapes.clear()
+    attended(71, 1030, None)
+    assert shapes == {(71, 1030)}
