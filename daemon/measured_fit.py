@@ -15,7 +15,7 @@ from .errors import StartError
 from .model_fit import LEAST_CONTEXT, usable
 
 _LEAST_CHUNK = 512  # tokens; and those of exact serving, which shares whole chunks only
-_CHUNK_SHARE = 16  # of the budget, a part in this many is what a longer chunk may compute with
+_CHUNK_SHARE = 4  # of the budget, a part in this many is what a longer chunk may compute with
 
 log = structlog.get_logger()
 

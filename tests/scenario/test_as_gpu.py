@@ -272,8 +272,8 @@ def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("device", "budget", "given", "longest_chunk"),
     [
-        (AS_GPU, 4 * MEMORY, {}, 2048),
-        (AS_GPU, MEMORY, {}, 1024),
+        (AS_GPU, MEMORY, {}, 2048),
+        (AS_GPU, MEMORY // 4, {}, 1024),
         (AS_GPU, MEMORY // 32, {}, 512),
         (CPU, MEMORY, {}, 512),
         (AS_GPU, MEMORY, {"exact": True}, 512),
