@@ -39,11 +39,11 @@ def test_both_ways_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(attention_plans, "bind", bind)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attend)
-    sizes = ["--conversations", "2", "--turns", "4", "--most", "200", "--chunk", "64"]
+    sizes = ["--conversations", "2", "--turns", "2", "--most", "300", "--chunk", "64"]
     out = tmp_path / "found.json"
     found = attention_plans.main(["--shape", "small", *sizes, "--out", str(out)])
     assert [one.few for one in found] == [True, False]
-    assert 0 < 2 * len(seen[0]) < len(seen[1])
+    assert 0 < len(seen[0]) < len(seen[1])
     for one in found:
         assert min(one.wall_s, one.chunk_ms, one.first_ms, one.last_ms) > 0
     assert [each["wall_s"] for each in json.loads(out.read_text())] == [o.wall_s for o in found]
