@@ -41,13 +41,14 @@ def attend(
     Returns:
         `[B, heads, T, size of a value]`.
     """
-    if device.plans_attention and isinstance(mask, str) and queries.shape[3] <= _PLANNED:
+    _, _, count, size = queries.shape
+    if device.plans_attention and isinstance(mask, str) and count > 1 and size <= _PLANNED:
         return attend_causally(queries, keys, values, scale, sinks)
     if device.fused or queries.dtype != mx.float32:
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
-    batch, heads, count, size = queries.shape
+    batch, heads = queries.shape[:2]
     kv_heads, held = keys.shape[1], keys.shape[2]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, count, size)
     if sinks is not None:
