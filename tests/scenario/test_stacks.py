@@ -131,8 +131,10 @@ def test_what_one_alone_reads_is_held_once(name: str, tmp_path: Path) -> None:
         assert held(server) <= MOST * token * tokens(server)
         assert server.active <= MOST * token * tokens(server)
 
-    for _ in range(3):
+    for turn in range(12):  # what is being written moves later, and a busy machine writes slowly
         crowd.turn(watch)
+        if turn >= 2 and in_one_piece > ANSWER:
+            break
     assert in_one_piece > ANSWER
     server.close()
 
