@@ -25,7 +25,7 @@ from shapes import SHAPES, make, on_cpu, tokens
 from umbel.models.binding import bind
 from umbel.models.runner import ModelRunner
 
-QUESTION = 20, 400
+TURN = 20, 400
 """Tokens that a turn brings: at least, and below."""
 
 
@@ -48,7 +48,9 @@ class Result:
     last_ms: float
 
 
-def talk(runner: ModelRunner, vocab_size: int, lengths: list[int], chunk: int) -> Any:
+def talk(
+    runner: ModelRunner, vocab_size: int, lengths: list[int], chunk: int
+) -> tuple[list[float], list[float]]:
     """Compute a prompt and what each turn adds to it.
 
     Returns:
@@ -87,7 +89,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     rng = random.Random(0)  # noqa: S311  (not a secret)
     conversations = [
         [rng.randrange(options.most // 2, options.most)]
-        + [rng.randrange(*QUESTION) for _ in range(options.turns)]
+        + [rng.randrange(*TURN) for _ in range(options.turns)]
         for _ in range(options.conversations)
     ]
     print(
@@ -98,7 +100,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
     found = []
     for few in (True, False):
         bind(model, replace(device, plans_attention=few))
-        talk(runner, vocab_size, [options.chunk, *QUESTION], options.chunk)  # kernels are loaded
+        talk(runner, vocab_size, [options.chunk, *TURN], options.chunk)  # kernels are loaded
         start = time.perf_counter()
         times = [talk(runner, vocab_size, each, options.chunk) for each in conversations]
         wall = time.perf_counter() - start

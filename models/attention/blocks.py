@@ -8,13 +8,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..load.device import DevicePolicy
-from .planned import attend_causally
+from .planned import LARGEST, attend_causally
 from .softmax import softmaxes
 
 BLOCK = 128
 """Queries at a time: scores stay in the processor's cache, and little is masked."""
-_PLANNED = 128
-"""Size of the largest heads for which cuDNN has a kernel; MLX computes others by products."""
 
 
 def attend(
@@ -42,7 +40,7 @@ def attend(
         `[B, heads, T, size of a value]`.
     """
     _, _, count, size = queries.shape
-    if device.plans_attention and isinstance(mask, str) and count > 1 and size <= _PLANNED:
+    if device.plans_attention and isinstance(mask, str) and count > 1 and size <= LARGEST:
         return attend_causally(queries, keys, values, scale, sinks)
     if device.fused or queries.dtype != mx.float32:
         return mx.fast.scaled_dot_product_attention(

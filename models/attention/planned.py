@@ -8,6 +8,8 @@ of keys. So queries and keys are padded to one of few sizes.
 
 import mlx.core as mx
 
+LARGEST = 128
+"""Size of the largest heads for which cuDNN has a kernel; MLX computes others by products."""
 _STEP = 512
 """Tokens: a chunk attends for fewer than so many in vain, and 8,000 tokens have 16 such sizes."""
 
@@ -19,7 +21,7 @@ def attend_causally(
 
     As many queries as keys are added at the end: the last query still is the last key's, so that
     the kernel's own mask holds, and no query that counts sees a key that was added. What queries
-    still lack of a multiple is added before them.
+    still lack of a multiple of the step is added before them.
 
     Args:
         queries: `[B, heads, T, size]`.
@@ -53,5 +55,5 @@ def _size(count: int) -> int:
 
 def _padded(array: mx.array, before: int, behind: int) -> mx.array:
     if not before + behind:
-        return array
+        return array  # which MLX would copy
     return mx.pad(array, [(0, 0), (0, 0), (before, behind), (0, 0)])
