@@ -242,8 +242,11 @@ class BatchPlanner:
             self._batch.stacks if self._stays else (),
             most=most,
             fewest=self._batch.restack_due,
+            apart=self._batch.reads_apart,
             may_copy=may_copy and self._batch.may_stack,
         )
+        if self._batch.reads_apart:
+            return stacks, 0  # nothing is gained
         return stacks, restacked_after(lying, stacks, most=most)
 
     def _put_together(self, groups: Iterable[PrefixGroup]) -> tuple[int, int]:

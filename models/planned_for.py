@@ -84,7 +84,8 @@ class Batch(Protocol):
         windows: those of layers with a window, by its length.
         groups: who reads which spans; None where that must be looked at anew.
         stacks: what rows alone read side by side.
-        may_stack: whether there has been memory for that of late.
+        reads_apart: a kernel reads what rows alone lease wherever it lies, as far as is known.
+        may_stack: whether there has been memory for stacks of late.
         restack_due: what is read apart has cost as much as making stacks of it.
     """
 
@@ -102,6 +103,8 @@ class Batch(Protocol):
     def groups(self) -> tuple[PrefixGroup, ...] | None: ...  # noqa: D102
     @property
     def stacks(self) -> tuple[Stack, ...]: ...  # noqa: D102
+    @property
+    def reads_apart(self) -> bool: ...  # noqa: D102
     @property
     def may_stack(self) -> bool: ...  # noqa: D102
     @property

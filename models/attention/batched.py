@@ -11,11 +11,12 @@ import mlx.core as mx
 
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
+from ..kv.span_run import SpanRun
 from ..kv.span_stack import SpanStack
-from ..kv.storage import SpanRun
 from ..load.device import DevicePolicy
 from .blocks import attend
 from .fetched import Keys, Rotated, RotatedQueries
+from .splits import Splits
 from .tails import Tails
 
 Shared = tuple[list[SpanRun], mx.array | None]
@@ -38,6 +39,7 @@ class Step:
         of_stacks: where in what comes of `stacks` each row finds its own; one after the last for
             who has none. None where that is the order of the rows.
         of_private: the same for `private`.
+        splits: what stands in the place of these four where a kernel reads what rows alone lease.
         plan: counts how often these changed.
     """
 
@@ -50,6 +52,7 @@ class Step:
     stacks: list[tuple[SpanStack, mx.array | None]] = field(default_factory=list)
     of_stacks: mx.array | None = None
     of_private: mx.array | None = None
+    splits: Splits | None = None
     plan: int = 0
 
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
+from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
-from ..kv.storage import SpanRun
-from . import decode_kernel
+from ..kv.span_run import SpanRun
+from . import decode_kernel, split_kernel
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
@@ -42,19 +43,36 @@ class BatchedTokenLayer(AttendingLayer):
         sinks: mx.array | None,
         rotated: RotatedQueries | None,
     ) -> mx.array:
-        products = self._products(rotated)
+        products, step = self._products(rotated), self._step
+        if step.splits is not None and products is not PLAIN:
+            raise NotBatchableError("the model's latents look like keys and values")
+        splits = self._attend_splits(queries, scale)
         if self._in_kernel(queries, products):
-            return self._attend_in_kernel(queries, scale, sinks)
-        scaled, step = queries * scale, self._step
+            return self._attend_in_kernel(queries, scale, sinks, splits)
+        scaled = queries * scale
         if rotated is not None:
             scaled = mx.concatenate([scaled, rotated.queries], axis=-1)
         shared = [*step.shared, *step.rests]
         parts = self._parts(self._grouped(scaled), shared, products, own=self._held)
+        if splits is not None:
+            parts.append(split_kernel.merged(splits, self._held[0].shape[1], queries.dtype))
         output = merge(parts, sinks, step.device)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
+    def _attend_splits(self, queries: mx.array, scale: float) -> tuple[mx.array, mx.array] | None:
+        """Have a kernel read what rows alone lease, if it does."""
+        splits = self._step.splits
+        if splits is None:
+            return None
+        segments = splits.segments(self._index)
+        return split_kernel.attend(queries, segments, splits.table, scale)
+
     def _attend_in_kernel(
-        self, queries: mx.array, scale: float, sinks: mx.array | None
+        self,
+        queries: mx.array,
+        scale: float,
+        sinks: mx.array | None,
+        splits: tuple[mx.array, mx.array] | None,
     ) -> mx.array:
         """Have one kernel read what is the rows' own, and merge it with what they share."""
         tails = self._step.tails
@@ -62,7 +80,9 @@ class BatchedTokenLayer(AttendingLayer):
         few = Few(tails.segments(self._index), tails.lengths)
         # Who computes the softmax there scales, too: that is an operation less.
         shared = self._parts(self._grouped(queries), self._step.shared, PLAIN, scale=scale)
-        return decode_kernel.attend(queries, ring, scale, sinks, few=few, others=shared)
+        return decode_kernel.attend(
+            queries, ring, scale, sinks, few=few, others=shared, splits=splits
+        )
 
     def _grouped(self, queries: mx.array) -> mx.array:
         """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`."""

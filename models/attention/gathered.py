@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import NotBatchableError
 from ..kv.buckets import padded_to
 from ..kv.ring_buffer import RingBuffer
-from ..kv.storage import SpanRun
+from ..kv.span_run import SpanRun
 from .batched import BufferedLayer, Shared, Step
 
 

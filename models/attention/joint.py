@@ -15,7 +15,7 @@ from ..kv.packed import runs_of
 from ..kv.prefix_groups import prefix_groups
 from ..kv.row_kernel import Arrangement
 from ..kv.sequence_cache import SequenceCache
-from ..kv.storage import SpanRun
+from ..kv.span_run import SpanRun
 from ..load.device import DevicePolicy
 from .cascade import merge, part_of, scores_of, spread, together
 from .products import Segment

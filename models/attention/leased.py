@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from ..kv.storage import SpanRun
+from ..kv.span_run import SpanRun
 from ..kv.token_layer import Tensors
 from .batched import Shared, Step
+from .splits import Splits
 
 
 class _Run(NamedTuple):
@@ -33,6 +34,15 @@ class _Stack(NamedTuple):
 
     def layer(self, index: int) -> Tensors:
         return self.layers[index]
+
+
+class _Source(NamedTuple):
+    """Stands for what `Splits` reads."""
+
+    starts: Sequence[Tensors]
+
+    def start_of(self, index: int) -> Tensors:
+        return self.starts[index]
 
 
 class Leased:
@@ -74,6 +84,8 @@ class Leased:
                 for stack, members in step.stacks
             ),
             *(step.of_stacks is None, step.of_private is None),
+            # Wherever it lies, and however much it is.
+            None if step.splits is None else step.splits.table.shape,
         )
 
     def _runs(self) -> list[SpanRun]:
@@ -142,7 +154,16 @@ class Leased:
             ],
             "of_stacks": other(step.of_stacks),
             "of_private": other(step.of_private),
+            "splits": None if step.splits is None else self._splits(step.splits, take),
         }
+
+    def _splits(self, splits: Splits, take: Callable[[mx.array], mx.array]) -> Splits:
+        """The same with other arrays; those of a source that is there more than once are one."""
+        each = {
+            id(source): _Source([tuple(map(take, source.start_of(i))) for i in self._layers])
+            for source in splits.sources
+        }
+        return Splits([each[id(source)] for source in splits.sources], take(splits.table))
 
 
 def _count(members: mx.array | None) -> int | None:

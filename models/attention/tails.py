@@ -9,7 +9,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..kv.storage import SpanRun
+from ..kv.span_run import SpanRun
 from .products import Segment
 
 MOST = 4

@@ -9,7 +9,7 @@ begin with the same few tokens of a chat template, and a trie of several prompts
 
 from collections.abc import Sequence
 
-from .storage import SpanRun
+from .span_run import SpanRun
 
 FEW = 64
 """Tokens of a run that are read row by row: it costs less than the launches of a product."""

@@ -24,8 +24,8 @@ from .entering import Entering
 from .non_trimmable import in_order, make_chunk, make_ring
 from .recurrent import BatchedRecurrentLayer
 from .sequence_cache import layer_caches_of
+from .span_run import SpanRun
 from .span_stacks import SpanStacks, order_of
-from .storage import SpanRun
 from .token_layer import Tensors
 
 
@@ -39,6 +39,7 @@ class BatchCache:
         windows: those of layers with a window, by its length.
         chunked: lengths of those windows that are emptied when a chunk begins.
         stacks: what rows alone read side by side.
+        reads_apart: a kernel reads what rows alone lease wherever it lies, as far as is known.
 
     Args:
         like: layer caches of any sequence of the model.
@@ -69,6 +70,8 @@ class BatchCache:
         self.suffixes = made.suffixes if made.token_layers else None
         self._num_token_layers = len(made.token_layers)
         self.stacks = SpanStacks()
+        self.reads_apart = False
+        self._gathers = mask_axes > 0
         leaves = list(layer_caches_of(self.layers))
         self._attending = [layer for layer in leaves if isinstance(layer, BufferedLayer)]
         self._recurrent = [layer for layer in leaves if isinstance(layer, BatchedRecurrentLayer)]
@@ -212,12 +215,19 @@ class BatchCache:
             private: spans that a row reads alone and that are in no stack, by its slot.
             everyone: rows that are in use.
         """
+        step = self._step
         self._read_shared(shared, everyone)
-        self._step.private = private
-        self._step.stacks = self.stacks.read_by(self.rows)
-        self._step.of_stacks = order_of(self.stacks.readers, self.rows)
-        self._step.of_private = order_of(list(private), self.rows)
-        self._step.plan += 1
+        step.plan += 1
+        if step.device.attention_kernels and not self._gathers:
+            step.splits = self.stacks.splits(private, self.rows, self._num_token_layers)
+            if step.splits is not None or private or self.stacks.plan:
+                self.reads_apart = step.splits is not None
+        if step.splits is not None:
+            return
+        step.private = private
+        step.stacks = self.stacks.read_by(self.rows)
+        step.of_stacks = order_of(self.stacks.readers, self.rows)
+        step.of_private = order_of(list(private), self.rows)
 
     def _read_shared(
         self, shared: list[tuple[list[SpanRun], tuple[int, ...]]], everyone: int
@@ -239,6 +249,7 @@ class BatchCache:
         step = self._step
         step.shared, step.rests, step.tails = [], [], Tails(self.rows)
         step.private, step.stacks, step.of_stacks, step.of_private = {}, [], None, None
+        step.splits = None
 
     def step(
         self,

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 import mlx.core as mx
 
 from .lodging import apart, divided
-from .storage import SpanRun, Storage
+from .span_run import SpanRun
+from .storage import Storage
 from .token_layer import TokenLayerCache
 
 Place = tuple[int, int]

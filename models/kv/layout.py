@@ -24,7 +24,7 @@ from ..errors import UnsupportedCacheError
 from ..params import KVQuantization
 from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, runs_of
 from .sequence_cache import SequenceCache, layer_caches_of
-from .storage import SpanRun
+from .span_run import SpanRun
 from .token_layer import token_layer_cache
 
 _ADDRESSABLE = (KVCache, QuantizedKVCache)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from .storage import SpanRun, Storage
+    from .span_run import SpanRun
+    from .storage import Storage
 
 
 class Host(Protocol):

@@ -11,7 +11,8 @@ from typing import Any, Self
 import mlx.core as mx
 
 from .non_trimmable import Record
-from .storage import Places, SpanRun, Storage, copied
+from .span_run import SpanRun
+from .storage import Places, Storage, copied
 from .token_layer import Tensors
 
 _PARTS = 8

@@ -22,8 +22,8 @@ from .prefix_groups import PrefixGroup
 from .restacking import RestackTimer
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
+from .span_run import SpanRun
 from .stacking import Stack
-from .storage import SpanRun
 from .token_layer import Tensors
 
 
@@ -53,6 +53,11 @@ class Placement:
     def stacks(self) -> tuple[Stack, ...]:
         """What rows alone read side by side."""
         return () if self.batch is None else self.batch.stacks.plan
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether a kernel reads what rows alone lease wherever it lies."""
+        return self.batch is not None and self.batch.reads_apart
 
     @property
     def may_stack(self) -> bool:

@@ -14,9 +14,10 @@ import numpy as np
 from ..memory_profile import Held
 from .lodging import apart, divided
 from .packed import PackedSpan, runs_of
+from .span_run import SpanRun
 from .stacking import Run
-from .storage import SpanRun, Storage
-from .token_layer import Tensors
+from .storage import Storage
+from .token_layer import Tensors, starts
 
 
 class _Placed(NamedTuple):
@@ -48,6 +49,7 @@ class SpanStack:
         self._content = [placed for row, spans in enumerate(rows) for placed in _placed(row, spans)]
         self._arrays: list[mx.array] = []
         self._layers: list[Tensors] = []
+        self._starts: list[Tensors] = []
         self._lodged: WeakKeyDictionary[Storage, int] = WeakKeyDictionary()
         self._copied: WeakKeyDictionary[Storage, tuple[int, int]] = WeakKeyDictionary()
         self._rests: WeakSet[Storage] = WeakSet()  # of what was divided for it
@@ -55,6 +57,10 @@ class SpanStack:
     def layer(self, index: int) -> Tensors:
         """One layer's tensors, `[rows, heads, positions, size]` each."""
         return self._layers[index]
+
+    def start_of(self, index: int) -> Tensors:
+        """The first token of `layer`, of its first row: where it begins in memory."""
+        return self._starts[index]
 
     def lodged(self) -> list[tuple[Storage, int]]:
         """The storages that have their only place here, and their rows."""
@@ -128,7 +134,8 @@ class SpanStack:
         places = self._content[0].run.storage.places
         views = [[self._arrays[n][i : i + 1].squeeze(0) for n, i in place] for place in places]
         self._layers = [tuple(tensors) for tensors in views]
-        mx.eval(self._layers)
+        self._starts = [starts(tensors) for tensors in self._layers]
+        mx.eval(self._layers, self._starts)
         self._content, self._rests = [], WeakSet()
         return tuple(map(tuple, runs))
 
@@ -148,7 +155,7 @@ class SpanStack:
 
     def retire(self) -> None:
         """Be read no more."""
-        self._layers, self._content = [], []
+        self._layers, self._starts, self._content = [], [], []
 
     def empty(self, number: int) -> None:
         """Let go of one array: what is still lodged here has one of its own instead."""

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
+from ..attention.splits import Reading, Source, Splits, splits_of
 from ..memory_profile import Held
 from .packed import PackedSpan
+from .span_run import SpanRun
 from .span_stack import SpanStack
 from .stacking import Run, Stack
 
@@ -62,6 +64,33 @@ class SpanStacks:
             for stack, held in zip(self._plan, self._stacks, strict=True)
             if stack.slots
         ]
+
+    def splits(
+        self, private: Mapping[int, Sequence[SpanRun]], rows: int, layers: int
+    ) -> Splits | None:
+        """Have one kernel read stacks, and what rows alone read beside them; None where it cannot.
+
+        Args:
+            private: spans that are in no stack, by the slot of who reads them.
+            rows: of the batch.
+            layers: how many layers all of these hold.
+        """
+        there = [pair for pair in zip(self._plan, self._stacks, strict=True) if pair[0].slots]
+        sources: list[Source] = [held for _, held in there]
+        readings = [
+            Reading(row.slot, number, place, row.tokens)
+            for number, (stack, _) in enumerate(there)
+            for place, row in enumerate(stack.rows)
+            if row.slot is not None
+        ]
+        for slot, runs in private.items():
+            numbers = range(len(sources), len(sources) + len(runs))
+            readings += [
+                Reading(slot, number, 0, run.length)
+                for number, run in zip(numbers, runs, strict=True)
+            ]
+            sources += runs
+        return splits_of(sources, readings, rows, layers)
 
     @property
     def readers(self) -> list[int | None]:

@@ -10,6 +10,9 @@ from typing import NamedTuple, Protocol
 LOOSE = 2
 """Runs that are read one by one: as many operations as another stack takes."""
 
+APART = 8
+"""Where a kernel reads runs and stacks alike: half of those it has arguments for."""
+
 _FULL_PART, _FULL_OF = 4, 5
 """A row fills at least this part of its stack's positions: the rest is computed for nothing."""
 
@@ -160,18 +163,21 @@ def stacks_of(
     *,
     most: int = 1 << 62,
     fewest: bool = False,
+    apart: bool = False,
     may_copy: bool = True,
 ) -> tuple[Stack, ...]:
     """Say which rows read side by side.
 
-    Stacks that are there stay as they are while at most `LOOSE` runs are in none of them, and
-    they are of use. Else those who are in none get stacks of their own, or all are made anew.
+    Stacks that are there stay as they are while at most `LOOSE` runs are in none of them, or
+    `APART`, and they are of use. Else those who are in none get stacks of their own, or all are
+    made anew.
 
     Args:
         private: for each slot what its row alone reads, oldest first.
         before: the stacks of the step before.
         most: tokens of a stack, padding included; a row that is longer is in none.
         fewest: what is read apart, and the stacks, are as few as can be.
+        apart: a kernel reads what is in none, too, at no cost.
         may_copy: stacks may be made, and given up.
 
     Returns:
@@ -182,7 +188,7 @@ def stacks_of(
     if not may_copy:
         return tuple(there)
     kept = [stack for stack in there if _useful(stack)]
-    late, loose = runs_apart(wanted, kept), 0 if fewest else LOOSE
+    late, loose = runs_apart(wanted, kept), APART if apart else 0 if fewest else LOOSE
     if loose and sum(late.values()) <= loose:
         return tuple(kept)
     if sum(map(len, wanted.values())) <= loose:

@@ -16,6 +16,7 @@ from weakref import WeakSet, WeakValueDictionary
 import mlx.core as mx
 
 from .lodging import Host, Hosted
+from .span_run import SpanRun
 from .token_layer import Tensors
 
 _numbers = count()
@@ -235,61 +236,6 @@ class Storage:
             for moved in (*views, *read):
                 moved.move(storage, moved.start - start)
         self.free()
-
-
-class SpanRun:
-    """Consecutive tokens of one storage, read as one. It follows them where they move.
-
-    Whoever reads does not hold: that is a view's part.
-
-    Attributes:
-        storage: where they are.
-        start: the first of them there.
-        length: how many tokens.
-    """
-
-    def __init__(self, storage: Storage, start: int, stop: int) -> None:
-        self.length = stop - start
-        self._layers: dict[int, Tensors] = {}
-        self.move(storage, start)
-
-    @property
-    def stop(self) -> int:
-        """One after the last of them."""
-        return self.start + self.length
-
-    def layer(self, index: int) -> Tensors:
-        """One layer's tensors, `[1, heads, tokens, size]` each, without a copy.
-
-        The same object at every call, until the tokens move; not where the storage asks its host.
-
-        Raises:
-            ValueError: the state is not there any more.
-        """
-        if index in self._layers:
-            return self._layers[index]
-        tensors = self.storage.tensors(index, self.start, self.stop)
-        if not self.storage.asks:
-            self._layers[index] = tensors
-        return tensors
-
-    def between(self, start: int, stop: int) -> "SpanRun":
-        """Some of its tokens."""
-        return self.storage.run(self.start + start, self.start + stop)
-
-    def part(self, number: int) -> mx.array:
-        """One packed array of its tokens."""
-        return self.storage.part(number, self.start, self.stop)
-
-    def move(self, storage: Storage, start: int) -> None:
-        """Read the same tokens in another storage from now on."""
-        self.let_go()
-        self.storage, self.start = storage, start
-        storage.watch(self)
-
-    def let_go(self) -> None:
-        """Hold no array until it is read again."""
-        self._layers = {}
 
 
 def copied(storage: Storage, start: int, stop: int) -> Storage:

@@ -221,3 +221,11 @@ def _flat(pair: Any) -> Tensors:
     if isinstance(keys, mx.array):
         return keys, values
     return (*keys, *values)
+
+
+def starts(tensors: Tensors) -> Tensors:
+    """The first token of the first row of a layer's tensors, without a copy.
+
+    Its strides are theirs: they say where the other rows and tokens are.
+    """
+    return tuple(tensor[:1, :, :1] for tensor in tensors)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from umbel.models.kv.restacking import RestackTimer, restacked_after
 from umbel.models.kv.stacking import (
+    APART,
     LOOSE,
     Run,
     Stack,
@@ -105,6 +106,17 @@ def test_neighbours_are_one_run() -> None:
         Run(lent.number, 0, 5, moves=False),
     )
     assert runs_in(spans[1:2]) == (Run(whole.number, 4, 10, moves=True, rest=4),)
+
+
+def test_what_a_kernel_reads_apart_needs_no_stack() -> None:
+    """As long as it has arguments for all; then there is one of all who are as long."""
+    private = rows(*[5000] * APART)
+    assert len(stacks_of(private)) == 1
+    assert stacks_of(private, apart=True) == ()
+    assert len(stacks_of(rows(*[5000] * (APART + 1)), apart=True)) == 1
+    (stack,) = before = after(stacks_of(rows(*[5000] * (APART + 1)), apart=True))
+    private = rows(*[5000] * (2 * APART + 1))
+    assert [s.positions for s in stacks_of(private, before, apart=True)] == [stack.positions]
 
 
 @pytest.mark.parametrize("count", range(LOOSE + 1))

@@ -79,6 +79,7 @@ class Batch:
     windows: dict[int, Buffer] = field(default_factory=dict)
     groups: tuple[PrefixGroup, ...] | None = None
     stacks: tuple[Stack, ...] = ()
+    reads_apart: bool = False
     may_stack: bool = True
     restack_due: bool = False
 

@@ -25,7 +25,7 @@ from .bench import Ask, Bench, words
 from .test_exactness import TOLERANCE
 
 if TYPE_CHECKING:
-    from umbel.models.kv.storage import SpanRun
+    from umbel.models.kv.span_run import SpanRun
 
 SYSTEM = 150
 SHARED = ("llama", "qwen3_next", "gemma3_text", "mamba2")
