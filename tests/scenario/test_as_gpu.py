@@ -109,10 +109,10 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("qwen3_next", {"gated_delta", "softmax_lse", "attend", "arrange"}),
+        ("qwen3_next", {"gated_delta", "softmax_lse", "attend", "attend_split", "arrange"}),
         ("kimi_linear", {"gated_delta", "softmax_lse", "arrange"}),
-        ("llama", {"softmax_lse", "attend", "arrange"}),
-        ("gpt_oss", {"softmax_lse", "attend", "arrange"}),
+        ("llama", {"softmax_lse", "attend", "attend_split", "arrange"}),
+        ("gpt_oss", {"softmax_lse", "attend", "attend_split", "arrange"}),
         ("deepseek_v3", {"softmax_lse", "arrange"}),
     ],
 )
