@@ -42,6 +42,10 @@ class _Bucket:
     at: float
 
 
+_ROUNDING = 1e-6
+"""Seconds: who is told to come after so much less than a whole one might find nothing yet."""
+
+
 class Quotas:
     """Tokens a minute of each tenant that has a bound: a bucket that holds those of one minute.
 
@@ -72,7 +76,7 @@ class Quotas:
             bucket = self._filled(tenant, now)
             if bucket is None or bucket.left > 0:
                 return 0
-            return math.floor(-bucket.left * _MINUTE / bucket.most) + 1
+            return math.floor(-bucket.left * _MINUTE / bucket.most + _ROUNDING) + 1
 
     def _filled(self, tenant: str, now: float) -> _Bucket | None:
         """Fill a tenant's bucket as time has passed; None where there is no bound."""
