@@ -158,12 +158,12 @@ class Leased:
         }
 
     def _splits(self, splits: Splits, take: Callable[[mx.array], mx.array]) -> Splits:
-        """The same with other arrays; those of a source that is there more than once are one."""
-        each = {
-            id(source): _Source([tuple(map(take, source.start_of(i))) for i in self._layers])
+        """The same with other arrays: as many of them, however many sources are the same."""
+        standing = [
+            _Source([tuple(map(take, source.start_of(index))) for index in self._layers])
             for source in splits.sources
-        }
-        return Splits([each[id(source)] for source in splits.sources], take(splits.table))
+        ]
+        return Splits(standing, take(splits.table))
 
 
 def _count(members: mx.array | None) -> int | None:

@@ -3,7 +3,8 @@
 All of it is arguments of one form, whoever comes with whatever length: a compiled step serves all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from . import split_kernel
 from .products import Segment
 
 _BLOCKS = 1024
-"""Of a layer, about: an H100 computes some 260 at a time, and evens are better for what is left."""
+"""Of a layer, about: an H100 computes some 260 at a time, and the last round is seldom full."""
 _LEAST, _LONGEST = 256, 4096
 """Tokens that a block reads at most: what it does besides is nothing beside so many."""
 _SPLITS = 64
@@ -49,7 +50,7 @@ class Reading(NamedTuple):
     tokens: int
 
 
-class Splits:
+class Splits(NamedTuple):
     """What all rows read.
 
     Attributes:
@@ -57,9 +58,8 @@ class Splits:
         table: as in `split_kernel.attend`.
     """
 
-    def __init__(self, sources: Sequence[Source], table: mx.array) -> None:
-        self.sources = sources
-        self.table = table
+    sources: Sequence[Source]
+    table: mx.array
 
     def segments(self, index: int) -> list[Segment]:
         """A layer's tensors of all sources, as `split_kernel.attend` takes them."""
@@ -99,12 +99,10 @@ def splits_of(
 
 def _tokens_of_a_block(readings: Sequence[Reading], kv_heads: int) -> int:
     """A power of two: what it is for does not change with each who comes."""
-    tokens = sum(reading.tokens for reading in readings)
-    by_slot: Mapping[int, int] = {
-        slot: sum(reading.tokens for reading in readings if reading.slot == slot)
-        for slot in {reading.slot for reading in readings}
-    }
-    longest = max(by_slot.values())
+    by_slot = Counter[int]()
+    for reading in readings:
+        by_slot[reading.slot] += reading.tokens
+    tokens, longest = by_slot.total(), max(by_slot.values())
     each = _LEAST
     while each < _LONGEST and (each * _BLOCKS < tokens * kv_heads or each * _SPLITS < longest):
         each *= 2

@@ -79,7 +79,7 @@ class BatchCache:
         self._buffers = [*suffixes, *self.windows.values()]
         self._state = RowState(self._step, self._attending, self._buffers, self._recurrent)
         leased = Leased(self._step, self._num_token_layers)
-        self._compiled = CompiledStep(self._state, leased, compile_after, gathers=mask_axes > 0)
+        self._compiled = CompiledStep(self._state, leased, compile_after, gathers=self._gathers)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ class BatchCache:
         step.plan += 1
         if step.device.attention_kernels and not self._gathers:
             step.splits = self.stacks.splits(private, self.rows, self._num_token_layers)
-            if step.splits is not None or private or self.stacks.plan:
+            if private or self.stacks.plan:
                 self.reads_apart = step.splits is not None
         if step.splits is not None:
             return

@@ -170,7 +170,8 @@ class EmulatedKernel:
         assert threadgroup[1:] == (1, 1)
         assert threadgroup[0] % _WARP == 0
         self.launches += 1
-        arrays = [np.array(a, order="C") if self._in_one_piece else _as_it_lies(a) for a in inputs]
+        # What the strides of one that lies as it is lead to may be more than it says.
+        arrays = [np.array(a, order="C") if self._in_one_piece else np.asarray(a) for a in inputs]
         types = [_TYPES[dtype] for dtype in output_dtypes]
         outputs = [
             np.full(shape, _NOTHING[kind]) for shape, kind in zip(output_shapes, types, strict=True)
@@ -250,11 +251,6 @@ def traced_only() -> Iterator[None]:
         yield
     finally:
         mx.enable_compile()
-
-
-def _as_it_lies(given: mx.array) -> Any:
-    """View an array where it lies: what its strides lead to may be more than it says."""
-    return np.asarray(given)
 
 
 def _forget() -> None:
