@@ -4,22 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .transients import Transients
+
 GROWTH = 256
 """Tokens by which mlx-lm's caches grow."""
 
 _FEW = 32  # tokens of a short chunk
-FITTED = 128
-"""Tokens of the longest chunk that transients are fitted to."""
-
 _LOGIT_COPIES = 4  # logits, scaled logits, probabilities and their order
-SMALL = 2**16
-"""Bytes that are reserved besides, for arrays of a few numbers."""
-
-UNBROKEN = 1 << 30
-"""Tokens of a block where attention is not computed in blocks."""
-
-UNFORESEEN = 1.25
-"""What is reserved, as a multiple of what was measured."""
 
 
 class Held(NamedTuple):
@@ -114,63 +105,6 @@ class StateSizes:
     def one_layer(self, tokens: int) -> int:
         """Bytes of so many tokens in one token-addressable layer."""
         return self.token * tokens // max(1, self.layers)
-
-
-@dataclass
-class Transients:
-    """Bytes that computing takes besides the state, and gives back.
-
-    Fitted to chunks at load, and raised when more was seen.
-
-    Attributes:
-        base: of any chunk.
-        token: of each token more.
-        context: of each token that they look at, themselves included.
-        pair: of each token and each that it looks at: scores that are not fused away.
-        block: tokens of a chunk that look at a time.
-        within: of each pair of its own tokens, in chunks longer than FITTED: masks that a model
-            makes of a whole chunk, and scores of layers that look no further.
-        step: tokens of a chunk whose own pairs are computed at a time.
-        joint: of each pair in a call with several rows, more than in calls of their own.
-        margin: what is set aside, as a multiple of what was fitted.
-    """
-
-    base: float
-    token: float
-    context: float
-    pair: float
-    block: int = UNBROKEN
-    within: float = 0.0
-    joint: float = 0.0
-    step: int = UNBROKEN
-    margin: float = UNFORESEEN
-
-    def estimate(self, tokens: int, *contexts: int) -> int:
-        """Estimate a chunk's peak, in bytes, over what was there before or stays after it.
-
-        Args:
-            tokens: of each row, padding included.
-            contexts: tokens before these, a row each.
-        """
-        return int(self.margin * self._fitted(tokens, *contexts))
-
-    def worst_case(self, tokens: int, context: int) -> int:
-        """Estimate it as if nothing had been learned since the model was loaded."""
-        return int(UNFORESEEN * self._fitted(tokens, context))
-
-    def observe(self, tokens: int, context: int, measured: int) -> None:
-        """Learn from the peak of a chunk."""
-        fitted = self._fitted(tokens, context)
-        if fitted > 0:
-            self.margin = max(self.margin, min(UNFORESEEN * measured / fitted, 8.0))
-
-    def _fitted(self, tokens: int, *contexts: int) -> float:
-        each = self.context + self.pair * min(tokens, self.block)
-        within = self.within * max(0, min(tokens, self.step) - FITTED) ** 2
-        if len(contexts) > 1:
-            each += self.joint * tokens
-        rows = sum(self.token * tokens + each * (context + tokens) + within for context in contexts)
-        return self.base + rows + SMALL
 
 
 class MemoryProfile:

@@ -4,7 +4,8 @@ The daemon measures it on the loaded model. These figures stand for what it woul
 them to what it finds of the models that they have.
 """
 
-from ..memory_profile import MemoryProfile, StateSizes, Transients
+from ..memory_profile import MemoryProfile, StateSizes
+from ..transients import Transients
 from .config import ModelConfig
 
 _HIDDEN = 8  # arrays of a token's hidden size that are alive at a time

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,28 @@ from ..kv.layout import CacheLayout
 from ..kv.packed import PackedSpan
 from ..kv.sequence_cache import SequenceCache, flat_arrays
 from ..kv.storage import Storage
-from ..memory_profile import (
-    FITTED,
-    GROWTH,
-    SMALL,
-    UNBROKEN,
-    UNFORESEEN,
-    MemoryProfile,
-    Ring,
-    StateSizes,
-    Transients,
-)
+from ..memory_profile import GROWTH, MemoryProfile, Ring, StateSizes
 from ..runtime import peak_of
+from ..transients import FITTED, SMALL, UNBROKEN, UNFORESEEN, Transients
 from .device import DevicePolicy
 from .measured import key_of, measured_once
 
 # Tokens of chunks: what goes in steps of so many is the most with one token of the next step.
 _FEW, _LONG = CHUNK + 1, 3 * CHUNK + 1
 _CONTEXT = 1024  # tokens before chunks
+# Where attention is not cut into blocks. How far launching is ahead of computing, and with it how
+# much is not free yet, grows with the work of a chunk until it is ahead by a layer and more.
+_LONG_FUSED, _CONTEXT_FUSED = 512, 4096
 _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is cut into blocks
 _MOST = 4 * BLOCK  # tokens of a chunk that show what is not cut though attention is
 _AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
 _QUICK = 0.2  # seconds of the processor for them
+_SLOW = 2.0  # seconds of one in which operations take far longer than their launch
 _ALIKE = 0.98  # of the highest peak, that is as high
 _ROWS = 3  # of a call that shows what several take more
 _GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 8  # of what is kept
+_FORMAT = 9  # of what is kept
 
 
 def measure(
@@ -78,17 +73,21 @@ def measure(
             *(_FORMAT, getattr(mx, "__version__", ""), *of, device),
             *(contiguous, multiple, together, sizes),
         )
-        names = {field.name for field in fields(Transients)}
+        names = {field.name for field in fields(Transients) if field.init}
         kept = measured_once(
             folder,
             key,
             names,
-            lambda: asdict(measure_transients(layout, prefill, device, together=together)),
+            lambda: _figures(measure_transients(layout, prefill, device, together=together), names),
         )
         whole = {name: int(kept[name]) for name in ("block", "step")}
         found: dict[str, Any] = {**kept, **whole}
         transients = Transients(**found)
     return MemoryProfile(sizes, transients, vocab_size, contiguous=contiguous, multiple=multiple)
+
+
+def _figures(transients: Transients, names: set[str]) -> dict[str, float]:
+    return {name: getattr(transients, name) for name in names}
 
 
 def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
@@ -125,13 +124,13 @@ def measure_transients(
     def peak(tokens: int, context: int, rows: int = 1) -> int:
         return _highest(layout, prefill, tokens, context, rows)
 
-    probes = [(tokens, context) for context in (0, _CONTEXT) for tokens in (_FEW, _LONG)]
+    long, context = (_LONG_FUSED, _CONTEXT_FUSED) if device.fused else (_LONG, _CONTEXT)
+    probes = [(tokens, before) for before in (0, context) for tokens in (_FEW, long)]
     peaks = np.array([peak(*probe) for probe in probes], float)
-    seen = [tokens + context for tokens, context in probes]
+    seen = [tokens + before for tokens, before in probes]
     features = [[1, n, c, n * c] for (n, _), c in zip(probes, seen, strict=True)]
     solved = np.linalg.solve(np.array(features, float), peaks)
-    base, token, context, pair = np.maximum(solved, 0).tolist()
-    fitted = Transients(base, token, context, pair)
+    fitted = Transients(*np.maximum(solved, 0).tolist())
     if not device.fused:
         _fit_blocks(fitted, peak)
     if together:
@@ -169,9 +168,14 @@ def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows:
     far launching is ahead of computing. It is as far as can be where an operation takes longer
     than its launch; where it does not, that varies by a fifth, and a run takes no time.
     """
-    begun, peaks = time.process_time(), list[int]()  # a busy machine is no reason for fewer
-    while not peaks or (not _settled(peaks) and time.process_time() - begun < _QUICK):
+    begun, peaks, took = time.process_time(), list[int](), 0.0
+    # A busy machine is no reason for fewer, so it is the processor's time that counts.
+    while not peaks or not (
+        _settled(peaks) or time.process_time() - begun >= _QUICK or took >= _SLOW
+    ):
+        started = time.monotonic()
         peaks.append(_peak(layout, prefill, tokens, context, rows))
+        took = time.monotonic() - started
     return max(peaks)
 
 

@@ -12,8 +12,8 @@ from umbel.models.kv.layout import CacheLayout
 from umbel.models.load import memory_probe
 from umbel.models.load.device import CPU, GPU
 from umbel.models.load.measured import Figures, key_of, measured_once
-from umbel.models.memory_profile import Transients
 from umbel.models.runner import ModelRunner
+from umbel.models.transients import Transients
 
 from .. import zoo
 

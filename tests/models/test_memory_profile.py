@@ -25,17 +25,16 @@ from umbel.models.load.device import device_policy
 from umbel.models.load.memory_probe import measure_transients
 from umbel.models.memory_profile import (
     GROWTH,
-    UNFORESEEN,
     Held,
     MemoryProfile,
     PlannedChunk,
     Ring,
     StateSizes,
-    Transients,
 )
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
+from umbel.models.transients import Transients
 
 from .. import zoo
 from ..scenario.memory_tools import words, zoo_model
@@ -321,7 +320,7 @@ def test_probes_are_fitted(
     """Whatever of a peak is a chunk's, a token's, the context's or a pair's is told apart."""
     loaded = zoo_model("llama")
     if loaded.device.fused:
-        block, within = 1 << 30, 0  # nothing is cut there, and longer chunks are not tried
+        block, within = 1 << 30, 0  # nothing is cut there
 
     def peak(layout: object, prefill: object, tokens: int, context: int, rows: int = 1) -> int:
         del layout, prefill
@@ -337,6 +336,45 @@ def test_probes_are_fitted(
         measured_now = peak(None, None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
         assert fitted.worst_case(tokens, context) == fitted.estimate(tokens, context)
+
+
+def test_long_chunks_are_tried_where_none_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What short ones leave alive says too little: launching gets further ahead of long ones."""
+    loaded = zoo_model("llama")
+    tried: list[tuple[int, int]] = []
+
+    def peak(layout: object, prefill: object, tokens: int, context: int, rows: int = 1) -> int:
+        del layout, prefill, rows
+        tried.append((tokens, context))
+        ahead = 1500 * tokens if tokens < 128 else 2600 * tokens - 140_000
+        return 500_000 + ahead + 130 * (context + tokens)
+
+    monkeypatch.setattr(memory_probe, "_peak", peak)
+    fitted = measure_transients(loaded.layout, None, replace(loaded.device, fused=True))
+    assert max(tokens for tokens, _ in tried) >= 512
+    assert max(context for _, context in tried) >= 4096
+    for tokens, context in itertools.product((33, 256, 1024, 2048), (0, 8000, 16_000)):
+        real = peak(None, None, tokens, context)
+        assert real <= fitted.estimate(tokens, context) < 1.5 * real
+
+
+def test_a_slow_probe_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device that takes seconds for a chunk, launching is ahead as far as it can be."""
+    loaded, runs, now = zoo_model("llama"), list[int](), itertools.count(step=3.0)
+
+    def peak(layout: object, prefill: object, tokens: int, context: int, rows: int) -> int:
+        del layout, prefill, rows
+        runs.append(tokens)
+        return 500_000 + 3000 * tokens + 200 * (tokens + context) + 20_000 * (len(runs) % 5)
+
+    monkeypatch.setattr(memory_probe, "_peak", peak)
+    monkeypatch.setattr(
+        memory_probe,
+        "time",
+        SimpleNamespace(process_time=lambda: 0.0, monotonic=now.__next__),
+    )
+    measure_transients(loaded.layout, None, replace(loaded.device, fused=True))
+    assert len(runs) == 4
 
 
 @pytest.mark.parametrize("often", [3, 8])
@@ -384,7 +422,7 @@ def test_no_first_chunk_takes_more_than_foretold(
     """Recurrences go in steps: a token more than some, and all of one, are no exceptions."""
     runner = load(name)
     for chunk in (17, 33, 65, 97, 161, 200, 256):
-        monkeypatch.setattr(transients_of(runner), "margin", UNFORESEEN)  # nothing is learned yet
+        monkeypatch.setattr(transients_of(runner), "_seen", {})  # nothing is learned yet
         cache = runner.open()
         need = chunk_need(runner, chunk, cache).nbytes
         assert taken(functools.partial(runner.prefill, [(words(chunk, chunk), cache)])) <= need
@@ -643,6 +681,43 @@ def test_a_higher_peak_raises_the_forecast(name: str) -> None:
     assert learned.start(64, 500).nbytes > start
     assert learned.worst_case(500) == worst_case, "what was admitted by it is served"
     assert learned.longest_context(1 << 28) == context
+
+
+def test_a_short_chunk_does_not_raise_a_long_one_by_its_share() -> None:
+    """It lacked few bytes: these are what the long one may lack, too."""
+    transients = Transients(0.0, 1e6, 1e5, 0.0)
+    short, long = transients.estimate(31, 100), transients.estimate(2048, 16_000)
+    transients.observe(31, 100, 3 * short)
+    assert transients.estimate(31, 100) == pytest.approx(1.25 * 3 * short, rel=1e-6)
+    assert transients.estimate(8, 20) > 2 * transients.worst_case(8, 20)
+    assert 0 < transients.estimate(2048, 16_000) - long <= 1.25 * 3 * short
+
+
+def test_a_long_chunk_raises_short_ones_by_its_share() -> None:
+    """Not by its bytes, which would be many times what a short one takes."""
+    transients = Transients(0.0, 1e6, 1e5, 0.0)
+    short, long = transients.estimate(31, 100), transients.estimate(2048, 16_000)
+    transients.observe(2048, 16_000, 2 * long)
+    assert transients.estimate(2048, 16_000) == pytest.approx(1.25 * 2 * long, rel=1e-6)
+    assert transients.estimate(31, 100) == pytest.approx(1.25 * 2 * short, rel=1e-6)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4096), st.integers(0, 1 << 15), st.integers(0, 1 << 34)),
+        max_size=20,
+    )
+)
+def test_what_was_seen_is_foretold(seen: list[tuple[int, int, int]]) -> None:
+    """Whatever comes after it, within the bound; and a larger chunk is never foretold less."""
+    transients = Transients(1e5, 1e5, 1e4, 1.0)
+    for tokens, context, peak in seen:
+        transients.observe(tokens, context, peak)
+    for tokens, context, peak in seen:
+        most = 8 / 1.25 * transients.worst_case(tokens, context)
+        assert transients.estimate(tokens, context) >= min(peak, most) - 8
+        assert transients.estimate(tokens, context) <= transients.estimate(tokens + 1, context)
+        assert transients.estimate(tokens, context) <= transients.estimate(tokens, context + 9)
 
 
 def test_a_lower_peak_changes_nothing() -> None:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from umbel.models.batch_planner import SHARED, pack
 from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
 from umbel.models.kv.stacking import Stack
-from umbel.models.memory_profile import MemoryProfile, PlannedChunk, StateSizes, Transients
+from umbel.models.memory_profile import MemoryProfile, PlannedChunk, StateSizes
 from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
 from umbel.models.planned_for import Contiguous, Rules
 from umbel.models.planner import plan_step
 from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan
+from umbel.models.transients import Transients
 
 
 @dataclass(eq=False)
