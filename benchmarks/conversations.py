@@ -163,6 +163,7 @@ def run(name: str, number: int, model: Path, folder: Path, options: argparse.Nam
     own = Path(tempfile.mkdtemp(prefix=f"{name}{number}", dir=folder))
     command = [sys.executable, str(HERE / "recorder.py"), name]
     if name == "umbel":
+        command[-1] = "traced_umbel" if options.trace else name
         address = str(own / "u.sock")
         command += ["serve", "--model", str(model), "--socket", address]
         command += ["--disk-dir", str(own / "disk"), *options.flags]
@@ -267,6 +268,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, choices=(1, 2, 3), default=1)
     parser.add_argument("--lockstep", action="store_true", help="turns begin for all together")
     parser.add_argument("--operations", action="store_true", help="count them, in one more turn")
+    parser.add_argument("--trace", action="store_true", help="of umbel's steps, for --json")
     parser.add_argument("--json", type=Path, help="a file for all that was found")
     parser.add_argument("--theirs", default="", help="flags of mlx_lm.server, in one argument")
     parser.add_argument("flags", nargs="*", help="of umbel serve, after --")

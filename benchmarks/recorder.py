@@ -1,9 +1,10 @@
 """Runs a server, times its steps and counts their operations: what `conversations.py` starts.
 
-    python benchmarks/recorder.py umbel|mlx_lm ARGUMENTS OF ITS COMMAND
+    python benchmarks/recorder.py umbel|traced_umbel|mlx_lm ARGUMENTS OF ITS COMMAND
 
 Each line on standard input is a command: `clear` has the record begin anew, `count` has the
-operations of later steps counted, `write FILE` writes the record. When the input ends, whoever
+operations of later steps counted, `write FILE` writes the record. Steps of
+`traced_umbel` are noted phase by phase, as `step_trace.py` says. When the input ends, whoever
 started the process is gone, and the process ends too.
 
 A step of umbel is one of `Engine.step` that computes; a step of mlx_lm.server is one of
@@ -31,6 +32,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 from mlx.utils import tree_flatten
+from step_trace import StepTrace
 
 _EVERY = 20  # steps
 _LOOP = 20_000  # rounds: about a millisecond
@@ -44,10 +46,12 @@ class Recorder:
     Attributes:
         held: returns the bytes of model state that the server keeps between requests; None as
             long as it has no place for them.
+        trace: of the steps; None where none is wanted.
     """
 
     def __init__(self) -> None:
         self.held: Callable[[], int] | None = None
+        self.trace: StepTrace | None = None
         self._steps: list[tuple[float, int | None]] = []
         self._operations: int | None = None
         self._cpu = 0.0
@@ -64,11 +68,15 @@ class Recorder:
         real = getattr(owner, name)
 
         def step(server: Any) -> Any:
+            trace = self.trace
+            began = 0.0 if trace is None else trace.begin()
             start = time.perf_counter()
             result = real(server)
             seconds = time.perf_counter() - start
             if computed(server, result):
                 self._steps.append((seconds, self._operations))
+                if trace is not None:
+                    trace.end(seconds, began)
                 if len(self._steps) % _EVERY == 1:
                     self._loops.append(loop())
             if self._operations is not None:
@@ -84,6 +92,8 @@ class Recorder:
             match command:
                 case "clear":
                     self._steps, self._loops, self._cpu = [], [], time.process_time()
+                    if self.trace is not None:
+                        self.trace.steps = []
                     mx.reset_peak_memory()
                 case "count":
                     self._count()
@@ -116,6 +126,7 @@ class Recorder:
             "operations": [count for _, count in self._steps if count is not None],
             "peak_bytes": mx.get_peak_memory(),
             "held_bytes": None if self.held is None else self.held(),
+            "trace": [] if self.trace is None else self.trace.steps,
         }
         part = path.with_suffix(".part")
         part.write_text(json.dumps(record))
@@ -162,6 +173,12 @@ def umbel_command(recorder: Recorder) -> Callable[[], None]:
     return main
 
 
+def traced_umbel_command(recorder: Recorder) -> Callable[[], None]:
+    """Watch umbel's engine, and time what its steps do; returns its command."""
+    recorder.trace = StepTrace()
+    return umbel_command(recorder)
+
+
 def mlx_lm_command(recorder: Recorder) -> Callable[[], None]:
     """Watch the batches and the prompt cache of mlx_lm.server; returns its command."""
     from mlx_lm import server  # noqa: PLC0415  (only one of the two is there)
@@ -184,9 +201,14 @@ def main() -> None:
     """Run the server that is named first."""
     _, name, *arguments = sys.argv
     recorder = Recorder()
-    command = {"umbel": umbel_command, "mlx_lm": mlx_lm_command}[name](recorder)
+    commands = {
+        "umbel": umbel_command,
+        "traced_umbel": traced_umbel_command,
+        "mlx_lm": mlx_lm_command,
+    }
+    command = commands[name](recorder)
     threading.Thread(target=recorder.obey, daemon=True).start()
-    sys.argv = [name, *arguments]
+    sys.argv = [name.removeprefix("traced_"), *arguments]
     command()
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, an
 from conversations import PRESETS, first_fault, main
 from model_folders import FOLDERS, write
 from recorder import operations
+from step_trace import kind, summary
 from workload import Texts, Workload
 
 RECORDER = Path(__file__).parent.parent / "benchmarks" / "recorder.py"
@@ -110,6 +112,30 @@ def test_both_servers_are_measured(
     shown = capsys.readouterr().out
     assert "| wall, s |" in shown
     assert "umbel · mlx_lm.server · ratio" in shown
+
+
+def test_steps_are_traced_by_phase(
+    tiny_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every step says whom it computed for, what it asked memory for, and where its time went."""
+    path = tmp_path / "found.json"
+    given = ["--preset", "tiny", "--model", str(tiny_dir), "--json", str(path)]
+    assert main([*given, "--only", "umbel", "--trace"]) == 0
+    (result,) = json.loads(path.read_text())["results"]
+    steps = result["record"]["trace"]
+    assert len(steps) == len(result["record"]["steps"])
+    computed = sum(a["turn"]["prompt"] - a["turn"]["cached"] for a in chain(*result["answers"]))
+    prefilled = sum(sum(step["chunks"]) for step in steps if "chunks" in step)
+    assert 0 < prefilled < computed  # the last token of each prompt is decoded
+    for step in steps:
+        outer = (step.get(name, 0.0) for name in ("page", "admit", "afford", "decode", "prefill"))
+        assert sum(outer) <= step["step"]
+    busy = [step for step in steps if step.get("rows")]
+    assert all(step["transient"] > 0 and step["decode"] >= step["launch"] > 0 for step in busy)
+    capsys.readouterr()
+    shown = "\n".join(summary(steps, long=0.0))
+    assert f"decode: {sum(kind(step) == 'decode' for step in steps)} steps" in shown
+    assert shown.count("GiB budget") == len(steps)
 
 
 def test_a_server_that_does_not_start_is_named(

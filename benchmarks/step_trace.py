@@ -1,0 +1,156 @@
+"""Where the time of umbel's steps goes, and what memory they ask for: `conversations.py --trace`.
+
+    python benchmarks/step_trace.py FILE [SECONDS]
+
+prints what is in a file that `conversations.py --json FILE --trace` wrote: by kind of step how many
+there were and the median and the longest of each phase, in milliseconds; then each step that took
+longer than so many seconds (0.1).
+
+A phase is a call that `Engine.step` makes, or that such a call makes; the time of a phase holds
+that of the phases that it makes. Beside the wall's time a step has the processor time of its
+thread: where that is as long, the thread did not wait for the device.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+_PHASES = {
+    "page": ("umbel.scheduler.kv_cache_manager", "KVCacheManager.page"),
+    "admit": ("umbel.scheduler.engine", "Engine._admit"),
+    "afford": ("umbel.scheduler.engine", "Engine._afford"),
+    "decode": ("umbel.scheduler.decoder", "Decoder.run"),
+    "moves": ("umbel.models.kv.placement", "Placement.apply"),
+    "call": ("umbel.models.kv.placement", "Placement.step"),
+    "launch": ("umbel.models.runner", "launch"),
+    "read": ("umbel.scheduler.decoder", "Decoder.process_output"),
+    "sample": ("umbel.scheduler.decoder", "Decoder.sample"),
+    "keep": ("umbel.scheduler.lifecycle", "Lifecycle.keep"),
+    "prefill": ("umbel.scheduler.prefiller", "Prefiller.run"),
+    "model": ("umbel.models.runner", "prefill"),
+}
+"""By name: the module, and the function or the class and the method."""
+
+_LONG = 0.1
+_MEMORY = ("budget", "kv", "tail", "paging", "transient")
+
+Step = dict[str, Any]
+
+
+class StepTrace:
+    """Notes what each step does. Made once in a process, before its engine.
+
+    Attributes:
+        steps: that computed, since they were last cleared.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._phases: dict[str, float] = defaultdict(float)
+        self._asked: Step = {}
+        for name, (module, path) in _PHASES.items():
+            *inner, method = path.split(".")
+            owner = import_module(module)
+            for part in inner:
+                owner = getattr(owner, part)
+            setattr(owner, method, self._timed(name, getattr(owner, method)))
+
+    def _timed(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def phase(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                result = real(*args, **options)
+            finally:
+                self._phases[name] += time.perf_counter() - start
+            if name == "afford" and result is not None:
+                self._asked = _asked(args[0], result.batch)
+            return result
+
+        return phase
+
+    def begin(self) -> float:
+        """Begin a step; returns the processor time of its thread."""
+        self._phases.clear()
+        self._asked = {}
+        return time.thread_time()
+
+    def end(self, seconds: float, began: float) -> None:
+        """Note a step that computed.
+
+        Args:
+            seconds: that it took.
+            began: what `begin` returned.
+        """
+        times = {"cpu": time.thread_time() - began, **self._phases}
+        self.steps.append({"at": time.time(), "step": seconds, **times, **self._asked})
+
+
+def _asked(engine: Any, batch: Any) -> Step:
+    memory = engine._memory.use()  # noqa: SLF001  (what is watched has no other door)
+    return {
+        "rows": len(batch.decode),
+        "chunks": [chunk.tokens for chunk in batch.prefill],
+        **{name: getattr(memory, name) for name in _MEMORY},
+    }
+
+
+def kind(step: Step) -> str:
+    """Name what a step did."""
+    rows, chunks = step.get("rows", 0), step.get("chunks", [])
+    parts = ["decode"] * bool(rows) + ["prefill"] * bool(chunks)
+    return " and ".join(parts) or "neither"
+
+
+def summary(steps: list[Step], long: float) -> list[str]:
+    """Describe steps in lines."""
+    lines = []
+    for name in sorted(set(map(kind, steps))):
+        of_kind = [step for step in steps if kind(step) == name]
+        lines.append(f"{name}: {len(of_kind)} steps, {_sum(of_kind, 'step'):.2f} s")
+        for phase in ("step", "cpu", *_PHASES):
+            taken = sorted(1e3 * step.get(phase, 0.0) for step in of_kind)
+            middle = statistics.median(taken)
+            lines.append(
+                f"  {phase:8} median {middle:8.2f}  longest {taken[-1]:8.1f}"
+                f"  sum {_sum(of_kind, phase):7.2f} s"
+            )
+    start = steps[0]["at"] if steps else 0.0
+    lines += [_line(step, start) for step in steps if step["step"] > long]
+    return lines
+
+
+def _sum(steps: list[Step], phase: str) -> float:
+    return float(sum(step.get(phase, 0.0) for step in steps))
+
+
+def _line(step: Step, start: float) -> str:
+    times = " ".join(
+        f"{name} {1e3 * step[name]:.0f}"
+        for name in ("cpu", *_PHASES)
+        if step.get(name, 0.0) > 1e-3  # noqa: PLR2004  (a millisecond)
+    )
+    memory = " ".join(f"{name} {step.get(name, 0) / 2**30:.2f}" for name in _MEMORY)
+    asked = f"rows {step.get('rows', 0)} chunks {step.get('chunks', [])}"
+    return (
+        f"{step['at'] - start:7.2f} s: {1e3 * step['step']:.0f} ms, {asked}; {times}; GiB {memory}"
+    )
+
+
+def main() -> None:
+    """Print what is in a file."""
+    _, path, *rest = sys.argv
+    found = json.loads(Path(path).read_text())
+    for result in found["results"]:
+        if steps := result["record"].get("trace"):
+            print(f"{result['name']}, process {result['process']}")
+            print("\n".join(summary(steps, float(rest[0]) if rest else _LONG)))
+
+
+if __name__ == "__main__":
+    main()
