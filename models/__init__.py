@@ -2,15 +2,16 @@
 
 Importing this package settles what must be settled before `mlx.core` is first imported: it
 puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU wheel links, takes back a
-bound that would end a CUDA daemon, and has MLX keep more graphs there. It must therefore stay
-free of imports that reach mlx.
+bound that would end a CUDA daemon, and has MLX keep more graphs and plans there. It must therefore
+stay free of imports that reach mlx.
 """
 
 from .load.blas import preload
-from .load.cuda import count_no_cache_misses, keep_graphs
+from .load.cuda import count_no_cache_misses, keep_graphs, keep_plans
 
 BLAS = preload()
 """What stands behind MLX's matrix products on the CPU of this process."""
 
 count_no_cache_misses()
 keep_graphs()
+keep_plans()

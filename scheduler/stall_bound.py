@@ -18,8 +18,9 @@ class StallBound:
     A chunk takes a time of its own, to read the weights, and more for each token; both are
     fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
     one does not halve its time, and why short chunks are a bad bargain. A call of several rows
-    takes more for each row, which some layers compute by itself. Each row then enters the batch of
-    those who decode, which keeps them waiting, too: its state is written there.
+    takes more for each row, which some layers compute by itself: the least that it took lately,
+    because a number of rows that was not met yet takes several times as long, once. Each row then
+    enters the batch of those who decode, which keeps them waiting, too: its state is written there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -35,6 +36,7 @@ class StallBound:
     _SURE = 0.8  # of the bound: chunks take longer than estimated about as often as shorter
     _LAST = 0.9  # of it, for a chunk that completes its prompt
     _DOUBT = 0.98  # what a row's time still counts after a call of one: some time it is tried anew
+    _UNSURE = 0.7  # the same while it was measured less than twice
     _FORGET = 0.8  # what a measurement still counts when the next one comes
     _NOISE = 1.25  # times longer or shorter than estimated, at which the machine is as it was
     _CHANGE = 2.0  # times that one measurement may say at most: kernels are compiled, too
@@ -44,7 +46,8 @@ class StallBound:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
-        self._row: float | None = None  # seconds of each row more; None before any was measured
+        self._rows = deque[float](maxlen=self._RECENT)  # seconds of each row more
+        self._trust = 1.0  # in them
         self._decodes = deque[float](maxlen=self._RECENT)  # seconds of those that nobody entered
         self._entries = deque[tuple[int, float]](maxlen=self._RECENT)  # who did, and seconds more
 
@@ -59,8 +62,7 @@ class StallBound:
         if rows > 1 and self.expected(tokens) is not None:
             self._observe_rows(tokens, seconds, rows)
             return
-        if self._row is not None:
-            self._row *= self._DOUBT
+        self._trust *= self._DOUBT if len(self._rows) > 1 else self._UNSURE
         self._follow(tokens, seconds)
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = tuple(  # type: ignore[assignment]
@@ -80,6 +82,11 @@ class StallBound:
         elif self._decodes:
             more = seconds - statistics.median(self._decodes)
             self._entries.append((entered, max(0.0, more)))
+
+    @property
+    def _row(self) -> float | None:
+        """Seconds of each row more; None before any was measured."""
+        return self._trust * min(self._rows) if self._rows else None
 
     def _entering(self, rows: int) -> float:
         """Estimate how many seconds it takes that so many enter a batch.
@@ -143,9 +150,8 @@ class StallBound:
     def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
         if seconds < (self.expected(tokens) or 0.0):  # rows only take more: the machine is faster
             self._follow(tokens, seconds)
-        row = max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1)
-        before = row if self._row is None else self._row
-        self._row = self._FORGET * before + (1 - self._FORGET) * row
+        self._rows.append(max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1))
+        self._trust = 1.0
 
     @property
     def _most(self) -> float:

@@ -1,10 +1,16 @@
 """Attention of prompts where a kernel is planned for each shape that it meets.
 
-On CUDA MLX has cuDNN plan attention for the exact numbers of queries and keys, and keeps 256 of
-these plans. To make one takes the host a tenth of a second; what a plan runs takes microseconds
+On CUDA MLX has cuDNN plan attention for the exact numbers of queries and keys, and for how they lie
+in memory. To make a plan takes the host a tenth of a second; what it runs takes microseconds
 (`scaled_dot_product_attention.cpp` of MLX 0.32). Nearly every chunk of a prompt has another number
-of keys. So queries and keys are padded to one of few sizes.
+of keys. So queries and keys are padded to one of few sizes, and lie in one piece. The plans of
+these sizes can be made before they are needed: a warm-up notes of what kind attention is (`noted`),
+and computes it once in each of the `shapes_of` longer prompts.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -12,6 +18,100 @@ LARGEST = 128
 """Size of the largest heads for which cuDNN has a kernel; MLX computes others by products."""
 _STEP = 512
 """Tokens: a chunk attends for fewer than so many in vain, and 8,000 tokens have 16 such sizes."""
+_SHORT = 128
+"""Tokens that a turn adds to a conversation, as most do."""
+
+
+class Shape(NamedTuple):
+    """For what a kernel is planned.
+
+    Attributes:
+        queries: how many.
+        keys: how many, of which the last are the queries' own.
+    """
+
+    queries: int
+    keys: int
+
+
+class Kind(NamedTuple):
+    """What besides a shape a kernel is planned for: what layers of a model have in common.
+
+    Attributes:
+        rows: sequences.
+        heads: of queries.
+        kv_heads: of keys and values.
+        size: of a query and a key.
+        value_size: of a value.
+        dtype: of all of them.
+        sinks: of what type sinks are; None where there are none.
+    """
+
+    rows: int
+    heads: int
+    kv_heads: int
+    size: int
+    value_size: int
+    dtype: mx.Dtype
+    sinks: mx.Dtype | None
+
+    def nbytes(self, shape: Shape) -> int:
+        """Bytes of the tensors that attention in a shape reads and makes."""
+        a_query = self.heads * (self.size + self.value_size)
+        a_key = self.kv_heads * (self.size + self.value_size)
+        return self.rows * (shape.queries * a_query + shape.keys * a_key) * self.dtype.size
+
+    def compute(self, shape: Shape) -> mx.array:
+        """Attention in this shape, of zeros; not computed yet."""
+
+        def zeros(heads: int, tokens: int, size: int) -> mx.array:
+            return mx.zeros((self.rows, heads, tokens, size), self.dtype)
+
+        return mx.fast.scaled_dot_product_attention(
+            zeros(self.heads, shape.queries, self.size),
+            zeros(self.kv_heads, shape.keys, self.size),
+            zeros(self.kv_heads, shape.keys, self.value_size),
+            scale=1.0,
+            mask="causal",
+            sinks=None if self.sinks is None else mx.zeros((self.heads,), self.sinks),
+        )
+
+
+_listening: list[set[Kind]] = []
+
+
+@contextmanager
+def noted() -> Iterator[set[Kind]]:
+    """Note the kinds of attention that are computed until the block ends."""
+    kinds = set[Kind]()
+    _listening.append(kinds)
+    try:
+        yield kinds
+    finally:
+        _listening.pop()
+
+
+def shape_of(count: int, held: int) -> Shape:
+    """In which shape so many queries are computed that look at so many keys, their own included."""
+    keys = _size(held)
+    return Shape(_rounded(count + keys - held, keys), keys)
+
+
+def shapes_of(chunk: int, longest: int) -> list[Shape]:
+    """The shapes that chunks of prompts have, and what a turn adds, the shortest ones first.
+
+    Args:
+        chunk: tokens of a prompt that are computed at once.
+        longest: tokens of the longest prompt.
+    """
+    found = {
+        shape_of(count, keys - behind)
+        for keys in range(_STEP, longest + 1, _STEP)
+        for behind in (0, _STEP // 2, _STEP - 1)
+        for count in (_SHORT, chunk)
+        if count <= keys - behind
+    }
+    return sorted(found, key=lambda shape: (shape.keys, shape.queries))
 
 
 def attend_causally(
@@ -33,10 +133,13 @@ def attend_causally(
     Returns:
         `[B, heads, T, size of a value]`.
     """
-    count = queries.shape[2]
-    held = _size(keys.shape[2])
-    behind = held - keys.shape[2]
-    before = -(count + behind) % min(_STEP, held)
+    rows, heads, count, size = queries.shape
+    for kinds in _listening:
+        kept = None if sinks is None else sinks.dtype
+        kinds.add(Kind(rows, heads, keys.shape[1], size, values.shape[3], queries.dtype, kept))
+    shape = shape_of(count, keys.shape[2])
+    behind = shape.keys - keys.shape[2]
+    before = shape.queries - count - behind
     attended = mx.fast.scaled_dot_product_attention(
         _padded(queries, before, behind),
         _padded(keys, 0, behind),
@@ -53,7 +156,13 @@ def _size(count: int) -> int:
     return 1 << (count - 1).bit_length() if count < _STEP else -(-count // _STEP) * _STEP
 
 
+def _rounded(count: int, keys: int) -> int:
+    """Round queries up to a multiple of the step, or of all keys where these are fewer."""
+    step = min(_STEP, keys)
+    return -(-count // step) * step
+
+
 def _padded(array: mx.array, before: int, behind: int) -> mx.array:
     if not before + behind:
-        return array  # which MLX would copy
+        return mx.contiguous(array)  # as what is padded is
     return mx.pad(array, [(0, 0), (0, 0), (before, behind), (0, 0)])

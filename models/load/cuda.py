@@ -5,6 +5,8 @@ import os
 _CHECK = "MLX_ENABLE_CACHE_THRASHING_CHECK"
 _GRAPHS = "MLX_CUDA_GRAPH_CACHE_SIZE"
 _KEPT = 2000
+_PLANS = "MLX_CUDA_SDPA_CACHE_SIZE"
+_PLANS_KEPT = 1000
 
 
 def count_no_cache_misses() -> None:
@@ -27,3 +29,12 @@ def keep_graphs() -> None:
     the variable keeps what they chose.
     """
     os.environ.setdefault(_GRAPHS, str(_KEPT))
+
+
+def keep_plans() -> None:
+    """Have MLX keep more attention plans than 256.
+
+    A warm-up makes 120 to 250 of them (`models/attention/planned.py`), and a sequence that decodes
+    alone has one for each 256 tokens. Whoever set the variable keeps what they chose.
+    """
+    os.environ.setdefault(_PLANS, str(_PLANS_KEPT))

@@ -9,15 +9,20 @@ what it compiled.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
+from ..attention.planned import noted, shapes_of
 from ..runner import ModelRunner
 from .running import BoundError, Bounds, ScenarioRunner
-from .scenarios import COMMON, full, quick
+from .scenarios import COMMON, LONE, full, quick
 
 QUICK_SECONDS, FULL_SECONDS = 60.0, 300.0
 """After these no further step is begun."""
+
+QUICK_CONTEXT, FULL_CONTEXT = 16_384, 32_768
+"""Tokens of the longest prompt whose attention is planned."""
 
 _NO_BOUND = 1 << 62
 
@@ -26,7 +31,7 @@ log = structlog.get_logger()
 
 def longest(runner: ModelRunner) -> int:
     """Tokens of the longest sequence: a row reads so many where they lie, if nobody shares them."""
-    return max(runner.rules.own + 8, 2 * COMMON)
+    return max(runner.rules.own + 8, 2 * COMMON, LONE)
 
 
 def warm_up(
@@ -36,6 +41,7 @@ def warm_up(
     every_shape: bool = False,
     nbytes: int = _NO_BOUND,
     chunk: int = 512,
+    context: int = QUICK_CONTEXT,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Run every kind of step that serving meets, and leave nothing behind.
@@ -48,6 +54,7 @@ def warm_up(
         every_shape: also compute in every shape that a batch may have.
         nbytes: what state and computing may take together.
         chunk: the most tokens of a prompt that are computed at once.
+        context: tokens of the longest prompt that is served.
         clock: seconds, monotonic.
     """
     rows, rules, began = max_batch if runner.batches else 1, runner.rules, clock()
@@ -58,11 +65,20 @@ def warm_up(
         scenarios, seconds = quick(rows, rules, chunk), QUICK_SECONDS
     running = ScenarioRunner(runner, Bounds(rows, nbytes, chunk, began + seconds), clock)
     left_out: dict[str, list[str]] = {}
-    for scenario in scenarios:
+
+    def run(name: str, work: Callable[[], None]) -> None:
         try:
-            running.run(scenario)
+            work()
         except BoundError as error:
-            left_out.setdefault(str(error), []).append(scenario.name)
-    log.info("warmed up", steps=running.steps, seconds=round(clock() - began, 1))
+            left_out.setdefault(str(error), []).append(name)
+
+    with noted() as kinds:
+        for scenario in scenarios:
+            run(scenario.name, partial(running.run, scenario))
+    if runner.device.plans_attention:
+        shapes = shapes_of(chunk, min(context, FULL_CONTEXT if every_shape else QUICK_CONTEXT))
+        run("attention of long prompts", partial(running.plan_attention, kinds, shapes))
+    seconds = round(clock() - began, 1)
+    log.info("warmed up", steps=running.steps, plans=running.plans, seconds=seconds)
     for bound, names in left_out.items():
         log.warning("not all was warmed up", bound=bound, left_out=names)

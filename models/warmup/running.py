@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import mlx.core as mx
 import numpy as np
 
+from ..attention.planned import Kind, Shape
 from ..kv.packed import PackedCheckpoint, PackedSpan
 from ..kv.sequence_cache import SequenceCache
 from ..kv.stored import DiskCodec
@@ -65,6 +67,7 @@ class ScenarioRunner:
 
     Attributes:
         steps: how many decode steps were run.
+        plans: how many shapes of attention were computed for the sake of their plans.
 
     Args:
         runner: of the model. Nothing may run on it.
@@ -73,7 +76,7 @@ class ScenarioRunner:
     """
 
     def __init__(self, runner: ModelRunner, bounds: Bounds, clock: Callable[[], float]) -> None:
-        self.steps = 0
+        self.steps = self.plans = 0
         self._runner = runner
         self._bounds = bounds
         self._clock = clock
@@ -101,6 +104,17 @@ class ScenarioRunner:
             self._end(len(self._agents))
             self._prompts, self._sampled = {}, SamplerOutput.empty()
             self._runner.use(self._served)
+
+    def plan_attention(self, kinds: Iterable[Kind], shapes: Sequence[Shape]) -> None:
+        """Compute attention of these kinds in these shapes, for which a kernel is planned each.
+
+        Raises:
+            BoundError: the next one would exceed a bound.
+        """
+        for shape, kind in itertools.product(shapes, kinds):
+            self._allow(kind.nbytes(shape))
+            mx.eval(kind.compute(shape))
+            self.plans += 1
 
     def _happen(self, event: Event) -> None:
         match event:

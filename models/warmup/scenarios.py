@@ -22,6 +22,13 @@ COMMON = max(SHARED, FEW) + 11
 """Tokens of a beginning that sequences read together: enough for a product, and as most are, no
 multiple of eight."""
 
+LONE = COMMON + 256
+"""Tokens of one that decodes alone: from 256 on MLX has cuDNN read what lies in one piece, whose
+first kernel takes most of a second."""
+
+_TURN = 70
+"""Tokens that a turn adds to a conversation, of which seven are computed in one call at most."""
+
 _FEW = 4
 """Tokens of its own after which a row is packed, where that shall be soon."""
 _APART = 48
@@ -197,6 +204,12 @@ _TOGETHER = Scenario(
     (
         *(Start(2, 1), Prompts(3, more=0), Decode(0, end=2)),  # all share, and have nothing else
         *(Start(2, 1), Start(1, 1, (9,)), Start(1), Prompts(3), Prompts(1), Decode(0, end=4)),
+        # Each number of rows is other graphs of kernels, which are made once.
+        *(
+            event
+            for rows in (2, 3, 4, 5, 6, 7)
+            for event in (Start(rows, 1), Prompts(_TURN, more=0), Decode(0, end=rows))
+        ),
     ),
 )
 
@@ -204,7 +217,8 @@ _ALONE = Scenario(
     "alone",
     (
         *(Start(1), Decode(1, end=1), Start(1, 1), Decode(1, end=1)),
-        *(Start(2, 1), Decode(1, end=1), Decode(9)),  # in the end in one piece
+        *(Start(2, 1), Decode(1, end=1), Decode(9, end=1)),  # in the end in one piece
+        *(Start(1, 1, (LONE - COMMON,)), Decode(9)),
     ),
 )
 

@@ -19,6 +19,9 @@ from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.step_plan import Call, Kind, StepPlan
 
+CUDNN_READS = 256
+"""Tokens in one piece from which on MLX has cuDNN decode one sequence on CUDA."""
+
 Label = tuple[Any, ...]
 """A kind of work: its name, and what of it makes other kernels."""
 
@@ -189,7 +192,8 @@ def _of_own_caches(call: Call, cache: SequenceCache) -> Label:
     moves = {type(move) for move in call.moves}
     contiguous = cache.is_contiguous or MakeContiguous in moves
     prefix = 0 if contiguous else few(len(cache.prefix) + (Leave in moves))
-    return call.kind.name, prefix, contiguous
+    by_cudnn = contiguous and cache.offset >= CUDNN_READS
+    return call.kind.name, prefix, contiguous, by_cudnn
 
 
 def _penalises(params: SamplingParams) -> bool:

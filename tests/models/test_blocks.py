@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.models.attention.blocks import attend
+from umbel.models.attention.planned import Kind, Shape, noted
 from umbel.models.load.device import device_policy
 
 Floats = np.ndarray[Any, np.dtype[Any]]
@@ -275,3 +276,39 @@ def test_few_shapes_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     attended(71, 1030, None)
     attended(1, 1030, "causal")
     assert shapes == {(71, 1030), (1, 1030)}
+
+
+def test_what_is_planned_lies_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is added, too: how it lies in memory is a part of what is planned for."""
+    lie: list[tuple[int, ...]] = []
+    real = mx.fast.scaled_dot_product_attention
+
+    def seen(queries: mx.array, keys: mx.array, values: mx.array, **more: Any) -> mx.array:
+        mx.eval(queries, keys, values)
+        lie.extend(np.asarray(array).strides for array in (queries, keys, values))
+        return real(queries, keys, values, **more)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", seen)
+    device = replace(HERE, plans_attention=True, fused=True)
+    projected, room = mx.random.normal((1, 512, 6, 8)), mx.random.normal((1, 2, 768, 8))
+    queries, keys = projected.transpose(0, 2, 1, 3)[:, :4], room[:, :, :512]
+    found = attend(queries, keys, keys, 1.0, "causal", None, device)
+    held = np.zeros((1, 2, 512, 8), np.float32).strides
+    assert lie == [np.zeros((1, 4, 512, 8), np.float32).strides, held, held]
+    expected = real(queries, keys, keys, scale=1.0, mask="causal")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_kinds_are_noted_while_somebody_listens() -> None:
+    """Each once, of all that a kernel is planned for besides the shape."""
+    device = replace(HERE, plans_attention=True, fused=True)
+    queries, keys, values = mx.zeros((1, 4, 9, 8)), mx.zeros((1, 2, 9, 8)), mx.zeros((1, 2, 9, 16))
+    with noted() as kinds:
+        for sinks in (None, mx.zeros(4), None):
+            attend(queries, keys, values, 1.0, "causal", sinks, device)
+    attend(queries[:, :2], keys, values, 1.0, "causal", None, device)
+    kind = Kind(1, 4, 2, 8, 16, mx.float32, None)
+    assert kinds == {kind, kind._replace(sinks=mx.float32)}
+    for each in kinds:
+        assert each.compute(Shape(512, 1024)).shape == (1, 4, 512, 16)
+        assert each.nbytes(Shape(512, 1024)) == 4 * (4 * 512 * (8 + 16) + 2 * 1024 * (8 + 16))

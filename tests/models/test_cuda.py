@@ -9,11 +9,16 @@ import pytest
 _PRINT = "import umbel.models, os, sys; print(os.environ[sys.argv[1]])"
 _CHECK = "MLX_ENABLE_CACHE_THRASHING_CHECK"
 _GRAPHS = "MLX_CUDA_GRAPH_CACHE_SIZE"
+_PLANS = "MLX_CUDA_SDPA_CACHE_SIZE"
 
 
 @pytest.mark.parametrize(
     ("name", "chosen", "found"),
-    [(_CHECK, None, "0"), (_CHECK, "1", "1"), (_GRAPHS, None, "2000"), (_GRAPHS, "400", "400")],
+    [
+        *((_CHECK, None, "0"), (_CHECK, "1", "1")),
+        *((_GRAPHS, None, "2000"), (_GRAPHS, "400", "400")),
+        *((_PLANS, None, "1000"), (_PLANS, "256", "256")),
+    ],
 )
 def test_what_mlx_reads(name: str, chosen: str | None, found: str) -> None:
     """A process is not ended by a count of misses, and has few; unless its user wants that."""

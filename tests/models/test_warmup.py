@@ -10,15 +10,20 @@ from typing import Any
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from umbel.models.attention.cascade import Part, merge
+from umbel.models.attention.planned import Kind, Shape
 from umbel.models.planned_for import Rules
+from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
-from umbel.models.warmup import FULL_SECONDS, QUICK_SECONDS, longest, warm_up
+from umbel.models.warmup import FULL_SECONDS, QUICK_CONTEXT, QUICK_SECONDS, longest, warm_up
 from umbel.models.warmup.scenarios import quick
 
+from ..scenario.memory_tools import zoo_model
+from ..shared import AS_GPU
 from .batch_fixture import NAMES, BatchFixture
 
 CHUNK = 32  # tokens of a prompt that a warm-up computes at once
@@ -81,6 +86,67 @@ def test_every_number_of_rows(name: str) -> None:
         fixture.come(prompt=prompt)
     fixture.decode(steps=3)
     fixture.check()
+
+
+def test_attention_of_long_prompts_is_planned() -> None:
+    """Where a kernel is planned for each shape, none is met for the first time while serving.
+
+    Neither by the chunks of a prompt, nor by what a turn adds to whatever came before.
+    """
+    loaded = zoo_model("llama", device=replace(AS_GPU, plans_attention=True))
+    runner = ModelRunner(loaded)
+    met = set[tuple[Any, ...]]()
+    real = mx.fast.scaled_dot_product_attention
+
+    def planned(queries: mx.array, keys: mx.array, values: mx.array, **options: Any) -> mx.array:
+        if queries.shape[2] > 1 and isinstance(options["mask"], str):
+            mx.eval(queries, keys, values)
+            lie = [np.asarray(array).strides for array in (queries, keys, values)]
+            met.add((queries.shape, keys.shape, values.shape, *lie, options["sinks"] is None))
+        return real(queries, keys, values, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx.fast, "scaled_dot_product_attention", planned)
+        warm_up(runner, 3, chunk=512, context=1600)
+        known = met.copy()
+        for length in (1, 70, 513, 900, 1200):
+            cache = runner.open()
+            for tokens in (*[min(512, length - at) for at in range(0, length, 512)], 71, 9, 130):
+                runner.prefill([([1] * tokens, cache)])
+    assert max(keys[2] for _, keys, *_ in known) == 1536
+    assert met == known
+
+
+@pytest.mark.parametrize(("context", "most"), [(1600, 1536), (1 << 20, QUICK_CONTEXT)])
+def test_no_longer_attention_is_planned_than_is_served(
+    context: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor longer than a start takes time for; and none where no kernel is planned."""
+    keys: list[int] = []
+
+    def noted(_: Kind, shape: Shape) -> mx.array:
+        keys.append(shape.keys)
+        return mx.array(0)
+
+    monkeypatch.setattr(Kind, "compute", noted)
+    runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
+    with capture_logs() as lines:
+        warm_up(runner, 2, chunk=CHUNK, context=context)
+    assert max(keys) == most
+    (line,) = [line for line in lines if line["event"] == "warmed up"]
+    assert line["plans"] == len(keys)
+    keys.clear()
+    warm_up(ModelRunner(zoo_model("llama", device=AS_GPU)), 2, chunk=CHUNK)
+    assert not keys
+
+
+def test_attention_that_is_not_planned_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes last, and the rest was run."""
+    monkeypatch.setattr(Kind, "nbytes", lambda *_: 1 << 60)
+    runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
+    with capture_logs() as lines:
+        warm_up(runner, 2, chunk=CHUNK, nbytes=1 << 40)
+    assert left_out(lines) == {"memory": ["attention of long prompts"]}
 
 
 def test_one_by_one() -> None:
