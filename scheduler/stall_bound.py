@@ -18,8 +18,9 @@ class StallBound:
     A chunk takes a time of its own, to read the weights, and more for each token; both are
     fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
     one does not halve its time, and why short chunks are a bad bargain. A call of several rows
-    takes more for each row, which some layers compute by itself: the least that it took lately,
-    because a number of rows that was not met yet takes several times as long, once. Each row then
+    takes more for each row, which some layers compute by itself. A number of rows that was not met
+    yet takes several times as long, once. So whether several rows pay is judged by the least that a
+    row took lately, and whether streams can wait for them by what it mostly took. Each row then
     enters the batch of those who decode, which keeps them waiting, too: its state is written there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
@@ -85,7 +86,7 @@ class StallBound:
 
     @property
     def _row(self) -> float | None:
-        """Seconds of each row more; None before any was measured."""
+        """Seconds of each row more, at best; None before any was measured."""
         return self._trust * min(self._rows) if self._rows else None
 
     def _entering(self, rows: int) -> float:
@@ -124,11 +125,13 @@ class StallBound:
                 those that are computed here enter their batch.
         """
         longest, rows = max(*others, tokens), len(others) + 1
-        row = self._row or 0.0
-        together = (self.expected(rows * longest) or 0.0) + (rows - 1) * row
+        padded = self.expected(rows * longest) or 0.0
         most = self._most_beside(self.expected(self._LEAST))
-        if bounded and together + self._entering(rows) > most:
+        usual = self._trust * statistics.median(self._rows) if self._rows else 0.0
+        if bounded and padded + (rows - 1) * usual + self._entering(rows) > most:
             return False
+        row = self._row or 0.0
+        together = padded + (rows - 1) * row
         alone = self.expected(tokens)
         if self._row is None or alone is None:
             # Two that are nearly as long tell how long such calls take.

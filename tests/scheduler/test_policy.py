@@ -265,6 +265,17 @@ def test_those_who_decode_wait_no_longer_for_several() -> None:
     assert len(lengths(running, bound, bounded=True)) == 2  # 0.1 + 0.06 + 0.05 is over 0.208
 
 
+def test_those_who_decode_do_not_rely_on_the_best_case() -> None:
+    """A row took 10 ms at best and mostly 50: so many join as fit if each takes that."""
+    running = [sequence(11) for _ in range(9)]
+    bound = taking(0.1, 0.002, 0.01, most=0.4)
+    assert len(lengths(running, bound, bounded=True)) == 5
+    for rows in (3, 5, 2):
+        bound.observe(100, 0.3 + 0.05 * (rows - 1), rows)
+    assert len(lengths(running, bound, bounded=True)) == 3
+    assert len(lengths(running, bound)) == 9
+
+
 def test_what_entering_the_batch_takes_counts() -> None:
     """Where streams decode, as it was measured; a decode that compiled a kernel is left out."""
     running = [sequence(11) for _ in range(9)]
