@@ -227,9 +227,10 @@ def free_port() -> int:
 def compare(options: argparse.Namespace) -> list[Result]:
     """Measure all processes of all servers, in turn, and print what was found.
 
-    A server that fails is named, and the others are measured all the same.
+    A server that fails is named, and the others are measured all the same. Whoever interrupts it
+    sees what was found until then.
     """
-    results = []
+    results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="talk") as name, model_folder(options) as model:
         for number in range(1, options.processes + 1):
             for one in ("umbel", "mlx_lm") if options.only is None else (options.only,):
@@ -237,6 +238,9 @@ def compare(options: argparse.Namespace) -> list[Result]:
                     results.append(run(one, number, model, Path(name), options))
                 except (aiohttp.ClientError, OSError, RuntimeError) as error:
                     print(f"{one}, process {number}, failed: {error!r}", file=sys.stderr)
+                except KeyboardInterrupt:
+                    print(f"{one}, process {number}, was interrupted", file=sys.stderr)
+                    return results
     return results
 
 

@@ -18,6 +18,7 @@ import mlx.core as mx  # isort: skip
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
 
+import conversations
 from conversations import PRESETS, first_fault, main
 from model_folders import FOLDERS, write
 from recorder import operations
@@ -144,6 +145,24 @@ def test_a_server_that_does_not_start_is_named(
     """The program says so and fails."""
     assert main(["--preset", "tiny", "--model", str(tmp_path), "--only", "umbel"]) == 1
     assert "umbel, process 1, failed" in capsys.readouterr().err
+
+
+def test_what_was_found_is_shown_when_it_is_interrupted(
+    tiny_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the servers before; the program fails all the same."""
+    real = conversations.run
+
+    def run(name: str, *others: Any) -> Any:
+        if name == "mlx_lm":
+            raise KeyboardInterrupt
+        return real(name, *others)
+
+    monkeypatch.setattr(conversations, "run", run)
+    assert main(["--preset", "tiny", "--model", str(tiny_dir)]) == 1
+    shown = capsys.readouterr()
+    assert "mlx_lm, process 1, was interrupted" in shown.err
+    assert "| wall, s |" in shown.out
 
 
 def test_a_server_ends_when_its_starter_is_gone(tiny_dir: Path, short_path: Path) -> None:
