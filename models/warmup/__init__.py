@@ -16,7 +16,7 @@ import structlog
 from ..attention.planned import noted, shapes_of
 from ..runner import ModelRunner
 from .running import BoundError, Bounds, ScenarioRunner
-from .scenarios import COMMON, LONE, full, quick
+from .scenarios import COMMON, full, quick
 
 QUICK_SECONDS, FULL_SECONDS = 60.0, 300.0
 """After these no further step is begun."""
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 def longest(runner: ModelRunner) -> int:
     """Tokens of the longest sequence: a row reads so many where they lie, if nobody shares them."""
-    return max(runner.rules.own + 8, 2 * COMMON, LONE)
+    return max(runner.rules.own + 8, 2 * COMMON)
 
 
 def warm_up(
