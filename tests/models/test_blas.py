@@ -1,10 +1,12 @@
 """OpenBLAS in front of MLX's reference BLAS; each test is a process of its own."""
 
 import ctypes
+import os
 import platform
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 import pytest
 
@@ -103,6 +105,64 @@ def test_the_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
     (name,) = python("from umbel.models import BLAS\nprint(BLAS.name)")
     assert name.endswith(", Nehalem)")
+
+
+_FLAGS = {
+    "avx512": "avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl",
+    "avx2": "sse2 avx avx2 fma",
+    "old": "sse2 sse4_2 avx",
+}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "machine", "chosen"),
+    [
+        ("GenuineIntel", "avx512", "x86_64", "SkylakeX"),
+        ("AuthenticAMD", "avx512", "x86_64", "SkylakeX"),
+        ("AuthenticAMD", "avx2", "x86_64", "Zen"),
+        ("GenuineIntel", "avx2", "x86_64", "Haswell"),
+        ("GenuineIntel", "old", "x86_64", None),
+        ("", "old", "aarch64", None),
+    ],
+)
+def test_kernels_are_those_of_the_instructions(
+    vendor: str,
+    flags: str,
+    machine: str,
+    chosen: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever OpenBLAS knows of the processor's model; and what the user wants stays."""
+    told = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu {_FLAGS[flags]}\n"
+    (tmp_path / "cpuinfo").write_text(f"{told}\nprocessor\t: 1\n")
+    monkeypatch.setattr(blas, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
+    blas.choose_kernels()
+    assert os.environ["OPENBLAS_CORETYPE"] == "Nehalem"
+    monkeypatch.delenv("OPENBLAS_CORETYPE")
+    blas.choose_kernels()
+    assert os.environ.get("OPENBLAS_CORETYPE") == chosen
+    (tmp_path / "cpuinfo").unlink()
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    blas.choose_kernels()
+    assert "OPENBLAS_CORETYPE" not in os.environ
+
+
+@on_cpu_wheel
+@pytest.mark.skipif(not openblas(), reason="OpenBLAS is not installed")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the names are of x86-64")
+def test_no_processor_computes_as_in_2004(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with the instructions for it, which OpenBLAS need not know."""
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    blas.choose_kernels()
+    chosen = os.environ.get("OPENBLAS_CORETYPE")
+    if chosen is None:
+        pytest.skip("this processor has old instructions only")
+    monkeypatch.delenv("OPENBLAS_CORETYPE")
+    (name,) = python("from umbel.models import BLAS\nprint(BLAS.name)")
+    assert name.endswith(f", {chosen})")
 
 
 def test_importing_the_package_does_not_import_mlx() -> None:
