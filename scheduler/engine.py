@@ -98,6 +98,7 @@ class Engine(Generic[C, P, O, T]):
 
     def step(self) -> Pace:
         """Do one step's work, and say when the next one is due."""
+        began = self._clock()
         if not self._running:
             self._report.begin_work()
         reading = self._kv_cache.page()
@@ -106,7 +107,7 @@ class Engine(Generic[C, P, O, T]):
         step = self._afford()
         self._report.publish()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
-            self._run(step)
+            self._run(step, began)
         self._record()
         if not self._running:
             self._decoder.drop()
@@ -255,11 +256,15 @@ class Engine(Generic[C, P, O, T]):
             sequence.constraint = self._masks.constrain(grammar)
         self._kv_cache.begin(sequence)
 
-    def _run(self, step: Affordable[P]) -> None:
-        """Launch this step's decode, then see to what the last one brought."""
+    def _run(self, step: Affordable[P], began: float) -> None:
+        """Launch this step's decode, then see to what the last one brought.
+
+        Args:
+            step: that is run.
+            began: when it did: what was done for it until now keeps streams waiting, too.
+        """
         batch = step.batch
         entered = sum(s.status is not SequenceStatus.DECODE for s in batch.decode)
-        began = self._clock()
         output, errors = self._decoder.run(batch.decode, step.plan)
         self._decoder.process_output()
         for place, error in errors.items():

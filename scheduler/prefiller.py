@@ -76,7 +76,12 @@ class Prefiller(Generic[C, P, O, T]):
         return decoding and not self._exact
 
     def decoded(self, seconds: float, entered: int) -> None:
-        """Hear how long a decode took, and how many prompts' sequences entered its batch."""
+        """Hear how long it took until a decode's tokens were there, and how many entered its batch.
+
+        Args:
+            seconds: since the step began: others may start in it, and end.
+            entered: prompts whose sequences did.
+        """
         self._stall.observe_decode(seconds, entered)
 
     def share(self) -> bool:

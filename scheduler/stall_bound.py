@@ -73,9 +73,11 @@ class StallBound:
     def observe_decode(self, seconds: float, entered: int) -> None:
         """Learn from a decode what it takes more for each who entered its batch.
 
+        Who enters comes for one who left, and another comes meanwhile: that is a part of it.
+
         Args:
-            seconds: until its tokens were there; where the device computes on meanwhile, until
-                those of the one before were, and it was launched.
+            seconds: from the begin of its step until its tokens were there; where the device
+                computes on meanwhile, until those of the one before were, and it was launched.
             entered: sequences whose first decode it was.
         """
         if not entered:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -416,11 +416,46 @@ class TestTogether:
         assert max(waves[-1]) <= 0.8 * 0.2 + 0.04 + 0.01 + 1e-9
         assert max(waves[0]) > 0.2 + 0.04 + 0.01, "before anything was measured it is over that"
 
+    def test_what_is_done_for_who_starts_counts_too(self) -> None:
+        """Streams wait for it in the step in which another enters, as for the entry itself."""
+        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
+        _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.04, start=0.03)
+        seen: list[tuple[float, int]] = []
+        stall = bench.engine._prefiller._stall
+        observe = stall.observe_decode
 
-def _take_time(bench: Bench, *, own: float, row: float, step: float, entry: float) -> None:
-    """Have calls take seconds: of prompts, for each row, of a decode, for each who enters."""
+        def observed(seconds: float, entered: int) -> None:
+            seen.append((round(seconds, 6), entered))
+            observe(seconds, entered)
+
+        stall.observe_decode = observed  # type: ignore[method-assign]
+        bench.put("stream", [5, 6], max_tokens=200)
+        for number in range(6):  # each comes as the one before has begun
+            bench.put(str(number), [number + 1, 2, 3], max_tokens=90)
+            bench.engine.step()
+        steps = seen[1:]
+        assert steps.count((0.08, 1)) == len(steps) > 3
+
+
+def _take_time(
+    bench: Bench, *, own: float, row: float, step: float, entry: float, start: float = 0.0
+) -> None:
+    """Have calls take seconds.
+
+    Args:
+        bench: whose.
+        own: of prompts.
+        row: for each of them.
+        step: of a decode.
+        entry: for each who enters its batch.
+        start: for each sequence whose state is made.
+    """
     runner, entered = bench.runner, set[int]()
-    prefill, run = runner.prefill, runner.run
+    prefill, run, open_ = runner.prefill, runner.run, runner.open
+
+    def slow_open(*args: Any) -> FakeState:
+        bench.clock.advance(start)
+        return open_(*args)
 
     def slow_prefill(chunks: Items[tuple[Items[int], FakeState]]) -> None:
         bench.clock.advance(own + row * len(chunks))
@@ -433,6 +468,7 @@ def _take_time(bench: Bench, *, own: float, row: float, step: float, entry: floa
         return run(plan, caches, tokens)
 
     runner.prefill, runner.run = slow_prefill, slow_run  # type: ignore[method-assign]
+    runner.open = slow_open  # type: ignore[method-assign, assignment]
 
 
 class TestStatistics:
