@@ -279,7 +279,7 @@ class Engine(Generic[C, P, O, T]):
             # gained by launching, or left to launch, before it.
             self._decoder.process_output()
         if output is not None:
-            self._prefiller.decoded(self._clock() - began, entered)
+            self._prefiller.decoded(self._clock() - began, entered, len(batch.decode))
         if batch.prefill:
             self._publish_events()
             self._prefiller.run(batch.prefill)

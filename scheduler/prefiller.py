@@ -75,14 +75,15 @@ class Prefiller(Generic[C, P, O, T]):
         decoding = any(not s.num_left_to_prefill for s in self._scheduler.running)
         return decoding and not self._exact
 
-    def decoded(self, seconds: float, entered: int) -> None:
+    def decoded(self, seconds: float, entered: int, rows: int) -> None:
         """Hear how long it took until a decode's tokens were there, and how many entered its batch.
 
         Args:
             seconds: since the step began: others may start in it, and end.
             entered: prompts whose sequences did.
+            rows: of the batch.
         """
-        self._stall.observe_decode(seconds, entered)
+        self._stall.observe_decode(seconds, entered, rows)
 
     def share(self) -> bool:
         """Give the cache what others turn out to wait for, where it is computed already.

@@ -49,8 +49,10 @@ class StallBound:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
         self._rows = deque[float](maxlen=self._RECENT)  # seconds of each row more
         self._trust = 1.0  # in them
-        self._decodes = deque[float](maxlen=self._RECENT)  # seconds of those that nobody entered
-        self._entries = deque[tuple[int, float]](maxlen=self._RECENT)  # who did, and seconds more
+        # Rows and seconds of those that nobody entered.
+        self._decodes = deque[tuple[int, float]](maxlen=self._RECENT)
+        # How many entered others, rows then, and seconds.
+        self._entries = deque[tuple[int, int, float]](maxlen=self._RECENT)
 
     def observe(self, tokens: int, seconds: float, rows: int = 1) -> None:
         """Learn from a call how long calls take.
@@ -70,21 +72,22 @@ class StallBound:
             self._FORGET * old + more for old, more in zip(self._sums, new, strict=True)
         )
 
-    def observe_decode(self, seconds: float, entered: int) -> None:
+    def observe_decode(self, seconds: float, entered: int, rows: int) -> None:
         """Learn from a decode what it takes more for each who entered its batch.
 
-        Who enters comes for one who left, and another comes meanwhile: that is a part of it.
+        Who enters comes for one who left, and another comes meanwhile: that is a part of it. That
+        more rows decode is none: they are compared with half to twice as many.
 
         Args:
             seconds: from the begin of its step until its tokens were there; where the device
                 computes on meanwhile, until those of the one before were, and it was launched.
             entered: sequences whose first decode it was.
+            rows: of the batch, theirs included.
         """
-        if not entered:
-            self._decodes.append(seconds)
-        elif self._decodes:
-            more = seconds - statistics.median(self._decodes)
-            self._entries.append((entered, max(0.0, more)))
+        if entered:
+            self._entries.append((entered, rows, seconds))
+        else:
+            self._decodes.append((rows, seconds))
 
     @property
     def _row(self) -> float | None:
@@ -97,12 +100,21 @@ class StallBound:
         Much of it is the same for one and for many: those tell that were half to twice as many.
         Where there are none, each takes its part.
         """
-        if not self._entries:  # it takes about as long as a row does in a call
+        entries = self._known_entries()
+        if not entries:  # it takes about as long as a row does in a call
             return rows * (self._row or 0.0)
-        entries = self._entries
         near = [seconds for entered, seconds in entries if rows <= 2 * entered <= 4 * rows]
         each = [seconds * rows / entered for entered, seconds in entries]
         return statistics.median(near or each)
+
+    def _known_entries(self) -> list[tuple[int, float]]:
+        """How many entered, and how much longer that took than a decode of about as many rows."""
+        known = []
+        for entered, rows, seconds in self._entries:
+            alike = [taken for count, taken in self._decodes if rows <= 2 * count <= 4 * rows]
+            if alike:
+                known.append((entered, max(0.0, seconds - statistics.median(alike))))
+        return known
 
     def expected(self, tokens: int) -> float | None:
         """Estimate how many seconds a chunk takes; None before any was measured."""

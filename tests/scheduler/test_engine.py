@@ -424,9 +424,9 @@ class TestTogether:
         stall = bench.engine._prefiller._stall
         observe = stall.observe_decode
 
-        def observed(seconds: float, entered: int) -> None:
+        def observed(seconds: float, entered: int, rows: int) -> None:
             seen.append((round(seconds, 6), entered))
-            observe(seconds, entered)
+            observe(seconds, entered, rows)
 
         stall.observe_decode = observed  # type: ignore[method-assign]
         bench.put("stream", [5, 6], max_tokens=200)

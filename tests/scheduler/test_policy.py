@@ -280,20 +280,37 @@ def test_what_entering_the_batch_takes_counts() -> None:
     """Where streams decode, as it was measured; a decode that compiled a kernel is left out."""
     running = [sequence(11) for _ in range(9)]
     bound = taking(0.1, 0.002, 0.01, most=0.27)
-    bound.observe_decode(9.0, 3)
+    bound.observe_decode(9.0, 3, 3)
     assert len(lengths(running, bound, bounded=True)) == 3, "nothing to compare with"
     for seconds, entered in ((0.02, 0), (0.02, 0), (9.0, 0), (0.04, 2), (7.0, 1), (0.06, 4)):
-        bound.observe_decode(seconds, entered)
+        bound.observe_decode(seconds, entered, 8)
     assert (
         len(lengths(running, bound, bounded=True)) == 3
     )  # 0.1 + 0.08 + 0.03 + 4 * 0.01 is over 0.216
     for _ in range(7):
-        bound.observe_decode(0.08, 2)
+        bound.observe_decode(0.08, 2, 8)
     assert len(lengths(running, bound, bounded=True)) == 2  # 0.27 with a third
     for _ in range(7):
-        bound.observe_decode(0.01, 3)
+        bound.observe_decode(0.01, 3, 8)
     assert len(lengths(running, bound, bounded=True)) == 4  # as if it took nothing
     assert len(lengths(running, bound)) == 9
+
+
+def test_a_batch_that_grows_is_no_entry() -> None:
+    """More rows take longer; those who enter are charged with what is beyond that."""
+    running = [sequence(11) for _ in range(9)]
+    bound = taking(0.1, 0.002, 0.01, most=0.27)
+    for rows in (1, 2, 1):
+        bound.observe_decode(0.06, 0, rows)
+    before = len(lengths(running, bound, bounded=True))
+    for rows in range(5, 12):
+        bound.observe_decode(0.06 + 0.01 * rows, 1, rows)
+    assert len(lengths(running, bound, bounded=True)) == before == 3
+    bound.observe_decode(0.16, 0, 10)  # what the others took by themselves is known now
+    assert len(lengths(running, bound, bounded=True)) == before + 1
+    for _ in range(7):
+        bound.observe_decode(0.27, 1, 12)
+    assert len(lengths(running, bound, bounded=True)) == 1
 
 
 def test_before_calls_were_measured_two_are_tried() -> None:
