@@ -16,6 +16,8 @@ import mlx.core as mx
 
 LARGEST = 128
 """Size of the largest heads for which cuDNN has a kernel; MLX computes others by products."""
+TYPES = {mx.float16, mx.bfloat16}
+"""Of numbers for which it has one."""
 _STEP = 512
 """Tokens: a chunk attends for fewer than so many in vain, and 8,000 tokens have 16 such sizes."""
 _SHORT = 128
@@ -54,6 +56,11 @@ class Kind(NamedTuple):
     value_size: int
     dtype: mx.Dtype
     sinks: mx.Dtype | None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there is a kernel that is planned; what products compute is not."""
+        return self.dtype in TYPES and max(self.size, self.value_size) <= LARGEST
 
     def nbytes(self, shape: Shape) -> int:
         """Bytes of the tensors that attention in a shape reads and makes."""

@@ -75,9 +75,9 @@ def warm_up(
     with noted() as kinds:
         for scenario in scenarios:
             run(scenario.name, partial(running.run, scenario))
-    if runner.device.plans_attention:
+    if planned := [kind for kind in kinds if kind.is_planned]:
         shapes = shapes_of(chunk, min(context, FULL_CONTEXT if every_shape else QUICK_CONTEXT))
-        run("attention of long prompts", partial(running.plan_attention, kinds, shapes))
+        run("attention of long prompts", partial(running.plan_attention, planned, shapes))
     seconds = round(clock() - began, 1)
     log.info("warmed up", steps=running.steps, plans=running.plans, seconds=seconds)
     for bound, names in left_out.items():

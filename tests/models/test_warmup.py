@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from umbel.models.attention import planned
 from umbel.models.attention.cascade import Part, merge
 from umbel.models.attention.planned import Kind, Shape
 from umbel.models.planned_for import Rules
@@ -88,6 +89,13 @@ def test_every_number_of_rows(name: str) -> None:
     fixture.check()
 
 
+@pytest.fixture
+def plans_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take attention of the tests' models, which cuDNN does not compute, for planned."""
+    monkeypatch.setattr(planned, "TYPES", {mx.float32})
+
+
+@pytest.mark.usefixtures("plans_fp32")
 def test_attention_of_long_prompts_is_planned() -> None:
     """Where a kernel is planned for each shape, none is met for the first time while serving.
 
@@ -98,7 +106,7 @@ def test_attention_of_long_prompts_is_planned() -> None:
     met = set[tuple[Any, ...]]()
     real = mx.fast.scaled_dot_product_attention
 
-    def planned(queries: mx.array, keys: mx.array, values: mx.array, **options: Any) -> mx.array:
+    def attended(queries: mx.array, keys: mx.array, values: mx.array, **options: Any) -> mx.array:
         if queries.shape[2] > 1 and isinstance(options["mask"], str):
             mx.eval(queries, keys, values)
             lie = [np.asarray(array).strides for array in (queries, keys, values)]
@@ -106,7 +114,7 @@ def test_attention_of_long_prompts_is_planned() -> None:
         return real(queries, keys, values, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mx.fast, "scaled_dot_product_attention", planned)
+        patch.setattr(mx.fast, "scaled_dot_product_attention", attended)
         warm_up(runner, 3, chunk=512, context=1600)
         known = met.copy()
         for length in (1, 70, 513, 900, 1200):
@@ -117,6 +125,7 @@ def test_attention_of_long_prompts_is_planned() -> None:
     assert met == known
 
 
+@pytest.mark.usefixtures("plans_fp32")
 @pytest.mark.parametrize(("context", "most"), [(1600, 1536), (1 << 20, QUICK_CONTEXT)])
 def test_no_longer_attention_is_planned_than_is_served(
     context: int, most: int, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +149,19 @@ def test_no_longer_attention_is_planned_than_is_served(
     assert not keys
 
 
+def test_what_products_compute_is_not_planned() -> None:
+    """Nor would there be memory for their scores: in fp32, or of larger heads."""
+    kind = Kind(1, 4, 2, 128, 128, mx.bfloat16, None)
+    assert kind.is_planned
+    assert not kind._replace(dtype=mx.float32).is_planned
+    assert not kind._replace(value_size=192).is_planned
+    runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
+    with capture_logs() as lines:
+        warm_up(runner, 2, chunk=CHUNK)
+    assert [line["plans"] for line in lines if line["event"] == "warmed up"] == [0]
+
+
+@pytest.mark.usefixtures("plans_fp32")
 def test_attention_that_is_not_planned_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes last, and the rest was run."""
     monkeypatch.setattr(Kind, "nbytes", lambda *_: 1 << 60)
