@@ -277,6 +277,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--theirs", default="", help="flags of mlx_lm.server, in one argument")
     parser.add_argument("flags", nargs="*", help="of umbel serve, after --")
     options = parser.parse_args(arguments)
+    if options.trace and options.json is None:
+        parser.error("--trace is for --json's file")
     given = {f.name: getattr(options, f.name) for f in fields(Workload)}
     changed = {name: value for name, value in given.items() if value is not None}
     options.workload = Workload(**asdict(PRESETS[options.preset]) | changed)

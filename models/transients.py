@@ -74,7 +74,7 @@ class Transients:
             contexts: tokens before these, a row each.
         """
         fitted = self._fitted(tokens, *contexts)
-        more = max((excess.of(fitted) for excess in self._seen.values()), default=0.0)
+        more = sum(self._excess(self._fitted(tokens, context)) for context in contexts)
         return int(min(UNFORESEEN * (fitted + more), _MOST * fitted))
 
     def worst_case(self, tokens: int, context: int) -> int:
@@ -90,6 +90,10 @@ class Transients:
         excess = self._seen.setdefault(int(fitted).bit_length(), _Excess())
         excess.nbytes = max(excess.nbytes, min(more, _MOST * fitted))
         excess.share = max(excess.share, min(more / fitted, _MOST))
+
+    def _excess(self, fitted: float) -> float:
+        """What a row may take more: calls of several are not learned from, so each may lack it."""
+        return max((excess.of(fitted) for excess in self._seen.values()), default=0.0)
 
     def _fitted(self, tokens: int, *contexts: int) -> float:
         each = self.context + self.pair * min(tokens, self.block)

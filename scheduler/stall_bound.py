@@ -19,8 +19,8 @@ class StallBound:
     fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
     one does not halve its time, and why short chunks are a bad bargain. A call of several rows
     takes more for each row, which some layers compute by itself. A number of rows that was not met
-    yet takes several times as long, once. So whether several rows pay is judged by the least that a
-    row took lately, and whether streams can wait for them by what it mostly took. Each row then
+    yet takes several times as long, once. So whether several rows pay is judged by nearly the least
+    that a row took lately, and whether streams can wait for them by what it mostly took. Each then
     enters the batch of those who decode, which keeps them waiting, too: its state is written there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
@@ -42,6 +42,7 @@ class StallBound:
     _NOISE = 1.25  # times longer or shorter than estimated, at which the machine is as it was
     _CHANGE = 2.0  # times that one measurement may say at most: kernels are compiled, too
     _KNOWN = 4.0  # weights of measurements from which on the ratio of both parts is known
+    _MANY = 3  # calls of several, besides one
     _RECENT = 7  # decodes whose median counts: one that compiles a kernel takes seconds, once
 
     def __init__(self, seconds: float) -> None:
@@ -51,8 +52,10 @@ class StallBound:
         self._trust = 1.0  # in them
         # Rows and seconds of those that nobody entered.
         self._decodes = deque[tuple[int, float]](maxlen=self._RECENT)
-        # How many entered others, rows then, and seconds.
-        self._entries = deque[tuple[int, int, float]](maxlen=self._RECENT)
+        # How many entered others, and seconds more.
+        self._entries = deque[tuple[int, float]](maxlen=self._RECENT)
+        # How many did, rows and seconds of decodes that cannot be compared yet.
+        self._unknown = deque[tuple[int, int, float]](maxlen=self._RECENT)
 
     def observe(self, tokens: int, seconds: float, rows: int = 1) -> None:
         """Learn from a call how long calls take.
@@ -85,14 +88,31 @@ class StallBound:
             rows: of the batch, theirs included.
         """
         if entered:
-            self._entries.append((entered, rows, seconds))
+            self._unknown.append((entered, rows, seconds))
         else:
             self._decodes.append((rows, seconds))
+        for entry in tuple(self._unknown):
+            count, size, taken = entry
+            alike = [each for n, each in self._decodes if size <= 2 * n <= 4 * size]
+            if alike:
+                self._entries.append((count, max(0.0, taken - statistics.median(alike))))
+                self._unknown.remove(entry)
 
     @property
     def _row(self) -> float | None:
         """Seconds of each row more, at best; None before any was measured."""
-        return self._trust * min(self._rows) if self._rows else None
+        if not self._rows:
+            return None
+        least, *others = sorted(self._rows)
+        # The very least of many may be noise, as may all but the least of a few.
+        return self._trust * (others[0] if len(others) >= self._MANY else least)
+
+    @property
+    def _usual_row(self) -> float:
+        """What it mostly is; 0 before any was measured, and doubted while one was."""
+        if not self._rows:
+            return 0.0
+        return statistics.median(self._rows) * (self._trust if len(self._rows) == 1 else 1.0)
 
     def _entering(self, rows: int) -> float:
         """Estimate how many seconds it takes that so many enter a batch.
@@ -100,21 +120,12 @@ class StallBound:
         Much of it is the same for one and for many: those tell that were half to twice as many.
         Where there are none, each takes its part.
         """
-        entries = self._known_entries()
+        entries = self._entries
         if not entries:  # it takes about as long as a row does in a call
-            return rows * (self._row or 0.0)
+            return rows * self._usual_row
         near = [seconds for entered, seconds in entries if rows <= 2 * entered <= 4 * rows]
         each = [seconds * rows / entered for entered, seconds in entries]
         return statistics.median(near or each)
-
-    def _known_entries(self) -> list[tuple[int, float]]:
-        """How many entered, and how much longer that took than a decode of about as many rows."""
-        known = []
-        for entered, rows, seconds in self._entries:
-            alike = [taken for count, taken in self._decodes if rows <= 2 * count <= 4 * rows]
-            if alike:
-                known.append((entered, max(0.0, seconds - statistics.median(alike))))
-        return known
 
     def expected(self, tokens: int) -> float | None:
         """Estimate how many seconds a chunk takes; None before any was measured."""
@@ -141,8 +152,7 @@ class StallBound:
         longest, rows = max(*others, tokens), len(others) + 1
         padded = self.expected(rows * longest) or 0.0
         most = self._most_beside(self.expected(self._LEAST))
-        usual = self._trust * statistics.median(self._rows) if self._rows else 0.0
-        if bounded and padded + (rows - 1) * usual + self._entering(rows) > most:
+        if bounded and padded + (rows - 1) * self._usual_row + self._entering(rows) > most:
             return False
         row = self._row or 0.0
         together = padded + (rows - 1) * row

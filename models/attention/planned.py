@@ -20,8 +20,6 @@ TYPES = {mx.float16, mx.bfloat16}
 """Of numbers for which it has one."""
 _STEP = 512
 """Tokens: a chunk attends for fewer than so many in vain, and 8,000 tokens have 16 such sizes."""
-_SHORT = 128
-"""Tokens that a turn adds to a conversation, as most do."""
 
 
 class Shape(NamedTuple):
@@ -60,7 +58,8 @@ class Kind(NamedTuple):
     @property
     def is_planned(self) -> bool:
         """Whether there is a kernel that is planned; what products compute is not."""
-        return self.dtype in TYPES and max(self.size, self.value_size) <= LARGEST
+        sizes = (self.size, self.value_size)
+        return self.dtype in TYPES and all(n <= LARGEST and n % 8 == 0 for n in sizes)
 
     def nbytes(self, shape: Shape) -> int:
         """Bytes of the tensors that attention in a shape reads and makes."""
@@ -105,20 +104,20 @@ def shape_of(count: int, held: int) -> Shape:
 
 
 def shapes_of(chunk: int, longest: int) -> list[Shape]:
-    """The shapes that chunks of prompts have, and what a turn adds, the shortest ones first.
+    """All shapes that chunks of prompts have, and what turns add, those of the fewest keys first.
 
     Args:
         chunk: tokens of a prompt that are computed at once.
         longest: tokens of the longest prompt.
     """
-    found = {
-        shape_of(count, keys - behind)
-        for keys in range(_STEP, longest + 1, _STEP)
-        for behind in (0, _STEP // 2, _STEP - 1)
-        for count in (_SHORT, chunk)
-        if count <= keys - behind
-    }
-    return sorted(found, key=lambda shape: (shape.keys, shape.queries))
+    few = [Shape(1 << n, 1 << n) for n in range(1, (_STEP - 1).bit_length())]
+    most = _rounded(chunk + _STEP - 1, _STEP)
+    many = [
+        Shape(queries, keys)
+        for keys in range(_STEP, _size(longest) + 1, _STEP)
+        for queries in range(_STEP, min(most, keys) + 1, _STEP)
+    ]
+    return [*[shape for shape in few if shape.keys <= _size(longest)], *many]
 
 
 def attend_causally(

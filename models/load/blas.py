@@ -13,7 +13,8 @@ import ctypes
 import os
 import platform
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -59,26 +60,40 @@ def preload() -> Blas:
         return Blas("the CUDA backend's", fast=True)
     if "mlx.core" in sys.modules:
         return Blas("reference BLAS", fast=False, advice="import umbel.models before mlx.core")
-    choose_kernels()
     for library in LIBRARIES:
-        with suppress(OSError):
+        with suppress(OSError), _environment(kernels()):
             loaded = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
             return Blas(f"OpenBLAS ({library}{_kernels_of(loaded)})", fast=True)
     return Blas("reference BLAS", fast=False, advice=ADVICE)
 
 
-def choose_kernels() -> None:
-    """Have OpenBLAS take the kernels of the processor's instructions, before it is loaded.
+def kernels() -> str | None:
+    """Name OpenBLAS's kernels for the processor's instructions.
 
-    Whoever set the variable keeps what they chose, and old processors what OpenBLAS takes.
+    Returns:
+        None where OpenBLAS is to choose: for an old processor, or none of x86-64, or where the user
+        set the variable.
     """
-    if platform.machine() != "x86_64":
-        return
-    with suppress(OSError):
+    if platform.machine() != "x86_64" or _CHOICE in os.environ:
+        return None
+    try:
         words = set(_CPUINFO.read_text().partition("\n\n")[0].split())
-        fitting = [name for name, needed in _KERNELS if needed <= words]
-        if fitting:
-            os.environ.setdefault(_CHOICE, fitting[0])
+    except OSError:
+        return None
+    return next((name for name, needed in _KERNELS if needed <= words), None)
+
+
+@contextmanager
+def _environment(chosen: str | None) -> Iterator[None]:
+    """Have a library that is loaded in the block take these kernels; no other, and no child."""
+    if chosen is None:
+        yield
+        return
+    os.environ[_CHOICE] = chosen
+    try:
+        yield
+    finally:
+        del os.environ[_CHOICE]
 
 
 def _kernels_of(loaded: ctypes.CDLL) -> str:

@@ -27,7 +27,9 @@ LONE = COMMON + 256
 first kernel takes most of a second."""
 
 _TURN = 70
-"""Tokens that a turn adds to a conversation, of which seven are computed in one call at most."""
+"""Tokens that a turn adds to a conversation."""
+_JOINT = 512
+"""Tokens of prompts that are computed in one call, at most."""
 
 _FEW = 4
 """Tokens of its own after which a row is packed, where that shall be soon."""
@@ -154,7 +156,7 @@ def quick(rows: int, served: Rules, chunk: int) -> list[Scenario]:
     counts = sorted({min(bucket(count), rows) for count in range(2, rows + 1)})
     return [
         _prompts(chunk),
-        _TOGETHER,
+        _together(rows, chunk),
         _ALONE,
         _SAMPLING,
         *[Scenario(f"{count} rows", (Start(count, 1), Decode(3))) for count in counts],
@@ -199,19 +201,23 @@ def _prompts(chunk: int) -> Scenario:
     )
 
 
-_TOGETHER = Scenario(
-    "prompts together",
-    (
-        *(Start(2, 1), Prompts(3, more=0), Decode(0, end=2)),  # all share, and have nothing else
-        *(Start(2, 1), Start(1, 1, (9,)), Start(1), Prompts(3), Prompts(1), Decode(0, end=4)),
-        # Each number of rows is other graphs of kernels, which are made once.
-        *(
-            event
-            for rows in (2, 3, 4, 5, 6, 7)
-            for event in (Start(rows, 1), Prompts(_TURN, more=0), Decode(0, end=rows))
+def _together(rows: int, chunk: int) -> Scenario:
+    """Prompts of several in one call; each number of rows makes other graphs of kernels, once."""
+    tokens = min(_TURN, chunk)
+    most = min(rows, min(chunk, _JOINT) // tokens)
+    return Scenario(
+        "prompts together",
+        (
+            *(Start(2, 1), Prompts(3, more=0), Decode(0, end=2)),  # they share all that they have
+            *(Start(2, 1), Start(1, 1, (9,)), Start(1), Prompts(3), Prompts(1), Decode(0, end=4)),
+            *(
+                event
+                for count in range(2, most + 1)
+                for event in (Start(count, 1), Prompts(tokens, more=0), Decode(0, end=count))
+            ),
         ),
-    ),
-)
+    )
+
 
 _ALONE = Scenario(
     "alone",

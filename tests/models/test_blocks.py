@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.models.attention.blocks import attend
-from umbel.models.attention.planned import Kind, Shape, noted
+from umbel.models.attention.planned import Kind, Shape, noted, shape_of, shapes_of
 from umbel.models.load.device import device_policy
 
 Floats = np.ndarray[Any, np.dtype[Any]]
@@ -312,3 +312,16 @@ def test_kinds_are_noted_while_somebody_listens() -> None:
     for each in kinds:
         assert each.compute(Shape(512, 1024)).shape == (1, 4, 512, 16)
         assert each.nbytes(Shape(512, 1024)) == 4 * (4 * 512 * (8 + 16) + 2 * 1024 * (8 + 16))
+
+
+@pytest.mark.parametrize(("chunk", "longest"), [(512, 1600), (2048, 5000), (700, 300)])
+def test_all_shapes_that_are_met_are_known_before(chunk: int, longest: int) -> None:
+    """Of chunks of any length, after any number of tokens, up to the longest prompt."""
+    met = {
+        shape_of(count, held)
+        for held in [*range(2, 70), *range(70, longest + 1, 37), longest]
+        for count in [*range(2, min(chunk, held), 41), min(chunk, held)]
+    }
+    shapes = shapes_of(chunk, longest)
+    assert met <= set(shapes)
+    assert len(shapes) == len(set(shapes)) <= 1.5 * len(met)
