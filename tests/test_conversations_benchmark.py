@@ -116,12 +116,29 @@ def test_both_servers_are_measured(
 
 
 def test_steps_are_traced_by_phase(
-    tiny_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every step says whom it computed for, what it asked memory for, and where its time went."""
+    """Every step says whom it computed for, what it asked memory for, and where its time went.
+
+    Whoever interrupts the program sees what was found until then; it fails all the same.
+    """
+    real = conversations.run
+
+    def run(name: str, *others: Any) -> Any:
+        if name == "mlx_lm":
+            raise KeyboardInterrupt
+        return real(name, *others)
+
+    monkeypatch.setattr(conversations, "run", run)
     path = tmp_path / "found.json"
     given = ["--preset", "tiny", "--model", str(tiny_dir), "--json", str(path)]
-    assert main([*given, "--only", "umbel", "--trace"]) == 0
+    assert main([*given, "--trace"]) == 1
+    written = capsys.readouterr()
+    assert "mlx_lm, process 1, was interrupted" in written.err
+    assert "| wall, s |" in written.out
     (result,) = json.loads(path.read_text())["results"]
     steps = result["record"]["trace"]
     assert len(steps) == len(result["record"]["steps"])
@@ -133,7 +150,6 @@ def test_steps_are_traced_by_phase(
         assert sum(outer) <= step["step"]
     busy = [step for step in steps if step.get("rows")]
     assert all(step["transient"] > 0 and step["decode"] >= step["launch"] > 0 for step in busy)
-    capsys.readouterr()
     shown = "\n".join(summary(steps, long=0.0))
     assert f"decode: {sum(kind(step) == 'decode' for step in steps)} steps" in shown
     assert shown.count("GiB budget") == len(steps)
@@ -145,24 +161,6 @@ def test_a_server_that_does_not_start_is_named(
     """The program says so and fails."""
     assert main(["--preset", "tiny", "--model", str(tmp_path), "--only", "umbel"]) == 1
     assert "umbel, process 1, failed" in capsys.readouterr().err
-
-
-def test_what_was_found_is_shown_when_it_is_interrupted(
-    tiny_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the servers before; the program fails all the same."""
-    real = conversations.run
-
-    def run(name: str, *others: Any) -> Any:
-        if name == "mlx_lm":
-            raise KeyboardInterrupt
-        return real(name, *others)
-
-    monkeypatch.setattr(conversations, "run", run)
-    assert main(["--preset", "tiny", "--model", str(tiny_dir)]) == 1
-    shown = capsys.readouterr()
-    assert "mlx_lm, process 1, was interrupted" in shown.err
-    assert "| wall, s |" in shown.out
 
 
 def test_a_server_ends_when_its_starter_is_gone(tiny_dir: Path, short_path: Path) -> None:
