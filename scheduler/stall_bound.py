@@ -154,14 +154,12 @@ class StallBound:
         most = self._most_beside(self.expected(self._LEAST))
         if bounded and padded + (rows - 1) * self._usual_row + self._entering(rows) > most:
             return False
-        row = self._row or 0.0
-        together = padded + (rows - 1) * row
-        alone = self.expected(tokens)
-        if self._row is None or alone is None:
+        row, alone = self._row, self.expected(tokens)
+        if row is None or alone is None:
             # Two that are nearly as long tell how long such calls take.
             return rows == _TWO and rows * longest * _FULL <= sum(others) + tokens
         before = self.expected(len(others) * max(others)) or 0.0
-        return together <= before + (rows - 2) * row + alone
+        return padded + row <= before + alone  # the others' rows are in both
 
     def _follow(self, tokens: int, seconds: float) -> None:
         """Scale what was measured half the way to a machine of another speed."""
