@@ -168,15 +168,15 @@ def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows:
     far launching is ahead of computing. It is as far as can be where an operation takes longer
     than its launch; where it does not, that varies by a fifth, and a run takes no time.
     """
-    peaks, used, took = list[int](), 0.0, 0.0
-    # A busy machine is no reason for fewer, so it is the processor's time that counts. The first
-    # run says nothing of that: it may load kernels, or compile them.
-    while len(peaks) <= 1 or not (_settled(peaks) or used >= _QUICK or took >= _SLOW):
-        begun, started = time.process_time(), time.monotonic()
+    # How long the first run takes says nothing: it may load kernels, or compile them.
+    peaks = [_peak(layout, prefill, tokens, context, rows)]
+    begun = time.process_time()  # a busy machine is no reason for fewer
+    while True:
+        started = time.monotonic()
         peaks.append(_peak(layout, prefill, tokens, context, rows))
-        used += time.process_time() - begun if len(peaks) > 1 else 0.0
-        took = time.monotonic() - started
-    return max(peaks)
+        slow = time.monotonic() - started >= _SLOW
+        if slow or _settled(peaks) or time.process_time() - begun >= _QUICK:
+            return max(peaks)
 
 
 def _settled(peaks: list[int]) -> bool:
