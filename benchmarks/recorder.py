@@ -3,9 +3,9 @@
     python benchmarks/recorder.py umbel|traced_umbel|mlx_lm ARGUMENTS OF ITS COMMAND
 
 Each line on standard input is a command: `clear` has the record begin anew, `count` has the
-operations of later steps counted, `write FILE` writes the record. Steps of
-`traced_umbel` are noted phase by phase, as `step_trace.py` says. When the input ends, whoever
-started the process is gone, and the process ends too.
+operations of later steps counted, `write FILE` writes the record. Steps of `traced_umbel` are noted
+phase by phase, as `step_trace.py` says. When the input ends, whoever started the process is gone,
+and the process ends too.
 
 A step of umbel is one of `Engine.step` that computes; a step of mlx_lm.server is one of
 `BatchGenerator.next`, so that models it serves one by one have none. The operations of a step are
@@ -68,15 +68,15 @@ class Recorder:
         real = getattr(owner, name)
 
         def step(server: Any) -> Any:
-            trace = self.trace
-            began = 0.0 if trace is None else trace.begin()
+            if self.trace is not None:
+                self.trace.begin()
             start = time.perf_counter()
             result = real(server)
             seconds = time.perf_counter() - start
             if computed(server, result):
                 self._steps.append((seconds, self._operations))
-                if trace is not None:
-                    trace.end(seconds, began)
+                if self.trace is not None:
+                    self.trace.end(seconds)
                 if len(self._steps) % _EVERY == 1:
                     self._loops.append(loop())
             if self._operations is not None:

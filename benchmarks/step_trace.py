@@ -54,6 +54,7 @@ class StepTrace:
         self.steps: list[Step] = []
         self._phases: dict[str, float] = defaultdict(float)
         self._asked: Step = {}
+        self._began = 0.0
         for name, (module, path) in _PHASES.items():
             *inner, method = path.split(".")
             owner = import_module(module)
@@ -74,20 +75,15 @@ class StepTrace:
 
         return phase
 
-    def begin(self) -> float:
-        """Begin a step; returns the processor time of its thread."""
+    def begin(self) -> None:
+        """Begin a step."""
         self._phases.clear()
         self._asked = {}
-        return time.thread_time()
+        self._began = time.thread_time()
 
-    def end(self, seconds: float, began: float) -> None:
-        """Note a step that computed.
-
-        Args:
-            seconds: that it took.
-            began: what `begin` returned.
-        """
-        times = {"cpu": time.thread_time() - began, **self._phases}
+    def end(self, seconds: float) -> None:
+        """Note a step that computed, and took so many seconds."""
+        times = {"cpu": time.thread_time() - self._began, **self._phases}
         self.steps.append({"at": time.time(), "step": seconds, **times, **self._asked})
 
 
