@@ -132,7 +132,7 @@ def assemble(
     with ExitStack() as undo:  # what a start that fails leaves to others, or nobody
         undo.callback(cache.close)
         governor = Governor(cache)
-        _warm_up(loaded, settings, runner, memory.warm_up_bytes(budget), (chunk, context), begin)
+        _warm_up(settings, runner, memory.warm_up_bytes(budget), chunk, context, begin)
         disk, pager = _open_disk(settings, loaded.fingerprint, copied, wake, begin), None
         if disk is not None:
             undo.callback(disk.close, _CLOSE_DISK)
@@ -206,30 +206,21 @@ def _cache(
 
 
 def _warm_up(
-    loaded: LoadedModel,
     settings: Settings,
     runner: ModelRunner,
     budget: int,
-    lengths: tuple[int, int],
+    chunk: int,
+    context: int,
     begin: Callable[[Phase], object],
 ) -> None:
-    """Compile kernels for as many rows as there is memory for.
-
-    Args:
-        loaded: the model.
-        settings: as they are.
-        runner: of the model.
-        budget: bytes that it may take.
-        lengths: tokens of a chunk, and of the longest context.
-        begin: told that it begins.
-    """
-    chunk, context = lengths
+    """Compile kernels for as many rows as there is memory for."""
     rows = min(settings.max_batch, budget // runner.profile.worst_case(longest(runner)).nbytes)
     every_shape = settings.warmup == "full"
-    if rows and (every_shape or (settings.warmup == "quick" and loaded.device.warms_up)):
+    if rows and (every_shape or (settings.warmup == "quick" and runner.device.warms_up)):
         begin("warming up")
         warm_up(
-            *(runner, rows),
+            runner,
+            rows,
             every_shape=every_shape,
             nbytes=budget,
             chunk=chunk,

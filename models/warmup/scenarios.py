@@ -22,14 +22,13 @@ COMMON = max(SHARED, FEW) + 11
 """Tokens of a beginning that sequences read together: enough for a product, and as most are, no
 multiple of eight."""
 
-LONE = COMMON + 256
-"""Tokens of one that decodes alone: from 256 on MLX has cuDNN read what lies in one piece, whose
-first kernel takes most of a second."""
-
 _TURN = 70
 """Tokens that a turn adds to a conversation."""
 _JOINT = 512
-"""Tokens of prompts that are computed in one call, at most."""
+"""Tokens of prompts that are computed in one call, at most: as in `scheduler/policy.py`."""
+_LONE = 256
+"""Tokens from which on MLX has cuDNN decode one sequence whose keys lie in one piece. Its first
+kernel takes most of a second."""
 
 _FEW = 4
 """Tokens of its own after which a row is packed, where that shall be soon."""
@@ -224,7 +223,7 @@ _ALONE = Scenario(
     (
         *(Start(1), Decode(1, end=1), Start(1, 1), Decode(1, end=1)),
         *(Start(2, 1), Decode(1, end=1), Decode(9, end=1)),  # in the end in one piece
-        *(Start(1, 1, (LONE - COMMON,)), Decode(9)),
+        *(Start(1, 1, (_LONE,)), Decode(9)),
     ),
 )
 
