@@ -60,10 +60,11 @@ def preload() -> Blas:
         return Blas("the CUDA backend's", fast=True)
     if "mlx.core" in sys.modules:
         return Blas("reference BLAS", fast=False, advice="import umbel.models before mlx.core")
-    for library in LIBRARIES:
-        with suppress(OSError), _environment(kernels()):
-            loaded = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-            return Blas(f"OpenBLAS ({library}{_kernels_of(loaded)})", fast=True)
+    with _environment(kernels()):
+        for library in LIBRARIES:
+            with suppress(OSError):
+                loaded = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+                return Blas(f"OpenBLAS ({library}{_kernels_of(loaded)})", fast=True)
     return Blas("reference BLAS", fast=False, advice=ADVICE)
 
 
