@@ -40,6 +40,7 @@ def test_it_says_what_each_waits_for(short_path: Path) -> None:
     with running(short_path, model, "--max-batch", "1") as daemon:
         # Longer than any machine takes to start `umbel ps`; its client leaves after that.
         first, _ = daemon.stream(body(30_000), {"X-Umbel-Conversation": "runs"})
+        eventually(lambda: requests(daemon).get("runs", {}).get("activity") == "decode")
         threads = [ask(daemon, "waits", 2), ask(daemon, "runs", 2)]
         eventually(lambda: requests(daemon)["waits"]["seconds"]["slot"] > 0.05)
         rows = daemon.status()["models"][0]["requests"]
