@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ PRESETS = {
 _START = 900.0
 _WRITE = 60.0
 _LINES = 20  # of a log that are shown
+_DYING = 2.0  # seconds after a failure in which a server may still end by itself
 _SETTLE = 0.5  # seconds after the last token until a server has put away what it keeps
 
 
@@ -176,7 +177,13 @@ def run(name: str, number: int, model: Path, folder: Path, options: argparse.Nam
     try:
         with server(command, log, environment(name, folder)) as process:
             running = Server(process, own)
-            return asyncio.run(measure(name, number, running, address, model, options))
+            try:
+                return asyncio.run(measure(name, number, running, address, model, options))
+            except Exception:
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(_DYING)
+                    print(f"{name}, process {number}, ended with status {status}", file=sys.stderr)
+                raise
     except Exception:
         print("\n".join(first_fault(log.read_text(errors="replace"))), file=sys.stderr)
         raise
@@ -207,7 +214,8 @@ def environment(server_name: str, folder: Path) -> dict[str, str]:
         "MLX_PTX_CACHE_DIR": "kernels",
         "CUDA_CACHE_PATH": "driver",
     }
-    return environment_of_source() | {name: str(state / part) for name, part in kept.items()}
+    paths = {name: str(state / part) for name, part in kept.items()}
+    return environment_of_source() | paths | {"PYTHONFAULTHANDLER": "1"}
 
 
 def environment_of_source() -> dict[str, str]:
@@ -231,17 +239,28 @@ def compare(options: argparse.Namespace) -> list[Result]:
     sees what was found until then.
     """
     results: list[Result] = []
-    with tempfile.TemporaryDirectory(prefix="talk") as name, model_folder(options) as model:
+    with kept(options.state) as folder, model_folder(options) as model:
         for number in range(1, options.processes + 1):
             for one in ("umbel", "mlx_lm") if options.only is None else (options.only,):
                 try:
-                    results.append(run(one, number, model, Path(name), options))
+                    results.append(run(one, number, model, folder, options))
                 except (aiohttp.ClientError, OSError, RuntimeError) as error:
                     print(f"{one}, process {number}, failed: {error!r}", file=sys.stderr)
                 except KeyboardInterrupt:
                     print(f"{one}, process {number}, was interrupted", file=sys.stderr)
                     return results
     return results
+
+
+@contextmanager
+def kept(folder: Path | None) -> Iterator[Path]:
+    """Give the folder for what servers write: the one that is named, or one for this run alone."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="talk") as name:
+            yield Path(name)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
 
 
 @contextmanager
@@ -274,6 +293,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--operations", action="store_true", help="count them, in one more turn")
     parser.add_argument("--trace", action="store_true", help="of umbel's steps, for --json")
     parser.add_argument("--json", type=Path, help="a file for all that was found")
+    parser.add_argument("--state", type=Path, help="a folder that later runs start from, too")
     parser.add_argument("--theirs", default="", help="flags of mlx_lm.server, in one argument")
     parser.add_argument("flags", nargs="*", help="of umbel serve, after --")
     options = parser.parse_args(arguments)

@@ -40,7 +40,6 @@ from .measured_fit import context_length, prefill_chunk
 from .memory_budget import MemoryBudget
 
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
-_MOST_FREED = 1 << 30
 _CLOSE_DISK = 5.0  # seconds to end what the disk tier began, where a start fails
 _DISK_SHARE = 4  # of what is free on disk, one part in this many
 
@@ -115,7 +114,7 @@ def assemble(
         log.warning("decoding one by one", model=loaded.name, reason=runner.one_by_one)
     weights = max(loaded.weight_bytes, runner.resident - memory.held)
     budget = memory.enter(loaded.name, weights)
-    keep_freed_memory(min(budget // _FREED_SHARE, _MOST_FREED))
+    keep_freed_memory(min(budget // _FREED_SHARE, loaded.device.most_freed))
     chunk = prefill_chunk(settings, runner, budget)
     if settings.exact:
         runner.profile.least_chunk = chunk

@@ -77,6 +77,7 @@ class Engine(Generic[C, P, O, T]):
         self._running = self._scheduler.running
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
+        self._stirs = False  # somebody came or ended in it, while others decode
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
         self._totals = self._report.totals
@@ -101,13 +102,16 @@ class Engine(Generic[C, P, O, T]):
         began = self._clock()
         if not self._running:
             self._report.begin_work()
-        reading = self._kv_cache.page()
+        before = len(self._running)
+        reading = self._kv_cache.page(stirs=self._stirs)
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
         self._report.publish()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
             self._run(step, began)
+        decoding = any(not s.num_left_to_prefill for s in self._running)
+        self._stirs = decoding and (self._stalled or len(self._running) != before)
         self._record()
         if not self._running:
             self._decoder.drop()

@@ -152,9 +152,13 @@ class KVCacheManager(Generic[C]):
             sequence, self._namespace(sequence)
         )
 
-    def page(self) -> bool:
-        """Move state to and from the disk; whether there is more to do at once."""
-        return self._paging is not None and self._paging.step()
+    def page(self, *, stirs: bool = False) -> bool:
+        """Move state to and from the disk; whether there is more to do at once.
+
+        Args:
+            stirs: see `Paging.step`.
+        """
+        return self._paging is not None and self._paging.step(stirs=stirs)
 
     @property
     def writing(self) -> bool:

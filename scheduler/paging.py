@@ -1,5 +1,8 @@
 """The disk as the engine uses it: in the background, and never in the way."""
 
+import time
+from collections.abc import Callable
+
 import structlog
 
 from ..cachestore.paging.pager import Pager
@@ -10,18 +13,35 @@ from .sequence import Sequence
 log = structlog.get_logger()
 
 
+_CALM = 0.05
+"""Seconds in which nobody came or ended, after which new state is written."""
+
+_PATIENCE = 1.0
+"""Seconds for which it waits for that."""
+
+
 class Paging:
     """Has state moved to and from the disk. What goes wrong there ends it, and no request.
+
+    What is to be written waits for a calm moment. Who comes and who ends keeps the others from
+    their next tokens, and the writer would then make it longer: it takes the device's driver, the
+    allocator and the interpreter in turn with the thread that owns MLX.
 
     Args:
         pager: of the cache, if there is a disk tier.
         pins: whose state is read back at the start.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, pager: Pager | None, pins: Pins) -> None:
+    def __init__(
+        self, pager: Pager | None, pins: Pins, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._pager = pager
         self._pins = pins
+        self._clock = clock
         self._page_ins = 0
+        self._stirred = float("-inf")  # when somebody came or ended
+        self._waits_since: float | None = None
 
     @property
     def page_ins(self) -> int:
@@ -35,17 +55,33 @@ class Paging:
         """States that were written to disk."""
         return 0 if self._pager is None else self._pager.statistics().writes
 
-    def step(self) -> bool:
-        """Go on with what is on the way; whether there is more to do at once."""
+    def step(self, *, stirs: bool = False) -> bool:
+        """Go on with what is on the way; whether there is more to do at once.
+
+        Args:
+            stirs: somebody came or ended in the last step, while others decode.
+        """
         if self._pager is None:
             return False
         try:
-            self._pager.step()
+            self._pager.step(writes=self._is_calm(stirs=stirs))
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
             self._give_up(error)
             return False
         return self._pager.ready
+
+    def _is_calm(self, *, stirs: bool) -> bool:
+        """Whether what is to be written need not wait, or has waited long enough."""
+        now = self._clock()
+        if stirs:
+            self._stirred = now
+        if now - self._stirred >= _CALM:
+            self._waits_since = None
+            return True
+        if self._waits_since is None:
+            self._waits_since = now
+        return now - self._waits_since >= _PATIENCE
 
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
         """Have what is on disk of a sequence's tokens read; whether to wait for it."""

@@ -95,12 +95,16 @@ class PageOut:
     def _rests(self) -> bool:
         return _clock() < self._rests_until
 
-    def step(self) -> None:
-        """Take in what was written, and hand over what is next."""
+    def step(self, *, hands_over: bool = True) -> None:
+        """Take in what was written, and hand over what is next.
+
+        Args:
+            hands_over: without it nothing is.
+        """
         for written in self._tier.completed():
             self._take(written)
         self._full = self._full and bool(self._jobs)
-        if not (self._full or self._rests):
+        if hands_over and not (self._full or self._rests):
             self._hand_over()
 
     def give_up(self) -> None:

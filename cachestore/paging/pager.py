@@ -79,9 +79,13 @@ class Pager:
         """Whether there is something to do at once."""
         return self._page_in.ready
 
-    def step(self) -> None:
-        """Take in what was written and read, and hand out what is to be written next."""
-        self._page_out.step()
+    def step(self, *, writes: bool = True) -> None:
+        """Take in what was written and read, and hand out what is to be read and written next.
+
+        Args:
+            writes: without it nothing that is to be written is handed out.
+        """
+        self._page_out.step(hands_over=writes)
         self._page_in.step()
         if self._cache.tries.files.nbytes > self.budget:
             forgotten = self._cache.evictor.forget_persisted(int(self.budget * _ROOM_LEFT))

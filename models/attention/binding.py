@@ -15,6 +15,7 @@ from mlx_lm.models import base
 from ..errors import NotBatchableError
 from ..kv.token_layer import QuantizedTokenLayerCache, Tensors, TokenLayerCache
 from ..load.device import DevicePolicy
+from ..runtime import launch
 from . import blocks
 from .batched import BatchedLayer
 from .cascade import merge, part_of, scores_of
@@ -61,6 +62,8 @@ class Attention:
         Returns:
             `[1, heads, tokens, size of a value]`.
         """
+        if self.device.launches_layers and queries.shape[2] > 1:
+            launch(queries)  # with all that is before it
         if isinstance(keys, PaddedKeys):
             return keys.attend(queries, scale, mask, sinks, self)
         layer = keys.layer if isinstance(keys, Keys) else cache

@@ -38,8 +38,14 @@ class DevicePolicy:
         row_kernel: what rows have is put side by side by a kernel of ours, for the same reason.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         joined_projections: projections of the same input are one product.
+        launches_layers: prompts are launched layer by layer. MLX makes a CUDA graph of each hundred
+            operations, which takes 2 ms for one that it has not made yet: so cut, all layers of a
+            call are one graph.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
+        most_freed: bytes of freed buffers that are kept for the next arrays at most. Other programs
+            use the memory of a Mac; a card's is free for them. To free and allocate what a call
+            for several prompts computes with takes the host a fifth of its time.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
             as many at most.
         row_multiple: of rows for which products are the fastest.
@@ -62,8 +68,10 @@ class DevicePolicy:
     row_kernel: bool
     length_multiple: int
     joined_projections: bool
+    launches_layers: bool
     stacks: bool
     prefill_chunk: int
+    most_freed: int
     row_limit: int
     row_multiple: int
     spare_steps: int
@@ -88,8 +96,10 @@ CPU = DevicePolicy(
     row_kernel=False,
     length_multiple=1,
     joined_projections=False,
+    launches_layers=False,
     stacks=False,
     prefill_chunk=512,
+    most_freed=1 << 30,
     row_limit=512,
     row_multiple=16,
     spare_steps=0,
@@ -113,8 +123,10 @@ GPU = DevicePolicy(
     row_kernel=False,
     length_multiple=1,
     joined_projections=False,
+    launches_layers=False,
     stacks=True,
     prefill_chunk=2048,
+    most_freed=1 << 30,
     row_limit=2048,
     row_multiple=1,
     spare_steps=64,
@@ -130,6 +142,8 @@ CUDA = replace(
     row_kernel=True,
     length_multiple=8,
     joined_projections=True,
+    launches_layers=True,
+    most_freed=8 << 30,
 )
 
 

@@ -1,18 +1,23 @@
 """Prompts that are computed in one call, held to the same prompts computed one by one."""
 
+import io
+from dataclasses import replace
+
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
+from umbel.models.attention import binding
+from umbel.models.binding import bind
 from umbel.models.errors import NotBatchableError
 from umbel.models.kv import stacking
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
-from umbel.models.load.device import CPU
+from umbel.models.load.device import CPU, device_policy
 from umbel.models.memory_profile import PlannedChunk
 from umbel.models.prefill import prefill
-from umbel.models.runtime import resident_bytes
+from umbel.models.runtime import launch, resident_bytes
 
 from .batch_fixture import NAMES, TOLERANCE, BatchFixture, Branch
 
@@ -33,6 +38,8 @@ ROUNDING = 1e-5
 """Of a number in fp32 that is a sum of many, in another order: some states grow to a thousand."""
 
 LENGTHS = [(7, 1, 4), (70, 33, 2), (5, 5, 5)]
+LAYERS = 6
+OPERATION = "shape=rectangle"  # in MLX's drawing of a graph; arrays have other shapes
 
 
 def started(world: BatchFixture, branch: Branch, twice: int) -> list[list[SequenceCache]]:
@@ -121,6 +128,36 @@ def test_what_lies_in_stacks_is_read_there(name: str, monkeypatch: pytest.Monkey
     assert not any(span.storage.lodged for branch in branches for span in branch.spans)
     world.decode(decoding, steps=2)
     world.check(*decoding)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_layers_are_launched_as_equal_graphs(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch a layer, all but the first with as many operations; and the same is computed."""
+    device = replace(device_policy(), launches_layers=True)
+    world = BatchFixture("llama", device=device, num_hidden_layers=LAYERS)
+    branch = world.branch(40)
+    launched, usual = ([world.come(branch).cache for _ in range(rows)] for _ in range(2))
+    chunks = [world.words(9 - row) for row in range(rows)]
+    operations = []
+
+    def count(queries: mx.array) -> None:
+        graph = io.StringIO()
+        mx.export_to_dot(graph, queries)
+        operations.append(graph.getvalue().count(OPERATION))
+        launch(queries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(binding, "launch", count)
+        world.runner.prefill(list(zip(chunks, launched, strict=True)))
+    first, *others = operations
+    assert len(others) == LAYERS - 1
+    assert set(others) == {max(others)}
+    assert 0 < first < max(others)
+    bind(world.model, device_policy())
+    world.runner.prefill(list(zip(chunks, usual, strict=True)))
+    for one, other in zip(launched, usual, strict=True):
+        for mine, theirs in zip(state(one), state(other), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
 
 
 def test_keys_in_one_piece_stay_so() -> None:

@@ -1,6 +1,8 @@
 """The disk as the engine uses it: what goes wrong there is the disk's own."""
 
+import math
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.pins import Pins
 from umbel.models.params import SamplingParams
-from umbel.scheduler.paging import Paging
+from umbel.scheduler.paging import _CALM, _PATIENCE, Paging
 from umbel.scheduler.request import Request
 from umbel.scheduler.sequence import Sequence
 
@@ -46,7 +48,7 @@ def sequence(end: int) -> Sequence:
     )
 
 
-def broken(*_: object) -> None:
+def broken(*_: object, **__: object) -> None:
     """Fail in a way that nobody foresaw."""
     raise ZeroDivisionError("by a mistake")
 
@@ -117,3 +119,41 @@ def test_state_on_disk_is_waited_for(world: PagedWorld) -> None:
         engine.step()
     assert engine.page_ins == 1
     assert world.probe(as_tokens(range(50)).tolist())[1] == 49
+
+
+class Clock:
+    """Tells the time it is told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+def test_what_is_written_waits_for_a_calm_moment(world: PagedWorld) -> None:
+    """While some come or end it waits, but not for long; then all goes, until it is calm."""
+    world.write_all()
+    clock, starts = Clock(), count(1000, 100)
+    engine = Paging(world.pager, Pins(world.cache, NAMESPACE.fingerprint, world.tier), clock)
+
+    def goes(*, after: float, stirs: bool) -> bool:
+        """Whether something that is new is handed over in a step."""
+        clock.now += after
+        start = next(starts)
+        world.serve(range(start, start + 30))
+        before = len(world.tier.jobs)
+        engine.step(stirs=stirs)
+        assert world.tier.flush(10)
+        return len(world.tier.jobs) > before
+
+    assert goes(after=0, stirs=False)
+    assert not goes(after=0, stirs=True)
+    assert not goes(after=0.9 * _CALM, stirs=False)
+    assert goes(after=0.2 * _CALM, stirs=False)
+    steps = [goes(after=0.9 * _CALM, stirs=True) for _ in range(math.ceil(3 * _PATIENCE / _CALM))]
+    waited = steps.index(True)
+    assert 0.9 * _PATIENCE <= waited * 0.9 * _CALM <= 1.1 * _PATIENCE
+    assert all(steps[waited:])
+    assert goes(after=2 * _CALM, stirs=False)
+    assert not goes(after=0, stirs=True)
