@@ -8,7 +8,8 @@ longer than so many seconds (0.1).
 
 A phase is a call that `Engine.step` makes, or that such a call makes; the time of a phase holds
 that of the phases that it makes. Beside the wall's time a step has the processor time of its
-thread: where that is as long, the thread did not wait for the device.
+thread: where that is as long, the thread did not wait, for the device, a lock or the interpreter.
+A long step tells of each phase how long it waited.
 """
 
 import json
@@ -38,6 +39,7 @@ _PHASES = {
 """By name: the module, and the function or the class and the method."""
 
 _LONG = 0.1
+_WAIT = 5e-3  # seconds of waiting that are printed
 _MEMORY = ("budget", "kv", "tail", "paging", "transient")
 
 Step = dict[str, Any]
@@ -53,6 +55,7 @@ class StepTrace:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self._phases: dict[str, float] = defaultdict(float)
+        self._cpus: dict[str, float] = defaultdict(float)
         self._asked: Step = {}
         self._began = 0.0
         for name, (module, path) in _PHASES.items():
@@ -64,11 +67,12 @@ class StepTrace:
 
     def _timed(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def phase(*args: Any, **options: Any) -> Any:
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.thread_time()
             try:
                 result = real(*args, **options)
             finally:
                 self._phases[name] += time.perf_counter() - start
+                self._cpus[name] += time.thread_time() - cpu
             if name == "afford" and result is not None:
                 self._asked = _asked(args[0], result.batch)
             return result
@@ -78,13 +82,15 @@ class StepTrace:
     def begin(self) -> None:
         """Begin a step."""
         self._phases.clear()
+        self._cpus.clear()
         self._asked = {}
         self._began = time.thread_time()
 
     def end(self, seconds: float) -> None:
         """Note a step that computed, and took so many seconds."""
         times = {"cpu": time.thread_time() - self._began, **self._phases}
-        self.steps.append({"at": time.time(), "step": seconds, **times, **self._asked})
+        step = {"at": time.time(), "step": seconds, **times, "cpus": dict(self._cpus)}
+        self.steps.append(step | self._asked)
 
 
 def _asked(engine: Any, batch: Any) -> Step:
@@ -125,9 +131,16 @@ def _sum(steps: list[Step], phase: str) -> float:
     return float(sum(step.get(phase, 0.0) for step in steps))
 
 
+def _waited(step: Step, phase: str) -> str:
+    """What of a phase was not the processor's, if it is worth a word."""
+    cpu = step.get("cpus", {}).get(phase)
+    waited = 0.0 if cpu is None else step[phase] - cpu
+    return f" (waited {1e3 * waited:.0f})" if waited > _WAIT else ""
+
+
 def _line(step: Step, start: float) -> str:
     times = " ".join(
-        f"{name} {1e3 * step[name]:.0f}"
+        f"{name} {1e3 * step[name]:.0f}" + _waited(step, name)
         for name in ("cpu", *_PHASES)
         if step.get(name, 0.0) > 1e-3  # noqa: PLR2004  (a millisecond)
     )
