@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -41,6 +42,11 @@ from .state_saving import save_state
 from .tenant_terms import TenantTerms
 from .workers import Workers
 
+_SWITCH = 5e-4
+"""Seconds after which a thread gives the interpreter to one that waits for it, ten times as often
+as usual: the thread that owns MLX lets go of it in each comparison of arrays and each evaluation,
+and all streams wait until it has it again."""
+
 _THREAD_STOP = 60.0
 _LOAD_STOP = 10.0  # a load cannot be interrupted; a small one ends by itself in this time
 _LOAD_ENDS = f"waiting for the load to end, for {_LOAD_STOP:.0f} s at most"
@@ -67,6 +73,7 @@ def serve(
         StartError: it cannot start; the message says why.
     """
     gc.freeze()  # what was imported stays: each collection would look through all of it
+    sys.setswitchinterval(_SWITCH)
     manager = ServiceManager.of(os.environ)
     with (
         closing(display or Display()) as shown,

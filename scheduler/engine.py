@@ -3,6 +3,7 @@
 It lives on the MLX thread.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Generic
@@ -25,6 +26,9 @@ from .shortage import Shortage
 from .statistics import EngineStatistics
 from .thread import Pace
 from .times import Activity
+
+_STARTS = 8
+"""Requests that start in one step while others decode: one call computes no more prompts."""
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
@@ -110,8 +114,7 @@ class Engine(Generic[C, P, O, T]):
         self._report.publish()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
             self._run(step, began)
-        decoding = any(not s.num_left_to_prefill for s in self._running)
-        self._stirs = decoding and (self._stalled or len(self._running) != before)
+        self._stirs = self._decodes and (self._stalled or len(self._running) != before)
         self._record()
         if not self._running:
             self._decoder.drop()
@@ -156,11 +159,18 @@ class Engine(Generic[C, P, O, T]):
             self._start()
 
     def _start(self) -> None:
+        """Start all who may; those who decode wait for a few at a time."""
+        left = _STARTS if self._decodes else math.inf
         while True:
-            while sequence := self._scheduler.start_next():
+            while left and (sequence := self._scheduler.start_next()):
                 self._begin(sequence)
+                left -= 1
             if not self._prefiller.share():
                 return
+
+    @property
+    def _decodes(self) -> bool:
+        return any(not s.num_left_to_prefill for s in self._running)
 
     def _afford(self) -> Affordable[P] | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first.

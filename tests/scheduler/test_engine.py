@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
-from umbel.scheduler.engine import Engine
+from umbel.scheduler.engine import _STARTS, Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.fairness.terms import Terms
 from umbel.scheduler.fairness.use import TenantUse
@@ -312,6 +312,46 @@ class TestOrder:
         started = [name for name, event in bench.order if isinstance(event, Started)]
         assert started == list("01234")
         bench.check_idle()
+
+    def test_a_crowd_starts_a_few_at_a_time_beside_a_stream(self) -> None:
+        """To start one takes time, and no call computes more prompts; without a stream all do."""
+        for streams in (0, 1):
+            bench = Bench(max_batch=40, prefill_chunk=64, together=True)
+            if streams:
+                bench.put("stream", [5, 6], max_tokens=100)
+                bench.engine.step()
+            names = [str(number) for number in range(20)]
+            for name in names:
+                bench.put(name, [1, 2, 3], max_tokens=2)
+            starts = []
+            while any(name not in bench.events for name in names):
+                before = len(bench.events)
+                assert bench.engine.step()
+                starts.append(len(bench.events) - before)
+            assert starts == ([_STARTS, _STARTS, 20 - 2 * _STARTS] if streams else [20])
+
+    def test_the_disk_hears_when_streams_wait_for_others(self) -> None:
+        """Who comes and who ends stirs; a stream that goes on does not."""
+        bench = Bench(max_batch=4)
+        heard: list[bool] = []
+
+        def page(*, stirs: bool) -> bool:
+            heard.append(stirs)
+            return False
+
+        bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+        bench.put("stream", [5, 6], max_tokens=100)
+        for _ in range(4):
+            bench.engine.step()
+        bench.put("other", [1, 2, 3], max_tokens=2)
+        for _ in range(8):
+            bench.engine.step()
+        alone, beside = heard[:5], heard[5:]
+        assert alone == [False, True, False, False, False]
+        came, *later = beside
+        assert came
+        assert [stirs for stirs in later if stirs] == [True], "it ends once"
+        assert not later[-1]
 
     def test_a_long_prompt_does_not_stall_live_answers(self) -> None:
         """While one sequence prefills, another gets a token in every step."""
