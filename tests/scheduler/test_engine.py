@@ -339,7 +339,7 @@ class TestOrder:
             heard.append(stirs)
             return False
 
-        bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+        bench.engine._kv_cache.page = page  # type: ignore[method-assign, assignment]
         bench.put("stream", [5, 6], max_tokens=100)
         for _ in range(4):
             bench.engine.step()

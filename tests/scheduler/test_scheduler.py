@@ -769,8 +769,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if len(running) >= self.max_batch:
             return None, None, self.scheduler.reading
         busy = {sequence.request.conversation for sequence in self.there}
-        idle = [s for s in self.waiting if s.request.conversation not in busy]
-        for sequence in self.scheduler.preempted[:1] or idle:
+        idle: dict[str, Sequence] = {}  # only the first of a conversation may be next
+        for waiting in self.waiting:
+            if waiting.request.conversation not in busy:
+                idle.setdefault(waiting.request.conversation, waiting)
+        for sequence in self.scheduler.preempted[:1] or idle.values():
             conversation = sequence.request.conversation
             if reading == READ_AHEAD:
                 break
