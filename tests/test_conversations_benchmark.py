@@ -135,7 +135,9 @@ def test_steps_are_traced_by_phase(
     monkeypatch.setattr(conversations, "run", run)
     path = tmp_path / "found.json"
     given = ["--preset", "tiny", "--model", str(tiny_dir), "--json", str(path)]
-    assert main([*given, "--trace"]) == 1
+    state = tmp_path / "state"
+    assert main([*given, "--trace", "--state", str(state)]) == 1
+    assert list((state / "state-umbel").rglob("*.json")), "the next run finds what was measured"
     written = capsys.readouterr()
     assert "mlx_lm, process 1, was interrupted" in written.err
     assert "| wall, s |" in written.out
@@ -150,6 +152,8 @@ def test_steps_are_traced_by_phase(
         assert sum(outer) <= step["step"]
     busy = [step for step in steps if step.get("rows")]
     assert all(step["transient"] > 0 and step["decode"] >= step["launch"] > 0 for step in busy)
+    for step in steps:  # clocks have their own grain
+        assert all(0 <= cpu <= step[name] + 0.02 for name, cpu in step["cpus"].items())
     shown = "\n".join(summary(steps, long=0.0))
     assert f"decode: {sum(kind(step) == 'decode' for step in steps)} steps" in shown
     assert shown.count("GiB budget") == len(steps)
@@ -160,7 +164,9 @@ def test_a_server_that_does_not_start_is_named(
 ) -> None:
     """The program says so and fails."""
     assert main(["--preset", "tiny", "--model", str(tmp_path), "--only", "umbel"]) == 1
-    assert "umbel, process 1, failed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "umbel, process 1, failed" in said
+    assert "umbel, process 1, ended with status 1" in said
 
 
 def test_a_server_ends_when_its_starter_is_gone(tiny_dir: Path, short_path: Path) -> None:
