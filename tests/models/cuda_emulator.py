@@ -2,7 +2,7 @@
 
 The C++ compiler that MLX needs on a CPU builds the source with the signature that MLX gives it. The
 threads of a block are run in turn by one thread of the host, each until it waits for others: where
-its warp exchanges values, or its block synchronises. Only types of 32 bits, whole warps, and one
+its warp exchanges values, or its block synchronises. Each library runs in one thread at a time. Only types of 32 bits, whole warps, and one
 dimension of threads: what the kernels here use.
 """
 
@@ -33,6 +33,7 @@ _NOTHING = {"float": np.float32(np.nan), "unsigned": np.uint32(1 << 31)}  # what
 _CODE = """
 #include <array>
 #include <cmath>
+#include <csetjmp>
 #include <cstddef>
 #include <ucontext.h>
 #include <vector>
@@ -41,6 +42,7 @@ struct Dim {{ int x, y, z; }};
 static Dim threadIdx, blockIdx, blockDim;
 enum State {{ RUNS, WAITS, ENDED }};
 struct Fiber {{
+  jmp_buf place;
   ucontext_t context;
   std::vector<char> stack;
   State state;
@@ -48,9 +50,19 @@ struct Fiber {{
 }};
 static std::vector<Fiber> fibers;
 static std::vector<std::array<std::array<float, {warp}>, 2>> warps;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int current;
-static void yield() {{ swapcontext(&fibers[current].context, &scheduler); }}
+// A context is switched by two system calls, a jump by none: contexts only begin.
+__attribute__((noinline)) static void yield() {{
+  if (!_setjmp(fibers[current].place)) {{
+    _longjmp(scheduler, 1);
+  }}
+}}
+__attribute__((noinline)) static void resume() {{
+  if (!_setjmp(scheduler)) {{
+    _longjmp(fibers[current].place, 1);
+  }}
+}}
 static void __syncthreads() {{
   fibers[current].state = WAITS;
   yield();
@@ -70,19 +82,28 @@ static void kernel({parameters}) {{
 }}
 {globals}
 static void run_one() {{
-  kernel({arguments});
-  fibers[current].state = ENDED;
+  for (;;) {{
+    yield();
+    kernel({arguments});
+    fibers[current].state = ENDED;
+  }}
+}}
+// Has a fiber wait where it begins.
+__attribute__((noinline)) static void begin(Fiber& fiber) {{
+  if (!_setjmp(scheduler)) {{
+    getcontext(&fiber.context);
+    fiber.stack.resize(1 << 16);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, run_one, 0);
+    setcontext(&fiber.context);
+  }}
 }}
 static void run_block(int threads) {{
   for (current = 0; current < threads; ++current) {{
-    Fiber& fiber = fibers[current];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
-    fiber.context.uc_link = &scheduler;
-    fiber.state = RUNS;
-    fiber.turn = 0;
-    makecontext(&fiber.context, run_one, 0);
+    fibers[current].state = RUNS;
+    fibers[current].turn = 0;
   }}
   for (bool all_wait = false;;) {{
     bool some_run = false, some_wait = false;
@@ -93,7 +114,7 @@ static void run_block(int threads) {{
       }}
       if (fiber.state == RUNS) {{
         threadIdx = {{current, 0, 0}};
-        swapcontext(&scheduler, &fiber.context);
+        resume();
       }}
       some_run |= fiber.state == RUNS;
       some_wait |= fiber.state == WAITS;
@@ -107,10 +128,12 @@ static void run_block(int threads) {{
 extern "C" void run(int blocks, int rows, int threads, {signature}) {{
   {assignments}
   blockDim = {{threads, 1, 1}};
-  fibers.resize(threads);
   warps.resize(threads / {warp});
-  for (auto& fiber : fibers) {{
-    fiber.stack.resize(1 << 16);
+  if (fibers.size() != static_cast<std::size_t>(threads)) {{
+    fibers = std::vector<Fiber>(threads);
+    for (current = 0; current < threads; ++current) {{
+      begin(fibers[current]);
+    }}
   }}
   for (int block = 0; block < blocks; ++block) {{
     for (int row = 0; row < rows; ++row) {{
