@@ -9,7 +9,7 @@ All agents start at once; each asks its next question when its answer has ended,
 for. Where mlx_lm.server runs out of memory, --theirs "--prompt-concurrency 1" has it compute its
 prompts one by one. Every process starts with an empty cache; what a server keeps for later starts
 (compiled kernels, measurements) begins empty with its first process, and is there for its second
-one.
+one; with --state FOLDER it is what an earlier run has left there.
 """
 
 import argparse
@@ -175,7 +175,7 @@ def run(name: str, number: int, model: Path, folder: Path, options: argparse.Nam
         command += shlex.split(options.theirs)
     log = own / "log"
     try:
-        with server(command, log, environment(name, folder)) as process:
+        with server(command, log, environment(name, options.state or folder)) as process:
             running = Server(process, own)
             try:
                 return asyncio.run(measure(name, number, running, address, model, options))
@@ -205,7 +205,7 @@ def first_fault(log: str) -> list[str]:
 
 def environment(server_name: str, folder: Path) -> dict[str, str]:
     """Say where a server keeps what its later processes find, and have it read no settings."""
-    state = folder / f"state-{server_name}"
+    state = folder.resolve() / f"state-{server_name}"
     # mlx_lm.server lists the hub's folder, and fails where there is none.
     (state / "cache" / "huggingface" / "hub").mkdir(parents=True, exist_ok=True)
     kept = {
@@ -239,28 +239,17 @@ def compare(options: argparse.Namespace) -> list[Result]:
     sees what was found until then.
     """
     results: list[Result] = []
-    with kept(options.state) as folder, model_folder(options) as model:
+    with tempfile.TemporaryDirectory(prefix="talk") as name, model_folder(options) as model:
         for number in range(1, options.processes + 1):
             for one in ("umbel", "mlx_lm") if options.only is None else (options.only,):
                 try:
-                    results.append(run(one, number, model, folder, options))
+                    results.append(run(one, number, model, Path(name), options))
                 except (aiohttp.ClientError, OSError, RuntimeError) as error:
                     print(f"{one}, process {number}, failed: {error!r}", file=sys.stderr)
                 except KeyboardInterrupt:
                     print(f"{one}, process {number}, was interrupted", file=sys.stderr)
                     return results
     return results
-
-
-@contextmanager
-def kept(folder: Path | None) -> Iterator[Path]:
-    """Give the folder for what servers write: the one that is named, or one for this run alone."""
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="talk") as name:
-            yield Path(name)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    yield folder
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from .statistics import EngineStatistics
 from .thread import Pace
 from .times import Activity
 
-_STARTS = 8
-"""Requests that start in one step while others decode: one call computes no more prompts."""
+_STARTING = 0.1
+"""Of the longest that a chunk may keep others waiting: for so long requests start in one step."""
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
@@ -82,6 +82,7 @@ class Engine(Generic[C, P, O, T]):
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
         self._stirs = False  # somebody came or ended in it, while others decode
+        self._starting = _STARTING * max_stall
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
         self._totals = self._report.totals
@@ -106,15 +107,17 @@ class Engine(Generic[C, P, O, T]):
         began = self._clock()
         if not self._running:
             self._report.begin_work()
-        before = len(self._running)
-        reading = self._kv_cache.page(stirs=self._stirs)
+        before = self._running.copy()
+        reading = self._kv_cache.page(stirs=self._stirs, streams=self._decodes)
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
         self._report.publish()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
             self._run(step, began)
-        self._stirs = self._decodes and (self._stalled or len(self._running) != before)
+        chunk = step is not None and bool(step.batch.prefill)
+        others = any(not s.num_left_to_prefill for s in self._running if s in before)
+        self._stirs = others and (chunk or self._running != before)
         self._record()
         if not self._running:
             self._decoder.drop()
@@ -132,7 +135,7 @@ class Engine(Generic[C, P, O, T]):
         if (step is not None and self._running) or reading:
             return Pace.BUSY
         if self._scheduler.idle:
-            return Pace.IDLE
+            return Pace.WAITING if self._kv_cache.unwritten else Pace.IDLE
         waits = self._scheduler.reading or self._shortage.waits or self._scheduler.held
         return Pace.WAITING if waits else Pace.BUSY
 
@@ -159,12 +162,13 @@ class Engine(Generic[C, P, O, T]):
             self._start()
 
     def _start(self) -> None:
-        """Start all who may; those who decode wait for a few at a time."""
-        left = _STARTS if self._decodes else math.inf
+        """Start all who may, and beside those who decode no more than a few at a time."""
+        until = self._clock() + (self._starting if self._decodes else math.inf)
         while True:
-            while left and (sequence := self._scheduler.start_next()):
+            while sequence := self._scheduler.start_next():
                 self._begin(sequence)
-                left -= 1
+                if self._clock() >= until:
+                    return
             if not self._prefiller.share():
                 return
 

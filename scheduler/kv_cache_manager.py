@@ -152,13 +152,14 @@ class KVCacheManager(Generic[C]):
             sequence, self._namespace(sequence)
         )
 
-    def page(self, *, stirs: bool = False) -> bool:
-        """Move state to and from the disk; whether there is more to do at once.
+    def page(self, *, stirs: bool, streams: bool) -> bool:
+        """Move state to and from the disk; see `Paging.step`."""
+        return self._paging is not None and self._paging.step(stirs=stirs, streams=streams)
 
-        Args:
-            stirs: see `Paging.step`.
-        """
-        return self._paging is not None and self._paging.step(stirs=stirs)
+    @property
+    def unwritten(self) -> bool:
+        """Whether nothing is being written, though something is to be."""
+        return self._paging is not None and self._paging.unwritten
 
     @property
     def writing(self) -> bool:

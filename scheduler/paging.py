@@ -23,9 +23,9 @@ _PATIENCE = 1.0
 class Paging:
     """Has state moved to and from the disk. What goes wrong there ends it, and no request.
 
-    What is to be written waits for a calm moment. Who comes and who ends keeps the others from
-    their next tokens, and the writer would then make it longer: it takes the device's driver, the
-    allocator and the interpreter in turn with the thread that owns MLX.
+    While sequences decode, what is to be written waits for a calm moment. Who comes and who ends
+    keeps the others from their next tokens, and the writer would then make it longer: it takes the
+    interpreter in turn with the thread that owns MLX, on CUDA the driver and the allocator, too.
 
     Args:
         pager: of the cache, if there is a disk tier.
@@ -55,16 +55,23 @@ class Paging:
         """States that were written to disk."""
         return 0 if self._pager is None else self._pager.statistics().writes
 
-    def step(self, *, stirs: bool = False) -> bool:
+    @property
+    def unwritten(self) -> bool:
+        """Whether nothing is being written, though something is to be: a step would begin."""
+        return self._pager is not None and self._pager.unwritten
+
+    def step(self, *, stirs: bool = False, streams: bool = False) -> bool:
         """Go on with what is on the way; whether there is more to do at once.
 
         Args:
-            stirs: somebody came or ended in the last step, while others decode.
+            stirs: somebody came or ended in the last step, while others decoded.
+            streams: somebody decodes.
         """
         if self._pager is None:
             return False
         try:
-            self._pager.step(writes=self._is_calm(stirs=stirs))
+            calm = self._is_calm(stirs=stirs)
+            self._pager.step(withholds=streams and not calm)
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
             self._give_up(error)

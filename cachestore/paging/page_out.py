@@ -26,6 +26,7 @@ from .attachment import attach
 from .codec import Codec, Exported
 
 _AT_ONCE = 4  # nodes handed over between two steps: that takes the engine's time
+_LITTLE = 16  # a part of the budget, one in this many, that may wait unwritten for a calm moment
 _REST = 5.0  # seconds that nothing is handed over after the disk took nothing, or a write failed
 
 _clock = time.monotonic
@@ -95,17 +96,35 @@ class PageOut:
     def _rests(self) -> bool:
         return _clock() < self._rests_until
 
-    def step(self, *, hands_over: bool = True) -> None:
+    @property
+    def unwritten(self) -> bool:
+        """Whether nothing is being written, though something is to be, and would be taken."""
+        dirty = any(trie.persistence.dirty for trie in self._cache.tries)
+        return dirty and not self._jobs and not self._rests
+
+    def step(self, *, withholds: bool = False) -> None:
         """Take in what was written, and hand over what is next.
 
         Args:
-            hands_over: without it nothing is.
+            withholds: nothing is handed over, as long as it is little that waits: it is lost if
+                the process dies, or if memory is needed for others.
         """
         for written in self._tier.completed():
             self._take(written)
         self._full = self._full and bool(self._jobs)
-        if hands_over and not (self._full or self._rests):
+        if not (self._full or self._rests or (withholds and self._little_waits)):
             self._hand_over()
+
+    @property
+    def _little_waits(self) -> bool:
+        states = (
+            state
+            for trie in self._cache.tries
+            for node in trie.persistence.dirty
+            for state in (node.span, node.checkpoint)
+        )
+        waiting = sum(state.nbytes for state in states if state is not None)
+        return waiting * _LITTLE <= self._cache.pool.budget.nbytes
 
     def give_up(self) -> None:
         """Hold nothing for the disk any more: it is the cache's alone, to be evicted like any."""

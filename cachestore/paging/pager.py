@@ -79,13 +79,18 @@ class Pager:
         """Whether there is something to do at once."""
         return self._page_in.ready
 
-    def step(self, *, writes: bool = True) -> None:
+    @property
+    def unwritten(self) -> bool:
+        """Whether nothing is being written, though something is to be."""
+        return self._page_out.unwritten
+
+    def step(self, *, withholds: bool = False) -> None:
         """Take in what was written and read, and hand out what is to be read and written next.
 
         Args:
-            writes: without it nothing that is to be written is handed out.
+            withholds: see `PageOut.step`.
         """
-        self._page_out.step(hands_over=writes)
+        self._page_out.step(withholds=withholds)
         self._page_in.step()
         if self._cache.tries.files.nbytes > self.budget:
             forgotten = self._cache.evictor.forget_persisted(int(self.budget * _ROOM_LEFT))

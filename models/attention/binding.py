@@ -63,9 +63,21 @@ class Attention:
             `[1, heads, tokens, size of a value]`.
         """
         if self.device.launches_layers and queries.shape[2] > 1:
-            launch(queries)  # with all that is before it
+            launch(queries)  # with all that is before it; while a step is traced there is one
+        return self._attend(queries, keys, values, cache, scale, mask, sinks)
+
+    def _attend(
+        self,
+        queries: mx.array,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
         if isinstance(keys, PaddedKeys):
-            return keys.attend(queries, scale, mask, sinks, self)
+            return keys.attend(queries, scale, mask, sinks, self._attend)
         layer = keys.layer if isinstance(keys, Keys) else cache
         if isinstance(layer, BatchedLayer):
             if layer.masks_itself:

@@ -38,9 +38,9 @@ class DevicePolicy:
         row_kernel: what rows have is put side by side by a kernel of ours, for the same reason.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         joined_projections: projections of the same input are one product.
-        launches_layers: prompts are launched layer by layer. MLX makes a CUDA graph of each hundred
-            operations, which takes 2 ms for one that it has not made yet: so cut, all layers of a
-            call are one graph.
+        launches_layers: prompts are launched layer by layer. MLX makes CUDA graphs of so many
+            operations each, a hundred on Hopper, and it takes 2 ms to make one that was not met
+            yet: so cut, all layers of a kind are one graph.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         most_freed: bytes of freed buffers that are kept for the next arrays at most. Other programs

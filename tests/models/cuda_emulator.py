@@ -2,8 +2,8 @@
 
 The C++ compiler that MLX needs on a CPU builds the source with the signature that MLX gives it. The
 threads of a block are run in turn by one thread of the host, each until it waits for others: where
-its warp exchanges values, or its block synchronises. Each library runs in one thread at a time. Only types of 32 bits, whole warps, and one
-dimension of threads: what the kernels here use.
+its warp exchanges values, or its block synchronises. A library runs in one thread at a time. Only
+types of 32 bits, whole warps, and one dimension of threads: what the kernels here use.
 """
 
 import ctypes

@@ -2,6 +2,8 @@
 
 import io
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from umbel.models.attention import binding
+from umbel.models.attention.blocks import BLOCK
 from umbel.models.binding import bind
 from umbel.models.errors import NotBatchableError
 from umbel.models.kv import stacking
@@ -130,34 +133,60 @@ def test_what_lies_in_stacks_is_read_there(name: str, monkeypatch: pytest.Monkey
     world.check(*decoding)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_layers_are_launched_as_equal_graphs(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        ("llama", [9]),
+        ("llama", [9, 8, 7]),  # read jointly
+        ("llama", [BLOCK + 9, 8]),  # and row by row
+        ("gpt_oss", [9, 8]),  # with sliding layers, which are
+    ],
+)
+def test_layers_are_launched_as_equal_graphs(
+    name: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One launch a layer, all but the first with as many operations; and the same is computed."""
     device = replace(device_policy(), launches_layers=True)
-    world = BatchFixture("llama", device=device, num_hidden_layers=LAYERS)
+    more: dict[str, Any] = {"num_hidden_layers": LAYERS} if name == "llama" else {}
+    world = BatchFixture(name, device=device, **more)
     branch = world.branch(40)
-    launched, usual = ([world.come(branch).cache for _ in range(rows)] for _ in range(2))
-    chunks = [world.words(9 - row) for row in range(rows)]
-    operations = []
-
-    def count(queries: mx.array) -> None:
-        graph = io.StringIO()
-        mx.export_to_dot(graph, queries)
-        operations.append(graph.getvalue().count(OPERATION))
-        launch(queries)
-
+    launched, usual = ([world.come(branch).cache for _ in lengths] for _ in range(2))
+    chunks = [world.words(length) for length in lengths]
+    operations: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(binding, "launch", count)
+        patch.setattr(binding, "launch", partial(_count, operations))
         world.runner.prefill(list(zip(chunks, launched, strict=True)))
+    assert len(operations) == len(world.model.layers)
     first, *others = operations
-    assert len(others) == LAYERS - 1
-    assert set(others) == {max(others)}
-    assert 0 < first < max(others)
+    assert 0 < first < min(others)
+    if name == "llama":  # other layers are of two kinds
+        assert set(others) == {max(others)}
     bind(world.model, device_policy())
     world.runner.prefill(list(zip(chunks, usual, strict=True)))
     for one, other in zip(launched, usual, strict=True):
         for mine, theirs in zip(state(one), state(other), strict=True):
             np.testing.assert_array_equal(mine, theirs)
+
+
+def _count(found: list[int], queries: mx.array) -> None:
+    graph = io.StringIO()
+    mx.export_to_dot(graph, queries)
+    found.append(graph.getvalue().count(OPERATION))
+    launch(queries)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
+def test_a_step_of_decoding_is_launched_as_a_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing may be evaluated while it is traced, and its graphs are met again in each step."""
+    world = BatchFixture(name, device=replace(device_policy(), launches_layers=True))
+    agents = [world.come(world.branch(40), 1) for _ in range(2)]
+    operations: list[int] = []
+    monkeypatch.setattr(binding, "launch", partial(_count, operations))
+    world.decode(agents, steps=3)
+    world.decode(agents[:1], steps=2)
+    assert operations == []
 
 
 def test_keys_in_one_piece_stay_so() -> None:

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 from structlog.testing import capture_logs
 
-from umbel.scheduler.engine import _STARTS, Engine
+from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.fairness.terms import Terms
 from umbel.scheduler.fairness.use import TenantUse
@@ -314,13 +314,14 @@ class TestOrder:
         bench.check_idle()
 
     def test_a_crowd_starts_a_few_at_a_time_beside_a_stream(self) -> None:
-        """To start one takes time, and no call computes more prompts; without a stream all do."""
+        """As many as start in a tenth of the stall bound; without a stream all do."""
         for streams in (0, 1):
             bench = Bench(max_batch=40, prefill_chunk=64, together=True)
+            _take_time(bench, own=0.0, row=0.0, step=0.0, entry=0.0, start=0.004)
             if streams:
                 bench.put("stream", [5, 6], max_tokens=100)
                 bench.engine.step()
-            names = [str(number) for number in range(20)]
+            names = [str(number) for number in range(12)]
             for name in names:
                 bench.put(name, [1, 2, 3], max_tokens=2)
             starts = []
@@ -328,30 +329,54 @@ class TestOrder:
                 before = len(bench.events)
                 assert bench.engine.step()
                 starts.append(len(bench.events) - before)
-            assert starts == ([_STARTS, _STARTS, 20 - 2 * _STARTS] if streams else [20])
+            assert starts == ([5, 5, 2] if streams else [12])
+
+    def test_one_that_takes_long_to_start_starts(self) -> None:
+        """Longer than all may take beside a stream: one a step does in any case."""
+        bench = Bench(max_batch=4)
+        _take_time(bench, own=0.0, row=0.0, step=0.0, entry=0.0, start=5.0)
+        bench.put("stream", [5, 6], max_tokens=9)
+        for name in ("a", "b"):
+            bench.put(name, [1, 2, 3], max_tokens=2)
+        bench.drain()
+        assert [bench.end(name).reason for name in ("a", "b")] == [FinishReason.LENGTH] * 2
 
     def test_the_disk_hears_when_streams_wait_for_others(self) -> None:
-        """Who comes and who ends stirs; a stream that goes on does not."""
+        """Who comes and who ends beside one who decodes; not a stream that goes on, or is alone."""
         bench = Bench(max_batch=4)
-        heard: list[bool] = []
+        heard: list[tuple[bool, bool]] = []
 
-        def page(*, stirs: bool) -> bool:
-            heard.append(stirs)
+        def page(*, stirs: bool, streams: bool) -> bool:
+            heard.append((stirs, streams))
             return False
 
-        bench.engine._kv_cache.page = page  # type: ignore[method-assign, assignment]
-        bench.put("stream", [5, 6], max_tokens=100)
+        bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+        bench.put("stream", [5, 6], max_tokens=20)
         for _ in range(4):
             bench.engine.step()
+        assert heard == [(False, False), *[(False, True)] * 3]
         bench.put("other", [1, 2, 3], max_tokens=2)
         for _ in range(8):
             bench.engine.step()
-        alone, beside = heard[:5], heard[5:]
-        assert alone == [False, True, False, False, False]
-        came, *later = beside
-        assert came
-        assert [stirs for stirs in later if stirs] == [True], "it ends once"
-        assert not later[-1]
+        (before, came, *later), heard = heard[4:], []
+        assert (before, came) == ((False, True), (True, True))
+        assert [stirs for stirs, _ in later if stirs] == [True], "it ends once"
+        assert later[-1] == (False, True)
+        bench.drain()
+        bench.engine.step()
+        assert heard[-1] == (False, False)
+
+    def test_an_idle_engine_has_new_state_written(self) -> None:
+        """It asks for one more step where nothing is being written yet, and rests then."""
+        bench = Bench()
+        manager = bench.engine._kv_cache
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(manager), "unwritten", True)
+            bench.put("a", [1, 2], max_tokens=1)
+            while bench.engine.step() is Pace.BUSY:
+                pass
+            assert bench.engine.step() is Pace.WAITING
+        assert bench.engine.step() is Pace.IDLE
 
     def test_a_long_prompt_does_not_stall_live_answers(self) -> None:
         """While one sequence prefills, another gets a token in every step."""

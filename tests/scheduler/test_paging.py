@@ -11,6 +11,7 @@ from tests.cachestore.fakes import KV, NAMESPACE
 from tests.cachestore.pager_tools import PagedWorld
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens
+from umbel.cachestore.paging.page_out import _LITTLE
 from umbel.cachestore.pins import Pins
 from umbel.models.params import SamplingParams
 from umbel.scheduler.paging import _CALM, _PATIENCE, Paging
@@ -131,29 +132,70 @@ class Clock:
         return self.now
 
 
+class Disturbed:
+    """State that comes step by step, beside one who decodes.
+
+    Args:
+        world: what the engine would use.
+    """
+
+    def __init__(self, world: PagedWorld) -> None:
+        self.clock = Clock()
+        self.world = world
+        pins = Pins(world.cache, NAMESPACE.fingerprint, world.tier)
+        self.engine = Paging(world.pager, pins, self.clock)
+        self._starts = count(1000, 100)
+
+    def goes(self, *, after: float = 0.0, stirs: bool = True, streams: bool = True) -> bool:
+        """Whether something is handed over in a step, before which something new has come."""
+        self.clock.now += after
+        start = next(self._starts)
+        self.world.serve(range(start, start + 30))
+        before = len(self.world.tier.jobs)
+        self.engine.step(stirs=stirs, streams=streams)
+        assert self.world.tier.flush(10)
+        return len(self.world.tier.jobs) > before
+
+
 def test_what_is_written_waits_for_a_calm_moment(world: PagedWorld) -> None:
     """While some come or end it waits, but not for long; then all goes, until it is calm."""
     world.write_all()
-    clock, starts = Clock(), count(1000, 100)
-    engine = Paging(world.pager, Pins(world.cache, NAMESPACE.fingerprint, world.tier), clock)
-
-    def goes(*, after: float, stirs: bool) -> bool:
-        """Whether something that is new is handed over in a step."""
-        clock.now += after
-        start = next(starts)
-        world.serve(range(start, start + 30))
-        before = len(world.tier.jobs)
-        engine.step(stirs=stirs)
-        assert world.tier.flush(10)
-        return len(world.tier.jobs) > before
-
-    assert goes(after=0, stirs=False)
-    assert not goes(after=0, stirs=True)
-    assert not goes(after=0.9 * _CALM, stirs=False)
-    assert goes(after=0.2 * _CALM, stirs=False)
-    steps = [goes(after=0.9 * _CALM, stirs=True) for _ in range(math.ceil(3 * _PATIENCE / _CALM))]
+    made = Disturbed(world)
+    assert made.goes(stirs=False)
+    assert not made.goes()
+    assert not made.goes(after=0.9 * _CALM, stirs=False)
+    assert made.goes(after=0.2 * _CALM, stirs=False)
+    steps = [made.goes(after=0.9 * _CALM) for _ in range(math.ceil(3 * _PATIENCE / _CALM))]
     waited = steps.index(True)
     assert 0.9 * _PATIENCE <= waited * 0.9 * _CALM <= 1.1 * _PATIENCE
     assert all(steps[waited:])
-    assert goes(after=2 * _CALM, stirs=False)
-    assert not goes(after=0, stirs=True)
+    assert made.goes(after=2 * _CALM, stirs=False)
+    assert not made.goes()
+
+
+def test_nothing_waits_where_nobody_decodes(world: PagedWorld) -> None:
+    """The writer would keep nobody waiting; and nobody might come for a long time."""
+    world.write_all()
+    made = Disturbed(world)
+    assert not made.goes()
+    assert made.engine.unwritten
+    assert made.goes(streams=False)
+    assert not made.goes()
+    while made.engine.unwritten:
+        made.engine.step()
+        assert world.tier.flush(10)
+    made.engine.step()
+    assert not any(trie.persistence.dirty for trie in world.cache.tries)
+
+
+def test_much_does_not_wait(world: PagedWorld) -> None:
+    """What is not on disk is lost where memory is needed: little of the budget waits."""
+    world.write_all()
+    made = Disturbed(world)
+    assert not made.goes()
+    (node,) = (node for trie in world.cache.tries for node in trie.persistence.dirty)
+    assert node.span is not None
+    world.cache.pool.resize(Size(3 * _LITTLE * node.span.nbytes, world.memory.buffers))
+    assert not made.goes()
+    assert not made.goes()
+    assert made.goes()
