@@ -32,6 +32,17 @@ AS_GPU = replace(
 )
 """How a GPU is run, on the CPU."""
 
+TINY = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
+"""What stands for a shape of `benchmarks/shapes.py` where a benchmark is only to run."""
+
 _measured: dict[tuple[Any, ...], Any] = {}
 _models: list[Any] = []  # that were measured: no other may get the id of one
 

@@ -14,11 +14,14 @@ import shapes
 
 from umbel.models.load.device import GPU
 
+from .shared import TINY
+
 
 def test_both_ways_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, and run on the CPU; without the warm-up, which takes longer here."""
     device = replace(GPU, fp32=True, compiles=False, warms_up=False)
     monkeypatch.setattr(shapes, "device_policy", lambda: device)
+    monkeypatch.setitem(shapes.SHAPES, "small", TINY)
     monkeypatch.setattr(compiled_steps, "warm_up", lambda *_: None)
     sizes = ["--agents", "3", "--turns", "2", "--shared", "60", "--answer", "16", "--rounds", "1"]
     out = tmp_path / "found.json"
