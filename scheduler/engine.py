@@ -108,6 +108,7 @@ class Engine(Generic[C, P, O, T]):
         if not self._running:
             self._report.begin_work()
         before = self._running.copy()
+        others = [s for s in before if not s.num_left_to_prefill]
         reading = self._kv_cache.page(stirs=self._stirs, streams=self._decodes)
         self._shortage.begin_step()
         self._admit()
@@ -116,8 +117,8 @@ class Engine(Generic[C, P, O, T]):
         if step is not None:
             self._run(step, began)
         chunk = step is not None and bool(step.batch.prefill)
-        others = any(not s.num_left_to_prefill for s in self._running if s in before)
-        self._stirs = others and (chunk or self._running != before)
+        waited = any(s in self._running for s in others)
+        self._stirs = waited and (chunk or self._running != before)
         self._record()
         if not self._running:
             self._decoder.drop()

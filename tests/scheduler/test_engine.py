@@ -351,14 +351,14 @@ class TestOrder:
             return False
 
         bench.engine._kv_cache.page = page  # type: ignore[method-assign]
-        bench.put("stream", [5, 6], max_tokens=20)
-        for _ in range(4):
+        bench.put("stream", [5, 6, 7, 8, 9, 10], max_tokens=20)  # two chunks
+        for _ in range(5):
             bench.engine.step()
-        assert heard == [(False, False), *[(False, True)] * 3]
+        assert heard == [*[(False, False)] * 2, *[(False, True)] * 3]
         bench.put("other", [1, 2, 3], max_tokens=2)
         for _ in range(8):
             bench.engine.step()
-        (before, came, *later), heard = heard[4:], []
+        (before, came, *later), heard = heard[5:], []
         assert (before, came) == ((False, True), (True, True))
         assert [stirs for stirs, _ in later if stirs] == [True], "it ends once"
         assert later[-1] == (False, True)
