@@ -108,8 +108,8 @@ class Engine(Generic[C, P, O, T]):
         if not self._running:
             self._report.begin_work()
         before = self._running.copy()
-        others = [s for s in before if not s.num_left_to_prefill]
-        reading = self._kv_cache.page(stirs=self._stirs, streams=self._decodes)
+        others = self._scheduler.decoding
+        reading = self._kv_cache.page(stirs=self._stirs, streams=bool(others))
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
@@ -164,7 +164,7 @@ class Engine(Generic[C, P, O, T]):
 
     def _start(self) -> None:
         """Start all who may, and beside those who decode no more than a few at a time."""
-        until = self._clock() + (self._starting if self._decodes else math.inf)
+        until = self._clock() + (self._starting if self._scheduler.decoding else math.inf)
         while True:
             while sequence := self._scheduler.start_next():
                 self._begin(sequence)
@@ -172,10 +172,6 @@ class Engine(Generic[C, P, O, T]):
                     return
             if not self._prefiller.share():
                 return
-
-    @property
-    def _decodes(self) -> bool:
-        return any(not s.num_left_to_prefill for s in self._running)
 
     def _afford(self) -> Affordable[P] | None:
         """Plan what fits, and preempt sequences that must make room for it, the youngest first.

@@ -72,8 +72,7 @@ class Prefiller(Generic[C, P, O, T]):
 
     @property
     def _bounded(self) -> bool:
-        decoding = any(not s.num_left_to_prefill for s in self._scheduler.running)
-        return decoding and not self._exact
+        return bool(self._scheduler.decoding) and not self._exact
 
     def decoded(self, seconds: float, entered: int, rows: int) -> None:
         """Hear how long it took until a decode's tokens were there, and how many entered its batch.

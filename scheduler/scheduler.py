@@ -70,6 +70,11 @@ class Scheduler:
         return not (self.running or self.preempted or len(self.waiting))
 
     @property
+    def decoding(self) -> list[Sequence]:
+        """Those that run and whose prompt is computed: they wait while others begin or end."""
+        return [sequence for sequence in self.running if not sequence.num_left_to_prefill]
+
+    @property
     def reading(self) -> bool:
         """Whether a sequence waits for state from the disk."""
         return self._last.reading > 0
