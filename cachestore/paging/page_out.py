@@ -15,7 +15,7 @@ from ..disk.tier import DiskTier
 from ..disk.write_queue import WriteJob, Written
 from ..ledger import Account, Kind, Size
 from ..loans import Loan, lend, size_of_storage
-from ..node import Tokens, TrieNode, path_tokens, size_of
+from ..node import Tokens, TrieNode, path_tokens, size_in_memory, size_of
 from ..persistence import Persistence
 from ..prefix_cache import PrefixCache
 from ..record import RecordKind
@@ -99,8 +99,7 @@ class PageOut:
     @property
     def unwritten(self) -> bool:
         """Whether nothing is being written, though something is to be, and would be taken."""
-        dirty = any(trie.persistence.dirty for trie in self._cache.tries)
-        return dirty and not self._jobs and not self._rests
+        return self.pending and not self._jobs
 
     def step(self, *, withholds: bool = False) -> None:
         """Take in what was written, and hand over what is next.
@@ -117,13 +116,8 @@ class PageOut:
 
     @property
     def _little_waits(self) -> bool:
-        states = (
-            state
-            for trie in self._cache.tries
-            for node in trie.persistence.dirty
-            for state in (node.span, node.checkpoint)
-        )
-        waiting = sum(state.nbytes for state in states if state is not None)
+        dirty = (node for trie in self._cache.tries for node in trie.persistence.dirty)
+        waiting = sum(size_in_memory(node).nbytes for node in dirty)
         return waiting * _LITTLE <= self._cache.pool.budget.nbytes
 
     def give_up(self) -> None:
