@@ -1,8 +1,9 @@
 """Prompts that are computed in one call, held to the same prompts computed one by one."""
 
-import io
+import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -24,6 +25,9 @@ from umbel.models.runtime import launch, resident_bytes
 
 from .batch_fixture import NAMES, TOLERANCE, BatchFixture, Branch
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts, and no package
+from recorder import operations
+
 BY_THEMSELVES = {
     "deepseek_v3": "it masks scores itself",
     "deepseek_v32": "it reads keys for its indexer",
@@ -42,7 +46,6 @@ ROUNDING = 1e-5
 
 LENGTHS = [(7, 1, 4), (70, 33, 2), (5, 5, 5)]
 LAYERS = 6
-OPERATION = "shape=rectangle"  # in MLX's drawing of a graph; arrays have other shapes
 
 
 def started(world: BatchFixture, branch: Branch, twice: int) -> list[list[SequenceCache]]:
@@ -152,12 +155,12 @@ def test_layers_are_launched_as_equal_graphs(
     branch = world.branch(40)
     launched, usual = ([world.come(branch).cache for _ in lengths] for _ in range(2))
     chunks = [world.words(length) for length in lengths]
-    operations: list[int] = []
+    counts: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(binding, "launch", partial(_count, operations))
+        patch.setattr(binding, "launch", partial(_count, counts))
         world.runner.prefill(list(zip(chunks, launched, strict=True)))
-    assert len(operations) == len(world.model.layers)
-    first, *others = operations
+    assert len(counts) == len(world.model.layers)
+    first, *others = counts
     assert 0 < first < min(others)
     if name == "llama":  # other layers are of two kinds
         assert set(others) == {max(others)}
@@ -169,9 +172,7 @@ def test_layers_are_launched_as_equal_graphs(
 
 
 def _count(found: list[int], queries: mx.array) -> None:
-    graph = io.StringIO()
-    mx.export_to_dot(graph, queries)
-    found.append(graph.getvalue().count(OPERATION))
+    found.append(operations(queries))
     launch(queries)
 
 
@@ -182,11 +183,11 @@ def test_a_step_of_decoding_is_launched_as_a_whole(
     """Nothing may be evaluated while it is traced, and its graphs are met again in each step."""
     world = BatchFixture(name, device=replace(device_policy(), launches_layers=True))
     agents = [world.come(world.branch(40), 1) for _ in range(2)]
-    operations: list[int] = []
-    monkeypatch.setattr(binding, "launch", partial(_count, operations))
+    counts: list[int] = []
+    monkeypatch.setattr(binding, "launch", partial(_count, counts))
     world.decode(agents, steps=3)
     world.decode(agents[:1], steps=2)
-    assert operations == []
+    assert counts == []
 
 
 def test_keys_in_one_piece_stay_so() -> None:

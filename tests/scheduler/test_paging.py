@@ -9,6 +9,7 @@ import pytest
 
 from tests.cachestore.fakes import KV, NAMESPACE
 from tests.cachestore.pager_tools import PagedWorld
+from tests.fakes import FakeClock
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging.page_out import _LITTLE
@@ -122,16 +123,6 @@ def test_state_on_disk_is_waited_for(world: PagedWorld) -> None:
     assert world.probe(as_tokens(range(50)).tolist())[1] == 49
 
 
-class Clock:
-    """Tells the time it is told."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        """Seconds."""
-        return self.now
-
-
 class Disturbed:
     """State that comes step by step, beside one who decodes.
 
@@ -140,7 +131,7 @@ class Disturbed:
     """
 
     def __init__(self, world: PagedWorld) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.world = world
         pins = Pins(world.cache, NAMESPACE.fingerprint, world.tier)
         self.engine = Paging(world.pager, pins, self.clock)
@@ -148,7 +139,7 @@ class Disturbed:
 
     def goes(self, *, after: float = 0.0, stirs: bool = True, streams: bool = True) -> bool:
         """Whether something is handed over in a step, before which something new has come."""
-        self.clock.now += after
+        self.clock.advance(after)
         start = next(self._starts)
         self.world.serve(range(start, start + 30))
         before = len(self.world.tier.jobs)
