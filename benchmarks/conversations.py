@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from conversations_report import by_turn, over_all, report
+from conversations_report import by_turn, over_all, report, report_ended
 from model_folders import FOLDERS
 from side_by_side import ask, connected, export_embedded, peak_mib, server
 from workload import Agent, Answer, Texts, Workload, crowd, drive
@@ -51,6 +51,7 @@ _WRITE = 60.0
 _LINES = 20  # of a log that are shown
 _DYING = 2.0  # seconds after a failure in which a server may still end by itself
 _SETTLE = 0.5  # seconds after the last token until a server has put away what it keeps
+_WRITTEN = 30.0  # seconds for what is on its way to the disk
 
 
 @dataclass
@@ -135,13 +136,29 @@ async def measure(
         start = time.perf_counter() - start
         agents = crowd(session, workload, Texts(model))
         running.begin()
-        wall = await drive(agents, workload, lockstep=options.lockstep)
+        try:
+            wall = await drive(agents, workload, lockstep=options.lockstep)
+        except Exception:
+            report_ended(name, [agent.answers for agent in agents])
+            raise
         await asyncio.sleep(_SETTLE)
         record = running.record()
+        record["held_bytes"] = await held(running)
         answers = [agent.answers[: workload.turns] for agent in agents]
         peak, load = peak_mib(running.process.pid), os.getloadavg()[0]
         counted = await count(running, agents, workload) if options.operations else None
     return Result(name, number, start, wall, peak, load, record, counted, why, answers)
+
+
+async def held(running: Server) -> int | None:
+    """Find what a server holds once it holds no less a moment later; copies for the disk go."""
+    end = time.monotonic() + _WRITTEN
+    last, now = None, running.record()["held_bytes"]
+    while now != last and time.monotonic() < end:
+        await asyncio.sleep(_SETTLE)
+        last, now = now, running.record()["held_bytes"]
+    found: int | None = now
+    return found
 
 
 async def one_by_one(session: aiohttp.ClientSession) -> str | None:

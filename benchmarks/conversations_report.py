@@ -93,6 +93,20 @@ def report(results: Sequence["Result"]) -> None:
             print(f"It decodes one by one: {result.one_by_one}")
 
 
+def report_ended(name: str, answers: Sequence[Sequence["Answer"]]) -> None:
+    """Print the turns that had ended for all agents when a server failed.
+
+    Args:
+        name: of the server.
+        answers: `[agents][turns]`; one agent may have more than another.
+    """
+    turns = list(zip(*answers, strict=False))
+    print(f"{_SERVERS[name]} failed after {len(turns)} turns:", flush=True)
+    for number, ended in enumerate(turns, 1):
+        cells = (f"{name} {_shown(value)}" for name, value in by_turn(ended).items())
+        print(f"turn {number}: {'; '.join(cells)}", flush=True)
+
+
 def _print_turns(pair: Sequence["Result"]) -> None:
     turns = [[by_turn(answers) for answers in zip(*result.answers, strict=True)] for result in pair]
     names = list(turns[0][0])

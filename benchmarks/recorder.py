@@ -37,6 +37,7 @@ from step_trace import StepTrace
 _EVERY = 20  # steps
 _LOOP = 20_000  # rounds: about a millisecond
 _NODE = "shape=rectangle"  # of an operation; arrays have other shapes
+_CONNECTIONS = 128  # that wait to be accepted; mlx_lm.server has room for five
 _GRACE = 20.0  # seconds to end in order, when whoever started the process is gone
 
 
@@ -180,7 +181,11 @@ def traced_umbel_command(recorder: Recorder) -> Callable[[], None]:
 
 
 def mlx_lm_command(recorder: Recorder) -> Callable[[], None]:
-    """Watch the batches and the prompt cache of mlx_lm.server; returns its command."""
+    """Watch the batches and the prompt cache of mlx_lm.server; returns its command.
+
+    Its queue of connections is made longer: of 32 who connect at once the kernel resets some, where
+    the server's threads keep Python's lock for seconds, and the run would end there.
+    """
     from mlx_lm import server  # noqa: PLC0415  (only one of the two is there)
     from mlx_lm.generate import BatchGenerator  # noqa: PLC0415  (as above)
 
@@ -192,6 +197,7 @@ def mlx_lm_command(recorder: Recorder) -> Callable[[], None]:
             recorder.held = lambda: int(self.nbytes)
 
     server.LRUPromptCache = WatchedCache
+    server.ThreadingHTTPServer.request_queue_size = _CONNECTIONS
     recorder.watch(BatchGenerator, "next", lambda _, responses: any(map(bool, responses)))
     command: Callable[[], None] = server.main
     return command
