@@ -6,6 +6,9 @@ in memory. To make a plan takes the host a tenth of a second; what it runs takes
 of keys. So queries and keys are padded to one of few sizes, and lie in one piece. The plans of
 these sizes can be made before they are needed: a warm-up notes of what kind attention is (`noted`),
 and computes it once in each of the `shapes_of` longer prompts.
+
+One that decodes alone is read by cuDNN, too, which has a kernel for each of a few ranges of keys.
+To compile one takes half a second, to plan it for other keys 30 ms: hence the `rooms_of` caches.
 """
 
 from collections.abc import Iterator
@@ -20,6 +23,8 @@ TYPES = {mx.float16, mx.bfloat16}
 """Of numbers for which it has one."""
 _STEP = 512
 """Tokens: a chunk attends for fewer than so many in vain, and 8,000 tokens have 16 such sizes."""
+_CACHE = 256
+"""Tokens by which mlx-lm's caches grow. MLX asks cuDNN where their room is a multiple of it."""
 
 
 class Shape(NamedTuple):
@@ -79,8 +84,29 @@ class Kind(NamedTuple):
             zeros(self.kv_heads, shape.keys, self.value_size),
             scale=1.0,
             mask="causal",
-            sinks=None if self.sinks is None else mx.zeros((self.heads,), self.sinks),
+            sinks=self._sinks(),
         )
+
+    def decode(self, room: int) -> None:
+        """Compute attention of one query, where a cache has room for so many keys.
+
+        MLX asks cuDNN where the cache is the whole of its buffer: one that was freed and is larger
+        must not be taken for it.
+        """
+        mx.clear_cache()
+        sizes = (self.size, self.value_size)
+        held = [mx.zeros((self.rows, self.kv_heads, room, size), self.dtype) for size in sizes]
+        mx.eval(held)
+        keys, values = (tensor[..., :-1, :] for tensor in held)
+        query = mx.zeros((self.rows, self.heads, 1, self.size), self.dtype)
+        mx.eval(
+            mx.fast.scaled_dot_product_attention(
+                query, keys, values, scale=1.0, sinks=self._sinks()
+            )
+        )
+
+    def _sinks(self) -> mx.array | None:
+        return None if self.sinks is None else mx.zeros((self.heads,), self.sinks)
 
 
 _listening: list[set[Kind]] = []
@@ -103,12 +129,13 @@ def shape_of(count: int, held: int) -> Shape:
     return Shape(_rounded(count + keys - held, keys), keys)
 
 
-def shapes_of(chunk: int, longest: int) -> list[Shape]:
+def shapes_of(chunk: int, longest: int, conversation: int = 0) -> list[Shape]:
     """All shapes that chunks of prompts have, and what turns add, those of the fewest keys first.
 
     Args:
         chunk: tokens of a prompt that are computed at once.
         longest: tokens of the longest prompt.
+        conversation: of the longest one that turns add few to: no more than a step.
     """
     few = [Shape(1 << n, 1 << n) for n in range(1, (_STEP - 1).bit_length())]
     most = _rounded(chunk + _STEP - 1, _STEP)
@@ -117,7 +144,26 @@ def shapes_of(chunk: int, longest: int) -> list[Shape]:
         for keys in range(_STEP, _size(longest) + 1, _STEP)
         for queries in range(_STEP, min(most, keys) + 1, _STEP)
     ]
-    return [*[shape for shape in few if shape.keys <= _size(longest)], *many]
+    turns = [
+        Shape(queries, keys)
+        for keys in range(_size(longest) + _STEP, _size(conversation) + 1, _STEP)
+        for queries in (_STEP, 2 * _STEP)
+    ]
+    return [*[shape for shape in few if shape.keys <= _size(longest)], *many, *turns]
+
+
+def rooms_of(longest: int) -> list[int]:
+    """Sizes of caches that meet all kernels by which one that decodes alone is read.
+
+    On an H200, 32 heads of 128 meet another kernel from 768, 1,024, 2,048 and 4,096 keys on, and
+    none up to 34,000 besides.
+
+    Args:
+        longest: tokens of the longest conversation.
+    """
+    octaves = range((longest // _CACHE).bit_length())
+    rooms = sorted({_CACHE * size for n in octaves for size in (1 << n, 3 << n >> 1)})
+    return [room for room in rooms if room <= longest]
 
 
 def attend_causally(

@@ -13,7 +13,7 @@ from functools import partial
 
 import structlog
 
-from ..attention.planned import noted, shapes_of
+from ..attention.planned import noted, rooms_of, shapes_of
 from ..runner import ModelRunner
 from .running import BoundError, Bounds, ScenarioRunner
 from .scenarios import COMMON, full, quick
@@ -22,7 +22,8 @@ QUICK_SECONDS, FULL_SECONDS = 60.0, 300.0
 """After these no further step is begun."""
 
 QUICK_CONTEXT, FULL_CONTEXT = 16_384, 32_768
-"""Tokens of the longest prompt whose attention is planned."""
+"""Tokens of the longest prompt whose attention is planned; what turns add to longer ones is planned
+up to the latter."""
 
 _NO_BOUND = 1 << 62
 
@@ -76,7 +77,10 @@ def warm_up(
         for scenario in scenarios:
             run(scenario.name, partial(running.run, scenario))
     if planned := [kind for kind in kinds if kind.is_planned]:
-        shapes = shapes_of(chunk, min(context, FULL_CONTEXT if every_shape else QUICK_CONTEXT))
+        most = min(context, FULL_CONTEXT)
+        rooms = rooms_of(most)
+        run("attention of one alone", partial(running.plan_decoding, planned, rooms))
+        shapes = shapes_of(chunk, most if every_shape else min(context, QUICK_CONTEXT), most)
         run("attention of long prompts", partial(running.plan_attention, planned, shapes))
     seconds = round(clock() - began, 1)
     log.info("warmed up", steps=running.steps, plans=running.plans, seconds=seconds)

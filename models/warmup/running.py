@@ -116,6 +116,17 @@ class ScenarioRunner:
             mx.eval(kind.compute(shape))
             self.plans += 1
 
+    def plan_decoding(self, kinds: Iterable[Kind], rooms: Sequence[int]) -> None:
+        """Compute attention of these kinds where one decodes alone, with caches of these rooms.
+
+        Raises:
+            BoundError: the next one would exceed a bound.
+        """
+        for room, kind in itertools.product(rooms, [kind for kind in kinds if kind.rows == 1]):
+            self._allow(kind.nbytes(Shape(1, room)))
+            kind.decode(room)
+            self.plans += 1
+
     def _happen(self, event: Event) -> None:
         match event:
             case Start():

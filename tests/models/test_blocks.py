@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.models.attention.blocks import attend
-from umbel.models.attention.planned import Kind, Shape, noted, shape_of, shapes_of
+from umbel.models.attention.planned import Kind, Shape, noted, rooms_of, shape_of, shapes_of
 from umbel.models.load.device import device_policy
 
 Floats = np.ndarray[Any, np.dtype[Any]]
@@ -325,3 +325,43 @@ def test_all_shapes_that_are_met_are_known_before(chunk: int, longest: int) -> N
     shapes = shapes_of(chunk, longest)
     assert met <= set(shapes)
     assert len(shapes) == len(set(shapes)) <= 1.5 * len(met)
+
+
+def test_what_turns_add_to_long_conversations_is_known_before() -> None:
+    """Up to 512 tokens over more than a whole prompt is planned for."""
+    met = {
+        shape_of(count, held)
+        for held in range(1601, 4096, 13)
+        for count in [*range(2, 512, 41), 512]
+    }
+    shapes = shapes_of(512, 1600, 4096)
+    assert met <= set(shapes)
+    more = set(shapes) - set(shapes_of(512, 1600))
+    assert more <= met
+    assert len(shapes) == len(set(shapes))
+    assert shapes_of(512, 1600, 1000) == shapes_of(512, 1600)
+
+
+def test_one_who_decodes_alone_meets_each_kernel_in_some_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each begins at a power of two, or half way to the next; a cache is all of its buffer."""
+    rooms = rooms_of(8192)
+    assert rooms[0] == 256
+    assert rooms[-1] == 8192
+    assert {768, 1024, 2048, 4096} < set(rooms)
+    assert all(room % 256 == 0 for room in rooms)
+    assert rooms_of(1600) == [room for room in rooms if room <= 1600]
+    lie = list[tuple[int, ...]]()
+    real = mx.fast.scaled_dot_product_attention
+
+    def attended(queries: mx.array, keys: mx.array, values: mx.array, **options: Any) -> mx.array:
+        assert queries.shape == (1, 4, 1, 8)
+        for array in (keys, values):
+            view = np.asarray(array)
+            lie.append((view.shape[2], view.strides[1] // view.strides[2]))
+        return real(queries, keys, values, **options)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attended)
+    Kind(1, 4, 2, 8, 16, mx.float32, mx.float32).decode(512)
+    assert lie == [(511, 512), (511, 512)]

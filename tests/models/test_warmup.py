@@ -20,7 +20,14 @@ from umbel.models.attention.planned import Kind, Shape
 from umbel.models.planned_for import Rules
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
-from umbel.models.warmup import FULL_SECONDS, QUICK_CONTEXT, QUICK_SECONDS, longest, warm_up
+from umbel.models.warmup import (
+    FULL_CONTEXT,
+    FULL_SECONDS,
+    QUICK_CONTEXT,
+    QUICK_SECONDS,
+    longest,
+    warm_up,
+)
 from umbel.models.warmup.scenarios import quick
 
 from ..scenario.memory_tools import zoo_model
@@ -28,6 +35,7 @@ from ..shared import AS_GPU
 from .batch_fixture import NAMES, BatchFixture
 
 CHUNK = 32  # tokens of a prompt that a warm-up computes at once
+SHORT = 1024  # queries of what a turn adds, padding included
 _CONSTANTS = 64
 """Bytes: MLX itself keeps one of 4 or 8 now and then. The smallest state has thousands."""
 
@@ -126,27 +134,37 @@ def test_attention_of_long_prompts_is_planned() -> None:
 
 
 @pytest.mark.usefixtures("plans_fp32")
-@pytest.mark.parametrize(("context", "most"), [(1600, 2048), (1 << 20, QUICK_CONTEXT)])
+@pytest.mark.parametrize(
+    ("context", "most", "last"),
+    [(1600, 2048, 1536), (1 << 20, FULL_CONTEXT, FULL_CONTEXT)],
+)
 def test_no_longer_attention_is_planned_than_is_served(
-    context: int, most: int, monkeypatch: pytest.MonkeyPatch
+    context: int, most: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor longer than a start takes time for; and none where no kernel is planned."""
+    """Nor longer than a start takes time for; and none where no kernel is planned.
+
+    Over the longest contexts only what turns add is planned.
+    """
     keys: list[int] = []
+    rooms: list[int] = []
 
     def noted(_: Kind, shape: Shape) -> mx.array:
         keys.append(shape.keys)
+        assert shape.keys <= max(QUICK_CONTEXT, 2048) or shape.queries <= SHORT
         return mx.array(0)
 
     monkeypatch.setattr(Kind, "compute", noted)
+    monkeypatch.setattr(Kind, "decode", lambda _, room: rooms.append(room))
     runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
     with capture_logs() as lines:
         warm_up(runner, 2, chunk=CHUNK, context=context)
-    assert max(keys) == most
+    assert (max(keys), max(rooms)) == (most, last)
     (line,) = [line for line in lines if line["event"] == "warmed up"]
-    assert line["plans"] == len(keys)
+    assert line["plans"] == len(keys) + len(rooms)
     keys.clear()
+    rooms.clear()
     warm_up(ModelRunner(zoo_model("llama", device=AS_GPU)), 2, chunk=CHUNK)
-    assert not keys
+    assert not keys + rooms
 
 
 def test_what_products_compute_is_not_planned() -> None:
@@ -168,7 +186,8 @@ def test_attention_that_is_not_planned_in_time_is_named(monkeypatch: pytest.Monk
     runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
     with capture_logs() as lines:
         warm_up(runner, 2, chunk=CHUNK, nbytes=1 << 40)
-    assert left_out(lines) == {"memory": ["attention of long prompts"]}
+    names = ["attention of one alone", "attention of long prompts"]
+    assert left_out(lines) == {"memory": names}
 
 
 def test_one_by_one() -> None:
