@@ -100,7 +100,7 @@ CPU = DevicePolicy(
     stacks=False,
     prefill_chunk=512,
     most_freed=1 << 30,
-    row_limit=512,
+    row_limit=1024,
     row_multiple=16,
     spare_steps=0,
 )

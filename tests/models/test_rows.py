@@ -9,7 +9,6 @@ from umbel.models import batch_planner
 from umbel.models.batch_planner import SHARED
 from umbel.models.kv import stacking
 from umbel.models.kv.span_stack import SpanStack
-from umbel.models.planned_for import Rules
 
 from .batch_fixture import NAMES, STACKED, Agent, BatchFixture, Branch, each
 from .steps import in_one_piece
@@ -217,10 +216,11 @@ def test_short_ends_are_copied() -> None:
     fixture.decode()
     assert own(fixture) == [SHARED + 2] * 2 + [2] * 2
     assert shared(fixture) == [(60, {0, 1, 2, 3}), (SHARED + 1, {2, 3})]
-    for length in (Rules().own - 1, Rules().own):
+    most = fixture.runner.rules.own
+    for length in (most - 1, most):
         fixture.come(fixture.branch(length, system), 1)
     fixture.decode()
-    assert own(fixture)[4:] == [Rules().own + 1, 2]
+    assert own(fixture)[4:] == [most + 1, 2]
     assert shared(fixture)[0] == (60, set(range(6)))
     fixture.check()
 
