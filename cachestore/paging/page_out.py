@@ -26,6 +26,7 @@ from .attachment import attach
 from .codec import Codec, Exported
 
 _AT_ONCE = 4  # nodes handed over between two steps: that takes the engine's time
+_COPIED = 256 << 20  # bytes of copies after which no more nodes are: four long ones took 180 ms
 _LITTLE = 16  # a part of the budget, one in this many, that may wait unwritten for a calm moment
 _REST = 5.0  # seconds that nothing is handed over after the disk took nothing, or a write failed
 
@@ -83,6 +84,7 @@ class PageOut:
         self._codec = codec
         self._make_room = make_room
         self._jobs: dict[_Job, None] = {}
+        self._copied = 0  # bytes, since the last step
         self._full = False  # until what was taken is written
         self._rests_until = 0.0
 
@@ -131,13 +133,13 @@ class PageOut:
                 trie.persistence.forget_writers(node)
 
     def _hand_over(self) -> None:
-        left = _AT_ONCE
+        left, self._copied = _AT_ONCE, 0
         for namespace, trie in self._cache.tries.items():
             dirty = trie.persistence.dirty
             for node in [node for node in dirty if not node.writers]:
                 if node not in dirty:
                     continue  # it was forgotten: another one's copy needed room
-                if not left:
+                if not left or self._copied >= _COPIED:
                     return
                 taken = self._write(namespace, trie, node)
                 if taken is False:
@@ -200,6 +202,7 @@ class PageOut:
         if not self._make_room(size):
             return self._drop(job)
         job.paging.set(size)
+        self._copied += size.nbytes
         return True
 
     def _may_lend(self, span: Span) -> bool:

@@ -359,6 +359,28 @@ def test_copies_are_counted_as_long_as_they_are(folder: Path) -> None:
     world.finish()
 
 
+@pytest.mark.parametrize(
+    ("most", "steps"), [(1, [1, 2, 3, 4, 5]), (500, [2, 4, 5]), (1 << 30, [4, 5])]
+)
+def test_few_bytes_are_copied_between_two_steps(
+    most: int, steps: list[int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who decodes waits for the copies: after so many bytes no further node is copied."""
+    monkeypatch.setattr(page_out, "_COPIED", most)
+    world = PagedWorld(KV, folder, copies=True)
+    for number in range(5):
+        world.serve(conversation(number, 100))
+    world.tier.slow = True
+    found = []
+    for _ in steps:
+        world.pager.step()
+        found.append(len(world.tier.jobs))
+    assert found == steps
+    world.tier.slow = False
+    world.write_all()
+    world.finish()
+
+
 def test_what_is_lodged_is_copied(folder: Path) -> None:
     """The buffers are somebody else's, and may be gone before it is written."""
     world = PagedWorld(KV, folder)
