@@ -51,7 +51,7 @@ _WRITE = 60.0
 _LINES = 20  # of a log that are shown
 _DYING = 2.0  # seconds after a failure in which a server may still end by itself
 _SETTLE = 0.5  # seconds after the last token until a server has put away what it keeps
-_WRITTEN = 30.0  # seconds for what is on its way to the disk
+_UNCHANGED, _WRITTEN = 3.0, 60.0  # seconds until copies for the disk are gone: of one, of all
 
 
 @dataclass
@@ -155,7 +155,7 @@ async def held(running: Server) -> int | None:
     end = time.monotonic() + _WRITTEN
     last, now = None, running.record()["held_bytes"]
     while now != last and time.monotonic() < end:
-        await asyncio.sleep(_SETTLE)
+        await asyncio.sleep(_UNCHANGED)
         last, now = now, running.record()["held_bytes"]
     found: int | None = now
     return found
