@@ -101,10 +101,10 @@ def report_ended(name: str, answers: Sequence[Sequence["Answer"]]) -> None:
         answers: `[agents][turns]`; one agent may have more than another.
     """
     turns = list(zip(*answers, strict=False))
-    print(f"{_SERVERS[name]} failed after {len(turns)} turns:", flush=True)
+    print(f"{_SERVERS[name]} failed in turn {len(turns) + 1}", flush=True)
     for number, ended in enumerate(turns, 1):
         cells = (f"{name} {_shown(value)}" for name, value in by_turn(ended).items())
-        print(f"turn {number}: {'; '.join(cells)}", flush=True)
+        print(f"turn {number} had ended: {'; '.join(cells)}", flush=True)
 
 
 def _print_turns(pair: Sequence["Result"]) -> None:

@@ -20,10 +20,12 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, an
 
 import conversations
 from conversations import PRESETS, first_fault, main
+from conversations_report import report_ended
 from model_folders import FOLDERS, write
 from recorder import operations
+from side_by_side import Turn
 from step_trace import kind, summary
-from workload import Texts, Workload
+from workload import Answer, Texts, Workload
 
 RECORDER = Path(__file__).parent.parent / "benchmarks" / "recorder.py"
 TEMPLATE = 12  # tokens that the tiny model's template adds to a message, at most
@@ -64,6 +66,17 @@ def test_what_made_a_server_fail_is_shown() -> None:
     assert shown[-1] == "MemoryError: no room"
     assert 10 < len(shown) < 30
     assert first_fault("only\nwords") == ["only", "words"]
+
+
+def test_turns_before_a_server_failed_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that had ended for all agents."""
+    turn = Turn(ttft=0.5, gaps=[0.01, 0.02], prompt=10, cached=4, tokens=3)
+    report_ended("mlx_lm", [[Answer(0.0, 1.0, turn, 3)] * 2, [Answer(0.5, 2.0, turn, 3)]])
+    failed, *turns = capsys.readouterr().out.splitlines()
+    assert failed == "mlx_lm.server failed in turn 2"
+    (first,) = turns
+    assert first.startswith("turn 1 had ended: wall, s 2.00; TTFT p50, s 0.50;")
+    assert "prompt tokens computed 12" in first
 
 
 def test_operations_count_until_they_are_evaluated() -> None:
