@@ -90,6 +90,8 @@ def assemble(
     wake: Callable[[], None],
     measured: Path | None = None,
     begin: Callable[[Phase], object] = lambda _: None,
+    *,
+    go_on: Callable[[], object] = lambda: None,
 ) -> Assembly:
     """Measure the model, size its budget, and build what runs it. Belongs to the MLX thread.
 
@@ -103,6 +105,7 @@ def assemble(
         measured: where what is measured of models is kept, so that the same settings give the
             same context at every start.
         begin: told what is done next.
+        go_on: called between the steps of a warm-up; what it raises ends the start.
 
     Raises:
         StartError: the budget, or the device, holds no request of this model; or another
@@ -131,7 +134,7 @@ def assemble(
     with ExitStack() as undo:  # what a start that fails leaves to others, or nobody
         undo.callback(cache.close)
         governor = Governor(cache)
-        _warm_up(settings, runner, memory.warm_up_bytes(budget), chunk, context, begin)
+        _warm_up(settings, runner, memory.warm_up_bytes(budget), chunk, context, begin, go_on)
         disk, pager = _open_disk(settings, loaded.fingerprint, copied, wake, begin), None
         if disk is not None:
             undo.callback(disk.close, _CLOSE_DISK)
@@ -211,6 +214,7 @@ def _warm_up(
     chunk: int,
     context: int,
     begin: Callable[[Phase], object],
+    go_on: Callable[[], object],
 ) -> None:
     """Compile kernels for as many rows as there is memory for."""
     rows = min(settings.max_batch, budget // runner.profile.worst_case(longest(runner)).nbytes)
@@ -224,6 +228,7 @@ def _warm_up(
             nbytes=budget,
             chunk=chunk,
             context=context,
+            go_on=go_on,
         )
 
 

@@ -51,7 +51,8 @@ class ModelLoader:
 
     Attributes:
         memory: of all models.
-        stop: once it is set, ends a download that is under way, and a load between two phases.
+        stop: once it is set, ends a download that is under way, and a load between two phases or
+            two steps of its warm-up.
 
     Args:
         thread: the one of MLX.
@@ -161,9 +162,16 @@ class ModelLoader:
             loaded = opened.finish()
             context = min(loaded.context_length, slot.settings.context or loaded.context_length)
             named = replace(loaded, name=slot.name, context_length=context)
-            folder, go_on = settings.measured_folder, partial(self._go_on, begin)
             return named, assemble(
-                named, settings, self.memory, queue, handoff.publish, wake, folder, go_on
+                named,
+                settings,
+                self.memory,
+                queue,
+                handoff.publish,
+                wake,
+                settings.measured_folder,
+                partial(self._begin, begin),
+                go_on=self._go_on,
             )
 
         loaded, assembly = await self._on_thread(slot, build)
@@ -187,11 +195,15 @@ class ModelLoader:
         )
         return Resident(service, assembly, handoff)
 
-    def _go_on(self, begin: Callable[[Phase], object], phase: Phase) -> None:
+    def _begin(self, begin: Callable[[Phase], object], phase: Phase) -> None:
         """Begin the next phase, unless the daemon stops."""
+        self._go_on()
+        begin(phase)
+
+    def _go_on(self) -> None:
+        """End a load with an error if the daemon stops."""
         if self.stop.is_set():
             raise UnavailableError("the daemon is stopping", retry_after=RETRY_AFTER)
-        begin(phase)
 
     async def drop(self, slot: ModelSlot) -> None:
         """Let go of what was opened, or of what is left of a load that failed."""

@@ -44,6 +44,7 @@ def warm_up(
     chunk: int = 512,
     context: int = QUICK_CONTEXT,
     clock: Callable[[], float] = time.monotonic,
+    go_on: Callable[[], object] = lambda: None,
 ) -> None:
     """Run every kind of step that serving meets, and leave nothing behind.
 
@@ -57,6 +58,7 @@ def warm_up(
         chunk: the most tokens of a prompt that are computed at once.
         context: tokens of the longest prompt that is served.
         clock: seconds, monotonic.
+        go_on: called before each step; what it raises ends the warm-up, and leaves nothing behind.
     """
     rows, rules, began = max_batch if runner.batches else 1, runner.rules, clock()
     if every_shape:
@@ -64,7 +66,7 @@ def warm_up(
         scenarios, seconds = full(rows, rules, chunk, window), FULL_SECONDS
     else:
         scenarios, seconds = quick(rows, rules, chunk), QUICK_SECONDS
-    running = ScenarioRunner(runner, Bounds(rows, nbytes, chunk, began + seconds), clock)
+    running = ScenarioRunner(runner, Bounds(rows, nbytes, chunk, began + seconds), clock, go_on)
     left_out: dict[str, list[str]] = {}
 
     def run(name: str, work: Callable[[], None]) -> None:

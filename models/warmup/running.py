@@ -73,13 +73,21 @@ class ScenarioRunner:
         runner: of the model. Nothing may run on it.
         bounds: of memory and time.
         clock: seconds, monotonic.
+        go_on: called before each step; what it raises ends the warm-up.
     """
 
-    def __init__(self, runner: ModelRunner, bounds: Bounds, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        bounds: Bounds,
+        clock: Callable[[], float],
+        go_on: Callable[[], object],
+    ) -> None:
         self.steps = self.plans = 0
         self._runner = runner
         self._bounds = bounds
         self._clock = clock
+        self._go_on = go_on
         self._served = runner.rules
         self._codec = DiskCodec(host_reads=runner.device.host_reads)
         self._captures = bool(runner.open().non_trimmable)
@@ -140,7 +148,7 @@ class ScenarioRunner:
                 self._end(event.end)
             case NextTurn():
                 for agent in self._agents[: event.sequences]:
-                    self._go_on(agent, event.prompt)
+                    self._resume(agent, event.prompt)
 
     # -- events ------------------------------------------------------------------------
 
@@ -187,7 +195,7 @@ class ScenarioRunner:
         self._sampled = sampled
         self.steps += 1
 
-    def _go_on(self, agent: _Agent, prompt: int) -> None:
+    def _resume(self, agent: _Agent, prompt: int) -> None:
         """Store a sequence as at the end of its request, and resume it as the next one does."""
         placement, cache = self._runner.placement, agent.cache
         shared = cache.leased[: len(cache.leased) - len(agent.own)]
@@ -251,6 +259,7 @@ class ScenarioRunner:
         Raises:
             BoundError: they are not, or the time is over.
         """
+        self._go_on()
         if self._clock() >= self._bounds.until:
             raise BoundError("time")
         if self._held() + nbytes > self._bounds.nbytes:

@@ -241,6 +241,26 @@ def test_it_ends_in_time(*, every_shape: bool, bound: float) -> None:
     fixture.check()
 
 
+@pytest.mark.parametrize("steps", [0, 1, 7, 30])
+def test_who_stops_need_not_wait_for_it(steps: int) -> None:
+    """It ends with what it is told before a step, wherever that is, and all is as it was."""
+    fixture = BatchFixture("llama", limit=64)
+    rules, left = fixture.runner.rules, iter(range(steps))
+
+    def go_on() -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        warm_up(fixture.runner, 5, every_shape=True, chunk=CHUNK, go_on=go_on)
+    assert fixture.runner.rules == rules
+    assert not fixture.placement.sequences
+    fixture.come(prompt=20)
+    fixture.come(prompt=9)
+    fixture.decode(steps=2)
+    fixture.check()
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -82,7 +82,8 @@ def scenarios(name: str, rows: int = ROWS, *, every_shape: bool) -> list[Scenari
 def met_by(name: str, rows: int = ROWS) -> Mapping[str, set[Label]]:
     """What each scenario of the full warm-up meets."""
     runner = server(name, rows).assembly.runner
-    running = ScenarioRunner(runner, Bounds(rows, MEMORY, CHUNK, 1.0), lambda: 0.0)
+    bounds = Bounds(rows, MEMORY, CHUNK, 1.0)
+    running = ScenarioRunner(runner, bounds, lambda: 0.0, lambda: None)
     found = {}
     with Recorder().on() as recorder:
         for scenario in scenarios(name, rows, every_shape=True):
