@@ -193,7 +193,9 @@ class StallBound:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
 
         A chunk that is cut is a multiple of the shortest one: lengths that come again are
-        planned, and compiled for, once. The last one of a prompt may take a little longer.
+        planned, and compiled for, once. The last one of a prompt may take a little longer, and all
+        of the bound where the shortest takes half of that: two calls would keep streams waiting for
+        longer than one.
         """
         least, whole = self.expected(self._LEAST), self.expected(limit)
         if least is None or whole is None:
@@ -203,5 +205,6 @@ class StallBound:
             return ChunkSize(limit)
         each = (whole - least) / (limit - self._LEAST)
         cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
-        last = self._LEAST + int((most * self._LAST / self._SURE - least) / each)
+        longest = max(most * self._LAST / self._SURE, min(2 * least, self._seconds))
+        last = self._LEAST + int((longest - least) / each)
         return ChunkSize(min(cut, limit), min(last, limit))

@@ -12,16 +12,25 @@ from umbel.scheduler.policy import ChunkSize
 from umbel.scheduler.stall_bound import StallBound
 
 
-def test_chunks_are_cut_until_they_fit() -> None:
-    """A chunk costs 0.1 s and 2 ms a token: 48 tokens fit into 0.2 s, 64 do not.
+@pytest.mark.parametrize(
+    ("own", "cut", "last"),
+    [
+        (0.05, 64, 87),  # in 0.225 s
+        (0.085, 48, 74),  # in 0.234 s, twice what 16 tokens take
+        (0.1, 48, 75),  # in 0.25 s
+    ],
+)
+def test_chunks_are_cut_until_they_fit(own: float, cut: int, last: int) -> None:
+    """A chunk costs a time of its own and 2 ms a token, and may take 80 % of the bound of 0.25 s.
 
-    A prompt's last may take 90 % of the bound, which is 0.25 s.
+    A prompt's last may take 90 % of it, and up to all of it as long as two of the shortest take
+    longer: to cut it would keep streams waiting for more.
     """
     bound = StallBound(0.25)
     for tokens in (512, 64, 16, 128, 16):
-        bound.observe(tokens, 0.1 + 0.002 * tokens)
-    assert bound.chunk_size(512) == ChunkSize(48, last=62)
-    assert bound.expected(100) == pytest.approx(0.3)
+        bound.observe(tokens, own + 0.002 * tokens)
+    assert bound.chunk_size(512) == ChunkSize(cut, last=last)
+    assert bound.expected(100) == pytest.approx(own + 0.2)
 
 
 def test_a_chunk_that_costs_the_same_whatever_its_size_is_not_halved() -> None:
