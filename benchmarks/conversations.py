@@ -143,9 +143,9 @@ async def measure(
             raise
         await asyncio.sleep(_SETTLE)
         record = running.record()
-        record["held_bytes"] = await held(running)
         answers = [agent.answers[: workload.turns] for agent in agents]
         peak, load = peak_mib(running.process.pid), os.getloadavg()[0]
+        record["held_bytes"] = await held(running)
         counted = await count(running, agents, workload) if options.operations else None
     return Result(name, number, start, wall, peak, load, record, counted, why, answers)
 

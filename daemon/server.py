@@ -48,7 +48,7 @@ as usual: the thread that owns MLX lets go of it in each comparison of arrays an
 and all streams wait until it has it again."""
 
 _THREAD_STOP = 60.0
-_LOAD_STOP = 10.0  # a load cannot be interrupted; a small one ends by itself in this time
+_LOAD_STOP = 10.0  # until what a load computes ends; what is next does not begin
 _LOAD_ENDS = f"waiting for the load to end, for {_LOAD_STOP:.0f} s at most"
 
 log = structlog.get_logger()

@@ -38,6 +38,11 @@ SMALL = {
 END = 60.0
 
 
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "_UNCHANGED", 0.1)
+
+
 def test_texts_have_as_many_tokens_as_asked_for(tiny_dir: Path) -> None:
     """The seed decides which."""
     texts = Texts(tiny_dir)
@@ -73,7 +78,7 @@ def test_turns_before_a_server_failed_are_shown(capsys: pytest.CaptureFixture[st
     turn = Turn(ttft=0.5, gaps=[0.01, 0.02], prompt=10, cached=4, tokens=3)
     report_ended("mlx_lm", [[Answer(0.0, 1.0, turn, 3)] * 2, [Answer(0.5, 2.0, turn, 3)]])
     failed, *turns = capsys.readouterr().out.splitlines()
-    assert failed == "mlx_lm.server failed in turn 2"
+    assert failed == "mlx_lm.server failed before all had ended turn 2"
     (first,) = turns
     assert first.startswith("turn 1 had ended: wall, s 2.00; TTFT p50, s 0.50;")
     assert "prompt tokens computed 12" in first

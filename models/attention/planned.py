@@ -24,7 +24,8 @@ TYPES = {mx.float16, mx.bfloat16}
 _STEP = 512
 """Tokens: a chunk attends for fewer than so many in vain, and 8,000 tokens have 16 such sizes."""
 _CACHE = 256
-"""Tokens by which mlx-lm's caches grow. MLX asks cuDNN where their room is a multiple of it."""
+"""Tokens by which mlx-lm's caches grow. MLX asks cuDNN where their room is a multiple of it, and
+they hold as many at least."""
 
 
 class Shape(NamedTuple):
@@ -155,15 +156,16 @@ def shapes_of(chunk: int, longest: int, conversation: int = 0) -> list[Shape]:
 def rooms_of(longest: int) -> list[int]:
     """Sizes of caches that meet all kernels by which one that decodes alone is read.
 
-    On an H200, 32 heads of 128 meet another kernel from 768, 1,024, 2,048 and 4,096 keys on, and
-    none up to 34,000 besides.
+    The kernels are met, and not the plans: a query that lies otherwise in memory has its own. On an
+    H200, 32 heads of 128 meet another kernel from 768, 1,024, 2,048 and 4,096 keys on, and none up
+    to 34,000 besides.
 
     Args:
         longest: tokens of the longest conversation.
     """
-    octaves = range((longest // _CACHE).bit_length())
-    rooms = sorted({_CACHE * size for n in octaves for size in (1 << n, 3 << n >> 1)})
-    return [room for room in rooms if room <= longest]
+    most = -(-longest // _CACHE)  # a cache has room to grow
+    sizes = sorted({size for n in range(most.bit_length()) for size in (1 << n, 3 << n >> 1)})
+    return [_CACHE * size for size in sizes if 1 < size <= most]
 
 
 def attend_causally(

@@ -71,7 +71,7 @@ def test_in_a_pull(hub: FakeHub, short_path: Path) -> None:
 
 @pytest.mark.slow
 def test_while_it_warms_up(short_path: Path) -> None:
-    """What is computed ends, nothing comes after it, and the end says what it waits for."""
+    """The step that is computed ends, nothing comes after it, and the end says what it waits for."""
     model = tiny_model_dir(short_path / "tiny", num_hidden_layers=6)  # long enough to be seen
     with serve(short_path, model, UMBEL_WARMUP="full", UMBEL_MAX_BATCH="128") as shown:
         shown.wait_for("warming up")
@@ -80,6 +80,7 @@ def test_while_it_warms_up(short_path: Path) -> None:
         assert b"waiting for the load to end" in shown.output
         assert ended_in_order(shown, short_path)
         assert "disk tier" not in shown.text()
+        assert b"warmed up" not in shown.output, "it ended before its next step"
 
 
 @pytest.mark.slow

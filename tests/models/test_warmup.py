@@ -157,7 +157,7 @@ def test_no_longer_attention_is_planned_than_is_served(
     monkeypatch.setattr(Kind, "decode", lambda _, room: rooms.append(room))
     runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
     with capture_logs() as lines:
-        warm_up(runner, 2, chunk=CHUNK, context=context)
+        warm_up(runner, 2, chunk=2 * SHORT, context=context)
     assert (max(keys), max(rooms)) == (most, last)
     (line,) = [line for line in lines if line["event"] == "warmed up"]
     assert line["plans"] == len(keys) + len(rooms)

@@ -17,7 +17,7 @@ from umbel.scheduler.stall_bound import StallBound
     [
         (0.05, 64, 87),  # in 0.225 s
         (0.085, 48, 74),  # in 0.234 s, twice what 16 tokens take
-        (0.1, 48, 75),  # in 0.25 s
+        (0.101, 48, 74),  # in 0.25 s
     ],
 )
 def test_chunks_are_cut_until_they_fit(own: float, cut: int, last: int) -> None:
