@@ -71,7 +71,7 @@ def test_in_a_pull(hub: FakeHub, short_path: Path) -> None:
 
 @pytest.mark.slow
 def test_while_it_warms_up(short_path: Path) -> None:
-    """The step that is computed ends, nothing comes after it, and the end says what it waits for."""
+    """What is computed ends, nothing comes after that step, and the end says what it waits for."""
     model = tiny_model_dir(short_path / "tiny", num_hidden_layers=6)  # long enough to be seen
     with serve(short_path, model, UMBEL_WARMUP="full", UMBEL_MAX_BATCH="128") as shown:
         shown.wait_for("warming up")
