@@ -103,7 +103,7 @@ def report_ended(name: str, answers: Sequence[Sequence["Answer"]]) -> None:
     turns = list(zip(*answers, strict=False))
     print(f"{_SERVERS[name]} failed before all had ended turn {len(turns) + 1}", flush=True)
     for number, ended in enumerate(turns, 1):
-        cells = (f"{name} {_shown(value)}" for name, value in by_turn(ended).items())
+        cells = (f"{figure} {_shown(value)}" for figure, value in by_turn(ended).items())
         print(f"turn {number} had ended: {'; '.join(cells)}", flush=True)
 
 

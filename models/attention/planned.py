@@ -17,15 +17,14 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ..memory_profile import GROWTH
+
 LARGEST = 128
 """Size of the largest heads for which cuDNN has a kernel; MLX computes others by products."""
 TYPES = {mx.float16, mx.bfloat16}
 """Of numbers for which it has one."""
 _STEP = 512
 """Tokens: a chunk attends for fewer than so many in vain, and 8,000 tokens have 16 such sizes."""
-_CACHE = 256
-"""Tokens by which mlx-lm's caches grow. MLX asks cuDNN where their room is a multiple of it, and
-they hold as many at least."""
 
 
 class Shape(NamedTuple):
@@ -75,14 +74,10 @@ class Kind(NamedTuple):
 
     def compute(self, shape: Shape) -> mx.array:
         """Attention in this shape, of zeros; not computed yet."""
-
-        def zeros(heads: int, tokens: int, size: int) -> mx.array:
-            return mx.zeros((self.rows, heads, tokens, size), self.dtype)
-
         return mx.fast.scaled_dot_product_attention(
-            zeros(self.heads, shape.queries, self.size),
-            zeros(self.kv_heads, shape.keys, self.size),
-            zeros(self.kv_heads, shape.keys, self.value_size),
+            self._zeros(self.heads, shape.queries, self.size),
+            self._zeros(self.kv_heads, shape.keys, self.size),
+            self._zeros(self.kv_heads, shape.keys, self.value_size),
             scale=1.0,
             mask="causal",
             sinks=self._sinks(),
@@ -95,16 +90,15 @@ class Kind(NamedTuple):
         must not be taken for it.
         """
         mx.clear_cache()
-        sizes = (self.size, self.value_size)
-        held = [mx.zeros((self.rows, self.kv_heads, room, size), self.dtype) for size in sizes]
+        held = [self._zeros(self.kv_heads, room, size) for size in (self.size, self.value_size)]
         mx.eval(held)
         keys, values = (tensor[..., :-1, :] for tensor in held)
-        query = mx.zeros((self.rows, self.heads, 1, self.size), self.dtype)
-        mx.eval(
-            mx.fast.scaled_dot_product_attention(
-                query, keys, values, scale=1.0, sinks=self._sinks()
-            )
-        )
+        query = self._zeros(self.heads, 1, self.size)
+        sinks = self._sinks()
+        mx.eval(mx.fast.scaled_dot_product_attention(query, keys, values, scale=1.0, sinks=sinks))
+
+    def _zeros(self, heads: int, tokens: int, size: int) -> mx.array:
+        return mx.zeros((self.rows, heads, tokens, size), self.dtype)
 
     def _sinks(self) -> mx.array | None:
         return None if self.sinks is None else mx.zeros((self.heads,), self.sinks)
@@ -158,14 +152,15 @@ def rooms_of(longest: int) -> list[int]:
 
     The kernels are met, and not the plans: a query that lies otherwise in memory has its own. On an
     H200, 32 heads of 128 meet another kernel from 768, 1,024, 2,048 and 4,096 keys on, and none up
-    to 34,000 besides.
+    to 34,000 besides. MLX asks cuDNN where a cache's room is a multiple of 256, by which mlx-lm's
+    grow, and as many keys are held.
 
     Args:
         longest: tokens of the longest conversation.
     """
-    most = -(-longest // _CACHE)  # a cache has room to grow
+    most = -(-longest // GROWTH)  # a cache has room to grow
     sizes = sorted({size for n in range(most.bit_length()) for size in (1 << n, 3 << n >> 1)})
-    return [_CACHE * size for size in sizes if 1 < size <= most]
+    return [GROWTH * size for size in sizes if 1 < size <= most]
 
 
 def attend_causally(

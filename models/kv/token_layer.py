@@ -10,14 +10,12 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, create_attention_mask
 
+from ..memory_profile import GROWTH
 from ..params import KVQuantization
 
 Tensors = tuple[mx.array, ...]
 """One segment of one layer: `(keys, values)`, each `[1, heads, tokens, size]`, or the six
 arrays of a quantised pair."""
-
-
-_ROOM = 256  # tokens by which mlx-lm's caches grow
 
 
 class TokenLayerCache:
@@ -57,7 +55,7 @@ class TokenLayerCache:
         parts = [segment[which] for segment in self.prefix]
         if not self.suffix.empty():
             parts.append(self.all_held()[which])
-        return mx.concatenate([*parts, _room(parts[0], _ROOM - self.offset % _ROOM)], axis=-2)
+        return mx.concatenate([*parts, _room(parts[0], GROWTH - self.offset % GROWTH)], axis=-2)
 
     def begin_contiguous(self, tensors: Tensors) -> None:
         """Have all tokens in the suffix: these tensors, as `joined` makes them."""

@@ -150,7 +150,7 @@ def test_no_longer_attention_is_planned_than_is_served(
 
     def noted(_: Kind, shape: Shape) -> mx.array:
         keys.append(shape.keys)
-        assert shape.keys <= max(QUICK_CONTEXT, 2048) or shape.queries <= SHORT
+        assert shape.keys <= QUICK_CONTEXT or shape.queries <= SHORT
         return mx.array(0)
 
     monkeypatch.setattr(Kind, "compute", noted)
