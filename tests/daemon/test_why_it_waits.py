@@ -3,12 +3,17 @@
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..tiny import tiny_model_dir
 from .running import RunningDaemon, eventually, running
 from .test_cli import TIMEOUT, environment
+
+CHAT = "/v1/chat/completions"
 
 
 def requests(daemon: RunningDaemon) -> dict[str, dict[str, Any]]:
@@ -22,12 +27,16 @@ def body(tokens: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
 
 
+def encoded(asked: dict[str, Any], conversation: str) -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a request of this conversation."""
+    return msgspec.json.encode(asked), {"X-Umbel-Conversation": conversation}
+
+
 def ask(daemon: RunningDaemon, conversation: str, tokens: int) -> threading.Thread:
     """Send a request from a thread of its own, and see it there."""
-    headers = {"X-Umbel-Conversation": conversation}
     before = len(daemon.status()["models"][0]["requests"])
     thread = threading.Thread(
-        target=daemon.request, args=("POST", "/v1/chat/completions", body(tokens), headers)
+        target=daemon.request, args=("POST", CHAT, *encoded(body(tokens), conversation))
     )
     thread.start()
     eventually(lambda: len(daemon.status()["models"][0]["requests"]) == before + 1)
@@ -37,9 +46,13 @@ def ask(daemon: RunningDaemon, conversation: str, tokens: int) -> threading.Thre
 def test_it_says_what_each_waits_for(short_path: Path) -> None:
     """The one slot, and the conversation; with the time of it, and what ran before."""
     model = tiny_model_dir(short_path / "tiny", max_position_embeddings=1 << 15)
-    with running(short_path, model, "--max-batch", "1") as daemon:
-        # Longer than any machine takes to start `umbel ps`; its client leaves after that.
-        first, _ = daemon.stream(body(30_000), {"X-Umbel-Conversation": "runs"})
+    with (
+        running(short_path, model, "--max-batch", "1") as daemon,
+        closing(daemon.connection()) as first,
+    ):
+        # It runs until its client leaves, after `umbel ps`. Nothing is streamed: a stream that
+        # nobody reads is given up after some thousand tokens.
+        first.request("POST", CHAT, *encoded(body(30_000), "runs"))
         eventually(lambda: requests(daemon).get("runs", {}).get("activity") == "decode")
         threads = [ask(daemon, "waits", 2), ask(daemon, "runs", 2)]
         eventually(lambda: requests(daemon)["waits"]["seconds"]["slot"] > 0.05)
