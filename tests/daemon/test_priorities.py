@@ -51,7 +51,8 @@ def test_a_batch_answer_makes_room_for_its_tenants_own(tiny_daemon: RunningDaemo
     """The daemon runs one request at a time, and answers what comes in the middle of it."""
 
     def ask(text: str, tokens: int) -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+        messages = [{"role": "user", "content": text}]
+        return {"messages": messages, "max_tokens": tokens, "logit_bias": {"2": -100}}
 
     before = tiny_daemon.status()["engine"]["yields"]
     batch, response = tiny_daemon.stream({**ask("a batch", 6000), "service_tier": "flex"})

@@ -40,7 +40,8 @@ RUNS = {
 def answering(daemon: RunningDaemon, conversation: str) -> Iterator[None]:
     """Have a daemon work on one answer after the other for as long as a block lasts."""
     enough = threading.Event()
-    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2000}
+    messages = [{"role": "user", "content": "x"}]
+    body = {"messages": messages, "max_tokens": 2000, "temperature": 0}
 
     def ask() -> None:
         while not enough.is_set():

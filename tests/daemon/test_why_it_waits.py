@@ -23,8 +23,9 @@ def requests(daemon: RunningDaemon) -> dict[str, dict[str, Any]]:
 
 
 def body(tokens: int) -> dict[str, Any]:
-    """A question, and the most tokens of its answer."""
-    return {"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
+    """A question whose answer has exactly so many tokens: nothing may end it before."""
+    messages = [{"role": "user", "content": "x"}]
+    return {"messages": messages, "max_tokens": tokens, "logit_bias": {"2": -100}}
 
 
 def encoded(asked: dict[str, Any], conversation: str) -> tuple[bytes, dict[str, str]]:
