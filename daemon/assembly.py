@@ -22,6 +22,7 @@ from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.state import Layout
 from ..models.kv.sequence_cache import SequenceCache
 from ..models.kv.stored import DiskCodec
+from ..models.load.device import DevicePolicy
 from ..models.load.loader import LoadedModel, LoadPhase
 from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
@@ -150,12 +151,18 @@ def assemble(
             eos_ids=loaded.text.eos_ids,
             prefill_chunk=chunk,
             max_batch=settings.max_batch,
-            max_stall=settings.max_stall_ms / 1000,
+            max_stall=max_stall(settings, loaded.device),
             exact=settings.exact,
             token_bytes=weights,
         )
         undo.pop_all()
     return Assembly(engine, runner, cache, governor, context, bound, budget, disk, pager, pins)
+
+
+def max_stall(settings: Settings, device: DevicePolicy) -> float:
+    """For how long a prompt's call may keep streams waiting, in seconds."""
+    asked = settings.max_stall_ms
+    return (device.max_stall_ms if asked is None else asked) / 1000
 
 
 def refuse_used_folder(settings: Settings) -> None:

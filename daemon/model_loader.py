@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
+from ..models.load.device import device_policy
 from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
@@ -23,7 +24,7 @@ from ..scheduler.errors import UnavailableError
 from ..scheduler.handoff import Handoff
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
-from .assembly import Assembly, Phase, assemble
+from .assembly import Assembly, Phase, assemble, max_stall
 from .cache_admin import CacheAdmin
 from .config import Settings
 from .memory_budget import MemoryBudget
@@ -259,7 +260,7 @@ class ModelLoader:
             return fn(*args)
         finally:
             taken = time.monotonic() - begun
-            if waits and taken > self._settings().max_stall_ms / 1000:
+            if waits and taken > max_stall(self._settings(), device_policy()):
                 log.warning(
                     "streams of other models waited",
                     loading=slot.name,

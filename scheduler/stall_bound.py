@@ -156,8 +156,9 @@ class StallBound:
             return False
         row, alone = self._row, self.expected(tokens)
         if row is None or alone is None:
-            # Two that are nearly as long tell how long such calls take.
-            return rows == _TWO and rows * longest * _FULL <= sum(others) + tokens
+            # Those that are nearly as long tell how long such calls take; beside streams two do.
+            tried = rows == _TWO or not bounded
+            return tried and rows * longest * _FULL <= sum(others) + tokens
         before = self.expected(len(others) * max(others)) or 0.0
         return padded + row <= before + alone  # the others' rows are in both
 

@@ -172,9 +172,13 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
         About("Most requests that run at once.", unit="requests"),
     ] = 32
     max_stall_ms: Annotated[
-        Annotated[float, Meta(gt=0)],
-        About("Longest wait of a stream for another's prefill chunk.", unit="milliseconds"),
-    ] = 200.0
+        Annotated[float, Meta(gt=0)] | None,
+        About(
+            "Longest wait of a stream for another's prefill chunk.",
+            unit="milliseconds",
+            unset="200 on a GPU, else 400",
+        ),
+    ] = None
     warmup: Annotated[
         WarmUp,
         About("Steps before the first request: none, each kind (on a GPU only), or each shape."),

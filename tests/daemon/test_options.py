@@ -34,7 +34,7 @@ FLAGS_OF_SERVE = {
     "--kv-bits": "as computed",
     "--kv-group-size": "64",
     "--max-batch": "32",
-    "--max-stall-ms": "200",
+    "--max-stall-ms": "200 on a GPU, else 400",
     "--warmup": "quick",
     "--exact": "off",
     "--max-waiting": "1024",

@@ -313,11 +313,19 @@ def test_a_batch_that_grows_is_no_entry() -> None:
     assert len(lengths(running, bound, bounded=True)) == 1
 
 
-def test_before_calls_were_measured_two_are_tried() -> None:
+def test_before_calls_were_measured_those_that_are_alike_are_tried() -> None:
     """If a quarter at most of what is computed is padding."""
     tens = [sequence(11) for _ in range(4)]
-    assert lengths(tens, StallBound(1.0)) == [10, 10]
+    assert lengths(tens, StallBound(1.0)) == [10] * 4
+    assert lengths([*tens, sequence(17)], StallBound(1.0)) == [10] * 4
+    assert lengths([*tens, sequence(13)], StallBound(1.0)) == [10] * 4 + [12]
     assert lengths([sequence(11), sequence(31)], StallBound(1.0)) == [10]
+
+
+def test_beside_streams_two_are_tried() -> None:
+    """What rows take is not known, and might be long."""
+    tens = [sequence(11) for _ in range(4)]
+    assert lengths(tens, StallBound(1.0), bounded=True) == [10, 10]
     bound = StallBound(1.0)
     bound.observe(10, 0.1)
     assert lengths(tens, bound, bounded=True) == [10, 10], "what rows take is not known"
