@@ -1,7 +1,8 @@
 """Activations of mlx-lm's layers, where MLX's own are slow.
 
 MLX's exponential on x86 is scalar, so that SiLU takes a third of a prefill. NumPy's is vectorised;
-`attention.softmax` uses it, too.
+`attention.softmax` uses it, too. To wait for the gates of one or two tokens takes longer than MLX's
+does.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class Swiglu:
         if self.device.fused or gate.dtype != mx.float32:
             result: mx.array = _compiled(gate, x)
             return result
+        if gate.size < self.device.host_gates:
+            return gate * mx.sigmoid(gate) * x
         divisor = -gate  # of its own memory: others may hold the gate
         mx.eval(divisor, x)
         view = np.array(divisor, copy=False)

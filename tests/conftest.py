@@ -133,6 +133,12 @@ def smollm2() -> "LoadedModel":
 
 
 @pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+    """Where emulated CUDA kernels are compiled: many tests run the same ones."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> "Path":
     """Write the tiny random model once; tests must not change the folder."""
     from .tiny import tiny_model_dir  # noqa: PLC0415

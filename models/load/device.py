@@ -15,6 +15,9 @@ class DevicePolicy:
         fp32: weights become fp32: the device has no other fast type.
         fused: attention is MLX's kernels. Without it scores in fp32 are computed block by
             block, and waited for.
+        host_gates: numbers of a layer's gates in fp32 from which SiLU's exponentials are NumPy's,
+            where attention is not fused. MLX's are slow on x86, but fewer take less time than to
+            wait for the gates.
         plans_attention: these kernels are planned for each shape, which takes the host a tenth of a
             second; see `attention/planned.py`.
         compiles: small functions are compiled into one kernel.
@@ -56,6 +59,7 @@ class DevicePolicy:
 
     fp32: bool
     fused: bool
+    host_gates: int
     plans_attention: bool
     compiles: bool
     compile_after: int
@@ -86,6 +90,7 @@ class DevicePolicy:
 CPU = DevicePolicy(
     fp32=True,
     fused=False,
+    host_gates=4096,
     plans_attention=False,
     compiles=False,
     compile_after=0,
@@ -114,6 +119,7 @@ CPU = DevicePolicy(
 GPU = DevicePolicy(
     fp32=False,
     fused=True,
+    host_gates=0,
     plans_attention=False,
     compiles=True,
     compile_after=5,

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ class EmulatedKernel:
             assignments="\n  ".join(f"global_{name} = {name};" for name, _, _, _ in given),
             arguments=", ".join(as_given.replace("$", "global_") for *_, as_given in given),
         )
-        file = self._folder / f"{self.name}{abs(hash(code))}.cpp"
+        file = self._folder / f"{self.name}{sha256(code.encode()).hexdigest()[:16]}.cpp"
         library = file.with_suffix(".so")
         if not library.exists():
             file.write_text(code)

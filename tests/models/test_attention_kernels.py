@@ -31,9 +31,9 @@ SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
 
 
 @pytest.fixture(autouse=True)
-def launched(tmp_path: Path) -> Iterator[list[EmulatedKernel]]:
+def launched(kernel_folder: Path) -> Iterator[list[EmulatedKernel]]:
     """Have CUDA kernels run on the CPU; gives those that are made."""
-    with emulated(tmp_path) as made:
+    with emulated(kernel_folder) as made:
         yield made
 
 

@@ -22,9 +22,9 @@ Arguments = dict[str, Any]
 
 
 @pytest.fixture
-def kernels(tmp_path: Path) -> Iterator[list[EmulatedKernel]]:
+def kernels(kernel_folder: Path) -> Iterator[list[EmulatedKernel]]:
     """Have CUDA kernels run on the CPU; gives those that are made."""
-    with emulated(tmp_path) as made:
+    with emulated(kernel_folder) as made:
         yield made
 
 

@@ -149,7 +149,8 @@ def test_layers_are_launched_as_equal_graphs(
     name: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One launch a layer, all but the first with as many operations; and the same is computed."""
-    device = replace(device_policy(), launches_layers=True)
+    # SiLU's gates are waited for: what is counted after a launch is then not half evaluated.
+    device = replace(device_policy(), launches_layers=True, host_gates=0)
     more: dict[str, Any] = {"num_hidden_layers": LAYERS} if name == "llama" else {}
     world = BatchFixture(name, device=device, **more)
     branch = world.branch(40)
@@ -164,7 +165,7 @@ def test_layers_are_launched_as_equal_graphs(
     assert 0 < first < min(others)
     if name == "llama":  # other layers are of two kinds
         assert set(others) == {max(others)}
-    bind(world.model, device_policy())
+    bind(world.model, replace(device_policy(), host_gates=0))
     world.runner.prefill(list(zip(chunks, usual, strict=True)))
     for one, other in zip(launched, usual, strict=True):
         for mine, theirs in zip(state(one), state(other), strict=True):

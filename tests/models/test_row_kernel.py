@@ -16,9 +16,9 @@ from .cuda_emulator import EmulatedKernel, emulated
 
 
 @pytest.fixture(autouse=True)
-def launched(tmp_path: Path) -> Iterator[list[EmulatedKernel]]:
+def launched(kernel_folder: Path) -> Iterator[list[EmulatedKernel]]:
     """Have CUDA kernels run on the CPU; gives those that are made."""
-    with emulated(tmp_path) as made:
+    with emulated(kernel_folder) as made:
         yield made
 
 

@@ -24,9 +24,9 @@ SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
 
 
 @pytest.fixture(autouse=True)
-def made(tmp_path: Path) -> Iterator[list[EmulatedKernel]]:
+def made(kernel_folder: Path) -> Iterator[list[EmulatedKernel]]:
     """Have CUDA kernels run on the CPU; gives those that are made."""
-    with emulated(tmp_path) as kernels:
+    with emulated(kernel_folder) as kernels:
         yield kernels
 
 

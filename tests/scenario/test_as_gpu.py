@@ -116,9 +116,9 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
         ("deepseek_v3", {"softmax_lse", "arrange"}),
     ],
 )
-def test_with_kernels(name: str, kernels: set[str], tmp_path: Path) -> None:
+def test_with_kernels(name: str, kernels: set[str], kernel_folder: Path) -> None:
     """Agents that start together, join and leave get mlx-lm's own answers of our kernels."""
-    with emulated(tmp_path) as made:
+    with emulated(kernel_folder) as made:
         device = replace(CUDA, compiles=False, warms_up=False)
         server = ServerFixture(zoo_model(name, device=device), MEMORY, max_batch=3)
         asks = agents(3, system=75, user=(6, 11), answer=(5, 3), every=2)
@@ -127,7 +127,7 @@ def test_with_kernels(name: str, kernels: set[str], tmp_path: Path) -> None:
 
 
 def test_kernels_read_prompts_that_begin_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernel_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few tokens that all share, and what is over of two prompts, each row reads by itself."""
     few: set[tuple[int, ...]] = set()
@@ -144,7 +144,7 @@ def test_kernels_read_prompts_that_begin_alike(
         for system in (90, 101)
         for ask in agents(2, system=system, user=(6, 11), answer=(24,), seed=system)
     ]
-    with emulated(tmp_path):
+    with emulated(kernel_folder):
         # A row that enters alone copies what half a row has place for.
         device = replace(CUDA, compiles=False, warms_up=False, row_limit=128)
         server = ServerFixture(zoo_model("llama", device=device), MEMORY, max_batch=4)
