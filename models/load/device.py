@@ -110,7 +110,7 @@ CPU = DevicePolicy(
     prefill_chunk=512,
     max_stall_ms=400.0,
     most_freed=1 << 30,
-    row_limit=1024,
+    row_limit=2048,
     row_multiple=16,
     spare_steps=0,
 )
