@@ -65,8 +65,10 @@ class StallBound:
             seconds: that it took.
             rows: of the call.
         """
-        if rows > 1 and self.expected(tokens) is not None:
-            self._observe_rows(tokens, seconds, rows)
+        if rows > 1:
+            # Before any call of one, what its rows took cannot be told from the call's own time.
+            if self.expected(tokens) is not None:
+                self._observe_rows(tokens, seconds, rows)
             return
         self._trust *= self._DOUBT if len(self._rows) > 1 else self._UNSURE
         self._follow(tokens, seconds)
@@ -141,7 +143,8 @@ class StallBound:
         """Whether a chunk is best computed in one call with others.
 
         That is where it takes no longer than a call of its own: rows are as long as the longest,
-        so that a long one makes the others longer.
+        so that a long one makes the others longer. Before it is known what rows take, those join
+        that leave a quarter of the call for padding at most; beside streams, two.
 
         Args:
             others: tokens of these.

@@ -40,7 +40,7 @@ def at_prompt(daemon: RunningDaemon, folder: Path, *words: str) -> Iterator[Term
 
 @pytest.fixture(scope="module")
 def patient_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
-    """One that waits for a minute for who reads its answers: `umbel chat` is slower than it is."""
+    """A daemon with the default write timeout: `umbel chat` reads more slowly than it answers."""
     with (
         tempfile.TemporaryDirectory(prefix="u") as folder,
         running(Path(folder), long_tiny_dir) as daemon,

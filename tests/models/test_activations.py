@@ -42,6 +42,24 @@ def test_swiglu(shape: tuple[int, ...], spread: float, device: DevicePolicy) -> 
     np.testing.assert_allclose(found, reference(gate, x), rtol=rtol, atol=1e-30)
 
 
+@pytest.mark.parametrize("gates", [CPU.host_gates - 1, CPU.host_gates])
+def test_few_gates_are_not_waited_for(gates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit what MLX makes of them; from the limit on NumPy has them."""
+    seen: list[int] = []
+    exponential = np.exp
+
+    def watched(view: Floats, out: Floats) -> Floats:
+        seen.append(view.size)
+        return np.asarray(exponential(view, out=out))
+
+    monkeypatch.setattr(np, "exp", watched)
+    gate, x = mx.random.normal((1, gates)), mx.random.normal((1, gates))
+    found = Swiglu(CPU)(gate, x)
+    if gates < CPU.host_gates:
+        assert mx.array_equal(found, gate * mx.sigmoid(gate) * x)
+    assert seen == ([] if gates < CPU.host_gates else [gates])
+
+
 @DEVICES
 def test_extreme_gates(device: DevicePolicy) -> None:
     """A gate far below zero lets nothing through, and one far above lets all."""

@@ -322,6 +322,33 @@ def test_before_calls_were_measured_those_that_are_alike_are_tried() -> None:
     assert lengths([sequence(11), sequence(31)], StallBound(1.0)) == [10]
 
 
+def test_all_are_tried_where_calls_of_one_are_known() -> None:
+    """That is no longer than a call for each of them takes, whatever a row takes."""
+    tens = [sequence(11) for _ in range(4)]
+    bound = StallBound(1.0)
+    for tokens in (16, 512):
+        bound.observe(tokens, 0.1 + 0.001 * tokens)
+    assert lengths(tens, bound) == [10] * 4
+    assert lengths([*tens, sequence(17)], bound) == [10] * 4
+
+
+def test_a_first_call_of_several_is_no_call_of_one() -> None:
+    """What its rows took would be taken for its tokens': short calls for quick, and rows for free.
+
+    The machine takes 0.12 s for a call, 1.5 ms for a token and 45 for a row more.
+    """
+    prompts = [sequence(31) for _ in range(16)]
+    bound = StallBound(0.4)
+    bound.observe(480, 0.12 + 0.0015 * 480 + 0.045 * 15, rows=16)
+    assert bound.expected(16) is None
+    assert lengths(prompts, bound, bounded=True) == [30, 30]
+    bound.observe(30, 0.165)
+    bound.observe(480, 0.84)
+    bound.observe(60, 0.12 + 0.09 + 0.045, rows=2)
+    beside = len(lengths(prompts, bound, bounded=True))
+    assert 0.12 + 0.045 * beside + 0.045 * (beside - 1) <= 0.8 * 0.4
+
+
 def test_beside_streams_two_are_tried() -> None:
     """What rows take is not known, and might be long."""
     tens = [sequence(11) for _ in range(4)]
