@@ -17,6 +17,7 @@ from .daemon.fixtures import (
     heard,
     locked_daemon,
     long_tiny_dir,
+    plain_daemon,
     short_path,
     smollm2_daemon,
     tiny_daemon,
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
 
 # Here, or the tests of the daemon and those of its clients would each have their own.
-__all__ = ["heard", "locked_daemon", "long_tiny_dir", "short_path", "smollm2_daemon", "tiny_daemon"]
+__all__ = [
+    "heard",
+    "locked_daemon",
+    "long_tiny_dir",
+    "plain_daemon",
+    "short_path",
+    "smollm2_daemon",
+    "tiny_daemon",
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,8 +3,6 @@
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,11 @@ from ..daemon.running import RunningDaemon, eventually, running
 SYSTEM = "You are one of many agents. " * 20
 
 
-@pytest.fixture(scope="module")
-def shared_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
-    """A daemon for all tests that need no other settings."""
-    with (
-        tempfile.TemporaryDirectory(prefix="u") as folder,
-        running(Path(folder), long_tiny_dir) as daemon,
-    ):
-        yield daemon
-
-
 @pytest.fixture
-def daemon(shared_daemon: RunningDaemon) -> RunningDaemon:
+def daemon(plain_daemon: RunningDaemon) -> RunningDaemon:
     """A daemon whose cache is empty."""
-    emptied(shared_daemon)
-    return shared_daemon
+    emptied(plain_daemon)
+    return plain_daemon
 
 
 def emptied(daemon: RunningDaemon) -> None:

@@ -1,7 +1,5 @@
 """Pins and clearing, as an operator uses them: the commands, and the routes under them."""
 
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,12 @@ from .test_cache import cached, emptied, umbel
 SYSTEM = "You are one of many agents, and you answer briefly. " * 12
 
 
-@pytest.fixture(scope="module")
-def shared_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
-    """A daemon for all tests that do not end it."""
-    with tempfile.TemporaryDirectory(prefix="u") as name, running(Path(name), long_tiny_dir) as it:
-        yield it
-
-
 @pytest.fixture
-def daemon(shared_daemon: RunningDaemon) -> RunningDaemon:
+def daemon(plain_daemon: RunningDaemon) -> RunningDaemon:
     """A daemon with an empty cache, and no pins."""
-    emptied(shared_daemon)
-    assert pins(shared_daemon) == []
-    return shared_daemon
+    emptied(plain_daemon)
+    assert pins(plain_daemon) == []
+    return plain_daemon
 
 
 def ask(daemon: RunningDaemon, question: str, conversation: str = "") -> Any:

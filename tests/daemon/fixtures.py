@@ -52,6 +52,16 @@ def tiny_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
         yield daemon
 
 
+@pytest.fixture(scope="module")
+def plain_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
+    """A daemon with the tiny model and no other settings, for a file's tests that do not end it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="u") as folder,
+        running(Path(folder), long_tiny_dir) as daemon,
+    ):
+        yield daemon
+
+
 @pytest.fixture(scope="session")
 def smollm2_daemon() -> Iterator[RunningDaemon]:
     """A daemon with the embedded model."""

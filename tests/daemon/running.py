@@ -115,10 +115,17 @@ class RunningDaemon:
         self, body: dict[str, Any], headers: Mapping[str, str] | None = None
     ) -> tuple[UnixConnection, HTTPResponse]:
         """Begin a streamed chat completion; the caller closes the connection."""
-        connection = self.connection()
-        raw = msgspec.json.encode({**body, "stream": True})
-        connection.request("POST", "/v1/chat/completions", raw, dict(headers or {}))
+        connection = self.send({**body, "stream": True}, headers)
         return connection, connection.getresponse()
+
+    def send(
+        self, body: dict[str, Any], headers: Mapping[str, str] | None = None
+    ) -> UnixConnection:
+        """Ask for a chat completion and read nothing; the caller closes the connection."""
+        connection = self.connection()
+        raw = msgspec.json.encode(body)
+        connection.request("POST", "/v1/chat/completions", raw, dict(headers or {}))
+        return connection
 
     def status(self) -> Any:
         """Read `/status`."""

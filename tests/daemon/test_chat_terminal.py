@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,16 +35,6 @@ def at_prompt(daemon: RunningDaemon, folder: Path, *words: str) -> Iterator[Term
         shown.wait_for("/help lists")
         shown.wait_for(lambda: prompts(shown))
         yield shown
-
-
-@pytest.fixture(scope="module")
-def patient_daemon(long_tiny_dir: Path) -> Iterator[RunningDaemon]:
-    """A daemon with the default write timeout: `umbel chat` reads more slowly than it answers."""
-    with (
-        tempfile.TemporaryDirectory(prefix="u") as folder,
-        running(Path(folder), long_tiny_dir) as daemon,
-    ):
-        yield daemon
 
 
 def prompts(shown: Terminal) -> int:
@@ -105,23 +94,26 @@ def test_ctrl_c_clears_the_line(tiny_daemon: RunningDaemon, short_path: Path) ->
         assert "prompt tokens" not in shown.text()
 
 
-def test_ctrl_c_stops_an_answer(patient_daemon: RunningDaemon, short_path: Path) -> None:
-    """The chat goes on, and what came of the answer is part of it."""
-    with at_prompt(patient_daemon, short_path, "--max-tokens", "6000") as shown:
+def test_ctrl_c_stops_an_answer(plain_daemon: RunningDaemon, short_path: Path) -> None:
+    """The chat goes on, and what came of the answer is part of it.
+
+    It shows tokens more slowly than they come: `tiny_daemon` would not wait for it.
+    """
+    with at_prompt(plain_daemon, short_path, "--max-tokens", "6000") as shown:
         shown.type(f"hello{ENTER}")
         shown.wait_for(lambda: len(shown.lines()) > 3)
         shown.type(CTRL_C)
         shown.wait_for(lambda: "stopped" in shown.lines() and shown.lines()[-1] == ">")
-        eventually(lambda: not patient_daemon.status()["engine"]["running"], 60)
+        eventually(lambda: not plain_daemon.status()["engine"]["running"], 60)
         shown.type(f"/save kept.json{ENTER}")
         shown.wait_for("2 messages are in kept.json")
         roles = [each["role"] for each in json.loads((short_path / "kept.json").read_text())]
         assert roles == ["user", "assistant"]
 
 
-def test_ctrl_c_stops_the_one_answer(patient_daemon: RunningDaemon, short_path: Path) -> None:
+def test_ctrl_c_stops_the_one_answer(plain_daemon: RunningDaemon, short_path: Path) -> None:
     """The command ends with it, and the shell's prompt gets a line of its own."""
-    with chat(patient_daemon.socket, short_path, "--max-tokens", "6000", "hello") as shown:
+    with chat(plain_daemon.socket, short_path, "--max-tokens", "6000", "hello") as shown:
         shown.wait_for(shown.lines)
         shown.type(CTRL_C)
         assert shown.wait() == 128 + signal.SIGINT

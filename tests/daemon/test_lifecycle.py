@@ -76,8 +76,7 @@ def test_disconnect_is_visible_within_one_step(smollm2_daemon: RunningDaemon) ->
 
 def test_whole_answer_disconnect_stops_the_generation(tiny_daemon: RunningDaemon) -> None:
     """Also a client that does not stream is missed when it leaves."""
-    connection = tiny_daemon.connection()
-    connection.request("POST", CHAT, msgspec.json.encode(LONG))
+    connection = tiny_daemon.send(LONG)
     eventually(lambda: number_running(tiny_daemon) == 1)
     connection.close()
     eventually(lambda: is_idle(tiny_daemon), 10)
@@ -87,8 +86,7 @@ def test_whole_answer_disconnect_stops_the_generation(tiny_daemon: RunningDaemon
 def test_disconnect_while_waiting(tiny_daemon: RunningDaemon) -> None:
     """A waiting request whose client leaves is never started."""
     first, _ = begin(tiny_daemon)
-    second = tiny_daemon.connection()
-    second.request("POST", CHAT, msgspec.json.encode(LONG))
+    second = tiny_daemon.send(LONG)
     eventually(lambda: tiny_daemon.status()["waiting"] == 1)
     second.close()
     eventually(lambda: tiny_daemon.status()["waiting"] == 0)

@@ -117,9 +117,7 @@ def test_status_tells_of_each_what_it_does(folder: Path, models: list[Path]) -> 
     """What runs and waits, whichever model's it is, and what its state takes."""
     env = configured(folder, models)
     with running(folder, models[0], "--max-batch", "1", env=env) as daemon:
-        clients = [daemon.connection() for _ in range(2)]
-        for client in clients:
-            client.request("POST", CHAT, msgspec.json.encode(ask("two", max_tokens=1900)))
+        clients = [daemon.send(ask("two", max_tokens=1900)) for _ in range(2)]
 
         def one_runs() -> Any:
             told = slots(daemon)["two"]

@@ -3,7 +3,6 @@
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from umbel.daemon.key_file import add_key
@@ -153,9 +152,9 @@ def test_who_sends_without_end_leaves_places_to_wait_in(
 
         def send(number: int) -> None:
             """Ask for a long answer, and see that one more waits."""
-            connection = held.enter_context(closing(daemon.connection()))
-            asked = msgspec.json.encode({**body, "max_tokens": 6000, "user": f"{number}"})
-            connection.request("POST", CHAT, asked, {"Authorization": f"Bearer {keys['flooding']}"})
+            asked = {**body, "max_tokens": 6000, "user": f"{number}"}
+            headers = {"Authorization": f"Bearer {keys['flooding']}"}
+            held.enter_context(closing(daemon.send(asked, headers)))
             eventually(lambda: daemon.status()["engine"]["running"])
             eventually(lambda: daemon.status()["waiting"] == number)
 

@@ -7,13 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..tiny import tiny_model_dir
 from .running import RunningDaemon, eventually, running
 from .test_cli import TIMEOUT, environment
-
-CHAT = "/v1/chat/completions"
 
 
 def requests(daemon: RunningDaemon) -> dict[str, dict[str, Any]]:
@@ -23,21 +19,17 @@ def requests(daemon: RunningDaemon) -> dict[str, dict[str, Any]]:
 
 
 def body(tokens: int) -> dict[str, Any]:
-    """A question whose answer has exactly so many tokens: nothing may end it before."""
+    """A question whose answer has so many tokens: a greedy one does not end before."""
     messages = [{"role": "user", "content": "x"}]
-    return {"messages": messages, "max_tokens": tokens, "logit_bias": {"2": -100}}
-
-
-def encoded(asked: dict[str, Any], conversation: str) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a request of this conversation."""
-    return msgspec.json.encode(asked), {"X-Umbel-Conversation": conversation}
+    return {"messages": messages, "max_tokens": tokens, "temperature": 0}
 
 
 def ask(daemon: RunningDaemon, conversation: str, tokens: int) -> threading.Thread:
     """Send a request from a thread of its own, and see it there."""
+    headers = {"X-Umbel-Conversation": conversation}
     before = len(daemon.status()["models"][0]["requests"])
     thread = threading.Thread(
-        target=daemon.request, args=("POST", CHAT, *encoded(body(tokens), conversation))
+        target=daemon.request, args=("POST", "/v1/chat/completions", body(tokens), headers)
     )
     thread.start()
     eventually(lambda: len(daemon.status()["models"][0]["requests"]) == before + 1)
@@ -49,11 +41,10 @@ def test_it_says_what_each_waits_for(short_path: Path) -> None:
     model = tiny_model_dir(short_path / "tiny", max_position_embeddings=1 << 15)
     with (
         running(short_path, model, "--max-batch", "1") as daemon,
-        closing(daemon.connection()) as first,
-    ):
         # It runs until its client leaves, after `umbel ps`. Nothing is streamed: a stream that
         # nobody reads is given up after some thousand tokens.
-        first.request("POST", CHAT, *encoded(body(30_000), "runs"))
+        closing(daemon.send(body(30_000), {"X-Umbel-Conversation": "runs"})) as first,
+    ):
         eventually(lambda: requests(daemon).get("runs", {}).get("activity") == "decode")
         threads = [ask(daemon, "waits", 2), ask(daemon, "runs", 2)]
         eventually(lambda: requests(daemon)["waits"]["seconds"]["slot"] > 0.05)
