@@ -196,17 +196,26 @@ class BatchPlanner:
     def _resize(self, rows: int) -> tuple[int, tuple[tuple[int, int], ...]]:
         """Have room for a token more in every row."""
         suffixes, before = self._batch.suffixes, self._batch.rows
-        stay = self._stays
-        positions = 0 if suffixes is None else _room(suffixes, self._own.values(), keep=stay)
+        positions = 0 if suffixes is None else self._room(suffixes, self._own.values())
         windows = tuple(
-            (limit, _room(buffer, self._windows[limit].values(), keep=stay))
+            (limit, self._room(buffer, self._windows[limit].values()))
             for limit, buffer in self._batch.windows.items()
         )
         was = tuple((limit, buffer.positions) for limit, buffer in self._batch.windows.items())
         had = 0 if suffixes is None else suffixes.positions
-        if not stay or (rows, positions, windows) != (before, had, was):
-            self._moves.append(Resize(rows, positions, windows, renewed=not stay))
+        if not self._stays or (rows, positions, windows) != (before, had, was):
+            self._moves.append(Resize(rows, positions, windows, renewed=not self._stays))
         return positions, windows
+
+    def _room(self, buffer: Buffer, lengths: Iterable[int]) -> int:
+        """How many positions a buffer needs for a token more in each row.
+
+        It does not shrink under those who stay; what is wide for rows that left is narrow again
+        for the next ones.
+        """
+        needed = positions_for(max(lengths, default=0) + 1, self._rules.position_sizes)
+        needed = min(needed, buffer.limit)
+        return max(buffer.positions, needed) if self._stays else needed
 
     def _groups(self, *, changed: bool) -> tuple[tuple[PrefixGroup, ...], bool]:
         if not changed and self._batch.groups is not None:
@@ -260,16 +269,6 @@ class BatchPlanner:
             else:
                 alone[slots[0]] += tokens
         return shared, padded_to(max(alone.values(), default=0))
-
-
-def _room(buffer: Buffer, lengths: Iterable[int], *, keep: bool) -> int:
-    """How many positions a buffer needs for a token more in each row.
-
-    It does not shrink under those who stay; what is wide for rows that left is narrow again for
-    the next ones.
-    """
-    needed = min(positions_for(max(lengths, default=0) + 1), buffer.limit)
-    return max(buffer.positions, needed) if keep else needed
 
 
 def room_in(stacks: Iterable[Stack]) -> int:

@@ -140,6 +140,7 @@ class Rules:
             many short spans of single rows cost more to read one by one than the copy takes.
         row_limit: tokens of its own after which a row is packed.
         row_multiple: of rows; see `rows_for`.
+        position_sizes: in how many steps the positions of rows double; see `positions_for`.
         longest: tokens that may be packed, merged or copied at a time.
         spare_steps: for which the batch may have more rows than it needs.
         compile_after: steps of one form before its next ones are compiled; 0 for never.
@@ -157,6 +158,7 @@ class Rules:
     own: int = 256
     row_limit: int = 512
     row_multiple: int = 1
+    position_sizes: int = 2
     longest: int = 1 << 62
     spare_steps: int = 0
     compile_after: int = 0

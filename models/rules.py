@@ -31,6 +31,7 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
         stacks=device.stacks and not way.mask_axes,
         row_limit=device.row_limit,
         row_multiple=device.row_multiple,
+        position_sizes=device.position_sizes,
         own=device.row_limit // 2,
         spare_steps=device.spare_steps,
         compile_after=device.compile_after if way.compiles else 0,

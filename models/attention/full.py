@@ -15,7 +15,7 @@ from . import decode_kernel, split_kernel
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
-from .products import LATENT, PLAIN, Products, Segment
+from .products import LATENT, PIECED, PLAIN, Products, Segment
 from .softmax import softmaxes
 from .tails import Few
 
@@ -151,7 +151,7 @@ class BatchedTokenLayer(AttendingLayer):
 
     def _products(self, rotated: RotatedQueries | None) -> Products:
         if rotated is None:
-            return PLAIN
+            return PLAIN if self._step.device.fused else PIECED
         self._buffer.keys_weigh()
         return LATENT
 

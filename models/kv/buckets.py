@@ -1,6 +1,7 @@
 """Few sizes for what grows: shapes that differ each step cost a kernel each step. Pure."""
 
 _LEAST_POSITIONS = 64
+_LEAST_STEP = 32
 
 
 def bucket(count: int) -> int:
@@ -23,11 +24,19 @@ def rows_for(count: int, multiple: int) -> int:
     return rows if rows * 2 <= multiple else -(-rows // multiple) * multiple
 
 
-def positions_for(tokens: int) -> int:
-    """How many positions a buffer has whose longest row has so many tokens."""
-    return bucket(max(tokens, _LEAST_POSITIONS))
+def positions_for(tokens: int, sizes: int) -> int:
+    """How many positions a buffer has whose longest row has so many tokens.
+
+    Args:
+        tokens: of that row.
+        sizes: in how many steps positions double, each of 32 at least. With two they are 64, 96,
+            128, 192, 256, … What is over is read along in each step.
+    """
+    tokens = max(tokens, _LEAST_POSITIONS)
+    step = max(_LEAST_STEP, (1 << tokens.bit_length() - 1) // sizes)
+    return -(-tokens // step) * step
 
 
 def padded_to(tokens: int) -> int:
     """To how many tokens the rows' own prefixes are padded, if the longest has so many."""
-    return positions_for(tokens) if tokens else 0
+    return bucket(max(tokens, _LEAST_POSITIONS)) if tokens else 0

@@ -54,6 +54,8 @@ class DevicePolicy:
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
             as many at most.
         row_multiple: of rows for which products are the fastest.
+        position_sizes: in how many steps the positions of rows double. Each size has kernels or
+            plans of its own where there are such, and what is over is read along.
         spare_steps: steps for which a batch has more rows than it needs, before it has fewer.
     """
 
@@ -81,6 +83,7 @@ class DevicePolicy:
     most_freed: int
     row_limit: int
     row_multiple: int
+    position_sizes: int
     spare_steps: int
 
 
@@ -112,6 +115,7 @@ CPU = DevicePolicy(
     most_freed=1 << 30,
     row_limit=2048,
     row_multiple=16,
+    position_sizes=8,
     spare_steps=0,
 )
 # Launches take the time, not rows: one who leaves is soon followed by another. They take most of a
@@ -141,6 +145,7 @@ GPU = DevicePolicy(
     most_freed=1 << 30,
     row_limit=2048,
     row_multiple=1,
+    position_sizes=2,
     spare_steps=64,
 )
 # What the host reads is moved to the host's memory, for good.

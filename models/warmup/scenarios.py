@@ -177,8 +177,10 @@ def full(rows: int, served: Rules, chunk: int, window: int) -> list[Scenario]:
         window: tokens of the longest window.
     """
     counts = sorted({min(bucket(count), rows) for count in range(2, rows + 1)})
-    longest = max(served.row_limit, window)
-    lengths = sorted({min(positions_for(tokens), longest) for tokens in range(1, longest + 1)})
+    longest, sizes = max(served.row_limit, window), served.position_sizes
+    lengths = sorted(
+        {min(positions_for(tokens, sizes), longest) for tokens in range(1, longest + 1)}
+    )
     chunks = [min(1 << octave, chunk) for octave in range(1, chunk.bit_length() + 1)]
     return [
         *quick(rows, served, chunk),
