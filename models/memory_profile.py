@@ -32,11 +32,13 @@ class PlannedChunk(NamedTuple):
         tokens: how many.
         offset: tokens before them.
         suffix: those of them that the sequence has of its own.
+        alone: those that no other sequence of the call leases.
     """
 
     tokens: int
     offset: int
     suffix: int
+    alone: int = 0
 
 
 class Ring(NamedTuple):
@@ -152,7 +154,10 @@ class MemoryProfile:
             # suffixes grow by is made beside them, for all rows.
             grown += 2 * self.gathered(len(chunks)) + len(chunks) * self.sizes.one_layer(2 * GROWTH)
         longest = max(chunk.tokens for chunk in chunks)
-        computing = self._transients.estimate(longest, *[chunk.offset for chunk in chunks])
+        # Rows are as long as the longest, also in what each of several reads by itself.
+        apart = len(chunks) * max(chunk.alone for chunk in chunks) if len(chunks) > 1 else 0
+        offsets = [chunk.offset for chunk in chunks]
+        computing = self._transients.estimate(longest, *offsets, apart=apart)
         return Held(grown + computing, 2 * self.sizes.arrays * len(chunks))
 
     def kept(self, tokens: int) -> int:

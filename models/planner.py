@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from .batch_planner import BatchPlanner, leave, pack, room_in
+from .kv.prefix_groups import prefix_groups
 from .kv.stacking import runs_in
 from .memory_profile import PlannedChunk
 from .moves import MakeContiguous, Move
@@ -31,14 +32,28 @@ def plan_step(
         may_copy: state may be copied to be faster, or to be smaller later: a single sequence's
             out of the batch or into one piece, and that of all rows into fewer.
     """
+    alone = _alone([state for state, _ in prefill])
     plan = PrefillPlan(
         tuple(state.number for state, _ in prefill),
-        tuple(PlannedChunk(tokens, state.offset, state.suffix_length) for state, tokens in prefill),
+        tuple(
+            PlannedChunk(tokens, state.offset, state.suffix_length, by_itself)
+            for (state, tokens), by_itself in zip(prefill, alone, strict=True)
+        ),
     )
     return StepPlan(
         plan_decode(decode, batch, rules, may_copy=may_copy) if decode else None,
         plan if prefill else None,
     )
+
+
+def _alone(prompts: Sequence[State]) -> list[int]:
+    """How many of the tokens before their chunks none of the others leases, for each prompt."""
+    alone = [state.suffix_length for state in prompts]
+    prefixes = {row: state.prefix for row, state in enumerate(prompts)}
+    for rows, start, stop in prefix_groups(prefixes):
+        if len(rows) == 1:
+            alone[rows[0]] += sum(span.length for span in prefixes[rows[0]][start:stop])
+    return alone
 
 
 def plan_decode(

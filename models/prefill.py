@@ -6,13 +6,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .attention.padded import padded
+from .attention.prompt_layers import Together, prompt_layers
 from .kv.sequence_cache import SequenceCache
 from .load.device import DevicePolicy
 
 
 def prefill(
-    model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]], device: DevicePolicy
+    model: Any,
+    chunks: Sequence[tuple[Sequence[int], SequenceCache]],
+    device: DevicePolicy,
+    together: Together = Together.MASKED,
 ) -> None:
     """Advance sequences over tokens, and wait until their state is computed.
 
@@ -20,6 +23,7 @@ def prefill(
         model: mlx-lm's.
         chunks: each sequence's tokens, at least one, and its state.
         device: how attention is computed.
+        together: how the model computes several.
 
     Raises:
         NotBatchableError: the model cannot compute several prompts in one call.
@@ -30,7 +34,8 @@ def prefill(
         row[: len(tokens)] = tokens
     caches = [cache for _, cache in chunks]
     one = len(chunks) == 1
-    model(mx.array(rows), cache=caches[0].layers if one else padded(caches, lengths, device))
+    layers = caches[0].layers if one else prompt_layers(caches, lengths, device, together)
+    model(mx.array(rows), cache=layers)
     for cache, length in zip(caches, lengths, strict=True):
         cache.advanced(length)
         cache.detach()

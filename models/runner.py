@@ -13,6 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 import structlog
 
+from .attention.prompt_layers import Together
 from .attention.separate import can_separate, separate
 from .binding import bind
 from .kv.batch_cache import BatchCache
@@ -74,17 +75,18 @@ class ModelRunner:
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
-        way, parts, self.prefills_together = self._probe(loaded, measured)
+        way, parts, self._prompts_together = self._probe(loaded, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
         self.batches = self.one_by_one is None
-        self.prefills_together &= not exact  # a prompt's chunks are the same whoever else comes
+        # With `exact` a prompt's chunks are the same whoever else comes.
+        self.prefills_together = self._prompts_together is not Together.NEVER and not exact
         # Who decodes one by one always does so: with keys in one piece, however they are cut.
         self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
-            lambda chunks: prefill(loaded.model, chunks, loaded.device),
+            lambda chunks: prefill(loaded.model, chunks, loaded.device, self._prompts_together),
             loaded.device,
             loaded.text.vocab_size,
             contiguous=exact,
@@ -102,7 +104,11 @@ class ModelRunner:
         def probe() -> Probed:
             way = batching(loaded.model, loaded.layout, loaded.device)
             parts = way.one_by_one is None and reads_parts(loaded.model, loaded.layout)
-            return Probed(way, parts, prefills_together(loaded.model, loaded.layout, loaded.device))
+            attend = way.one_by_one is None and not way.mask_axes
+            together = prefills_together(
+                loaded.model, loaded.layout, loaded.device, layers_attend=attend
+            )
+            return Probed(way, parts, together)
 
         if folder is None:
             return probe()
@@ -188,7 +194,7 @@ class ModelRunner:
         """
         (tokens, cache), *others = chunks
         offset = cache.offset
-        _, peak = peak_of(lambda: prefill(self._model, chunks, self.device))
+        _, peak = peak_of(lambda: prefill(self._model, chunks, self.device, self._prompts_together))
         if not others:  # what suffixes grow by is much of a peak of several
             self.profile.observe(len(tokens), offset, peak)
 

@@ -20,6 +20,7 @@ from . import blocks
 from .batched import BatchedLayer
 from .cascade import merge, part_of, scores_of
 from .fetched import Keys, RotatedQueries
+from .latent import LatentLayer
 from .padded import PaddedKeys
 from .products import PLAIN, Products
 from .quantized import QuantizedProducts
@@ -78,6 +79,8 @@ class Attention:
     ) -> mx.array:
         if isinstance(keys, PaddedKeys):
             return keys.attend(queries, scale, mask, sinks, self._attend)
+        if isinstance(cache, LatentLayer):
+            return cache.attend_expanded(queries, keys, values, scale, mask)
         layer = keys.layer if isinstance(keys, Keys) else cache
         if isinstance(layer, BatchedLayer):
             if layer.masks_itself:

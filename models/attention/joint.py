@@ -30,7 +30,7 @@ class Prompts:
         shared: runs of spans that several rows lease, each with the numbers of these rows; None
             for all of them.
         few: runs of few tokens that all rows lease; see `kv/alignment.py`.
-        alone: runs that a row leases alone.
+        alone: runs that a row leases alone, and its suffix.
         before: tokens that each row reads alone, before `few` and those of the call.
         room: at least as many as the most of these; what is over is padding.
         arrangement: puts these there, where a kernel does; None where MLX's operations do.
@@ -40,11 +40,34 @@ class Prompts:
 
     shared: list[tuple[list[SpanRun], mx.array | None]] = field(default_factory=list)
     few: list[SpanRun] = field(default_factory=list)
-    alone: dict[int, list[SpanRun]] = field(default_factory=dict)
+    alone: dict[int, list["SpanRun | Suffix"]] = field(default_factory=dict)
     before: list[int] = field(default_factory=list)
     room: int = 0
     arrangement: Arrangement | None = None
     mask: mx.array = field(default_factory=lambda: mx.array([True]))
+
+
+class Suffix:
+    """Tokens that a sequence has of its own before the call, read as a run of spans is.
+
+    They are read where its caches have them once the call's are written: before, the write would be
+    a copy.
+
+    Attributes:
+        length: how many.
+
+    Args:
+        cache: of the sequence.
+    """
+
+    def __init__(self, cache: SequenceCache) -> None:
+        self.length = cache.suffix_length
+        self._cache = cache
+
+    def layer(self, index: int) -> Segment:
+        """One layer's tensors, `[1, kv_heads, tokens, size]` each."""
+        tensors = self._cache.token_layers[index].suffix_tensors()
+        return tuple(tensor[..., : self.length, :] for tensor in tensors)
 
 
 def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolicy) -> Prompts:
@@ -54,13 +77,13 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolic
     make them so.
 
     Args:
-        caches: of their sequences, none of which has a suffix.
+        caches: of their sequences.
         tokens: of each row in the call, padding included.
         device: how attention is computed.
     """
     found = Prompts(before=[0] * len(caches))
 
-    def alone(row: int, runs: list[SpanRun]) -> None:
+    def alone(row: int, runs: Sequence[SpanRun | Suffix]) -> None:
         found.alone.setdefault(row, []).extend(runs)
         found.before[row] += sum(run.length for run in runs)
 
@@ -81,6 +104,9 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolic
                 alone(row, rests)
         else:
             alone(rows[0], runs_of(spans))
+    for row, cache in enumerate(caches):
+        if cache.suffix_length:
+            alone(row, [Suffix(cache)])
     all_read = sum(run.length for run in found.few) + tokens
     found.room = max(found.before)
     found.room += -(found.room + all_read) % device.length_multiple
@@ -135,12 +161,21 @@ def _alone(prompts: Prompts, index: int, new: Segment) -> Segment:
     return tuple(wide)
 
 
+def shared_segments(prompts: Prompts, index: int) -> list[list[Segment]]:
+    """What rows share, `[1, kv_heads, tokens, size]` each, for each of `Prompts.shared`.
+
+    Args:
+        prompts: the call.
+        index: of the layer, among those that spans hold.
+    """
+    return [[run.layer(index) for run in runs] for runs, _ in prompts.shared]
+
+
 def attend_jointly(
     prompts: Prompts,
+    shared: Sequence[Sequence[Segment]],
     own: Segment,
-    index: int,
     queries: mx.array,
-    scale: float,
     sinks: mx.array | None,
     device: DevicePolicy,
 ) -> mx.array:
@@ -148,10 +183,9 @@ def attend_jointly(
 
     Args:
         prompts: the call.
-        own: of `own_tensors`.
-        index: of the layer, among those that spans hold.
-        queries: `[rows, heads, tokens, size]`.
-        scale: of the scores.
+        shared: what rows share, as `shared_segments` gives it.
+        own: what each row reads by itself, as `own_tensors` gives it.
+        queries: `[rows, heads, tokens, size]`, scaled.
         sinks: `[heads]`, or None.
         device: how it is computed.
 
@@ -160,8 +194,7 @@ def attend_jointly(
     """
     rows, heads, tokens, size = queries.shape
     kv_heads = own[0].shape[1]
-    grouped = (queries * scale).reshape(rows, kv_heads, -1, size)
-    shared = [[run.layer(index) for run in runs] for runs, _ in prompts.shared]
+    grouped = queries.reshape(rows, kv_heads, -1, size)
     scores = [
         scores_of(together(grouped, members), segments)
         for segments, (_, members) in zip(shared, prompts.shared, strict=True)

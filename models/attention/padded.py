@@ -5,20 +5,14 @@ writes to the caches of its own sequence: no padding gets there.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import ChunkedKVCache
 
 from ..errors import NotBatchableError
-from ..kv.recurrent import SeparateRecurrentLayer
-from ..kv.sequence_cache import SequenceCache, layer_caches_of
 from ..kv.token_layer import TokenLayerCache
 from ..load.device import DevicePolicy
-from .blocks import BLOCK
-from .joint import Prompts, attend_jointly, own_tensors, prompts_of
-from .separate import layers_of
+from .joint import Prompts, attend_jointly, own_tensors, shared_segments
 
 Attend = Callable[..., mx.array]
 """mlx-lm's `scaled_dot_product_attention`, or what is bound in its place."""
@@ -114,7 +108,7 @@ class JointKeys(PaddedKeys):
         return super().attend(queries, scale, mask, sinks, attend)
 
 
-class PaddedLayer:
+class PromptsLayer:
     """One layer of several sequences, which each keep a cache of mlx-lm's kind.
 
     Attributes:
@@ -130,6 +124,10 @@ class PaddedLayer:
     def offset(self) -> mx.array:
         """`[rows]` positions of the rows' next tokens."""
         return mx.array([int(cache.offset) for cache in self.caches])
+
+
+class PaddedLayer(PromptsLayer):
+    """One whose rows attend to what their own caches return."""
 
     def make_mask(self, tokens: int, **options: Any) -> RowMasks:
         """The mask that mlx-lm would make for each row."""
@@ -193,36 +191,5 @@ class JointLayer(PaddedLayer):
         sinks: mx.array | None,
     ) -> mx.array:
         """See `joint.attend_jointly`."""
-        return attend_jointly(self._prompts, own, self._index, queries, scale, sinks, self._device)
-
-
-def padded(
-    caches: Sequence[SequenceCache], lengths: Sequence[int], device: DevicePolicy
-) -> list[Any]:
-    """View the caches of several sequences as those of one call.
-
-    Args:
-        caches: for each row its sequence's.
-        lengths: tokens of each row in this call.
-        device: how attention is computed.
-
-    Raises:
-        NotBatchableError: a layer's state cannot be a row.
-    """
-    first = caches[0]
-    if any(type(layer) is ChunkedKVCache for layer in layer_caches_of(first.layers)):
-        raise NotBatchableError("prompts of layers that attend in chunks are computed one by one")
-    # A suffix that grows is written after all else: old and new would be there for all layers.
-    own = any(cache.is_contiguous or cache.suffix_length for cache in caches)
-    joint = max(lengths) <= BLOCK and not own
-    prompts = prompts_of(caches, max(lengths), device) if joint else None
-    index = {id(layer): number for number, layer in enumerate(first.token_layers)}
-
-    def attending(rows: list[Any]) -> PaddedLayer:
-        if prompts is None or type(rows[0]) is not TokenLayerCache:
-            return PaddedLayer(rows, lengths)
-        return JointLayer(rows, lengths, prompts, index[id(rows[0])], device)
-
-    differ = lengths if len(set(lengths)) > 1 else None
-    recurrent = partial(SeparateRecurrentLayer, lengths=differ)
-    return layers_of([cache.layers for cache in caches], attending, recurrent)
+        shared = shared_segments(self._prompts, self._index)
+        return attend_jointly(self._prompts, shared, own, queries * scale, sinks, self._device)

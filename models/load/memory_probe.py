@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ _ALIKE = 0.98  # of the highest peak, that is as high
 _ROWS = 3  # of a call that shows what several take more
 _GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 9  # of what is kept
+_FORMAT = 10  # of what is kept
 
 
 def measure(
@@ -121,8 +122,8 @@ def measure_transients(
 ) -> Transients:
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
 
-    def peak(tokens: int, context: int, rows: int = 1) -> int:
-        return _highest(layout, prefill, tokens, context, rows)
+    def peak(tokens: int, context: int, rows: int = 1, *, apart: bool = False) -> int:
+        return _highest(layout, prefill, tokens, context, rows, apart=apart)
 
     long, context = (_LONG_FUSED, _CONTEXT_FUSED) if device.fused else (_LONG, _CONTEXT)
     probes = [(tokens, before) for before in (0, context) for tokens in (_FEW, long)]
@@ -137,6 +138,9 @@ def measure_transients(
         rows, pairs = [_CONTEXT] * _ROWS, _ROWS * _FEW * (_CONTEXT + _FEW)
         more = peak(_FEW, _CONTEXT, _ROWS) - fitted.estimate(_FEW, *rows) / UNFORESEEN
         fitted.joint = max(0.0, more + SMALL) / pairs
+        expected = fitted.estimate(_FEW, *rows) / UNFORESEEN
+        more = peak(_FEW, _CONTEXT, _ROWS, apart=True) - expected
+        fitted.apart = max(0.0, more + SMALL) / (_ROWS * _CONTEXT)
     return fitted
 
 
@@ -161,7 +165,9 @@ def _fit_blocks(fitted: Transients, peak: Callable[[int, int], int]) -> None:
         fitted.within = max(fitted.within, above / pairs)
 
 
-def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int) -> int:
+def _highest(
+    layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int, *, apart: bool
+) -> int:
     """Run a probe until its peak is the highest it can be, or nearly.
 
     A buffer is free once the operation that reads it has run. How many have not depends on how
@@ -169,11 +175,11 @@ def _highest(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows:
     than its launch; where it does not, that varies by a fifth, and a run takes no time.
     """
     # How long the first run takes says nothing: it may load kernels, or compile them.
-    peaks = [_peak(layout, prefill, tokens, context, rows)]
+    peaks = [_peak(layout, prefill, tokens, context, rows, apart=apart)]
     begun = time.process_time()  # a busy machine is no reason for fewer
     while True:
         started = time.monotonic()
-        peaks.append(_peak(layout, prefill, tokens, context, rows))
+        peaks.append(_peak(layout, prefill, tokens, context, rows, apart=apart))
         slow = time.monotonic() - started >= _SLOW
         if slow or _settled(peaks) or time.process_time() - begun >= _QUICK:
             return max(peaks)
@@ -184,8 +190,12 @@ def _settled(peaks: list[int]) -> bool:
     return highest == _AGAIN or len(peaks) == _TIMES
 
 
-def _peak(layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int) -> int:
-    chunks = [([1] * tokens, cache) for cache in _after(layout, prefill, context, rows)]
+def _peak(
+    layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int, *, apart: bool
+) -> int:
+    after = partial(_after, layout, prefill, context)
+    caches = [cache for _ in range(rows) for cache in after(1)] if apart else after(rows)
+    chunks = [([1] * tokens, cache) for cache in caches]
     # A buffer that MLX reuses may be two pages larger than what is asked for, and counts as it is.
     mx.clear_cache()
     _, peak = peak_of(lambda: prefill(chunks))

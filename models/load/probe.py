@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx_lm
 
+from ..attention.prompt_layers import Together
 from ..errors import NotBatchableError
 from ..kv.alignment import FEW
 from ..kv.batch_cache import BatchCache
@@ -62,7 +63,7 @@ _NEIGHBOURS = (
 )
 
 
-_FORMAT = 4  # of what is kept
+_FORMAT = 5  # of what is kept
 _KEPT = {"batches", "mask_axes", "compiles", "reads_parts", "prefills_together"}
 
 _MASK_AXES = (0, 4, 5)
@@ -94,7 +95,7 @@ class Probed(NamedTuple):
 
     batching: Batching
     reads_parts: bool
-    prefills_together: bool
+    prefills_together: Together
 
 
 def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
@@ -125,7 +126,7 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     return Probed(
         Batching(None, int(kept["mask_axes"]), bool(kept["compiles"])),
         bool(kept["reads_parts"]),
-        bool(kept["prefills_together"]),
+        Together(int(kept["prefills_together"])),
     )
 
 

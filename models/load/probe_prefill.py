@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..attention.prompt_layers import Together
 from ..errors import NotBatchableError
 from ..kv.layout import CacheLayout
 from ..kv.sequence_cache import SequenceCache
@@ -17,20 +18,31 @@ _NEIGHBOURS = ((6, 7, 8, 9, 10, 11, 12), (4, 8), (7, 3, 3, 8, 1, 2, 5, 6, 9))
 _NEXT = 5  # the token whose logits show what the state is worth
 
 
-def prefills_together(model: Any, layout: CacheLayout, device: DevicePolicy) -> bool:
-    """Try out whether rows of different lengths leave the state that they leave alone.
+def prefills_together(
+    model: Any, layout: CacheLayout, device: DevicePolicy, *, layers_attend: bool
+) -> Together:
+    """Try out whether rows of different lengths leave the state that they leave alone, and how.
 
     Models treat padding in many ways (some recurrent layers have no mask for it), so this is
     measured. The logits of a token more may differ from those of prompts computed one by one by
     the model's own rounding: by how much it differs from itself where a prompt is cut. Rows are
     computed in two ways, as they have tokens of their own that nobody has stored, or none; see
-    `padded`. Both are tried.
+    `prompt_layers`. Both are tried.
 
     Args:
         model: mlx-lm's.
         layout: of its layers.
         device: how attention is computed.
+        layers_attend: rows of a batch are attended to by the layers when the model decodes. What
+            another one does with latents may differ by how many there are (deepseek_v32 chooses
+            among more than 2,048), which no short trial shows.
     """
+    ways = (Together.MASKED, Together.LATENT) if layers_attend else (Together.MASKED,)
+    return next((way for way in ways if _as_alone(model, layout, device, way)), Together.NEVER)
+
+
+def _as_alone(model: Any, layout: CacheLayout, device: DevicePolicy, way: Together) -> bool:
+    """Whether prompts that are computed together leave what they leave alone, but for rounding."""
 
     def after(
         chunks: tuple[tuple[int, ...], ...], *, together: bool, stored: bool = False, cut: int = 0
@@ -41,8 +53,8 @@ def prefills_together(model: Any, layout: CacheLayout, device: DevicePolicy) -> 
         parts = list(zip(chunks, caches, strict=True))
         for calls in [parts] if together else [[part] for part in parts]:
             if cut:
-                prefill(model, [(tokens[:cut], cache) for tokens, cache in calls], device)
-            prefill(model, [(tokens[cut:], cache) for tokens, cache in calls], device)
+                prefill(model, [(tokens[:cut], cache) for tokens, cache in calls], device, way)
+            prefill(model, [(tokens[cut:], cache) for tokens, cache in calls], device, way)
         return _logits(model, caches)
 
     try:

@@ -322,16 +322,27 @@ def test_probes_are_fitted(
     if loaded.device.fused:
         block, within = 1 << 30, 0  # nothing is cut there
 
-    def peak(layout: object, prefill: object, tokens: int, context: int, rows: int = 1) -> int:
+    def peak(
+        layout: object,
+        prefill: object,
+        tokens: int,
+        context: int,
+        rows: int = 1,
+        *,
+        apart: bool = False,
+    ) -> int:
         del layout, prefill
         seen, beyond = context + tokens, max(0, min(tokens, step) - BLOCK)
         each = 200 + 5 * min(tokens, block) + (7 * tokens if rows > 1 else 0)
-        return 500_000 + rows * (3000 * tokens + each * seen + within * beyond**2)
+        each_row = 3000 * tokens + each * seen + within * beyond**2
+        return 500_000 + rows * (each_row + (11 * context if apart else 0))
 
     monkeypatch.setattr(memory_probe, "_peak", peak)
     fitted = measure_transients(loaded.layout, None, loaded.device, together=True)
     joint = peak(None, None, 20, 500, rows=5) + 2**16
     assert fitted.estimate(20, *[500] * 5) == pytest.approx(1.25 * joint, abs=2)
+    apart = peak(None, None, 20, 500, rows=5, apart=True) + 2**16
+    assert fitted.estimate(20, *[500] * 5, apart=2500) == pytest.approx(1.25 * apart, abs=2)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
         measured_now = peak(None, None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
@@ -343,8 +354,16 @@ def test_long_chunks_are_tried_where_none_is_cut(monkeypatch: pytest.MonkeyPatch
     loaded = zoo_model("llama")
     tried: list[tuple[int, int]] = []
 
-    def peak(layout: object, prefill: object, tokens: int, context: int, rows: int = 1) -> int:
-        del layout, prefill, rows
+    def peak(
+        layout: object,
+        prefill: object,
+        tokens: int,
+        context: int,
+        rows: int = 1,
+        *,
+        apart: bool = False,
+    ) -> int:
+        del layout, prefill, rows, apart
         tried.append((tokens, context))
         ahead = 1500 * tokens if tokens < 128 else 2600 * tokens - 140_000
         return 500_000 + ahead + 130 * (context + tokens)
@@ -365,8 +384,10 @@ def test_a_slow_probe_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     loaded, runs, now = zoo_model("llama"), list[int](), itertools.count(step=3.0)
 
-    def peak(layout: object, prefill: object, tokens: int, context: int, rows: int) -> int:
-        del layout, prefill, rows
+    def peak(
+        layout: object, prefill: object, tokens: int, context: int, rows: int, *, apart: bool
+    ) -> int:
+        del layout, prefill, rows, apart
         runs.append(tokens)
         return 500_000 + 3000 * tokens + 200 * (tokens + context) + 20_000 * (len(runs) % 5)
 
@@ -387,8 +408,10 @@ def test_a_probe_that_computed_at_once_is_run_again(
     """A chunk takes more the further its launch is ahead; the highest peak seen is fitted."""
     loaded, times = zoo_model("llama"), itertools.count(1)
 
-    def peak(layout: object, prefill: object, tokens: int, context: int, rows: int) -> int:
-        del layout, prefill, rows
+    def peak(
+        layout: object, prefill: object, tokens: int, context: int, rows: int, *, apart: bool
+    ) -> int:
+        del layout, prefill, rows, apart
         full = 500_000 + 3000 * tokens + 200 * (tokens + context)
         number = next(times)
         part = 20 if number % often == 0 else 10 + number % 7

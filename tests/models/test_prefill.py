@@ -29,12 +29,9 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts, and n
 from recorder import operations
 
 BY_THEMSELVES = {
-    "deepseek_v3": "it masks scores itself",
     "deepseek_v32": "it reads keys for its indexer",
     "gemma2": "its attention is its own",
-    "kimi_linear": "it masks scores itself",
     "llama4": "it attends in chunks",
-    "longcat_flash": "it masks scores itself",
     "mamba": "its recurrence knows no padding",
     "plamo2": "it calls MLX's attention itself",
 }
@@ -44,7 +41,7 @@ TOGETHER = [name for name in (*NAMES, "llama_kv4") if name not in BY_THEMSELVES]
 ROUNDING = 1e-5
 """Of a number in fp32 that is a sum of many, in another order: some states grow to a thousand."""
 
-LENGTHS = [(7, 1, 4), (70, 33, 2), (5, 5, 5)]
+LENGTHS = [(7, 1, 4), (70, 33, 2), (1, 1, 1), (5, 5, 5)]
 LAYERS = 6
 
 
@@ -85,7 +82,7 @@ def test_together_as_alone(name: str) -> None:
         assert mx.abs(logits[0] - logits[1]).max() < TOLERANCE * (100 if "kv" in name else 1)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gpt_oss", "deepseek_v3", "kimi_linear"])
 def test_whatever_each_reads_alone(name: str) -> None:
     """Prefixes of their own, of several spans, a suffix after them, or nothing at all."""
     world = BatchFixture(name)
@@ -108,7 +105,7 @@ def test_whatever_each_reads_alone(name: str) -> None:
             np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["llama", "falcon_h1", "llama_kv8"])
+@pytest.mark.parametrize("name", ["llama", "falcon_h1", "llama_kv8", "deepseek_v3"])
 def test_what_lies_in_stacks_is_read_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What others decode with side by side: read by several prompts, or by one of them alone."""
     monkeypatch.setattr(stacking, "LOOSE", 0)
@@ -191,9 +188,10 @@ def test_a_step_of_decoding_is_launched_as_a_whole(
     assert counts == []
 
 
-def test_keys_in_one_piece_stay_so() -> None:
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+def test_keys_in_one_piece_stay_so(name: str) -> None:
     """Who has a copy of its prefix writes to that, beside others who have none."""
-    world = BatchFixture("llama")
+    world = BatchFixture(name)
     branch = world.branch(40)
     joined, alone = ([world.come(branch).cache for _ in range(2)] for _ in range(2))
     joined[0].make_contiguous()
@@ -240,7 +238,7 @@ def test_it_takes_no_more_than_planned(name: str, rows: int) -> None:
     assert peak <= price < 4 * peak
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "deepseek_v3"])
 def test_suffixes_that_grow_are_priced_and_teach_nothing_odd(name: str) -> None:
     """A second call over what a first one left takes no more than planned, layer by layer."""
     world = BatchFixture(name)

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from umbel.models.attention.padded import JointLayer
+from umbel.models.attention.prompt_layers import Together
 from umbel.models.binding import bind
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.ring_buffer import RingBuffer
@@ -124,7 +125,9 @@ def test_prompts_that_fail_together_for_a_fault_of_ours_are_told_of(
     bind(model, device_policy())
     monkeypatch.delattr(JointLayer, "attend")
     with capture_logs() as logs:
-        assert not prefills_together(model, CacheLayout(model), device_policy())
+        assert not prefills_together(
+            model, CacheLayout(model), device_policy(), layers_attend=False
+        )
     (line,) = logs
     assert line["log_level"] == "error"
     assert line["reason"].startswith("a fault of umbel's own, in umbel.models.attention.padded: ")
@@ -143,7 +146,8 @@ def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
 @pytest.mark.parametrize("reason", [None, "it cannot"])
 def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
     """A later start does not try it out again, but for the words of why not."""
-    found, tried = probe.Probed(probe.Batching(reason, 4), reason is None, reason is None), []
+    together = Together.NEVER if reason else Together.LATENT
+    found, tried = probe.Probed(probe.Batching(reason, 4), reason is None, together), []
 
     def try_out() -> probe.Probed:
         tried.append(1)
@@ -153,7 +157,9 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
         kept = probe.probed_once(tmp_path, ("model", 1), try_out)
         assert kept == found
     assert len(tried) == (1 if reason is None else 4)
-    other = probe.Probed(probe.Batching(None, 0), reads_parts=False, prefills_together=True)
+    other = probe.Probed(
+        probe.Batching(None, 0), reads_parts=False, prefills_together=Together.MASKED
+    )
     assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other
 
 

@@ -123,7 +123,9 @@ def test_nobody_runs() -> None:
     """A step of nothing but pieces of prompts has no call of rows that decode."""
     plan = plan_step([], [(State(7, 30), 12), (State(9, 0), 5)], Batch(), Rules())
     assert plan.decode is None
-    assert plan.prefill == PrefillPlan((7, 9), (PlannedChunk(12, 30, 30), PlannedChunk(5, 0, 0)))
+    assert plan.prefill == PrefillPlan(
+        (7, 9), (PlannedChunk(12, 30, 30, 30), PlannedChunk(5, 0, 0))
+    )
 
 
 def test_those_who_come_get_rows() -> None:

@@ -1,0 +1,68 @@
+"""Which layers a call of several prompts has."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+from mlx_lm.models.cache import ChunkedKVCache
+
+from ..errors import NotBatchableError
+from ..kv.recurrent import SeparateRecurrentLayer
+from ..kv.sequence_cache import SequenceCache, layer_caches_of
+from ..kv.token_layer import TokenLayerCache
+from ..load.device import DevicePolicy
+from .blocks import BLOCK
+from .joint import prompts_of
+from .latent import LatentLayer
+from .padded import JointLayer, PaddedLayer, PromptsLayer
+from .separate import layers_of
+
+
+class Together(IntEnum):
+    """How a model computes several prompts in one call."""
+
+    NEVER = 0
+    MASKED = 1
+    """Each layer is given a mask of each row, which the model passes on to attention."""
+    LATENT = 2
+    """Layers are given no mask, and the model expands the latents of all that rows read."""
+
+
+def prompt_layers(
+    caches: Sequence[SequenceCache],
+    lengths: Sequence[int],
+    device: DevicePolicy,
+    together: Together,
+) -> list[Any]:
+    """View the caches of several sequences as those of one call.
+
+    Args:
+        caches: for each row its sequence's.
+        lengths: tokens of each row in this call.
+        device: how attention is computed.
+        together: how the model does it.
+
+    Raises:
+        NotBatchableError: a layer's state cannot be a row.
+    """
+    first = caches[0]
+    if any(type(layer) is ChunkedKVCache for layer in layer_caches_of(first.layers)):
+        raise NotBatchableError("prompts of layers that attend in chunks are computed one by one")
+    # A suffix that grows is written after all else: old and new would be there for all layers.
+    own = any(cache.is_contiguous or cache.suffix_length for cache in caches)
+    latent = together is Together.LATENT
+    joint = latent or (max(lengths) <= BLOCK and not own)
+    prompts = prompts_of(caches, max(lengths), device) if joint else None
+    index = {id(layer): number for number, layer in enumerate(first.token_layers)}
+
+    def attending(rows: list[Any]) -> PromptsLayer:
+        if prompts is None or type(rows[0]) is not TokenLayerCache:
+            return PaddedLayer(rows, lengths)
+        kind = LatentLayer if latent else JointLayer
+        return kind(rows, lengths, prompts, index[id(rows[0])], device)
+
+    differ = lengths if len(set(lengths)) > 1 else None
+    recurrent = partial(SeparateRecurrentLayer, lengths=differ)
+    rows = [cache.segmented if latent else cache.layers for cache in caches]
+    return layers_of(rows, attending, recurrent)
