@@ -80,7 +80,7 @@ class Latent:
         latents, rotated = segment
         size = latents.shape[-1]
         scores = queries[..., :size] @ latents.swapaxes(-1, -2)
-        return scores + queries[..., size:] @ rotated.swapaxes(-1, -2)
+        return mx.addmm(scores, queries[..., size:], rotated.swapaxes(-1, -2))
 
     def weighed(self, shares: mx.array, segment: Segment) -> mx.array:
         """See `Products`."""
