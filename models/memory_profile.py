@@ -32,13 +32,15 @@ class PlannedChunk(NamedTuple):
         tokens: how many.
         offset: tokens before them.
         suffix: those of them that the sequence has of its own.
-        alone: those that no other sequence of the call leases.
+        copied: tokens that several rows have room for, each, of what a row reads alone.
+        padding: those of them that are none of its own.
     """
 
     tokens: int
     offset: int
     suffix: int
-    alone: int = 0
+    copied: int = 0
+    padding: int = 0
 
 
 class Ring(NamedTuple):
@@ -154,10 +156,9 @@ class MemoryProfile:
             # suffixes grow by is made beside them, for all rows.
             grown += 2 * self.gathered(len(chunks)) + len(chunks) * self.sizes.one_layer(2 * GROWTH)
         longest = max(chunk.tokens for chunk in chunks)
-        # Rows are as long as the longest, also in what each of several reads by itself.
-        apart = len(chunks) * max(chunk.alone for chunk in chunks) if len(chunks) > 1 else 0
-        offsets = [chunk.offset for chunk in chunks]
-        computing = self._transients.estimate(longest, *offsets, apart=apart)
+        contexts = [chunk.offset + chunk.padding for chunk in chunks]
+        copied = sum(chunk.copied for chunk in chunks)
+        computing = self._transients.estimate(longest, *contexts, copied=copied)
         return Held(grown + computing, 2 * self.sizes.arrays * len(chunks))
 
     def kept(self, tokens: int) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from .batch_planner import BatchPlanner, leave, pack, room_in
 from .kv.prefix_groups import prefix_groups
+from .kv.read_alone import room_for
 from .kv.stacking import runs_in
 from .memory_profile import PlannedChunk
 from .moves import MakeContiguous, Move
@@ -32,12 +33,12 @@ def plan_step(
         may_copy: state may be copied to be faster, or to be smaller later: a single sequence's
             out of the batch or into one piece, and that of all rows into fewer.
     """
-    alone = _alone([state for state, _ in prefill])
+    rows = _copied([state for state, _ in prefill]) if len(prefill) > 1 else [(0, 0)]
     plan = PrefillPlan(
         tuple(state.number for state, _ in prefill),
         tuple(
-            PlannedChunk(tokens, state.offset, state.suffix_length, by_itself)
-            for (state, tokens), by_itself in zip(prefill, alone, strict=True)
+            PlannedChunk(tokens, state.offset, state.suffix_length, *copied)
+            for (state, tokens), copied in zip(prefill, rows, strict=False)
         ),
     )
     return StepPlan(
@@ -46,14 +47,18 @@ def plan_step(
     )
 
 
-def _alone(prompts: Sequence[State]) -> list[int]:
-    """How many of the tokens before their chunks none of the others leases, for each prompt."""
+def _copied(prompts: Sequence[State]) -> list[tuple[int, int]]:
+    """How much a call of several prompts copies for each, padding included, and how much that is.
+
+    That is of the tokens which none of the others leases; see `room_for`.
+    """
     alone = [state.suffix_length for state in prompts]
     prefixes = {row: state.prefix for row, state in enumerate(prompts)}
     for rows, start, stop in prefix_groups(prefixes):
         if len(rows) == 1:
             alone[rows[0]] += sum(span.length for span in prefixes[rows[0]][start:stop])
-    return alone
+    room = room_for(alone)
+    return [(room, room - tokens if tokens <= room else room) for tokens in alone]
 
 
 def plan_decode(

@@ -53,7 +53,7 @@ class Transients:
             makes of a whole chunk, and scores of layers that look no further.
         step: tokens of a chunk whose own pairs are computed at a time.
         joint: of each pair in a call with several rows, more than in calls of their own.
-        apart: of each token that such rows read by themselves, padding included.
+        copy: of each token that is copied for such rows, as each reads it alone.
     """
 
     base: float
@@ -63,20 +63,20 @@ class Transients:
     block: int = UNBROKEN
     within: float = 0.0
     joint: float = 0.0
-    apart: float = 0.0
+    copy: float = 0.0
     step: int = UNBROKEN
     _seen: dict[int, _Excess] = field(default_factory=dict, init=False, repr=False)
     """By powers of two of what was fitted."""
 
-    def estimate(self, tokens: int, *contexts: int, apart: int = 0) -> int:
+    def estimate(self, tokens: int, *contexts: int, copied: int = 0) -> int:
         """Estimate a chunk's peak, in bytes, over what was there before or stays after it.
 
         Args:
             tokens: of each row, padding included.
-            contexts: tokens before these, a row each.
-            apart: how many of all these contexts rows read by themselves, padding included.
+            contexts: tokens before these, padding included, a row each.
+            copied: those of all rows that are copied.
         """
-        fitted = self._fitted(tokens, *contexts) + self.apart * apart
+        fitted = self._fitted(tokens, *contexts) + self.copy * copied
         more = sum(self._excess(self._fitted(tokens, context)) for context in contexts)
         return int(min(UNFORESEEN * (fitted + more), _MOST * fitted))
 

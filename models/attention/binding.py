@@ -52,8 +52,10 @@ class Attention:
         """Compute attention with mlx-lm's signature.
 
         Args:
-            queries: `[1, heads, tokens, size]`.
-            keys: `[1, kv_heads, tokens, size]`, as the layer's state returned them.
+            queries: `[rows, heads, tokens, size]`; several rows where sequences are computed in
+                one call.
+            keys: `[rows, kv_heads, tokens, size]`, as the layer's state returned them or as a
+                model of MLA made them of that.
             values: likewise.
             cache: the layer's state.
             scale: of the scores.
@@ -61,7 +63,7 @@ class Attention:
             sinks: `[heads]` logits that take attention from every token, or None.
 
         Returns:
-            `[1, heads, tokens, size of a value]`.
+            `[rows, heads, tokens, size of a value]`.
         """
         if self.device.launches_layers and queries.shape[2] > 1:
             launch(queries)  # with all that is before it; while a step is traced there is one
@@ -80,7 +82,7 @@ class Attention:
         if isinstance(keys, PaddedKeys):
             return keys.attend(queries, scale, mask, sinks, self._attend)
         if isinstance(cache, LatentLayer):
-            return cache.attend_expanded(queries, keys, values, scale, mask)
+            return cache.attend_expanded(queries, keys, values, scale, mask, sinks)
         layer = keys.layer if isinstance(keys, Keys) else cache
         if isinstance(layer, BatchedLayer):
             if layer.masks_itself:

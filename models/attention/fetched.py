@@ -30,7 +30,7 @@ class Keys(mx.array):
 
 
 class Rotated(mx.array):
-    """A step's values, which in MLA are the rotated part of keys.
+    """Values of a step, or of a call of prompts, which in MLA are the rotated part of keys.
 
     There the model multiplies queries with all of them, and passes the product to attention as
     a mask. It gets the queries back instead.
@@ -49,7 +49,7 @@ class RotatedQueries(NamedTuple):
     """Queries of the keys' rotated part, in the place of a mask.
 
     Attributes:
-        queries: `[rows, heads, 1, size]`, scaled.
+        queries: `[rows, heads, tokens, size]`, scaled; a token in a step of decoding.
     """
 
     queries: mx.array

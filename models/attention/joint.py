@@ -13,6 +13,7 @@ import numpy as np
 from ..kv.alignment import aligned
 from ..kv.packed import runs_of
 from ..kv.prefix_groups import prefix_groups
+from ..kv.read_alone import room_for
 from ..kv.row_kernel import Arrangement
 from ..kv.sequence_cache import SequenceCache
 from ..kv.span_run import SpanRun
@@ -27,10 +28,10 @@ class Prompts:
     """What all layers must know of a call.
 
     Attributes:
-        shared: runs of spans that several rows lease, each with the numbers of these rows; None
-            for all of them.
+        shared: runs that are read where they lie, each with the numbers of the rows that read
+            them; None for all of them.
         few: runs of few tokens that all rows lease; see `kv/alignment.py`.
-        alone: runs that a row leases alone, and its suffix.
+        alone: runs that are copied for a row that reads them alone.
         before: tokens that each row reads alone, before `few` and those of the call.
         room: at least as many as the most of these; what is over is padding.
         arrangement: puts these there, where a kernel does; None where MLX's operations do.
@@ -38,7 +39,7 @@ class Prompts:
             reads by itself.
     """
 
-    shared: list[tuple[list[SpanRun], mx.array | None]] = field(default_factory=list)
+    shared: list[tuple[list["SpanRun | Suffix"], mx.array | None]] = field(default_factory=list)
     few: list[SpanRun] = field(default_factory=list)
     alone: dict[int, list["SpanRun | Suffix"]] = field(default_factory=dict)
     before: list[int] = field(default_factory=list)
@@ -58,16 +59,24 @@ class Suffix:
 
     Args:
         cache: of the sequence.
+        start: the first of them in its suffix.
+        stop: one after the last of them.
     """
 
-    def __init__(self, cache: SequenceCache) -> None:
-        self.length = cache.suffix_length
+    def __init__(self, cache: SequenceCache, start: int, stop: int) -> None:
+        self.length = stop - start
         self._cache = cache
+        self._start = start
 
     def layer(self, index: int) -> Segment:
         """One layer's tensors, `[1, kv_heads, tokens, size]` each."""
         tensors = self._cache.token_layers[index].suffix_tensors()
-        return tuple(tensor[..., : self.length, :] for tensor in tensors)
+        tokens = slice(self._start, self._start + self.length)
+        return tuple(tensor[..., tokens, :] for tensor in tensors)
+
+    def between(self, start: int, stop: int) -> "Suffix":
+        """Some of them."""
+        return Suffix(self._cache, self._start + start, self._start + stop)
 
 
 def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolicy) -> Prompts:
@@ -94,7 +103,7 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolic
             members = None if len(rows) == len(caches) else mx.array(rows)
             runs, rests = aligned(runs_of(spans), device.length_multiple)
             if runs:
-                found.shared.append((runs, members))
+                found.shared.append(([*runs], members))
             if members is None:
                 found.few += rests
                 continue
@@ -106,7 +115,8 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolic
             alone(rows[0], runs_of(spans))
     for row, cache in enumerate(caches):
         if cache.suffix_length:
-            alone(row, [Suffix(cache)])
+            alone(row, [Suffix(cache, 0, cache.suffix_length)])
+    _read_apart(found, room_for(found.before), device)
     all_read = sum(run.length for run in found.few) + tokens
     found.room = max(found.before)
     found.room += -(found.room + all_read) % device.length_multiple
@@ -119,6 +129,24 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolic
     own = columns[None] >= found.room - before[:, None]
     found.mask = mx.array(seen[None, None] & own[:, None, None])
     return found
+
+
+def _read_apart(prompts: Prompts, room: int, device: DevicePolicy) -> None:
+    """Have rows read where it lies what they read alone, where that is more than there is room for.
+
+    Args:
+        prompts: what has been found.
+        room: tokens that each row copies at most.
+        device: says which lengths products are fast for. What is over is copied all the same.
+    """
+    for row, before in enumerate(prompts.before):
+        if before <= room:
+            continue
+        whole, rests = aligned(prompts.alone.pop(row), device.length_multiple)
+        prompts.shared.append((whole, mx.array([row])))
+        prompts.before[row] = sum(run.length for run in rests)
+        if rests:
+            prompts.alone[row] = rests
 
 
 def own_tensors(prompts: Prompts, index: int, new: Segment) -> Segment:

@@ -46,9 +46,17 @@ class LatentLayer(PromptsLayer):
         self._device = device
         self._rotated: mx.array | None = None
 
-    def make_mask(self, tokens: int, **options: Any) -> None:
-        """No mask: the model would put it on scores that are not there yet."""
-        del tokens, options
+    def make_mask(
+        self, tokens: int, *, return_array: bool = False, window_size: int | None = None
+    ) -> None:
+        """No mask: the model would put it on scores that are not there yet.
+
+        Raises:
+            NotBatchableError: it asks for one that is not of all that comes before.
+        """
+        del tokens, return_array
+        if window_size is not None:
+            raise NotBatchableError("the model has latents, and a window")
 
     def update_and_fetch(self, latents: mx.array, rotated: mx.array) -> tuple[mx.array, mx.array]:
         """Append each row's own tokens, and return the latents to expand, `[1, 1, N, size]`."""
@@ -68,7 +76,13 @@ class LatentLayer(PromptsLayer):
         return read, Rotated(rotated)
 
     def attend_expanded(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, rotated: Any
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        rotated: Any,
+        sinks: mx.array | None,
     ) -> mx.array:
         """Compute attention of all rows.
 
@@ -78,6 +92,7 @@ class LatentLayer(PromptsLayer):
             values: likewise.
             scale: of the products of these queries and keys.
             rotated: what the model passes in the place of a mask.
+            sinks: None, in all models of MLA so far.
 
         Returns:
             `[rows, heads, tokens, size of a value]`.
@@ -86,7 +101,7 @@ class LatentLayer(PromptsLayer):
             NotBatchableError: the model does not do with the latents what MLA does.
         """
         found, self._rotated = self._rotated, None
-        if found is None or not isinstance(rotated, RotatedQueries):
+        if found is None or sinks is not None or not isinstance(rotated, RotatedQueries):
             raise NotBatchableError("the model has latents, and attends to them in its own way")
         if keys.shape[2] != found.shape[2] or values.shape[2] != found.shape[2]:
             raise NotBatchableError("the model attends to other latents than its cache returned")

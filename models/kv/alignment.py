@@ -8,14 +8,31 @@ begin with the same few tokens of a chat template, and a trie of several prompts
 """
 
 from collections.abc import Sequence
-
-from .span_run import SpanRun
+from typing import Protocol, Self, TypeVar
 
 FEW = 64
 """Tokens of a run that are read row by row: it costs less than the launches of a product."""
 
 
-def aligned(runs: Sequence[SpanRun], multiple: int) -> tuple[list[SpanRun], list[SpanRun]]:
+class Run(Protocol):
+    """Consecutive tokens that are read as one.
+
+    Attributes:
+        length: how many.
+    """
+
+    @property
+    def length(self) -> int: ...  # noqa: D102  (described above)
+
+    def between(self, start: int, stop: int) -> Self:
+        """Some of them."""
+        ...
+
+
+R = TypeVar("R", bound=Run)
+
+
+def aligned(runs: Sequence[R], multiple: int) -> tuple[list[R], list[R]]:
     """Take few tokens out of runs, so that the length of each that stays is a multiple.
 
     Args:

@@ -122,8 +122,8 @@ def measure_transients(
 ) -> Transients:
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
 
-    def peak(tokens: int, context: int, rows: int = 1, *, apart: bool = False) -> int:
-        return _highest(layout, prefill, tokens, context, rows, apart=apart)
+    def peak(tokens: int, context: int, rows: int = 1, *, alone: bool = False) -> int:
+        return _highest(layout, prefill, tokens, context, rows, alone=alone)
 
     long, context = (_LONG_FUSED, _CONTEXT_FUSED) if device.fused else (_LONG, _CONTEXT)
     probes = [(tokens, before) for before in (0, context) for tokens in (_FEW, long)]
@@ -138,9 +138,10 @@ def measure_transients(
         rows, pairs = [_CONTEXT] * _ROWS, _ROWS * _FEW * (_CONTEXT + _FEW)
         more = peak(_FEW, _CONTEXT, _ROWS) - fitted.estimate(_FEW, *rows) / UNFORESEEN
         fitted.joint = max(0.0, more + SMALL) / pairs
-        expected = fitted.estimate(_FEW, *rows) / UNFORESEEN
-        more = peak(_FEW, _CONTEXT, _ROWS, apart=True) - expected
-        fitted.apart = max(0.0, more + SMALL) / (_ROWS * _CONTEXT)
+        # The longest rows that are read jointly show it: some of it grows with their tokens.
+        expected = fitted.estimate(BLOCK, *rows) / UNFORESEEN
+        more = peak(BLOCK, _CONTEXT, _ROWS, alone=True) - expected
+        fitted.copy = max(0.0, more + SMALL) / (_ROWS * _CONTEXT)
     return fitted
 
 
@@ -166,7 +167,7 @@ def _fit_blocks(fitted: Transients, peak: Callable[[int, int], int]) -> None:
 
 
 def _highest(
-    layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int, *, apart: bool
+    layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int, *, alone: bool
 ) -> int:
     """Run a probe until its peak is the highest it can be, or nearly.
 
@@ -175,11 +176,11 @@ def _highest(
     than its launch; where it does not, that varies by a fifth, and a run takes no time.
     """
     # How long the first run takes says nothing: it may load kernels, or compile them.
-    peaks = [_peak(layout, prefill, tokens, context, rows, apart=apart)]
+    peaks = [_peak(layout, prefill, tokens, context, rows, alone=alone)]
     begun = time.process_time()  # a busy machine is no reason for fewer
     while True:
         started = time.monotonic()
-        peaks.append(_peak(layout, prefill, tokens, context, rows, apart=apart))
+        peaks.append(_peak(layout, prefill, tokens, context, rows, alone=alone))
         slow = time.monotonic() - started >= _SLOW
         if slow or _settled(peaks) or time.process_time() - begun >= _QUICK:
             return max(peaks)
@@ -191,10 +192,10 @@ def _settled(peaks: list[int]) -> bool:
 
 
 def _peak(
-    layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int, *, apart: bool
+    layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int, *, alone: bool
 ) -> int:
     after = partial(_after, layout, prefill, context)
-    caches = [cache for _ in range(rows) for cache in after(1)] if apart else after(rows)
+    caches = [cache for _ in range(rows) for cache in after(1)] if alone else after(rows)
     chunks = [([1] * tokens, cache) for cache in caches]
     # A buffer that MLX reuses may be two pages larger than what is asked for, and counts as it is.
     mx.clear_cache()

@@ -26,8 +26,8 @@ def prefills_together(
     Models treat padding in many ways (some recurrent layers have no mask for it), so this is
     measured. The logits of a token more may differ from those of prompts computed one by one by
     the model's own rounding: by how much it differs from itself where a prompt is cut. Rows are
-    computed in two ways, as they have tokens of their own that nobody has stored, or none; see
-    `prompt_layers`. Both are tried.
+    tried that have tokens of their own which nobody has stored, and rows that have none: with
+    masks these are computed in two ways; see `prompt_layers`.
 
     Args:
         model: mlx-lm's.
@@ -60,10 +60,10 @@ def _as_alone(model: Any, layout: CacheLayout, device: DevicePolicy, way: Togeth
     try:
         found = [
             (
-                after(_CHUNKS, together=True, stored=way),
-                after(_NEIGHBOURS, together=True, stored=way),
+                after(_CHUNKS, together=True, stored=stored),
+                after(_NEIGHBOURS, together=True, stored=stored),
             )
-            for way in (False, True)
+            for stored in (False, True)
         ]
     except NotBatchableError:
         return False

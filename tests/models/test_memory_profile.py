@@ -329,20 +329,20 @@ def test_probes_are_fitted(
         context: int,
         rows: int = 1,
         *,
-        apart: bool = False,
+        alone: bool = False,
     ) -> int:
         del layout, prefill
         seen, beyond = context + tokens, max(0, min(tokens, step) - BLOCK)
         each = 200 + 5 * min(tokens, block) + (7 * tokens if rows > 1 else 0)
         each_row = 3000 * tokens + each * seen + within * beyond**2
-        return 500_000 + rows * (each_row + (11 * context if apart else 0))
+        return 500_000 + rows * (each_row + (11 * context if alone else 0))
 
     monkeypatch.setattr(memory_probe, "_peak", peak)
     fitted = measure_transients(loaded.layout, None, loaded.device, together=True)
     joint = peak(None, None, 20, 500, rows=5) + 2**16
     assert fitted.estimate(20, *[500] * 5) == pytest.approx(1.25 * joint, abs=2)
-    apart = peak(None, None, 20, 500, rows=5, apart=True) + 2**16
-    assert fitted.estimate(20, *[500] * 5, apart=2500) == pytest.approx(1.25 * apart, abs=2)
+    copied = peak(None, None, 20, 500, rows=5, alone=True) + 2**16
+    assert fitted.estimate(20, *[500] * 5, copied=2500) == pytest.approx(1.25 * copied, abs=2)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
         measured_now = peak(None, None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
@@ -361,9 +361,9 @@ def test_long_chunks_are_tried_where_none_is_cut(monkeypatch: pytest.MonkeyPatch
         context: int,
         rows: int = 1,
         *,
-        apart: bool = False,
+        alone: bool = False,
     ) -> int:
-        del layout, prefill, rows, apart
+        del layout, prefill, rows, alone
         tried.append((tokens, context))
         ahead = 1500 * tokens if tokens < 128 else 2600 * tokens - 140_000
         return 500_000 + ahead + 130 * (context + tokens)
@@ -385,9 +385,9 @@ def test_a_slow_probe_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, runs, now = zoo_model("llama"), list[int](), itertools.count(step=3.0)
 
     def peak(
-        layout: object, prefill: object, tokens: int, context: int, rows: int, *, apart: bool
+        layout: object, prefill: object, tokens: int, context: int, rows: int, *, alone: bool
     ) -> int:
-        del layout, prefill, rows, apart
+        del layout, prefill, rows, alone
         runs.append(tokens)
         return 500_000 + 3000 * tokens + 200 * (tokens + context) + 20_000 * (len(runs) % 5)
 
@@ -409,9 +409,9 @@ def test_a_probe_that_computed_at_once_is_run_again(
     loaded, times = zoo_model("llama"), itertools.count(1)
 
     def peak(
-        layout: object, prefill: object, tokens: int, context: int, rows: int, *, apart: bool
+        layout: object, prefill: object, tokens: int, context: int, rows: int, *, alone: bool
     ) -> int:
-        del layout, prefill, rows, apart
+        del layout, prefill, rows, alone
         full = 500_000 + 3000 * tokens + 200 * (tokens + context)
         number = next(times)
         part = 20 if number % often == 0 else 10 + number % 7

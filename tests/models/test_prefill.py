@@ -267,3 +267,66 @@ def test_what_was_fetched_is_freed_layer_by_layer() -> None:
     mx.reset_peak_memory()
     world.runner.prefill([(world.words(8), cache) for cache in caches])
     assert mx.get_peak_memory() - before < prefixes / 2
+
+
+def far_apart(world: BatchFixture, lengths: list[int]) -> list[SequenceCache]:
+    """Open sequences that lease so many tokens each, which none of the others leases."""
+    return [world.come(world.branch(length)).cache for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [("llama", 30), ("qwen3_next", 30), ("deepseek_v3", 30), ("deepseek_v3", BLOCK + 20)],
+)
+def test_who_reads_far_more_alone_than_others(name: str, tokens: int) -> None:
+    """What it reads is no padding of theirs; all have the state that they have alone."""
+    world = BatchFixture(name)
+    before = [900, 0, 40, 0, 700]
+    branches = [world.branch(length) for length in before]
+    joined, alone = ([world.come(branch).cache for branch in branches] for _ in range(2))
+    chunks = [world.words(tokens - row) for row in range(len(before))]
+    world.runner.prefill(list(zip(chunks, joined, strict=True)))
+    for chunk, cache in zip(chunks, alone, strict=True):
+        world.runner.prefill([(chunk, cache)])
+    for one, other in zip(joined, alone, strict=True):
+        for mine, theirs in zip(state(one), state(other), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "falcon_h1", "deepseek_v3", "kimi_linear"])
+@pytest.mark.parametrize(
+    ("before", "tokens"),
+    [
+        ([2000, 0, 0, 0], BLOCK),
+        ([2000, *[0] * 7], 40),
+        ([1200, 0], BLOCK),
+        ([1200, 1000, 1100], 30),
+        ([1200, 0], 2 * BLOCK - 6),
+    ],
+)
+def test_what_rows_read_alone_is_priced(name: str, before: list[int], tokens: int) -> None:
+    """Also where it is of very different lengths, or rows are longer than what is read jointly."""
+    world = BatchFixture(name)
+    caches = far_apart(world, before)
+    chunks = [(world.words(tokens), cache) for cache in caches]
+    plan = world.runner.plan([], [(cache, tokens) for cache in caches])
+    price = world.runner.cost(plan).nbytes
+    mx.clear_cache()
+    held = resident_bytes()
+    mx.reset_peak_memory()
+    world.runner.prefill(chunks)
+    assert mx.get_peak_memory() - held <= price
+
+
+def test_padding_is_not_expanded_for_all() -> None:
+    """Who reads 2,000 tokens alone makes a call of eight take no more than some times as much."""
+    world = BatchFixture("deepseek_v3")
+    found = []
+    for caches in ([far_apart(world, [2000])[0]], far_apart(world, [2000, *[0] * 7])):
+        chunks = [(world.words(40), cache) for cache in caches]
+        mx.clear_cache()
+        held = resident_bytes()
+        mx.reset_peak_memory()
+        world.runner.prefill(chunks)
+        found.append(mx.get_peak_memory() - held)
+    assert found[1] < 2.5 * found[0]

@@ -124,7 +124,7 @@ def test_nobody_runs() -> None:
     plan = plan_step([], [(State(7, 30), 12), (State(9, 0), 5)], Batch(), Rules())
     assert plan.decode is None
     assert plan.prefill == PrefillPlan(
-        (7, 9), (PlannedChunk(12, 30, 30, 30), PlannedChunk(5, 0, 0))
+        (7, 9), (PlannedChunk(12, 30, 30, 30, 0), PlannedChunk(5, 0, 0, 30, 30))
     )
 
 
