@@ -76,17 +76,17 @@ class Transients:
             contexts: tokens before these, padding included, a row each.
             copied: those of all rows that are copied.
         """
-        fitted = self._fitted(tokens, *contexts) + self.copy * copied
-        more = sum(self._excess(self._fitted(tokens, context)) for context in contexts)
+        fitted = self.unreserved(tokens, *contexts) + self.copy * copied
+        more = sum(self._excess(self.unreserved(tokens, context)) for context in contexts)
         return int(min(UNFORESEEN * (fitted + more), _MOST * fitted))
 
     def worst_case(self, tokens: int, context: int) -> int:
         """Estimate it as if nothing had been learned since the model was loaded."""
-        return int(UNFORESEEN * self._fitted(tokens, context))
+        return int(UNFORESEEN * self.unreserved(tokens, context))
 
     def observe(self, tokens: int, context: int, measured: int) -> None:
         """Learn from the peak of a chunk."""
-        fitted = self._fitted(tokens, context)
+        fitted = self.unreserved(tokens, context)
         more = measured - fitted
         if more <= 0:
             return
@@ -98,7 +98,13 @@ class Transients:
         """What a row may take more: calls of several are not learned from, so each may lack it."""
         return max((excess.of(fitted) for excess in self._seen.values()), default=0.0)
 
-    def _fitted(self, tokens: int, *contexts: int) -> float:
+    def unreserved(self, tokens: int, *contexts: int) -> float:
+        """What was fitted, in bytes, with nothing besides for what was learned or is unforeseen.
+
+        Args:
+            tokens: of each row.
+            contexts: tokens before these, a row each.
+        """
         each = self.context + self.pair * min(tokens, self.block)
         within = self.within * max(0, min(tokens, self.step) - FITTED) ** 2
         if len(contexts) > 1:

@@ -136,10 +136,10 @@ def measure_transients(
         _fit_blocks(fitted, peak)
     if together:
         rows, pairs = [_CONTEXT] * _ROWS, _ROWS * _FEW * (_CONTEXT + _FEW)
-        more = peak(_FEW, _CONTEXT, _ROWS) - fitted.estimate(_FEW, *rows) / UNFORESEEN
+        more = peak(_FEW, _CONTEXT, _ROWS) - fitted.unreserved(_FEW, *rows)
         fitted.joint = max(0.0, more + SMALL) / pairs
         # The longest rows that are read jointly show it: some of it grows with their tokens.
-        expected = fitted.estimate(BLOCK, *rows) / UNFORESEEN
+        expected = fitted.unreserved(BLOCK, *rows)
         more = peak(BLOCK, _CONTEXT, _ROWS, alone=True) - expected
         fitted.copy = max(0.0, more + SMALL) / (_ROWS * _CONTEXT)
     return fitted
