@@ -124,6 +124,7 @@ def test_what_moves_is_read_where_it_is_then(traced: list[int]) -> None:
     world.decode(steps=AFTER + 2)
     assert len(traced) == 1
     del whole, span
+    mx.clear_cache()  # a buffer that is used again counts as it is, pages larger than asked for
     held, freed = resident_bytes(), second.nbytes
     second.close()
     del second
