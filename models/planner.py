@@ -33,12 +33,12 @@ def plan_step(
         may_copy: state may be copied to be faster, or to be smaller later: a single sequence's
             out of the batch or into one piece, and that of all rows into fewer.
     """
-    rows = _copied([state for state, _ in prefill]) if len(prefill) > 1 else [(0, 0)]
+    rows = _copied([state for state, _ in prefill])
     plan = PrefillPlan(
         tuple(state.number for state, _ in prefill),
         tuple(
             PlannedChunk(tokens, state.offset, state.suffix_length, *copied)
-            for (state, tokens), copied in zip(prefill, rows, strict=False)
+            for (state, tokens), copied in zip(prefill, rows, strict=True)
         ),
     )
     return StepPlan(
@@ -50,8 +50,11 @@ def plan_step(
 def _copied(prompts: Sequence[State]) -> list[tuple[int, int]]:
     """How much a call of several prompts copies for each, padding included, and how much that is.
 
-    That is of the tokens which none of the others leases; see `room_for`.
+    That is of the tokens which none of the others leases; see `room_for`. A call of one copies
+    none.
     """
+    if len(prompts) <= 1:
+        return [(0, 0) for _ in prompts]
     alone = [state.suffix_length for state in prompts]
     prefixes = {row: state.prefix for row, state in enumerate(prompts)}
     for rows, start, stop in prefix_groups(prefixes):

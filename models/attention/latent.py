@@ -5,46 +5,24 @@ expands the latents: to keys and values of each head where a call has several to
 multiplies queries with the rotated part itself and passes that on as a mask (see `fetched`).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import NotBatchableError
-from ..kv.token_layer import TokenLayerCache
-from ..load.device import DevicePolicy
 from .fetched import Rotated, RotatedQueries
-from .joint import Prompts, attend_jointly, own_tensors, shared_segments
-from .padded import PromptsLayer
+from .joint import attend_jointly, own_tensors, shared_segments
+from .padded import SharingLayer
 from .products import Segment
 
 
-class LatentLayer(PromptsLayer):
+class LatentLayer(SharingLayer):
     """One layer: the model expands all that any row reads, once.
 
     That is what rows share, one after the other, and then what each row reads by itself.
-
-    Args:
-        caches: of the rows.
-        lengths: tokens of each in this call.
-        prompts: what they share.
-        index: of the layer, among those that spans hold.
-        device: how attention is computed.
     """
 
-    def __init__(
-        self,
-        caches: Sequence[TokenLayerCache],
-        lengths: Sequence[int],
-        prompts: Prompts,
-        index: int,
-        device: DevicePolicy,
-    ) -> None:
-        super().__init__(caches, lengths)
-        self._prompts = prompts
-        self._index = index
-        self._device = device
-        self._rotated: mx.array | None = None
+    _rotated: mx.array | None = None
 
     def make_mask(
         self, tokens: int, *, return_array: bool = False, window_size: int | None = None

@@ -151,11 +151,11 @@ class PaddedLayer(PromptsLayer):
         return PaddedKeys(nothing, self, [c.keys_and_values() for c in self.caches]), nothing
 
 
-class JointLayer(PaddedLayer):
+class SharingLayer(PromptsLayer):
     """One that is token-addressable: what rows share is read once.
 
     Args:
-        caches: of the rows; their suffixes are empty.
+        caches: of the rows.
         lengths: tokens of each in this call.
         prompts: what they share.
         index: of the layer, among those that spans hold.
@@ -174,6 +174,10 @@ class JointLayer(PaddedLayer):
         self._prompts = prompts
         self._index = index
         self._device = device
+
+
+class JointLayer(SharingLayer, PaddedLayer):
+    """One whose rows, of which none has a suffix, attend together to what they share."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PaddedKeys, mx.array]:
         """Begin each cache's suffix with the row's own tokens, and join nothing that rows share."""

@@ -61,6 +61,13 @@ def state(cache: SequenceCache) -> list[np.ndarray]:
     ]
 
 
+def hold_the_same(joined: list[SequenceCache], alone: list[SequenceCache]) -> None:
+    """Check that sequences have the state of others, but for rounding."""
+    for one, other in zip(joined, alone, strict=True):
+        for mine, theirs in zip(state(one), state(other), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("name", TOGETHER)
 def test_together_as_alone(name: str) -> None:
     """Each has the state that it has alone, call after call, and no padding gets into it."""
@@ -100,9 +107,7 @@ def test_whatever_each_reads_alone(name: str) -> None:
     world.runner.prefill(list(zip(chunks, joined, strict=True)))
     for tokens, cache in zip(chunks, alone, strict=True):
         world.runner.prefill([(tokens, cache)])
-    for one, other in zip(joined, alone, strict=True):
-        for mine, theirs in zip(state(one), state(other), strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
+    hold_the_same(joined, alone)
 
 
 @pytest.mark.parametrize("name", ["llama", "falcon_h1", "llama_kv8", "deepseek_v3"])
@@ -288,9 +293,7 @@ def test_who_reads_far_more_alone_than_others(name: str, tokens: int) -> None:
     world.runner.prefill(list(zip(chunks, joined, strict=True)))
     for chunk, cache in zip(chunks, alone, strict=True):
         world.runner.prefill([(chunk, cache)])
-    for one, other in zip(joined, alone, strict=True):
-        for mine, theirs in zip(state(one), state(other), strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
+    hold_the_same(joined, alone)
 
 
 @pytest.mark.parametrize("name", ["llama", "falcon_h1", "deepseek_v3", "kimi_linear"])
