@@ -129,6 +129,6 @@ def over_segments(
     batch, heads, _, size = queries.shape
     kv_heads = segments[0][0].shape[1]
     grouped = (queries * scale).reshape(batch, kv_heads, heads // kv_heads, size)
-    (softmax,) = softmaxes([scores_of(grouped, segments, products)], device)
+    (softmax,) = softmaxes([scores_of((grouped,), segments, products)], device)
     output = merge([part_of(softmax, segments, products)], sinks, device)
     return output.astype(queries.dtype).reshape(batch, heads, 1, -1)

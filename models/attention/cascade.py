@@ -10,7 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..load.device import DevicePolicy
-from .products import PLAIN, Products, Segment
+from .products import PLAIN, Products, Queries, Segment
 from .softmax import Softmax
 
 
@@ -27,14 +27,24 @@ class Part(NamedTuple):
 
 
 def scores_of(
-    queries: mx.array, segments: Sequence[Segment], products: Products = PLAIN
+    queries: Queries, segments: Sequence[Segment], products: Products = PLAIN
 ) -> mx.array:
-    """Multiply queries `[..., n, size]`, scaled, with the keys of segments in a row."""
+    """Multiply queries with the keys of segments in a row: `[..., n, tokens]`."""
     scores = [products.scores(queries, segment) for segment in segments]
     return scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=-1)
 
 
-def together(queries: mx.array, members: mx.array | None) -> mx.array:
+def of_rows(queries: Queries, members: mx.array | slice | None) -> Queries:
+    """Take the queries of some rows.
+
+    Args:
+        queries: `[rows, ...]`.
+        members: numbers of the rows; None for all.
+    """
+    return queries if members is None else tuple(each[members] for each in queries)
+
+
+def together(queries: Queries, members: mx.array | None) -> Queries:
     """Put the queries of some rows side by side, as if they were one sequence.
 
     Args:
@@ -44,8 +54,10 @@ def together(queries: mx.array, members: mx.array | None) -> mx.array:
     Returns:
         `[1, kv_heads, members * n, size]`.
     """
-    chosen = queries if members is None else queries[members]
-    return chosen.transpose(1, 0, 2, 3).reshape(1, queries.shape[1], -1, queries.shape[3])
+    return tuple(
+        each.transpose(1, 0, 2, 3).reshape(1, each.shape[1], -1, each.shape[3])
+        for each in of_rows(queries, members)
+    )
 
 
 def spread(part: Part, members: mx.array | None, shape: tuple[int, ...]) -> Part:

@@ -12,14 +12,9 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from . import kernel_source, tails
+from . import kernel_arguments, kernel_source, tails
 from .kernel_source import KEYS, MOST_HEADS, QUERIES, WARP, WARPS
 from .softmax_kernel import TYPES, number
-
-MOST = 4
-"""Parts that one's own keys are merged with: they are arguments, of which there are as many."""
-
-_BY_ROW, _BY_HEAD = 1, 2
 
 _SOURCE = f"""
   const int rows = queries_shape[0];
@@ -120,7 +115,8 @@ def attend(
         sinks: `[heads]`, or None.
         few: what they read besides, row by row.
         others: outputs of other parts of all rows, and the logs of their sums in fp32: `[rows,
-            kv_heads, group, ...]`, or `[1, kv_heads, rows * group, ...]`. MOST at most.
+            kv_heads, group, ...]`, or `[1, kv_heads, rows * group, ...]`. `kernel_arguments.MOST`
+            at most.
         splits: what `split_kernel` found of these rows; None if it read nothing.
 
     Returns:
@@ -130,17 +126,14 @@ def attend(
     kv_heads = ring.keys.shape[1]
     group = heads // kv_heads
     warps = kernel_source.warps_of(group, size)
-    kinds = [_BY_HEAD if output.shape[0] == 1 else _BY_ROW for output, _ in others]
-    unused, none = MOST - len(others), number(1.0)
-    segments = [*few.segments, *[ring[:2]] * (tails.MOST - len(few.segments))]
+    none = number(1.0)
     found: list[mx.array] = kernel()(
         inputs=[
             *(queries, *ring, number(scale), few.lengths),
-            *[array for segment in segments for array in segment],
-            _numbers((*kinds, *[0] * unused, 0 if splits is None else splits[1].shape[1])),
+            *kernel_arguments.tail_arrays(few.segments, ring[:2]),
+            kernel_arguments.kinds_of(others, 0 if splits is None else splits[1].shape[1]),
             none if sinks is None else mx.contiguous(sinks.astype(mx.float32)),
-            *[mx.contiguous(array) for other in others for array in other],
-            *(ring.keys, none) * unused,
+            *kernel_arguments.parts(others, ring.keys),
             *((none, none) if splits is None else splits),
         ],
         template=[
@@ -161,47 +154,19 @@ def attend(
 
 
 @cache
-def _numbers(values: tuple[int, ...]) -> mx.array:
-    """As `number`."""
-    return mx.array(values, mx.int32)
-
-
-@cache
 def kernel() -> Any:
     """The kernel; made once."""
-    names = [(f"output_{n}", f"lse_{n}") for n in range(MOST)]
-    parts, merged = "", ""
-    for n, (output, lse) in enumerate(names):
-        place = f"places[kinds[{n}]]"
-        parts += f"    const float top_{n} = kinds[{n}] ? {lse}[{place}] : -INFINITY;\n"
-        parts += f"    highest = fmaxf(highest, top_{n});\n"
-        merged += f"    if (kinds[{n}]) {{\n"
-        merged += f"      const float weight = expf(top_{n} - highest);\n"
-        merged += "      all += weight;\n"
-        merged += f"      weighed += weight * static_cast<float>({output}[{place} * D + i % D]);\n"
-        merged += "    }\n"
-    source = _SOURCE.replace("PLACES", str(MOST))
+    source = _SOURCE.replace("PLACES", str(kernel_arguments.MOST))
     return mx.fast.cuda_kernel(
         name="attend",
         input_names=[
             *("queries", "keys", "values", "spans", "scale", "tail_lengths"),
-            *[f"tail_{name}_{n}" for n in range(tails.MOST) for name in ("keys", "values")],
+            *kernel_arguments.TAIL_NAMES,
             *("kinds", "sinks"),
-            *[name for pair in names for name in pair],
+            *kernel_arguments.PART_NAMES,
             *("split_output", "split_lse"),
         ],
         output_names=["merged"],
-        source=_with_tails(source.replace("PARTS\n", parts).replace("MERGED\n", merged)),
+        source=kernel_arguments.with_tails(kernel_arguments.with_parts(source)),
         ensure_row_contiguous=False,  # a tail is a slice, and so may queries be
     )
-
-
-def _with_tails(source: str) -> str:
-    """Say where the kernel finds the tails that are its arguments."""
-    for name in ("keys", "values"):
-        each = [f"tail_{name}_{n}" for n in range(tails.MOST)]
-        starts = ", ".join(f"{tail} + head * {tail}_strides[1]" for tail in each)
-        source = source.replace(f"TAIL_{name.upper()}", starts)
-        steps = ", ".join(f"static_cast<size_t>({tail}_strides[2])" for tail in each)
-        source = source.replace(f"{name[:-1].upper()}_STEPS", steps)
-    return source

@@ -11,11 +11,11 @@ import mlx.core as mx
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_run import SpanRun
-from . import decode_kernel, split_kernel
+from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel
 from .batched import AttendingLayer, Shared, Step
-from .cascade import Part, merge, part_of, scores_of, spread, together
+from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
-from .products import LATENT, PIECED, PLAIN, Products, Segment
+from .products import PIECED, PLAIN, Latent, Products, Queries, Segment
 from .softmax import softmaxes
 from .tails import Few
 
@@ -43,17 +43,20 @@ class BatchedTokenLayer(AttendingLayer):
         sinks: mx.array | None,
         rotated: RotatedQueries | None,
     ) -> mx.array:
-        products, step = self._products(rotated), self._step
+        products, step = self._products(rotated, scale), self._step
         if step.splits is not None and products is not PLAIN:
             raise NotBatchableError("the model's latents look like keys and values")
         splits = self._attend_splits(queries, scale)
-        if self._in_kernel(queries, products):
-            return self._attend_in_kernel(queries, scale, sinks, splits)
-        scaled = queries * scale
         if rotated is not None:
-            scaled = mx.concatenate([scaled, rotated.queries], axis=-1)
+            asked: Queries = (queries, rotated.queries)
+            if sinks is None and self._in_kernel(latent_kernel.reads(queries, *self._held)):
+                return self._attend_to_latents(asked, scale, products)
+        elif products is PLAIN and self._in_kernel(decode_kernel.reads(queries, *self._held)):
+            return self._attend_in_kernel(queries, scale, sinks, splits)
+        else:
+            asked = (queries * scale,)
         shared = [*step.shared, *step.rests]
-        parts = self._parts(self._grouped(scaled), shared, products, own=self._held)
+        parts = self._parts(self._grouped(asked), shared, products, own=self._held)
         if splits is not None:
             parts.append(split_kernel.merged(splits, self._held[0].shape[1], queries.dtype))
         output = merge(parts, sinks, step.device)
@@ -75,31 +78,37 @@ class BatchedTokenLayer(AttendingLayer):
         splits: tuple[mx.array, mx.array] | None,
     ) -> mx.array:
         """Have one kernel read what is the rows' own, and merge it with what they share."""
-        tails = self._step.tails
-        ring = decode_kernel.Ring(self._held[0], self._held[1], self._buffer.spans)
-        few = Few(tails.segments(self._index), tails.lengths)
         # Who computes the softmax there scales, too: that is an operation less.
-        shared = self._parts(self._grouped(queries), self._step.shared, PLAIN, scale=scale)
+        shared = self._parts(self._grouped((queries,)), self._step.shared, PLAIN, scale=scale)
         return decode_kernel.attend(
-            queries, ring, scale, sinks, few=few, others=shared, splits=splits
+            queries, self._ring(), scale, sinks, few=self._few(), others=shared, splits=splits
         )
 
-    def _grouped(self, queries: mx.array) -> mx.array:
-        """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`."""
-        rows, heads, _, size = queries.shape
-        kv_heads = self._held[0].shape[1]
-        return queries.reshape(rows, kv_heads, heads // kv_heads, size)
+    def _attend_to_latents(self, queries: Queries, scale: float, products: Products) -> mx.array:
+        """Do the same where what rows have are latents."""
+        shared = self._parts(self._grouped(queries), self._step.shared, products)
+        return latent_kernel.attend(queries, self._ring(), scale, few=self._few(), others=shared)
 
-    def _in_kernel(self, queries: mx.array, products: Products) -> bool:
-        """Whether the rows' own keys are read, and all parts merged, by one kernel."""
+    def _ring(self) -> decode_kernel.Ring:
+        return decode_kernel.Ring(self._held[0], self._held[1], self._buffer.spans)
+
+    def _few(self) -> Few:
+        return Few(self._step.tails.segments(self._index), self._step.tails.lengths)
+
+    def _in_kernel(self, reads: bool) -> bool:  # noqa: FBT001
+        """Whether a kernel that reads the rows' own keys, or does not, merges all parts."""
         step = self._step
         parts = len(step.shared) + bool(step.stacks) + bool(step.private)
-        fits = parts <= decode_kernel.MOST and products is PLAIN
-        return step.device.attention_kernels and fits and decode_kernel.reads(queries, *self._held)
+        return reads and step.device.attention_kernels and parts <= kernel_arguments.MOST
+
+    def _grouped(self, queries: Queries) -> Queries:
+        """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`."""
+        kv_heads = self._held[0].shape[1]
+        return tuple(each.reshape(each.shape[0], kv_heads, -1, each.shape[3]) for each in queries)
 
     def _parts(
         self,
-        grouped: mx.array,
+        grouped: Queries,
         shared: Sequence[Shared],
         products: Products,
         *,
@@ -114,7 +123,7 @@ class BatchedTokenLayer(AttendingLayer):
             products: of queries and keys, shares and values.
             own: the rows' own keys and values; None where only what they lease is asked for. What
                 all rows share then stays in the order of the heads.
-            scale: of the scores, where queries are not scaled.
+            scale: of the scores, where neither queries nor products are scaled.
         """
         leased = [self._segments(runs) for runs, _ in shared]
         stacks = [[stack.layer(self._index)] for stack, _ in self._step.stacks]
@@ -126,7 +135,7 @@ class BatchedTokenLayer(AttendingLayer):
             ],
             *self._stack_scores(grouped, stacks, products),
             *[
-                scores_of(grouped[row : row + 1], segments, products)
+                scores_of(of_rows(grouped, slice(row, row + 1)), segments, products)
                 for row, segments in zip(self._step.private, private, strict=True)
             ],
             *([] if own is None else [self._own_scores(products.scores(grouped, own))]),
@@ -136,7 +145,7 @@ class BatchedTokenLayer(AttendingLayer):
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
         last = [] if own is None else [parts.pop()]
         whole = [
-            part if own is None and members is None else spread(part, members, grouped.shape)
+            part if own is None and members is None else spread(part, members, grouped[0].shape)
             for part, (_, members) in zip(parts, shared, strict=False)
         ]
         alone = parts[len(shared) :]
@@ -149,19 +158,18 @@ class BatchedTokenLayer(AttendingLayer):
     def _segments(self, spans: Sequence[SpanRun]) -> list[Segment]:
         return [span.layer(self._index) for span in spans]
 
-    def _products(self, rotated: RotatedQueries | None) -> Products:
+    def _products(self, rotated: RotatedQueries | None, scale: float) -> Products:
         if rotated is None:
             return PLAIN if self._step.device.fused else PIECED
         self._buffer.keys_weigh()
-        return LATENT
+        return Latent(scale)
 
     def _stack_scores(
-        self, grouped: mx.array, stacks: Sequence[Sequence[Segment]], products: Products
+        self, grouped: Queries, stacks: Sequence[Sequence[Segment]], products: Products
     ) -> Iterator[mx.array]:
         """Multiply queries of some rows with what each has in a stack."""
         for (stack, members), segments in zip(self._step.stacks, stacks, strict=True):
-            chosen = grouped if members is None else grouped[members]
-            scores = scores_of(chosen, segments, products)
+            scores = scores_of(of_rows(grouped, members), segments, products)
             yield scores if stack.mask is None else mx.where(stack.mask, scores, -mx.inf)
 
     def _own_scores(self, scores: mx.array) -> mx.array:

@@ -224,10 +224,10 @@ def attend_jointly(
     kv_heads = own[0].shape[1]
     grouped = queries.reshape(rows, kv_heads, -1, size)
     scores = [
-        scores_of(together(grouped, members), segments)
+        scores_of(together((grouped,), members), segments)
         for segments, (_, members) in zip(shared, prompts.shared, strict=True)
     ]
-    alone = scores_of(grouped, [own])
+    alone = scores_of((grouped,), [own])
     by_head = alone.reshape(rows, heads, tokens, -1)
     masked = mx.where(prompts.mask, by_head, -mx.inf).reshape(alone.shape)
     softmaxed = softmaxes([*scores, masked], device)

@@ -1,8 +1,9 @@
 """The two products of attention, by what a layer keeps of a token.
 
-Queries are `[..., n, size]` and scaled; a segment holds a layer's tensors of some tokens.
+A segment holds a layer's tensors of some tokens, and queries what meets these.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -13,11 +14,15 @@ _LEAST = 64  # keys of a piece: what a call costs is more than what it saves bel
 Segment = tuple[mx.array, ...]
 """A layer's tensors of consecutive tokens, `[1, kv_heads, tokens, size]` each."""
 
+Queries = tuple[mx.array, ...]
+"""What meets keys, `[..., n, size]`. In MLA it is two arrays: what meets latents, and what meets
+the keys' rotated part. They stay apart: CUDA's products copy what is cut out of one."""
+
 
 class Products(Protocol):
     """How queries meet keys, and shares meet values."""
 
-    def scores(self, queries: mx.array, segment: Segment) -> mx.array:
+    def scores(self, queries: Queries, segment: Segment) -> mx.array:
         """Multiply queries with keys: `[..., n, tokens]`."""
         ...
 
@@ -29,9 +34,10 @@ class Products(Protocol):
 class Plain:
     """Keys and values."""
 
-    def scores(self, queries: mx.array, segment: Segment) -> mx.array:
+    def scores(self, queries: Queries, segment: Segment) -> mx.array:
         """See `Products`."""
-        return queries @ segment[0].swapaxes(-1, -2)
+        (asked,) = queries
+        return asked @ segment[0].swapaxes(-1, -2)
 
     def weighed(self, shares: mx.array, segment: Segment) -> mx.array:
         """See `Products`."""
@@ -47,16 +53,16 @@ class Pieced(Plain):
     (OpenBLAS 0.3.21, `sgemm_small_kernel_permit_skylakex.c` and `interface/gemm.c`).
     """
 
-    def scores(self, queries: mx.array, segment: Segment) -> mx.array:
+    def scores(self, queries: Queries, segment: Segment) -> mx.array:
         """See `Products`."""
-        keys = segment[0]
+        (asked,), keys = queries, segment[0]
         rows, heads, tokens, size = keys.shape
-        count = queries.shape[-2]
+        count = asked.shape[-2]
         pieces = _pieces(tokens, count, size)
         if pieces == 1:
             return super().scores(queries, segment)
         cut = keys.reshape(rows, heads, pieces, tokens // pieces, size)
-        scores = queries[:, :, None] @ cut.swapaxes(-1, -2)
+        scores = asked[:, :, None] @ cut.swapaxes(-1, -2)
         return scores.swapaxes(2, 3).reshape(rows, heads, count, tokens)
 
 
@@ -69,18 +75,22 @@ def _pieces(tokens: int, count: int, size: int) -> int:
     return next(cuts, 1)
 
 
+@dataclass(frozen=True)
 class Latent:
     """MLA: latents, which are keys and values at once, and the keys' rotated part.
 
-    Queries are those of both parts in a row, the latent's first.
+    Attributes:
+        scale: of the scores of latents. The model has scaled the queries of the rotated part.
     """
 
-    def scores(self, queries: mx.array, segment: Segment) -> mx.array:
+    scale: float
+
+    def scores(self, queries: Queries, segment: Segment) -> mx.array:
         """See `Products`."""
+        asked, rotated_asked = queries
         latents, rotated = segment
-        size = latents.shape[-1]
-        scores = queries[..., :size] @ latents.swapaxes(-1, -2)
-        return mx.addmm(scores, queries[..., size:], rotated.swapaxes(-1, -2))
+        scores = asked @ latents.swapaxes(-1, -2)
+        return mx.addmm(scores, rotated_asked, rotated.swapaxes(-1, -2), beta=self.scale)
 
     def weighed(self, shares: mx.array, segment: Segment) -> mx.array:
         """See `Products`."""
@@ -89,4 +99,3 @@ class Latent:
 
 PLAIN = Plain()
 PIECED = Pieced()
-LATENT = Latent()

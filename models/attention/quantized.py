@@ -14,7 +14,7 @@ from ..params import KVQuantization
 from .batched import Step
 from .fetched import RotatedQueries
 from .full import BatchedTokenLayer
-from .products import Products, Segment
+from .products import Products, Queries, Segment
 
 TENSORS = 6
 """Of a layer."""
@@ -26,9 +26,10 @@ class QuantizedProducts:
 
     quantization: KVQuantization
 
-    def scores(self, queries: mx.array, segment: Segment) -> mx.array:
+    def scores(self, queries: Queries, segment: Segment) -> mx.array:
         """See `Products`."""
-        return self._product(queries, segment[: TENSORS // 2], transposed=True)
+        (asked,) = queries
+        return self._product(asked, segment[: TENSORS // 2], transposed=True)
 
     def weighed(self, shares: mx.array, segment: Segment) -> mx.array:
         """See `Products`."""
@@ -69,7 +70,8 @@ class BatchedQuantizedLayer(BatchedTokenLayer):
             self._buffer.append(self._first + number, part) for number, part in enumerate(parts)
         )
 
-    def _products(self, rotated: RotatedQueries | None) -> Products:
+    def _products(self, rotated: RotatedQueries | None, scale: float) -> Products:
+        del scale
         if rotated is not None:
             raise NotBatchableError("latents are not quantised")
         return self._quantized

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from umbel.models import gated_delta
-from umbel.models.attention import decode_kernel, softmax_kernel, split_kernel
+from umbel.models.attention import decode_kernel, latent_kernel, softmax_kernel, split_kernel
 from umbel.models.kv import row_kernel
 
 _WARP = 32
@@ -279,7 +279,8 @@ def traced_only() -> Iterator[None]:
 
 def _forget() -> None:
     """Have kernels made anew where they are met next."""
-    for module in (gated_delta, softmax_kernel, decode_kernel, split_kernel, row_kernel):
+    attention = (softmax_kernel, decode_kernel, latent_kernel, split_kernel)
+    for module in (gated_delta, *attention, row_kernel):
         module.kernel.cache_clear()
 
 

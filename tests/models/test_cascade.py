@@ -173,7 +173,7 @@ def test_scores_of(lengths: list[int]) -> None:
     ends = np.cumsum([0, *lengths])
     segments = [(mx.array(keys[:, :, a:b]),) for a, b in itertools.pairwise(ends)]
     expected = queries.astype(np.float64) @ keys.astype(np.float64).swapaxes(-1, -2)
-    result = scores_of(mx.array(queries), segments)
+    result = scores_of((mx.array(queries),), segments)
     assert result.shape == expected.shape
     assert np.abs(np.array(result) - expected).max() < 1e-5
 
@@ -220,8 +220,8 @@ def test_nothing_else_is_touched() -> None:
     arrays = [rng.standard_normal((1, 1, n, KEY)).astype(np.float32) for n in (1, 6, 6)]
     queries, keys, values = (mx.array(array) for array in arrays)
     # With a query of ones, the scores could be mistaken for a view of the keys.
-    ones = scores_of(mx.ones((1, 1, 1, 1)), [(keys[..., :1],)])
-    first, _ = softmaxes([scores_of(queries, [(keys,)]), ones], HERE)
+    ones = scores_of((mx.ones((1, 1, 1, 1)),), [(keys[..., :1],)])
+    first, _ = softmaxes([scores_of((queries,), [(keys,)]), ones], HERE)
     mx.eval(part_of(first, [(keys, values)]))
     for array, before in zip((queries, keys, values), arrays, strict=True):
         assert np.array_equal(np.array(array), before)

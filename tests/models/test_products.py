@@ -22,22 +22,22 @@ def test_pieces_change_nothing(tokens: int, count: int, rows: int) -> None:
     """Scores are those of all keys at once but for rounding, in the order of the keys."""
     mx.random.seed(tokens)
     queries, keys = normal(rows, 2, count, 16), normal(rows, 2, tokens, 16)
-    scores = PIECED.scores(queries, (keys, keys))
+    scores = PIECED.scores((queries,), (keys, keys))
     assert scores.shape == (rows, 2, count, tokens)
-    assert mx.allclose(scores, PLAIN.scores(queries, (keys, keys)), atol=1e-4)
+    assert mx.allclose(scores, PLAIN.scores((queries,), (keys, keys)), atol=1e-4)
 
 
 def test_keys_that_lie_among_others_are_not_copied() -> None:
     """A span is a slice of what it lies in: heads are further apart than its tokens."""
     held, queries = normal(1, 4, 40_000, 64), normal(1, 4, 3, 64)
     mx.eval(held, queries)
-    PIECED.scores(queries, (held[:, :, 100:676],)).tolist()
+    PIECED.scores((queries,), (held[:, :, 100:676],)).tolist()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    scores = PIECED.scores(queries, (held[:, :, 100:676],))
+    scores = PIECED.scores((queries,), (held[:, :, 100:676],))
     mx.eval(scores)
     assert mx.get_peak_memory() - before < 4 * 576 * 64 * held.itemsize
-    assert mx.allclose(scores, PLAIN.scores(queries, (held[:, :, 100:676],)), atol=1e-4)
+    assert mx.allclose(scores, PLAIN.scores((queries,), (held[:, :, 100:676],)), atol=1e-4)
 
 
 @pytest.mark.parametrize(

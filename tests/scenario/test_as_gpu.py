@@ -110,10 +110,10 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
     ("name", "kernels"),
     [
         ("qwen3_next", {"gated_delta", "softmax_lse", "attend", "attend_split", "arrange"}),
-        ("kimi_linear", {"gated_delta", "softmax_lse", "arrange"}),
+        ("kimi_linear", {"gated_delta", "softmax_lse", "attend_latents", "arrange"}),
         ("llama", {"softmax_lse", "attend", "attend_split", "arrange"}),
         ("gpt_oss", {"softmax_lse", "attend", "attend_split", "arrange"}),
-        ("deepseek_v3", {"softmax_lse", "arrange"}),
+        ("deepseek_v3", {"softmax_lse", "attend_latents", "arrange"}),
     ],
 )
 def test_with_kernels(name: str, kernels: set[str], kernel_folder: Path) -> None:
