@@ -7,13 +7,11 @@ from typing import Any
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
-import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_flatten
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU
 
 from umbel.models import projections
 
@@ -166,42 +164,3 @@ def test_a_model_is_freed_without_the_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("quantised", [False, True], ids=["plain", "quantised"])
-@pytest.mark.parametrize("tokens", [2, 40], ids=["few", "sorted"])
-def test_halves_of_experts(tokens: int, *, quantised: bool) -> None:
-    """One product of all experts that are asked for, sorted or not, with their biases."""
-    mx.random.seed(tokens)
-    experts: Any = SwitchGLU(32, 64, 6, bias=True)
-    if quantised:
-        quantize(experts, group_size=32, bits=4)
-    experts.up_proj.bias, experts.gate_proj.bias = mx.random.normal((2, 6, 64))
-    x, chosen = mx.random.normal((1, tokens, 32)), mx.random.randint(0, 6, (1, tokens, 2))
-    expected = experts(x, chosen)
-    projections.join(experts)
-    joined = (
-        projections.JoinedQuantizedSwitchLinear if quantised else projections.JoinedSwitchLinear
-    )
-    assert [type(experts[name]) for name in ("up_proj", "gate_proj")] == [joined] * 2
-    assert type(experts.down_proj) not in projections._CLASSES.values()
-    assert mx.allclose(experts(x, chosen), expected, rtol=0, atol=1e-5)
-    assert projections.separate(experts)
-    for name in ("up_proj", "gate_proj"):  # as MLX's product of sorted experts reads them
-        assert in_one_piece(experts[name]["weight"])
-    assert mx.allclose(experts(x, chosen), expected, rtol=0, atol=1e-5)
-
-
-def in_one_piece(array: mx.array) -> bool:
-    """Whether an array lies in the order of its axes, with nothing between."""
-    return bool(np.array(array, copy=False).flags.c_contiguous)
-
-
-def test_experts_with_scales_of_their_own_stay_apart() -> None:
-    """One scale for all that an expert computes cannot be cut."""
-    experts: Any = SwitchGLU(32, 32, 4)
-    for name in ("up_proj", "gate_proj"):
-        experts[name] = QuantizedSwitchLinear(32, 32, 4, bias=False, group_size=32)
-        experts[name].global_scale = mx.ones(4)
-    projections.join(experts)
-    assert type(experts.up_proj) is QuantizedSwitchLinear
