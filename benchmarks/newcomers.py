@@ -3,12 +3,13 @@
 Drives the engine itself over a model with random weights.
 
 1. A batch of 8 with contexts of their own decodes; a ninth joins whose context is cached, so
-   that joining is all it costs. The slowest of its first four steps is compared with the steps
-   just before, time and again: soon after the one before it left, and later.
+   that joining is all it costs, and leaves again. The slowest of its first four steps, and of the
+   four after its last, is compared with the steps just before it came, time and again: soon after
+   the one before it left, and later.
 2. Eight streams decode over a shared prefix; 32 requests (`--arrivals`) come at once, with 70
    tokens of their own each after it. The time until all of them have their first token is
-   compared with what it takes where each prompt is computed by itself, and the streams' gaps with
-   steady steps of everybody.
+   compared with what it takes where each prompt is computed by itself, and with steady steps of
+   everybody: so many of them each has cost, and so many are the streams' gaps.
 3. Four streams decode; a long prompt arrives. The longest gap between two tokens of one stream
    is compared with the stall bound and a steady step.
 """
@@ -136,7 +137,7 @@ def join(runner: ModelRunner, vocab_size: int, context: int, pause: int) -> dict
         driver.ask(prompt, 10_000)
     while len(driver.gaps) < len(prompts) - 1:
         driver.step()
-    steady, ratios = [], []
+    steady, ratios, left = [], [], []
     for _ in range(JOINS):
         before = [driver.step() for _ in range(pause)]
         steady.append(statistics.median(before[-10:]))
@@ -144,11 +145,14 @@ def join(runner: ModelRunner, vocab_size: int, context: int, pause: int) -> dict
         ratios.append(max(driver.step() for _ in range(4)) / steady[-1])
         while guest.request.id not in driver.ended:
             driver.step()
+        left.append(max(driver.step() for _ in range(4)) / steady[-1])
     return {
         "pause": pause,
         "steady_ms": statistics.median(steady) * 1e3,
         "ratio": statistics.median(ratios),
         "ratios": [round(ratio, 2) for ratio in ratios],
+        "ratio_of_leaving": statistics.median(left),
+        "ratios_of_leaving": [round(ratio, 2) for ratio in left],
     }
 
 
@@ -204,6 +208,7 @@ def arrival(driver: Driver, prompts: list[list[int]]) -> dict[str, float]:
         "until_all_began_ms": wall * 1e3,
         "steps": steps,
         "steady_ms": steady * 1e3,
+        "each_in_steps": wall / len(prompts) / steady,
         "median_gap_in_steps": statistics.median(gaps) / steady,
         "longest_gap_in_steps": max(gaps) / steady,
     }
