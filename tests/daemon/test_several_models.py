@@ -303,7 +303,7 @@ def test_three_in_memory_for_two(folder: Path, tmp_path: Path) -> None:
         watcher.start()
         chosen = random.Random(7).choices(asks, k=200)  # noqa: S311
         try:
-            with ThreadPoolExecutor(16) as pool:
+            with ThreadPoolExecutor(48) as pool:
                 answers = list(pool.map(lambda each: said(daemon, *each), chosen))
         finally:
             over.set()
