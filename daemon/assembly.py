@@ -106,14 +106,15 @@ def assemble(
         measured: where what is measured of models is kept, so that the same settings give the
             same context at every start.
         begin: told what is done next.
-        go_on: called between the steps of a warm-up; what it raises ends the start.
+        go_on: called before each call of the model until it is served; what it raises ends the
+            start.
 
     Raises:
         StartError: the budget, or the device, holds no request of this model; or another
             daemon uses the folder of the disk tier.
     """
     begin("measuring")
-    runner = ModelRunner(loaded, exact=settings.exact, measured=measured)
+    runner = ModelRunner(loaded, exact=settings.exact, measured=measured, go_on=go_on)
     if runner.one_by_one is not None:
         log.warning("decoding one by one", model=loaded.name, reason=runner.one_by_one)
     weights = max(loaded.weight_bytes, runner.resident - memory.held)

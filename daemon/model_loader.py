@@ -53,7 +53,7 @@ class ModelLoader:
     Attributes:
         memory: of all models.
         stop: once it is set, ends a download that is under way, and a load between two phases or
-            two steps of its warm-up.
+            two calls of the model.
 
     Args:
         thread: the one of MLX.

@@ -6,9 +6,10 @@ model on tokens that may themselves still be computed; `sample` launches samplin
 """
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import structlog
@@ -22,7 +23,7 @@ from .kv.placement import Placement
 from .kv.sequence_cache import SequenceCache
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
-from .load.probe import Batching, Probed, batching, probed_once, reads_parts
+from .load.probe import Batching, Probed, batching, interruptible, probed_once, reads_parts
 from .load.probe_prefill import prefills_together
 from .memory_profile import Held
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
@@ -48,6 +49,8 @@ class ModelRunner:
         exact: the same request gives the same tokens, whatever else runs and whatever is
             cached: every step computes with `EXACT_ROWS` rows, and each attends by itself.
         measured: the folder in which what is measured is kept for later starts, if it is.
+        go_on: called before each call of the model while it is tried out and measured; what it
+            raises ends that, and nothing is kept.
 
     Attributes:
         batches: whether sequences decode as rows of one batch. A model for which that would
@@ -63,7 +66,12 @@ class ModelRunner:
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, exact: bool = False, measured: Path | None = None
+        self,
+        loaded: LoadedModel,
+        *,
+        exact: bool = False,
+        measured: Path | None = None,
+        go_on: Callable[[], object] = lambda: None,
     ) -> None:
         self._exact = exact
         self._model = loaded.model
@@ -75,7 +83,8 @@ class ModelRunner:
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
-        way, parts, self._prompts_together = self._probe(loaded, measured)
+        model = interruptible(loaded.model, go_on)
+        way, parts, self._prompts_together = self._probe(loaded, model, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
@@ -86,7 +95,7 @@ class ModelRunner:
         self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
-            lambda chunks: prefill(loaded.model, chunks, loaded.device, self._prompts_together),
+            lambda chunks: prefill(model, chunks, loaded.device, self._prompts_together),
             loaded.device,
             loaded.text.vocab_size,
             contiguous=exact,
@@ -98,16 +107,14 @@ class ModelRunner:
         self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
 
     @staticmethod
-    def _probe(loaded: LoadedModel, folder: Path | None) -> Probed:
+    def _probe(loaded: LoadedModel, model: Any, folder: Path | None) -> Probed:
         """Try out how the model's sequences decode together, or look up what was found out."""
 
         def probe() -> Probed:
-            way = batching(loaded.model, loaded.layout, loaded.device)
-            parts = way.one_by_one is None and reads_parts(loaded.model, loaded.layout)
+            way = batching(model, loaded.layout, loaded.device)
+            parts = way.one_by_one is None and reads_parts(model, loaded.layout)
             attend = way.one_by_one is None and not way.mask_axes
-            together = prefills_together(
-                loaded.model, loaded.layout, loaded.device, layers_attend=attend
-            )
+            together = prefills_together(model, loaded.layout, loaded.device, layers_attend=attend)
             return Probed(way, parts, together)
 
         if folder is None:

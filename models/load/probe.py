@@ -130,6 +130,21 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     )
 
 
+def interruptible(model: Any, go_on: Callable[[], object]) -> Callable[..., mx.array]:
+    """Make what calls a model, but for an error that `go_on` raises before.
+
+    To try out and to measure a model are dozens of calls of it, which whoever stops the daemon
+    need not wait for. No probe takes such an error for the model's own: see what they catch.
+    """
+
+    def call(*args: Any, **options: Any) -> mx.array:
+        go_on()
+        logits: mx.array = model(*args, **options)
+        return logits
+
+    return call
+
+
 def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
     """Try out whether the model gives rows of a batch what it gives single sequences, and how.
 

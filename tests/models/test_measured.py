@@ -1,6 +1,7 @@
 """What is measured once and kept."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,3 +110,43 @@ def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(lengths) == 1
     start("b")
     assert len(measured) == 2
+
+
+class StoppedError(Exception):
+    """Somebody stops the daemon."""
+
+
+def test_whoever_stops_it_need_not_wait_until_all_is_measured(tmp_path: Path) -> None:
+    """Before any call of the model; and a later start finds nothing that is not true."""
+    net = zoo.make("llama")
+    text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
+    layout = CacheLayout(net)
+    calls = 0
+
+    def start(folder: Path, last: float) -> ModelRunner:
+        nonlocal calls
+        calls = 0
+
+        def go_on() -> None:
+            nonlocal calls
+            calls += 1
+            if calls > last:
+                raise StoppedError
+
+        loaded = SimpleNamespace(model=net, layout=layout, text=text, device=CPU, fingerprint="a")
+        return ModelRunner(cast("Any", loaded), measured=folder, go_on=go_on)
+
+    whole = start(tmp_path / "whole", math.inf)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    (probed,) = (name for name, text in files.items() if b"batches" in text)
+    assert len(files) == 2
+    every = calls
+    for last in {0, 1, every // 4, every // 2, every - every // 8, every - 1}:
+        folder = tmp_path / str(last)
+        with pytest.raises(StoppedError):
+            start(folder, last)
+        assert calls == last + 1
+        kept = {path.name: path.read_bytes() for path in folder.glob("*")}
+        assert kept in ({}, {probed: files[probed]})
+        assert start(folder, math.inf).rules == whole.rules
+        assert {path.name for path in folder.iterdir()} == set(files)
