@@ -49,7 +49,7 @@ class BatchedTokenLayer(AttendingLayer):
         splits = self._attend_splits(queries, scale)
         if rotated is not None:
             asked: Queries = (queries, rotated.queries)
-            if sinks is None and self._in_kernel(latent_kernel.reads(queries, *self._held)):
+            if sinks is None and self._in_kernel(latent_kernel.reads(asked, *self._held)):
                 return self._attend_to_latents(asked, scale, products)
         elif products is PLAIN and self._in_kernel(decode_kernel.reads(queries, *self._held)):
             return self._attend_in_kernel(queries, scale, sinks, splits)

@@ -176,13 +176,13 @@ MERGED
 """
 
 
-def reads(queries: mx.array, latents: mx.array, rotated: mx.array) -> bool:
+def reads(queries: Queries, latents: mx.array, rotated: mx.array) -> bool:
     """Whether `attend` knows these shapes and types."""
-    size = latents.shape[3]
+    size, dtype = latents.shape[3], latents.dtype
     pack = min(size // WARP, PACK)
     whole = size <= _MOST_SIZE and pack in _PACKS and size % (WARP * pack) == 0
-    alike = queries.dtype == latents.dtype == rotated.dtype and latents.dtype in TYPES
-    return whole and alike and latents.shape[1] == 1 and queries.shape[3] == size
+    alike = dtype in TYPES and all(array.dtype == dtype for array in (*queries, rotated))
+    return whole and alike and latents.shape[1] == 1 and queries[0].shape[3] == size
 
 
 def attend(

@@ -162,9 +162,10 @@ def test_scores_of_latents_are_those_of_both_parts_in_a_row() -> None:
 )
 def test_what_the_kernel_reads(size: int, dtype: mx.Dtype, *, fits: bool) -> None:
     """One head of latents that a warp has whole packs of."""
-    queries = mx.zeros((2, 8, 1, size), dtype)
     latents, rotated = (mx.zeros((2, 1, 4, n), dtype) for n in (size, 64))
-    assert reads(queries, latents, rotated) == fits
-    assert not reads(queries, mx.zeros((2, 2, 4, size), dtype), rotated)
-    assert not reads(queries[..., 1:], latents, rotated)
-    assert not reads(queries, latents, rotated.astype(mx.int8))
+    queries, turned = (mx.zeros((2, 8, 1, n), dtype) for n in (size, 64))
+    assert reads((queries, turned), latents, rotated) == fits
+    assert not reads((queries, turned), mx.zeros((2, 2, 4, size), dtype), rotated)
+    assert not reads((queries[..., 1:], turned), latents, rotated)
+    assert not reads((queries, turned), latents, rotated.astype(mx.int8))
+    assert not reads((queries, turned.astype(mx.int8)), latents, rotated)
