@@ -4,7 +4,7 @@ Drives the engine itself over a model with random weights.
 
 1. A batch of 8 with contexts of their own decodes; a ninth joins whose context is cached, so
    that joining is all it costs, and leaves again. The slowest of its first four steps, and of the
-   four after its last, is compared with the steps just before it came, time and again: soon after
+   four from its last on, is compared with the steps just before it came, time and again: soon after
    the one before it left, and later.
 2. Eight streams decode over a shared prefix; 32 requests (`--arrivals`) come at once, with 70
    tokens of their own each after it. The time until all of them have their first token is
@@ -143,9 +143,10 @@ def join(runner: ModelRunner, vocab_size: int, context: int, pause: int) -> dict
         steady.append(statistics.median(before[-10:]))
         guest = driver.ask(prompts[8], 12)
         ratios.append(max(driver.step() for _ in range(4)) / steady[-1])
+        last = 0.0
         while guest.request.id not in driver.ended:
-            driver.step()
-        left.append(max(driver.step() for _ in range(4)) / steady[-1])
+            last = driver.step()
+        left.append(max(last, *[driver.step() for _ in range(3)]) / steady[-1])
     return {
         "pause": pause,
         "steady_ms": statistics.median(steady) * 1e3,

@@ -50,7 +50,7 @@ class ModelRunner:
             cached: every step computes with `EXACT_ROWS` rows, and each attends by itself.
         measured: the folder in which what is measured is kept for later starts, if it is.
         go_on: called before each call of the model while it is tried out and measured; what it
-            raises ends that, and nothing is kept.
+            raises ends that. Only what was found out before is kept.
 
     Attributes:
         batches: whether sequences decode as rows of one batch. A model for which that would
@@ -83,7 +83,13 @@ class ModelRunner:
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
-        model = interruptible(loaded.model, go_on)
+        with interruptible(loaded.model, go_on) as model:
+            way = self._find_out(loaded, model, measured)
+        self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
+
+    def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Batching:
+        """Try out how the model's sequences run together, and measure what they take."""
+        exact = self._exact
         way, parts, self._prompts_together = self._probe(loaded, model, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
@@ -104,7 +110,7 @@ class ModelRunner:
             folder=measured,
             of=() if measured is None else (loaded.fingerprint,),
         )
-        self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
+        return way
 
     @staticmethod
     def _probe(loaded: LoadedModel, model: Any, folder: Path | None) -> Probed:

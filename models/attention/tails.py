@@ -1,6 +1,6 @@
 """The few tokens of prefixes that each row reads by itself, beside what is one product for many.
 
-See `kv/alignment.py` for what these are, and `decode_kernel` for who reads them.
+See `kv/alignment.py` for what these are; `decode_kernel` and `latent_kernel` read them.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """Whether a loaded model decodes in batches what it decodes alone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,19 +131,34 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     )
 
 
-def interruptible(model: Any, go_on: Callable[[], object]) -> Callable[..., mx.array]:
-    """Make what calls a model, but for an error that `go_on` raises before.
+class _Interruption(BaseException):
+    """Carries an error past those who catch the model's own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@contextmanager
+def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[..., mx.array]]:
+    """Give what calls a model, until `go_on` raises an error: it is raised here.
 
     To try out and to measure a model are dozens of calls of it, which whoever stops the daemon
-    need not wait for. No probe takes such an error for the model's own: see what they catch.
+    need not wait for.
     """
 
     def call(*args: Any, **options: Any) -> mx.array:
-        go_on()
+        try:
+            go_on()
+        except Exception as error:  # noqa: BLE001  (it is raised again)
+            raise _Interruption(error) from None
         logits: mx.array = model(*args, **options)
         return logits
 
-    return call
+    try:
+        yield call
+    except _Interruption as interruption:
+        raise interruption.error from None
 
 
 def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:

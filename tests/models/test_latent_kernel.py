@@ -42,6 +42,8 @@ SHAPES = [
     Shape(3, 20, 70, 512, 64),
     Shape(1, 3, 150, 128, 32),
     Shape(2, 5, 9, 256, 40),
+    Shape(4, 6, 3, 64, 33),
+    Shape(2, 2, 30, 512, 1),
 ]
 
 
@@ -56,14 +58,15 @@ class Seen(NamedTuple):
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 @pytest.mark.parametrize(
     ("tails", "parts"),
-    [((), ""), ((3,), ""), ((7, 64), "h"), ((), "hr"), ((5, 1, 40, 8), "rhhr")],
+    [((), ""), ((3,), "n"), ((7, 64), "h"), ((), "hr"), ((5, 1, 40, 8), "rhnr")],
 )
 def test_attend(
     shape: Shape, tails: Sequence[int], parts: str, launched: list[EmulatedKernel]
 ) -> None:
     """Rows' own latents anywhere in their ring, tails, and parts in either order.
 
-    The first row reads all tails, and each other one leaves out its own.
+    The first row reads all tails, and each other one leaves out its own. Of parts that not all
+    read, the first row reads nothing.
     """
     mx.random.seed(sum(shape) + sum(tails))
     rows, scale = shape.rows, (shape.size + shape.rotated) ** -0.5
@@ -74,8 +77,12 @@ def test_attend(
     others, given, read = [], [], np.zeros((rows, MOST), np.int32)
     for kind in parts:
         part = some(shape, rows if kind == "r" else 1, 13)
+        if kind == "n":
+            read_by = mx.broadcast_to((mx.arange(rows) > 0)[:, None, None, None], (rows, 1, 1, 13))
+            part = part._replace(mask=read_by)
         seen.append(part)
         output, lse = attended(queries, [part], scale)
+        output = mx.where(mx.isinf(lse), 0, output)  # what comes of looking at nothing
         if kind == "h":  # as products of what all share come
             output, lse = (x.reshape(1, 1, -1, x.shape[3]) for x in (output, lse))
         others.append((output, lse))

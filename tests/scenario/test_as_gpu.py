@@ -15,7 +15,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from umbel.cachestore.checkpoints import Reason
-from umbel.models.attention import decode_kernel
+from umbel.models.attention import decode_kernel, latent_kernel
 from umbel.models.load.device import CPU, CUDA, DevicePolicy
 from umbel.models.warmup import longest
 from umbel.scheduler.errors import ComputationError
@@ -126,18 +126,25 @@ def test_with_kernels(name: str, kernels: set[str], kernel_folder: Path) -> None
     assert {kernel.name.removesuffix("_masked") for kernel in made if kernel.launches} == kernels
 
 
+@pytest.mark.parametrize(
+    ("kind", "kernel"),
+    [
+        ("llama", decode_kernel),
+        pytest.param("deepseek_v3", latent_kernel, marks=pytest.mark.slow),
+    ],
+)
 def test_kernels_read_prompts_that_begin_alike(
-    kernel_folder: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, kernel: Any, kernel_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few tokens that all share, and what is over of two prompts, each row reads by itself."""
     few: set[tuple[int, ...]] = set()
-    attend = decode_kernel.attend
+    attend = kernel.attend
 
     def watched(*args: Any, **more: Any) -> mx.array:
         few.add(tuple(keys.shape[2] for keys, _ in more["few"].segments))
         return attend(*args, **more)
 
-    monkeypatch.setattr(decode_kernel, "attend", watched)
+    monkeypatch.setattr(kernel, "attend", watched)
     begin = words(6, "template")
     asks = [
         replace(ask, prompt=[*begin, *ask.prompt], boundaries=[(6 + system, Reason.SYSTEM)])
@@ -147,7 +154,7 @@ def test_kernels_read_prompts_that_begin_alike(
     with emulated(kernel_folder):
         # A row that enters alone copies what half a row has place for.
         device = replace(CUDA, compiles=False, warms_up=False, row_limit=128)
-        server = ServerFixture(zoo_model("llama", device=device), MEMORY, max_batch=4)
+        server = ServerFixture(zoo_model(kind, device=device), MEMORY, max_batch=4)
         check(server, asks, server.serve(asks))
     assert (6, 90 % 8, 101 % 8) in few
 
