@@ -3,6 +3,7 @@
 As with CUDA, so that what goes to the disk is copied by the device, too.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_kernels_read_prompts_that_begin_alike(
 ) -> None:
     """A few tokens that all share, and what is over of two prompts, each row reads by itself."""
     few: set[tuple[int, ...]] = set()
-    attend = kernel.attend
+    attend: Callable[..., mx.array] = kernel.attend
 
     def watched(*args: Any, **more: Any) -> mx.array:
         few.add(tuple(keys.shape[2] for keys, _ in more["few"].segments))
