@@ -49,9 +49,9 @@ class BatchedTokenLayer(AttendingLayer):
         splits = self._attend_splits(queries, scale)
         if rotated is not None:
             asked: Queries = (queries, rotated.queries)
-            if sinks is None and self._in_kernel(latent_kernel.reads(asked, *self._held)):
+            if sinks is None and self._in_kernel and latent_kernel.reads(asked, *self._held):
                 return self._attend_to_latents(asked, scale, products)
-        elif products is PLAIN and self._in_kernel(decode_kernel.reads(queries, *self._held)):
+        elif products is PLAIN and self._in_kernel and decode_kernel.reads(queries, *self._held):
             return self._attend_in_kernel(queries, scale, sinks, splits)
         else:
             asked = (queries * scale,)
@@ -95,11 +95,12 @@ class BatchedTokenLayer(AttendingLayer):
     def _few(self) -> Few:
         return Few(self._step.tails.segments(self._index), self._step.tails.lengths)
 
-    def _in_kernel(self, reads: bool) -> bool:  # noqa: FBT001
-        """Whether a kernel that reads the rows' own keys, or does not, merges all parts."""
+    @property
+    def _in_kernel(self) -> bool:
+        """Whether one kernel may read the rows' own keys and merge all parts, if it knows them."""
         step = self._step
         parts = len(step.shared) + bool(step.stacks) + bool(step.private)
-        return reads and step.device.attention_kernels and parts <= kernel_arguments.MOST
+        return step.device.attention_kernels and parts <= kernel_arguments.MOST
 
     def _grouped(self, queries: Queries) -> Queries:
         """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`."""
