@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from . import kernel_arguments, kernel_source, tails
-from .kernel_source import KEYS, MOST_HEADS, QUERIES, WARP, WARPS
+from .kernel_source import KEYS, MOST_HEADS, QUERIES, SUM_OF_WARPS, TOP_OF_WARPS, WARP, WARPS
 from .softmax_kernel import TYPES, number
 
 _SOURCE = f"""
@@ -27,18 +27,7 @@ _SOURCE = f"""
   const T* all_values[1 + Tails] = {{values + ring, TAIL_VALUES}};
   const size_t key_steps[1 + Tails] = {{D, KEY_STEPS}};
   const size_t value_steps[1 + Tails] = {{D, VALUE_STEPS}};
-  int turn = 0;
-#pragma unroll 1
-  for (int n = 0; n <= Tails; ++n) {{
-    const int count = n ? tail_lengths[row * Tails + n - 1] : spans[2 * row + 1];
-    const int first = n ? 0 : spans[2 * row];
-    const int positions = n ? count : keys_shape[2];
-    const T* k = all_keys[n];
-    const T* v = all_values[n];
-    const size_t k_step = key_steps[n];
-    const size_t v_step = value_steps[n];
-    const int begin = (warp + Warps - turn % Warps) % Warps;
-    turn += (count + Each * Keys - 1) / (Each * Keys);
+SEGMENTS
 {KEYS}
   }}
 {WARPS}
@@ -49,9 +38,7 @@ _SOURCE = f"""
     const int g = i / D;
     const int asked = head * G + g;
     float highest = Sinks ? sinks[asked] : -INFINITY;
-    for (int w = 0; w < Warps; ++w) {{
-      highest = fmaxf(highest, tops[w * G + g]);
-    }}
+{TOP_OF_WARPS}
     for (int p = 0; p < splits; ++p) {{
       highest = fmaxf(highest, split_sums[p * KV * G + asked]);
     }}
@@ -59,11 +46,7 @@ _SOURCE = f"""
 PARTS
     float all = Sinks ? expf(sinks[asked] - highest) : 0.0f;
     float weighed = 0.0f;
-    for (int w = 0; w < Warps; ++w) {{
-      const float weight = expf(tops[w * G + g] - highest);
-      all += sums[w * G + g] * weight;
-      weighed += outs[(w * G + g) * D + i % D] * weight;
-    }}
+{SUM_OF_WARPS}
     for (int p = 0; p < splits; ++p) {{
       const float weight = expf(split_sums[p * KV * G + asked] - highest);
       all += weight;

@@ -22,6 +22,20 @@ A kernel has for each where in that order those of its row and its head are, in 
 
 _PARTS = [(f"output_{n}", f"lse_{n}") for n in range(MOST)]
 PART_NAMES = [name for pair in _PARTS for name in pair]
+_SEGMENTS = """  int turn = 0;
+#pragma unroll 1
+  for (int n = 0; n <= Tails; ++n) {
+    const int count = n ? tail_lengths[row * Tails + n - 1] : spans[2 * row + 1];
+    const int first = n ? 0 : spans[2 * row];
+    const int positions = n ? count : keys_shape[2];
+    const T* k = all_keys[n];
+    const T* v = all_values[n];
+    const size_t k_step = key_steps[n];
+    const size_t v_step = value_steps[n];
+    // Each segment begins with the warp that the last one ended before.
+    const int begin = (warp + Warps - turn % Warps) % Warps;
+    turn += (count + Each * Keys - 1) / (Each * Keys);
+"""
 TAIL_NAMES = [f"tail_{name}_{n}" for n in range(tails.MOST) for name in ("keys", "values")]
 
 
@@ -74,7 +88,11 @@ def with_parts(source: str) -> str:
 
 
 def with_tails(source: str) -> str:
-    """Say where a kernel finds the tails: TAIL_KEYS, KEY_STEPS and so on stand for it."""
+    """Say where a kernel finds the tails: TAIL_KEYS, KEY_STEPS and so on stand for it.
+
+    SEGMENTS stands for the begin of a loop over the ring and all of them.
+    """
+    source = source.replace("SEGMENTS\n", _SEGMENTS)
     for name in ("keys", "values"):
         each = [f"tail_{name}_{n}" for n in range(tails.MOST)]
         starts = ", ".join(f"{tail} + head * {tail}_strides[1]" for tail in each)

@@ -133,6 +133,22 @@ WARPS = """
   __syncthreads();
 """
 
+TOP_OF_WARPS = """
+    // `highest` of what the warps have found for head `g`.
+    for (int w = 0; w < Warps; ++w) {
+      highest = fmaxf(highest, tops[w * G + g]);
+    }
+"""
+
+SUM_OF_WARPS = """
+    // What they have found for element `i`, added to `all` and `weighed`.
+    for (int w = 0; w < Warps; ++w) {
+      const float weight = expf(tops[w * G + g] - highest);
+      all += sums[w * G + g] * weight;
+      weighed += outs[(w * G + g) * D + i % D] * weight;
+    }
+"""
+
 
 def reads(keys: mx.array, values: mx.array) -> bool:
     """Whether a warp has whole keys of this size, and values of the same."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from . import kernel_arguments, kernel_source
 from .decode_kernel import Ring
-from .kernel_source import PACK, WARP
+from .kernel_source import PACK, SUM_OF_WARPS, TOP_OF_WARPS, WARP
 from .products import Queries
 from .softmax_kernel import TYPES, number
 from .tails import MOST as MOST_TAILS
@@ -23,12 +23,13 @@ _MOST_HEADS = 4  # of a block: with more of them a thread has no registers left 
 _MOST_SIZE = 512  # of a latent, for the same reason
 _PACKS = (1, 2, 4, PACK)  # elements that a thread can read at once
 
-_SOURCE = """
+_SOURCE = f"""
   constexpr int Wide = D / 32 < 8 ? D / 32 : 8;  // elements that a thread reads at once
   constexpr int Packs = D / 32 / Wide;
   constexpr int Turned = (R + 31) / 32;
+  constexpr int Keys = 1;  // that a warp has at once
   constexpr int Each = 2;
-  struct alignas(sizeof(T) * Wide) Pack { T x[Wide]; };
+  struct alignas(sizeof(T) * Wide) Pack {{ T x[Wide]; }};
   const int row = blockIdx.x / Sets;
   const int set = blockIdx.x % Sets;
   const int warp = threadIdx.x / 32;
@@ -41,138 +42,120 @@ _SOURCE = """
   float top[G];
   float sum[G];
 #pragma unroll
-  for (int g = 0; g < G; ++g) {
+  for (int g = 0; g < G; ++g) {{
     const size_t asked = set * G + g;
     const T* asks = queries + row * queries_strides[0] + asked * queries_strides[1];
     const T* turns = rotated + row * rotated_strides[0] + asked * rotated_strides[1];
 #pragma unroll
-    for (int j = 0; j < Packs * Wide; ++j) {
+    for (int j = 0; j < Packs * Wide; ++j) {{
       const int i = (j / Wide * 32 + lane) * Wide + j % Wide;
       query[g][j] = static_cast<float>(asks[i * queries_strides[3]]) * scale[0];
       out[g][j] = 0.0f;
-    }
+    }}
 #pragma unroll
-    for (int j = 0; j < Turned; ++j) {
+    for (int j = 0; j < Turned; ++j) {{
       const int i = j * 32 + lane;
       turned[g][j] = i < R ? static_cast<float>(turns[i * rotated_strides[3]]) : 0.0f;
-    }
+    }}
     top[g] = -INFINITY;
     sum[g] = 0.0f;
-  }
+  }}
   const size_t ring = static_cast<size_t>(row) * keys_shape[2];
-  const T* all_keys[1 + Tails] = {keys + ring * D, TAIL_KEYS};
-  const T* all_values[1 + Tails] = {values + ring * R, TAIL_VALUES};
-  const size_t key_steps[1 + Tails] = {D, KEY_STEPS};
-  const size_t value_steps[1 + Tails] = {R, VALUE_STEPS};
-  int turn = 0;
-#pragma unroll 1
-  for (int n = 0; n <= Tails; ++n) {
-    const int count = n ? tail_lengths[row * Tails + n - 1] : spans[2 * row + 1];
-    const int first = n ? 0 : spans[2 * row];
-    const int positions = n ? count : keys_shape[2];
-    const T* k = all_keys[n];
-    const T* v = all_values[n];
-    const size_t k_step = key_steps[n];
-    const size_t v_step = value_steps[n];
-    // Each segment begins with the warp that the last one ended before.
-    const int begin = (warp + Warps - turn % Warps) % Warps;
-    turn += (count + Each - 1) / Each;
-    for (int base = begin * Each; base < count; base += Warps * Each) {
+  const T* all_keys[1 + Tails] = {{keys + ring * D, TAIL_KEYS}};
+  const T* all_values[1 + Tails] = {{values + ring * R, TAIL_VALUES}};
+  const size_t key_steps[1 + Tails] = {{D, KEY_STEPS}};
+  const size_t value_steps[1 + Tails] = {{R, VALUE_STEPS}};
+SEGMENTS
+    for (int base = begin * Each; base < count; base += Warps * Each) {{
       Pack packs[Each][Packs];
       float parts[Each][Turned];
       float scores[Each][G];
 #pragma unroll
-      for (int e = 0; e < Each; ++e) {
+      for (int e = 0; e < Each; ++e) {{
         int where = first + (base + e < count ? base + e : 0);
         where -= where < positions ? 0 : positions;
 #pragma unroll
-        for (int p = 0; p < Packs; ++p) {
+        for (int p = 0; p < Packs; ++p) {{
           packs[e][p] = reinterpret_cast<const Pack*>(k + where * k_step)[p * 32 + lane];
-        }
+        }}
 #pragma unroll
-        for (int j = 0; j < Turned; ++j) {
+        for (int j = 0; j < Turned; ++j) {{
           const int i = j * 32 + lane;
           parts[e][j] = i < R ? static_cast<float>(v[where * v_step + i]) : 0.0f;
-        }
-      }
+        }}
+      }}
 #pragma unroll
-      for (int e = 0; e < Each; ++e) {
+      for (int e = 0; e < Each; ++e) {{
 #pragma unroll
-        for (int g = 0; g < G; ++g) {
+        for (int g = 0; g < G; ++g) {{
           float score = 0.0f;
 #pragma unroll
-          for (int j = 0; j < Packs * Wide; ++j) {
+          for (int j = 0; j < Packs * Wide; ++j) {{
             score += query[g][j] * static_cast<float>(packs[e][j / Wide].x[j % Wide]);
-          }
+          }}
 #pragma unroll
-          for (int j = 0; j < Turned; ++j) {
+          for (int j = 0; j < Turned; ++j) {{
             score += turned[g][j] * parts[e][j];
-          }
-          for (int other = 1; other < 32; other *= 2) {
+          }}
+          for (int other = 1; other < 32; other *= 2) {{
             score += __shfl_xor_sync(0xffffffffu, score, other);
-          }
+          }}
           scores[e][g] = base + e < count ? score : -INFINITY;
-        }
-      }
+        }}
+      }}
 #pragma unroll
-      for (int g = 0; g < G; ++g) {
+      for (int g = 0; g < G; ++g) {{
         float higher = top[g];  // the first of them is there
 #pragma unroll
-        for (int e = 0; e < Each; ++e) {
+        for (int e = 0; e < Each; ++e) {{
           higher = fmaxf(higher, scores[e][g]);
-        }
+        }}
         const float less = expf(top[g] - higher);
         sum[g] *= less;
 #pragma unroll
-        for (int j = 0; j < Packs * Wide; ++j) {
+        for (int j = 0; j < Packs * Wide; ++j) {{
           out[g][j] *= less;
-        }
+        }}
         top[g] = higher;
 #pragma unroll
-        for (int e = 0; e < Each; ++e) {
+        for (int e = 0; e < Each; ++e) {{
           const float weight = expf(scores[e][g] - higher);
           sum[g] += weight;
 #pragma unroll
-          for (int j = 0; j < Packs * Wide; ++j) {
+          for (int j = 0; j < Packs * Wide; ++j) {{
             out[g][j] += weight * static_cast<float>(packs[e][j / Wide].x[j % Wide]);
-          }
-        }
-      }
-    }
-  }
+          }}
+        }}
+      }}
+    }}
+  }}
   __shared__ float outs[Warps * G * D];
   __shared__ float tops[Warps * G];
   __shared__ float sums[Warps * G];
 #pragma unroll
-  for (int g = 0; g < G; ++g) {
+  for (int g = 0; g < G; ++g) {{
 #pragma unroll
-    for (int j = 0; j < Packs * Wide; ++j) {
+    for (int j = 0; j < Packs * Wide; ++j) {{
       outs[(warp * G + g) * D + (j / Wide * 32 + lane) * Wide + j % Wide] = out[g][j];
-    }
-    if (lane == 0) {
+    }}
+    if (lane == 0) {{
       tops[warp * G + g] = top[g];
       sums[warp * G + g] = sum[g];
-    }
-  }
+    }}
+  }}
   __syncthreads();
-  for (int i = threadIdx.x; i < G * D; i += blockDim.x) {
+  for (int i = threadIdx.x; i < G * D; i += blockDim.x) {{
     const int g = i / D;
     float highest = -INFINITY;
-    for (int w = 0; w < Warps; ++w) {
-      highest = fmaxf(highest, tops[w * G + g]);
-    }
-    const size_t places[3] = {0, mine + g, mine + g};  // one head of latents: in either order
+{TOP_OF_WARPS}
+    const size_t places[3] = {{0, mine + g, mine + g}};  // one head of latents: in either order
 PARTS
     float all = 0.0f;
     float weighed = 0.0f;
-    for (int w = 0; w < Warps; ++w) {
-      const float weight = expf(tops[w * G + g] - highest);
-      all += sums[w * G + g] * weight;
-      weighed += outs[(w * G + g) * D + i % D] * weight;
-    }
+{SUM_OF_WARPS}
 MERGED
     merged[mine * D + i] = static_cast<T>(weighed / all);
-  }
+  }}
 """
 
 

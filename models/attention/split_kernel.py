@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from . import kernel_source
 from .cascade import Part
-from .kernel_source import KEYS, MOST_HEADS, QUERIES, WARP, WARPS
+from .kernel_source import KEYS, MOST_HEADS, QUERIES, SUM_OF_WARPS, TOP_OF_WARPS, WARP, WARPS
 from .products import Segment
 from .softmax_kernel import TYPES, number
 
@@ -54,16 +54,10 @@ CHOICE
   for (int i = threadIdx.x; i < G * D; i += blockDim.x) {{
     const int g = i / D;
     float highest = -INFINITY;
-    for (int w = 0; w < Warps; ++w) {{
-      highest = fmaxf(highest, tops[w * G + g]);
-    }}
+{TOP_OF_WARPS}
     float all = 0.0f;
     float weighed = 0.0f;
-    for (int w = 0; w < Warps; ++w) {{
-      const float weight = expf(tops[w * G + g] - highest);
-      all += sums[w * G + g] * weight;
-      weighed += outs[(w * G + g) * D + i % D] * weight;
-    }}
+{SUM_OF_WARPS}
     output[mine * G * D + i] = weighed / all;
     if (i % D == 0) {{
       lse[mine * G + g] = highest + logf(all);
