@@ -24,6 +24,7 @@ from umbel.models.prefill import prefill
 
 from .. import zoo
 from .cuda_emulator import EmulatedKernel, emulated
+from .rings import Places, places
 
 GPU_HERE = replace(GPU, compiles=False, compile_after=0, overlaps=False)
 ALIGNED = CUDA.length_multiple
@@ -103,10 +104,8 @@ def test_attend(shape: Shape, tails: Sequence[int], parts: str, sinks: bool) -> 
     queries = mx.random.normal((rows, 1, heads + 2, size))[:, :, 1:-1].swapaxes(1, 2)
     mx.eval(queries)
     grouped = (queries * scale).reshape(rows, kv_heads, group, size)
-    lengths = [max(1, positions // (row + 1)) for row in range(rows)]
-    first = [(row * 7 + positions - 3) % positions for row in range(rows)]
-    spans = mx.array(list(zip(first, lengths, strict=True)), mx.int32)
-    seen = [ring(shape, first, lengths)]
+    held = places(rows, positions)
+    seen = [ring(shape, held)]
     others, given, read = [], [], np.zeros((rows, MOST), np.int32)
     for kind in parts:
         part = some(rows if kind == "r" else 1, kv_heads, 13, size)
@@ -122,23 +121,19 @@ def test_attend(shape: Shape, tails: Sequence[int], parts: str, sinks: bool) -> 
         seen.append(Seen(*given[-1], mx.broadcast_to(who[:, None, None, None], (rows, 1, 1, tail))))
         read[:, number] = np.where(np.array(who), tail, 0)
     weights = mx.random.normal((heads,)) if sinks else None
-    own = Ring(seen[0].keys, seen[0].values, spans)
+    own = Ring(seen[0].keys, seen[0].values, held.spans)
     few = Few(given, mx.array(read))
     found = attend(queries, own, scale, weights, few=few, others=others)
     expected, _ = attended(grouped, seen, weights)
     assert mx.abs(found - expected.reshape(queries.shape)).max() < SMALL
 
 
-def ring(shape: Shape, first: Sequence[int], lengths: Sequence[int]) -> Seen:
+def ring(shape: Shape, held: Places) -> Seen:
     """Rows whose tokens lie somewhere in a ring, and NaN wherever they do not."""
     own = some(shape.rows, shape.kv_heads, shape.positions, shape.size)
-    mask = np.zeros((shape.rows, shape.positions), np.bool_)
-    for row, (start, length) in enumerate(zip(first, lengths, strict=True)):
-        mask[row, (start + np.arange(length)) % shape.positions] = True
-    seen = mx.array(mask)[:, None, None]
-    there = seen.swapaxes(-1, -2)
+    there = held.seen.swapaxes(-1, -2)
     keys, values = (mx.where(there, array, mx.nan) for array in own[:2])
-    return Seen(keys, values, seen)
+    return Seen(keys, values, held.seen)
 
 
 def some(rows: int, kv_heads: int, tokens: int, size: int) -> Seen:

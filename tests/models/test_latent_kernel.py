@@ -16,6 +16,7 @@ from umbel.models.attention.products import Latent, Queries
 from umbel.models.attention.tails import MOST, Few
 
 from .cuda_emulator import EmulatedKernel, emulated
+from .rings import Places, places
 
 SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
 
@@ -71,9 +72,8 @@ def test_attend(
     mx.random.seed(sum(shape) + sum(tails))
     rows, scale = shape.rows, (shape.size + shape.rotated) ** -0.5
     queries = asked(shape, scale)
-    lengths = [max(1, shape.positions // (row + 1)) for row in range(rows)]
-    first = [(row * 7 + shape.positions - 3) % shape.positions for row in range(rows)]
-    seen = [ring(shape, first, lengths)]
+    held = places(rows, shape.positions)
+    seen = [ring(shape, held)]
     others, given, read = [], [], np.zeros((rows, MOST), np.int32)
     for kind in parts:
         part = some(shape, rows if kind == "r" else 1, 13)
@@ -92,8 +92,7 @@ def test_attend(
         who = mx.arange(rows) != number + 1
         seen.append(Seen(*given[-1], mx.broadcast_to(who[:, None, None, None], (rows, 1, 1, tail))))
         read[:, number] = np.where(np.array(who), tail, 0)
-    spans = mx.array(list(zip(first, lengths, strict=True)), mx.int32)
-    own = Ring(seen[0].latents, seen[0].rotated, spans)
+    own = Ring(seen[0].latents, seen[0].rotated, held.spans)
     found = attend(queries, own, scale, few=Few(given, mx.array(read)), others=others)
     expected, _ = attended(queries, seen, scale)
     assert found.shape == queries[0].shape
@@ -109,16 +108,12 @@ def asked(shape: Shape, scale: float) -> Queries:
     return wide, rotated
 
 
-def ring(shape: Shape, first: Sequence[int], lengths: Sequence[int]) -> Seen:
+def ring(shape: Shape, held: Places) -> Seen:
     """Rows whose tokens lie somewhere in a ring, and NaN wherever they do not."""
     own = some(shape, shape.rows, shape.positions)
-    mask = np.zeros((shape.rows, shape.positions), np.bool_)
-    for row, (start, length) in enumerate(zip(first, lengths, strict=True)):
-        mask[row, (start + np.arange(length)) % shape.positions] = True
-    seen = mx.array(mask)[:, None, None]
-    there = seen.swapaxes(-1, -2)
+    there = held.seen.swapaxes(-1, -2)
     latents, rotated = (mx.where(there, array, mx.nan) for array in own[:2])
-    return Seen(latents, rotated, seen)
+    return Seen(latents, rotated, held.seen)
 
 
 def some(shape: Shape, rows: int, tokens: int) -> Seen:

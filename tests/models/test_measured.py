@@ -89,10 +89,20 @@ def test_keys_tell_apart_what_is_measured_apart() -> None:
     assert key_of("a", CPU, True) in keys
 
 
+def started(
+    net: Any, folder: Path, *, fingerprint: str = "a", device: DevicePolicy = CPU, **more: Any
+) -> ModelRunner:
+    """Start to run a model, whose measurements are kept in a folder."""
+    text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
+    loaded = SimpleNamespace(
+        model=net, layout=CacheLayout(net), text=text, device=device, fingerprint=fingerprint
+    )
+    return ModelRunner(cast("Any", loaded), measured=folder, **more)
+
+
 def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However far apart two measurements would be."""
     net = zoo.make("llama")
-    text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
     measured: list[Transients] = []
 
     def noisy(*_: Any, **__: Any) -> Transients:
@@ -102,10 +112,7 @@ def test_every_start_promises_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(memory_probe, "measure_transients", noisy)
 
     def start(fingerprint: str) -> ModelRunner:
-        loaded = SimpleNamespace(
-            model=net, layout=CacheLayout(net), text=text, device=CPU, fingerprint=fingerprint
-        )
-        return ModelRunner(cast("Any", loaded), measured=tmp_path)
+        return started(net, tmp_path, fingerprint=fingerprint)
 
     first, second = start("a"), start("a")
     assert len(measured) == 1
@@ -126,8 +133,6 @@ def test_whoever_stops_it_need_not_wait_until_all_is_measured(
     """Before any call of the model, once is enough; and what a later start finds is true."""
     monkeypatch.setattr(memory_probe, "_TIMES", 2)  # or else as often as their peaks differ
     net = zoo.make("llama")
-    text = SimpleNamespace(vocab_size=zoo.VOCAB_SIZE)
-    layout = CacheLayout(net)
     calls = 0
 
     def start(folder: Path, last: float) -> ModelRunner:
@@ -140,11 +145,8 @@ def test_whoever_stops_it_need_not_wait_until_all_is_measured(
             if calls == last + 1:
                 raise StoppedError
 
-        loaded = SimpleNamespace(
-            model=net, layout=layout, text=text, device=device, fingerprint="a"
-        )
         with traced_only():
-            return ModelRunner(cast("Any", loaded), measured=folder, go_on=go_on)
+            return started(net, folder, device=device, go_on=go_on)
 
     whole = start(tmp_path / "whole", math.inf)
     files = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
