@@ -17,6 +17,7 @@ from mlx_lm.models import gated_delta
 
 from .chunked_delta import chunked_delta
 from .load.device import DevicePolicy
+from .runtime import launch
 
 _theirs = gated_delta.gated_delta_update
 _LANES = 4  # threads that have a row of the state
@@ -135,6 +136,8 @@ class GatedDelta:
         Returns:
             `[rows, tokens, heads, value_size]` in `q`'s type, and the new state.
         """
+        if self.device.launches_layers and q.shape[1] > 1:
+            launch(q)  # with all that is before it, as a layer that attends does
         launches = self.device.recurrence_kernel and _fits(q, k, v)
         in_chunks = self.device.recurrence_chunks and q.shape[1] > 1
         if not (use_kernel and (launches or in_chunks)):

@@ -32,7 +32,7 @@ from .planned_for import Rules
 from .planner import plan_step
 from .prefill import prefill
 from .rules import rules_of, rules_within
-from .runtime import launch, peak_of, resident_bytes
+from .runtime import launch, launch_in_turn, peak_of, resident_bytes
 from .sampling import sample
 from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
 
@@ -272,6 +272,8 @@ class ModelRunner:
         cache.single_steps += 1
         cache.adopt()
         logits: mx.array = self._model(tokens[None], cache=cache.layers)[:, -1, :]
+        if self._launches_layers:
+            launch_in_turn(cache.arrays())
         launch(logits, cache.arrays() if self._has_more_than_logits else [])
         return logits
 
@@ -283,6 +285,11 @@ class ModelRunner:
         launch(logits, [cache.arrays() for cache in caches])
         self._note((EXACT_ROWS,))
         return logits
+
+    @property
+    def _launches_layers(self) -> bool:
+        """Whether steps of decoding are launched layer by layer; see `DevicePolicy`."""
+        return self.device.launches_layers and self.batches and not self.rules.compile_after
 
     @property
     def _has_more_than_logits(self) -> bool:

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,6 +106,16 @@ def launch(*arrays: Any) -> None:
     mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
 
 
+def launch_in_turn(layers: Iterable[Any]) -> None:
+    """Start computing what each layer wrote, with all that is before it, as work of its own.
+
+    Args:
+        layers: arrays of each, in any nesting, in the model's order.
+    """
+    for arrays in layers:
+        launch(arrays)
+
+
 def release_thread() -> None:
     """Finish and drop this thread's streams: its last MLX call.
 
@@ -138,6 +148,7 @@ __all__ = [
     "give_freed_memory_back",
     "keep_freed_memory",
     "launch",
+    "launch_in_turn",
     "matmul_gflops",
     "memory_statistics",
     "peak_of",

@@ -27,6 +27,7 @@ AS_GPU = replace(
     compiles=False,
     compile_after=0,
     recurrence_kernel=False,
+    convolution_kernel=False,
     attention_kernels=False,
     row_kernel=False,
 )

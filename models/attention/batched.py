@@ -5,6 +5,7 @@ A layer answers what mlx-lm's models ask of a cache. Its rows' own state is dens
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -156,6 +157,10 @@ class BufferedLayer:
     def offset(self) -> mx.array:
         """`[rows]` positions of the rows' next tokens."""
         return self._step.positions + 1 if self._held else self._step.positions
+
+    def arrays(self) -> Sequence[mx.array]:
+        """All that is the rows' own, once the step has written its tokens."""
+        return self._held
 
     def end_step(self) -> None:
         """Let go of what the step read, so that the next write is in place."""

@@ -16,7 +16,7 @@ from ..attention.leased import Leased
 from ..attention.tails import Tails
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
-from ..runtime import launch
+from ..runtime import launch, launch_in_turn
 from .alignment import aligned
 from .batch_layers import BatchLayers
 from .compiled_step import CompiledStep, RowState
@@ -72,9 +72,10 @@ class BatchCache:
         self.stacks = SpanStacks()
         self.reads_apart = False
         self._gathers = mask_axes > 0
-        leaves = list(layer_caches_of(self.layers))
-        self._attending = [layer for layer in leaves if isinstance(layer, BufferedLayer)]
-        self._recurrent = [layer for layer in leaves if isinstance(layer, BatchedRecurrentLayer)]
+        self._leaves = list(layer_caches_of(self.layers))
+        self._attending = [each for each in self._leaves if isinstance(each, BufferedLayer)]
+        self._recurrent = [each for each in self._leaves if isinstance(each, BatchedRecurrentLayer)]
+        self._launches_layers = device.launches_layers and not compile_after
         suffixes = [] if self.suffixes is None else [self.suffixes]
         self._buffers = [*suffixes, *self.windows.values()]
         self._state = RowState(self._step, self._attending, self._buffers, self._recurrent)
@@ -283,6 +284,8 @@ class BatchCache:
             launch(self.arrays())
         try:
             logits = self._compiled.run(model, self.layers, self._spread(tokens, slots))
+            if self._launches_layers:
+                launch_in_turn(layer.arrays() for layer in self._leaves)
         finally:
             for layer in self._attending:
                 layer.end_step()

@@ -34,6 +34,8 @@ class DevicePolicy:
             model runs in batches.
         host_reads: the host can read arrays where the device wrote them.
         recurrence_kernel: the gated delta rule is a kernel of ours; mlx-lm has one for Metal alone.
+        convolution_kernel: so are short convolutions before it: MLX has cuDNN plan each number of
+            rows and tokens, which takes the host a fifth of a second.
         recurrence_chunks: prompts go through it chunk by chunk, as products: these are fast, and
             the many operations of each token are not.
         attention_kernels: what follows the products of attention is kernels of ours: launches are
@@ -41,9 +43,10 @@ class DevicePolicy:
         row_kernel: what rows have is put side by side by a kernel of ours, for the same reason.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         joined_projections: projections of the same input are one product.
-        launches_layers: prompts are launched layer by layer. MLX makes CUDA graphs of so many
-            operations each, a hundred on Hopper, and it takes 2 ms to make one that was not met
-            yet: so cut, all layers of a kind are one graph.
+        launches_layers: prompts are launched layer by layer, and so are steps of decoding that are
+            not compiled: their layers have about as many operations as a graph. MLX makes CUDA
+            graphs of so many operations each, a hundred on Hopper, and it takes 2 to 10 ms to make
+            one that was not met yet: so cut, all layers of a kind are one graph.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not
@@ -71,6 +74,7 @@ class DevicePolicy:
     contiguous_keys: bool
     host_reads: bool
     recurrence_kernel: bool
+    convolution_kernel: bool
     recurrence_chunks: bool
     attention_kernels: bool
     row_kernel: bool
@@ -103,6 +107,7 @@ CPU = DevicePolicy(
     contiguous_keys=False,
     host_reads=True,
     recurrence_kernel=False,
+    convolution_kernel=False,
     recurrence_chunks=True,
     attention_kernels=False,
     row_kernel=False,
@@ -133,6 +138,7 @@ GPU = DevicePolicy(
     contiguous_keys=True,
     host_reads=True,
     recurrence_kernel=False,
+    convolution_kernel=False,
     recurrence_chunks=False,
     attention_kernels=False,
     row_kernel=False,
@@ -155,6 +161,7 @@ CUDA = replace(
     fuses_fast=False,
     host_reads=False,
     recurrence_kernel=True,
+    convolution_kernel=True,
     attention_kernels=True,
     row_kernel=True,
     length_multiple=8,

@@ -22,7 +22,7 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models import gated_delta
+from umbel.models import gated_delta, short_convolution
 from umbel.models.attention import decode_kernel, latent_kernel, softmax_kernel, split_kernel
 from umbel.models.kv import row_kernel
 
@@ -280,7 +280,7 @@ def traced_only() -> Iterator[None]:
 def _forget() -> None:
     """Have kernels made anew where they are met next."""
     attention = (softmax_kernel, decode_kernel, latent_kernel, split_kernel)
-    for module in (gated_delta, *attention, row_kernel):
+    for module in (gated_delta, short_convolution, *attention, row_kernel):
         module.kernel.cache_clear()
 
 

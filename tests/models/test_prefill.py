@@ -1,6 +1,7 @@
 """Prompts that are computed in one call, held to the same prompts computed one by one."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,18 +13,21 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
+from umbel.models import gated_delta, runner
 from umbel.models.attention import binding
 from umbel.models.attention.blocks import BLOCK
 from umbel.models.binding import bind
 from umbel.models.errors import NotBatchableError
-from umbel.models.kv import stacking
+from umbel.models.kv import batch_cache, stacking
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU, device_policy
 from umbel.models.memory_profile import PlannedChunk
 from umbel.models.prefill import prefill
 from umbel.models.runtime import launch, resident_bytes
 
+from ..shared import AS_GPU
 from .batch_fixture import NAMES, TOLERANCE, BatchFixture, Branch
+from .cuda_emulator import traced_only
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts, and no package
 from recorder import operations
@@ -145,6 +149,7 @@ def test_what_lies_in_stacks_is_read_there(name: str, monkeypatch: pytest.Monkey
         ("llama", [9, 8, 7]),  # read jointly
         ("llama", [BLOCK + 9, 8]),  # and row by row
         ("gpt_oss", [9, 8]),  # with sliding layers, which are
+        ("qwen3_next", [9, 8]),  # and recurrent ones
     ],
 )
 def test_layers_are_launched_as_equal_graphs(
@@ -160,7 +165,8 @@ def test_layers_are_launched_as_equal_graphs(
     chunks = [world.words(length) for length in lengths]
     counts: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(binding, "launch", partial(_count, counts))
+        for module in (binding, gated_delta):
+            patch.setattr(module, "launch", partial(_count, counts))
         world.runner.prefill(list(zip(chunks, launched, strict=True)))
     assert len(counts) == len(world.model.layers)
     first, *others = counts
@@ -179,18 +185,53 @@ def _count(found: list[int], queries: mx.array) -> None:
     launch(queries)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3"])
-def test_a_step_of_decoding_is_launched_as_a_whole(
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "gemma2"])
+def test_steps_that_are_not_compiled_are_launched_by_layer(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing may be evaluated while it is traced, and its graphs are met again in each step."""
-    world = BatchFixture(name, device=replace(device_policy(), launches_layers=True))
+    """Once for each layer, in the batch and alone; and the same is computed."""
+    more: dict[str, Any] = {"num_hidden_layers": LAYERS} if name == "llama" else {}
+    # Where gates are waited for, all before them is computed by then.
+    world = BatchFixture(name, device=replace(AS_GPU, host_gates=0), **more)
     agents = [world.come(world.branch(40), 1) for _ in range(2)]
-    counts: list[int] = []
-    monkeypatch.setattr(binding, "launch", partial(_count, counts))
-    world.decode(agents, steps=3)
+    calls = _counted_in_turn(monkeypatch)
+    world.decode(agents, steps=2)
     world.decode(agents[:1], steps=2)
-    assert counts == []
+    world.check()
+    assert [len(counts) for counts in calls] == [len(world.model.layers)] * 4
+    assert all(min(counts) > 0 for counts in calls)
+    if name == "llama":  # whose layers are of one kind: one graph serves all but the first
+        assert all(len(set(counts[1:])) == 1 for counts in calls[1::2])  # with nothing to move
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_steps_that_are_compiled_are_launched_as_a_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing may be evaluated while it is traced, and its graphs are few."""
+    world = BatchFixture(name, device=replace(AS_GPU, compile_after=1, fuses_fast=True))
+    agents = [world.come(world.branch(40), 1) for _ in range(2)]
+    calls = _counted_in_turn(monkeypatch)
+    with traced_only():
+        world.decode(agents, steps=3)
+    world.decode(agents[:1], steps=2)
+    world.check()
+    assert calls == []
+
+
+def _counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Count the operations of each launch of each step from here on."""
+    found: list[list[int]] = []
+    for module in (batch_cache, runner):
+        monkeypatch.setattr(module, "launch_in_turn", partial(_count_in_turn, found))
+    return found
+
+
+def _count_in_turn(found: list[list[int]], layers: Iterable[Any]) -> None:
+    found.append([])
+    for arrays in layers:
+        found[-1].append(operations(*arrays))
+        launch(arrays)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

@@ -1,0 +1,117 @@
+"""Short convolutions as a kernel, against MLX's own."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import umbel.models  # noqa: F401  (before mlx.core)
+
+import mlx.core as mx  # isort: skip
+import pytest
+from mlx.nn.layers.convolution import Conv1d
+
+from umbel.models.binding import bind
+from umbel.models.load.device import CPU
+from umbel.models.short_convolution import ShortConvolution
+from umbel.models.short_convolution import bind as bind_convolutions
+
+from .. import zoo
+from .cuda_emulator import EmulatedKernel, emulated
+
+MODELS = ["qwen3_next", "kimi_linear", "mamba2", "lfm2"]
+
+
+@pytest.fixture
+def kernels(kernel_folder: Path) -> Iterator[list[EmulatedKernel]]:
+    """Have CUDA kernels run on the CPU; gives those that are made."""
+    with emulated(kernel_folder) as made:
+        yield made
+
+
+def convolution(channels: int = 40, size: int = 4, **more: Any) -> Conv1d:
+    """Make one as models of recurrent layers have."""
+    mx.random.seed(channels + size)
+    made = Conv1d(channels, channels, size, **{"groups": channels, "bias": False, **more})
+    if "bias" in made:
+        made.bias = mx.random.normal((channels,))
+    return made
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "tokens", "channels", "size"),
+    [(1, 1, 32, 4), (3, 1, 40, 4), (2, 8, 160, 4), (3, 21, 33, 2), (1, 9, 300, 7), (2, 5, 8, 1)],
+)
+def test_it_is_the_convolution(
+    kernels: list[EmulatedKernel], rows: int, tokens: int, channels: int, size: int, *, bias: bool
+) -> None:
+    """The kernel gives what MLX gives, for blocks that are full and not, and stretches likewise."""
+    module = convolution(channels, size, bias=bias)
+    x = mx.random.normal((rows, tokens + size - 1, channels))
+    expected = module(x)
+    mx.eval(expected)
+    bind_convolutions(module, by_kernel=True)
+    assert mx.allclose(module(x), expected, rtol=1e-5, atol=1e-5)
+    assert [kernel.launches for kernel in kernels] == [1]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"groups": 1}, {"stride": 2}, {"padding": 3}, {"dilation": 2}, {"size": 17}, {"groups": 20}],
+)
+def test_others_stay_mlxs(more: dict[str, Any]) -> None:
+    """Those that mix channels, or whose tokens lie apart, or are many, are left alone."""
+    module = convolution(**more)
+    bind_convolutions(module, by_kernel=True)
+    assert type(module) is Conv1d
+
+
+@pytest.mark.parametrize(
+    "x", [mx.ones((2, 9, 40), mx.bfloat16), mx.ones((2, 3, 40))], ids=["another type", "too few"]
+)
+def test_what_the_kernel_does_not_take(kernels: list[EmulatedKernel], x: mx.array) -> None:
+    """An input of another type than the weights, or too short for an output, is MLX's to judge."""
+    module = convolution()
+    expected = _outcome(module, x)
+    bind_convolutions(module, by_kernel=True)
+    assert _outcome(module, x) == expected
+    assert kernels == []
+
+
+def _outcome(module: Conv1d, x: mx.array) -> Any:
+    try:
+        return module(x).tolist()
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_computes_the_same(kernels: list[EmulatedKernel], name: str) -> None:
+    """A model gives the same logits with the kernel: of a prompt, and of the token after it."""
+    model = zoo.make(name)
+    tokens, after = mx.array([[3, 1, 4, 1, 5]]), mx.array([[9]])
+
+    def logits() -> list[mx.array]:
+        cache = model.make_cache()
+        return [model(tokens, cache=cache), model(after, cache=cache)]
+
+    bind(model, CPU)
+    expected = logits()
+    mx.eval(expected)
+    bind(model, replace(CPU, convolution_kernel=True))
+    found = logits()
+    convolutions = [each for each in model.modules() if isinstance(each, ShortConvolution)]
+    assert convolutions
+    assert sum(kernel.launches for kernel in kernels) == len(convolutions) * len(found)
+    for one, other in zip(found, expected, strict=True):
+        assert mx.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_binding_can_be_undone() -> None:
+    """A model that is bound for another device has MLX's convolutions again."""
+    model = zoo.make("mamba2")
+    bind(model, replace(CPU, convolution_kernel=True))
+    bind(model, replace(CPU, convolution_kernel=True))
+    bind(model, CPU)
+    assert {type(m) for m in model.modules() if isinstance(m, Conv1d)} == {Conv1d}
