@@ -293,11 +293,14 @@ class Engine(Generic[C, P, O, T]):
             # the streams have waited long enough to do without the overlap once; else nothing is
             # gained by launching, or left to launch, before it.
             self._decoder.process_output()
+        chunks = batch.prefill
         if output is not None:
-            self._prefiller.decoded(self._clock() - began, entered, len(batch.decode))
-        if batch.prefill:
+            spent, rows = self._clock() - began, len(batch.decode)
+            self._prefiller.decoded(spent, entered, rows)
+            chunks = self._prefiller.fitting(chunks, spent, rows)
+        if chunks:
             self._publish_events()
-            self._prefiller.run(batch.prefill)
+            self._prefiller.run(chunks)
 
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())

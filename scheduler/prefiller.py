@@ -84,6 +84,20 @@ class Prefiller(Generic[C, P, O, T]):
         """
         self._stall.observe_decode(seconds, entered, rows)
 
+    def fitting(
+        self, chunks: tuple[PrefillChunk, ...], spent: float, rows: int
+    ) -> tuple[PrefillChunk, ...]:
+        """Leave out chunks that streams cannot wait for any more; the next step plans them anew.
+
+        Args:
+            chunks: of one call.
+            spent: seconds since the step began, whose decode is done.
+            rows: of its batch.
+        """
+        if not self._bounded:
+            return chunks
+        return chunks[: self._stall.fitting([chunk.tokens for chunk in chunks], spent, rows)]
+
     def share(self) -> bool:
         """Give the cache what others turn out to wait for, where it is computed already.
 

@@ -95,10 +95,15 @@ class StallBound:
             self._decodes.append((rows, seconds))
         for entry in tuple(self._unknown):
             count, size, taken = entry
-            alike = [each for n, each in self._decodes if size <= 2 * n <= 4 * size]
-            if alike:
-                self._entries.append((count, max(0.0, taken - statistics.median(alike))))
+            usual = self._usual_decode(size)
+            if usual is not None:
+                self._entries.append((count, max(0.0, taken - usual)))
                 self._unknown.remove(entry)
+
+    def _usual_decode(self, rows: int) -> float | None:
+        """Seconds of decodes of about so many rows that nobody entered; None before there were."""
+        alike = [each for n, each in self._decodes if rows <= 2 * n <= 4 * rows]
+        return statistics.median(alike) if alike else None
 
     @property
     def _row(self) -> float | None:
@@ -164,6 +169,27 @@ class StallBound:
             return tried and rows * longest * _FULL <= sum(others) + tokens
         before = self.expected(len(others) * max(others)) or 0.0
         return padded + row <= before + alone  # the others' rows are in both
+
+    def fitting(self, chunks: Items[int], spent: float, rows: int) -> int:
+        """Find how many chunks of one call fit behind a decode that may have taken long.
+
+        What was foretold of it was too short where the device met new kinds of work: graphs and
+        kernels are made then. One chunk is computed in any case.
+
+        Args:
+            chunks: tokens of each, in their order.
+            spent: seconds since the step began.
+            rows: that decoded; what these usually take, if that is known, does not count.
+        """
+        over = max(0.0, spent - (self._usual_decode(rows) or 0.0))
+        most = self._most_beside(self.expected(self._LEAST))
+        count = len(chunks)
+        while count > 1:
+            padded = self.expected(count * max(chunks[:count])) or 0.0
+            if over + padded + (count - 1) * self._usual_row <= most:
+                break
+            count -= 1
+        return count
 
     def _follow(self, tokens: int, seconds: float) -> None:
         """Scale what was measured half the way to a machine of another speed."""

@@ -489,6 +489,38 @@ class TestTogether:
         assert longest_gap(seen=True) <= 0.8 * 0.2 + 0.04 + 0.01 + 1e-9
         assert longest_gap(seen=False) > 0.2 + 0.04 + 0.01
 
+    @pytest.mark.parametrize("leaves_out", [True, False])
+    def test_streams_do_not_wait_for_a_call_behind_a_decode_that_took_long(
+        self, *, leaves_out: bool
+    ) -> None:
+        """Prompts that were planned beside it wait for the next step, and are computed then."""
+        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
+        _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.0)
+        if not leaves_out:
+            bench.engine._prefiller.fitting = lambda chunks, *_: chunks  # type: ignore[method-assign]
+        run = bench.runner.run
+
+        def met(plan: FakePlan, caches: Items[FakeState], tokens: Items[int]) -> FakeOutput:
+            """Take long where more rows than ever decode, as where a device meets them first."""
+            bench.clock.advance(0.14 * (len(caches) in {4, 7, 10}))
+            return run(plan, caches, tokens)
+
+        bench.runner.run = met  # type: ignore[method-assign]
+        bench.put("stream", [5] * 18, max_tokens=90)
+        for _ in range(4):
+            bench.engine.step()
+        for number in range(12):  # three at a time, the next ones as these decode first
+            bench.put(str(number), [number + 1, 2, 3], max_tokens=60)
+            if number % 3 == 2:
+                bench.engine.step()
+        bench.drain()
+        for number in range(12):
+            assert bench.tokens(str(number)) == reference([number + 1, 2, 3], 60)[0]
+        times = [e.at for e in bench.events["stream"] if isinstance(e, TokenEvent)]
+        longest = max(b - a for a, b in pairwise(times))
+        bound = 0.14 + 0.01 + 0.025  # the decode, and one prompt's call
+        assert longest <= bound + 1e-9 if leaves_out else longest > bound
+
     def test_what_is_done_for_who_starts_counts_too(self) -> None:
         """Streams wait for it in the step in which another enters, as for the entry itself."""
         bench = Bench(max_batch=16, prefill_chunk=512, together=True)

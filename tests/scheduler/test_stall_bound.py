@@ -169,3 +169,46 @@ def test_calls_of_several_rows_show_a_faster_machine() -> None:
     assert before is not None
     assert now is not None
     assert now < 1.5 * before / 4
+
+
+@pytest.mark.parametrize(
+    ("spent", "count"),
+    [
+        (0.01, 6),  # as long as usual
+        (0.05, 6),  # 20 + 60 + 5 * 8 ms, and 40 more
+        (0.06, 5),
+        (0.08, 4),
+        (0.5, 1),
+    ],
+)
+def test_a_decode_that_took_long_leaves_room_for_less(spent: float, count: int) -> None:
+    """All before a call keeps streams waiting, too; one prompt is computed in any case."""
+    bound = _known()
+    for _ in range(3):
+        bound.observe_decode(0.01, 0, 8)
+    assert bound.fitting([10] * 6, spent, 8) == count
+    assert bound.fitting([10], spent, 8) == 1
+
+
+def test_where_no_decode_is_known_all_of_it_counts() -> None:
+    """The first decodes of a process are those that take long."""
+    bound = _known()
+    assert bound.fitting([10] * 6, 0.04, 8) == 6
+    assert bound.fitting([10] * 6, 0.05, 8) == 5
+    bound.observe_decode(0.05, 0, 64)  # of so many more that it says nothing
+    assert bound.fitting([10] * 6, 0.05, 8) == 5
+
+
+def test_before_any_measurement_nothing_is_left_out() -> None:
+    """Nothing is foretold then."""
+    assert StallBound(0.2).fitting([10] * 6, 0.1, 8) == 6
+
+
+def _known() -> StallBound:
+    """One whose calls take 20 ms, and 1 ms a token, and 8 ms for each row more."""
+    bound = StallBound(0.2)
+    for tokens in (10, 40, 60, 10, 20, 60):
+        bound.observe(tokens, 0.02 + 0.001 * tokens)
+    for rows in (2, 3, 4):
+        bound.observe(10 * rows, 0.02 + 0.01 * rows + 0.008 * (rows - 1), rows)
+    return bound
