@@ -81,12 +81,13 @@ class ShortConvolution(Conv1d):
         return y + self.bias if "bias" in self else y
 
 
-def bind(model: Any, *, by_kernel: bool) -> None:
-    """Have a model's short convolutions be computed by the kernel, or by MLX. Idempotent."""
+def bind(model: Any, *, by_kernel: bool) -> bool:
+    """Have a model's short convolutions be the kernel's, or MLX's; whether any was not."""
     usual, bound = (Conv1d, ShortConvolution) if by_kernel else (ShortConvolution, Conv1d)
-    for module in model.modules():
-        if type(module) is usual and _fits(module):
-            module.__class__ = bound
+    changed = [each for each in model.modules() if type(each) is usual and _fits(each)]
+    for module in changed:
+        module.__class__ = bound
+    return bool(changed)
 
 
 def _fits(convolution: Any) -> bool:

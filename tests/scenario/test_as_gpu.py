@@ -47,6 +47,9 @@ _SHORTEST = 80
 KINDS = ("llama", "qwen3_next", "gemma3_text", "deepseek_v3")
 """Full attention, a hybrid, sliding windows, and latents."""
 
+RECURRENT = {"gated_delta", "short_convolution"}
+"""Kernels of layers whose rule is the gated delta rule."""
+
 
 def kinds(*quick: str, hows: Items[Any] = (None,)) -> list[Any]:
     """Parameters for every kind; those not named are slow.
@@ -110,8 +113,8 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("qwen3_next", {"gated_delta", "softmax_lse", "attend", "attend_split", "arrange"}),
-        ("kimi_linear", {"gated_delta", "softmax_lse", "attend_latents", "arrange"}),
+        ("qwen3_next", {*RECURRENT, "softmax_lse", "attend", "attend_split", "arrange"}),
+        ("kimi_linear", {*RECURRENT, "softmax_lse", "attend_latents", "arrange"}),
         ("llama", {"softmax_lse", "attend", "attend_split", "arrange"}),
         ("gpt_oss", {"softmax_lse", "attend", "attend_split", "arrange"}),
         ("deepseek_v3", {"softmax_lse", "attend_latents", "arrange"}),
