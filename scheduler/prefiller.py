@@ -94,7 +94,7 @@ class Prefiller(Generic[C, P, O, T]):
             spent: seconds since the step began, whose decode is done.
             rows: of its batch.
         """
-        if not self._bounded:
+        if len(chunks) <= 1 or not self._bounded:
             return chunks
         return chunks[: self._stall.fitting([chunk.tokens for chunk in chunks], spent, rows)]
 

@@ -44,9 +44,9 @@ class DevicePolicy:
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         joined_projections: projections of the same input are one product.
         launches_layers: prompts are launched layer by layer, and so are steps of decoding that are
-            not compiled: their layers have about as many operations as a graph. MLX makes CUDA
-            graphs of so many operations each, a hundred on Hopper, and it takes 2 to 10 ms to make
-            one that was not met yet: so cut, all layers of a kind are one graph.
+            not compiled: these are of models whose layers have many operations. MLX makes CUDA
+            graphs of so many each, a hundred on Hopper, and it takes 2 to 10 ms to make one that
+            was not met yet: so cut, all layers of a kind are one graph.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not
