@@ -75,8 +75,6 @@ class StepTrace:
                 self._cpus[name] += time.thread_time() - cpu
             if name == "afford" and result is not None:
                 self._asked = _asked(args[0], result.batch)
-            if name == "prefill":  # of what was planned, as much as still fitted behind the decode
-                self._asked["chunks"] = [chunk.tokens for chunk in args[1]]
             return result
 
         return phase
@@ -99,7 +97,7 @@ def _asked(engine: Any, batch: Any) -> Step:
     memory = engine._memory.use()  # noqa: SLF001  (what is watched has no other door)
     return {
         "rows": len(batch.decode),
-        "chunks": [],
+        "chunks": [chunk.tokens for chunk in batch.prefill],
         **{name: getattr(memory, name) for name in _MEMORY},
     }
 
