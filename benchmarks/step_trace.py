@@ -67,6 +67,8 @@ class StepTrace:
 
     def _timed(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def phase(*args: Any, **options: Any) -> Any:
+            if name == "prefill":  # of what was planned, as much as still fitted behind the decode
+                self._asked["chunks"] = [chunk.tokens for chunk in args[1]]
             start, cpu = time.perf_counter(), time.thread_time()
             try:
                 result = real(*args, **options)
@@ -97,7 +99,7 @@ def _asked(engine: Any, batch: Any) -> Step:
     memory = engine._memory.use()  # noqa: SLF001  (what is watched has no other door)
     return {
         "rows": len(batch.decode),
-        "chunks": [chunk.tokens for chunk in batch.prefill],
+        "chunks": [],
         **{name: getattr(memory, name) for name in _MEMORY},
     }
 
