@@ -15,6 +15,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import gated_delta
 
+from .attention.kernel_source import WARP
+from .attention.softmax_kernel import TYPES
 from .chunked_delta import chunked_delta
 from .load.device import DevicePolicy
 from .runtime import launch
@@ -22,10 +24,8 @@ from .runtime import launch
 _theirs = gated_delta.gated_delta_update
 _LANES = 4  # threads that have a row of the state
 _PACK = 8  # elements that a thread reads at once
-_WARP = 32
 _BLOCK = 128  # threads
 _MOST = 256  # elements of a row: each thread holds a quarter of them twice, in registers
-_TYPES = (mx.bfloat16, mx.float16, mx.float32)
 _INPUTS = ["q", "k", "v", "g", "beta", "state"]
 
 _SOURCE = """
@@ -163,8 +163,8 @@ class GatedDelta:
 def _fits(q: mx.array, k: mx.array, v: mx.array) -> bool:
     """Whether the kernel has these shapes and types: whole packs a thread, and whole warps."""
     packs = k.shape[3] % (_LANES * _PACK) == 0 and k.shape[3] <= _MOST
-    warps = v.shape[3] * _LANES % _WARP == 0
-    return packs and warps and q.dtype == k.dtype == v.dtype and q.dtype in _TYPES
+    warps = v.shape[3] * _LANES % WARP == 0
+    return packs and warps and q.dtype == k.dtype == v.dtype and q.dtype in TYPES
 
 
 def _run(

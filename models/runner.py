@@ -272,7 +272,7 @@ class ModelRunner:
         cache.single_steps += 1
         cache.adopt()
         logits: mx.array = self._model(tokens[None], cache=cache.layers)[:, -1, :]
-        if self._launches_layers:
+        if self.placement.launches_layers:
             launch_in_turn(cache.arrays())
         launch(logits, cache.arrays() if self._has_more_than_logits else [])
         return logits
@@ -285,11 +285,6 @@ class ModelRunner:
         launch(logits, [cache.arrays() for cache in caches])
         self._note((EXACT_ROWS,))
         return logits
-
-    @property
-    def _launches_layers(self) -> bool:
-        """Whether steps of decoding are launched layer by layer; see `DevicePolicy`."""
-        return self.device.launches_layers and self.batches and not self.rules.compile_after
 
     @property
     def _has_more_than_logits(self) -> bool:

@@ -11,11 +11,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.convolution import Conv1d
 
+from .attention.kernel_source import WARP
+from .attention.softmax_kernel import TYPES
+
 _BLOCK = 128  # channels, a thread each
-_WARP = 32
 _STRETCH = 8  # tokens that a thread computes: it reads each input once
 _MOST = 16  # tokens that an output is computed of: a thread holds them in registers
-_TYPES = (mx.bfloat16, mx.float16, mx.float32)
 
 _SOURCE = """
   const int channels = x_shape[2];
@@ -69,12 +70,13 @@ class ShortConvolution(Conv1d):
         if tokens < 1 or x.dtype != self.weight.dtype:
             result: mx.array = super().__call__(x)  # type: ignore[no-untyped-call]
             return result
+        threads = -(-channels // WARP) * WARP
         y: mx.array
         (y,) = kernel()(
             inputs=[x, self.weight],
             template=[("T", x.dtype), ("Size", size), ("Stretch", _STRETCH)],
-            grid=(-(-channels // _WARP) * _WARP, x.shape[0] * -(-tokens // _STRETCH), 1),
-            threadgroup=(min(_BLOCK, -(-channels // _WARP) * _WARP), 1, 1),
+            grid=(threads, x.shape[0] * -(-tokens // _STRETCH), 1),
+            threadgroup=(min(_BLOCK, threads), 1, 1),
             output_shapes=[(x.shape[0], tokens, channels)],
             output_dtypes=[x.dtype],
         )
@@ -95,7 +97,7 @@ def _fits(convolution: Any) -> bool:
     channels, size, inputs = convolution.weight.shape
     by_channel = inputs == 1 and convolution.groups == channels
     usual = (convolution.stride, convolution.dilation, convolution.padding) == (1, 1, 0)
-    return by_channel and usual and size <= _MOST and convolution.weight.dtype in _TYPES
+    return by_channel and usual and size <= _MOST and convolution.weight.dtype in TYPES
 
 
 @cache

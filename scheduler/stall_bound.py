@@ -144,6 +144,10 @@ class StallBound:
         each = min(max(each, 0.0), t / n)  # neither part of the time is negative
         return (t - each * n) / count + each * tokens
 
+    def _usual(self, rows: int, longest: int) -> float:
+        """Seconds that a call of so many rows of up to so many tokens mostly takes, if known."""
+        return (self.expected(rows * longest) or 0.0) + (rows - 1) * self._usual_row
+
     def joins(self, others: Items[int], tokens: int, *, bounded: bool) -> bool:
         """Whether a chunk is best computed in one call with others.
 
@@ -160,7 +164,7 @@ class StallBound:
         longest, rows = max(*others, tokens), len(others) + 1
         padded = self.expected(rows * longest) or 0.0
         most = self._most_beside(self.expected(self._LEAST))
-        if bounded and padded + (rows - 1) * self._usual_row + self._entering(rows) > most:
+        if bounded and self._usual(rows, longest) + self._entering(rows) > most:
             return False
         row, alone = self._row, self.expected(tokens)
         if row is None or alone is None:
@@ -185,8 +189,7 @@ class StallBound:
         most = self._most_beside(self.expected(self._LEAST))
         count = len(chunks)
         while count > 1:
-            padded = self.expected(count * max(chunks[:count])) or 0.0
-            if over + padded + (count - 1) * self._usual_row <= most:
+            if over + self._usual(count, max(chunks[:count])) <= most:
                 break
             count -= 1
         return count

@@ -40,6 +40,7 @@ class BatchCache:
         chunked: lengths of those windows that are emptied when a chunk begins.
         stacks: what rows alone read side by side.
         reads_apart: a kernel reads what rows alone lease wherever it lies, as far as is known.
+        launches_layers: steps are launched layer by layer; see `DevicePolicy`.
 
     Args:
         like: layer caches of any sequence of the model.
@@ -75,7 +76,7 @@ class BatchCache:
         self._leaves = list(layer_caches_of(self.layers))
         self._attending = [each for each in self._leaves if isinstance(each, BufferedLayer)]
         self._recurrent = [each for each in self._leaves if isinstance(each, BatchedRecurrentLayer)]
-        self._launches_layers = device.launches_layers and not compile_after
+        self.launches_layers = device.launches_layers and not compile_after
         suffixes = [] if self.suffixes is None else [self.suffixes]
         self._buffers = [*suffixes, *self.windows.values()]
         self._state = RowState(self._step, self._attending, self._buffers, self._recurrent)
@@ -284,7 +285,7 @@ class BatchCache:
             launch(self.arrays())
         try:
             logits = self._compiled.run(model, self.layers, self._spread(tokens, slots))
-            if self._launches_layers:
+            if self.launches_layers:
                 launch_in_turn(layer.arrays() for layer in self._leaves)
         finally:
             for layer in self._attending:

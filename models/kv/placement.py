@@ -60,6 +60,11 @@ class Placement:
         return self.batch is not None and self.batch.reads_apart
 
     @property
+    def launches_layers(self) -> bool:
+        """Whether steps of decoding are launched layer by layer; see `DevicePolicy`."""
+        return self.batch is not None and self.batch.launches_layers
+
+    @property
     def may_stack(self) -> bool:
         """Whether there has been memory for that of late."""
         return not self._restacking.is_paused

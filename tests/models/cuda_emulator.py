@@ -24,7 +24,9 @@ import pytest
 
 from umbel.models import gated_delta, short_convolution
 from umbel.models.attention import decode_kernel, latent_kernel, softmax_kernel, split_kernel
+from umbel.models.binding import bind
 from umbel.models.kv import row_kernel
+from umbel.models.load.device import CPU, DevicePolicy
 
 _WARP = 32
 _ALIGNED = re.compile(r"alignas\((?:[^()]|\([^()]*\))*\)")
@@ -265,6 +267,32 @@ def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
         with traced_only():
             yield made
     _forget()
+
+
+def check_model(model: Any, device: DevicePolicy) -> int:
+    """Hold a model's logits to those it has without kernels: of a prompt, and of the token after.
+
+    Args:
+        model: mlx-lm's. It stays bound for the device.
+        device: whose kernels are to run.
+
+    Returns:
+        How often the model was called with them.
+    """
+    tokens, after = mx.array([[3, 1, 4, 1, 5]]), mx.array([[9]])
+
+    def logits() -> list[mx.array]:
+        cache = model.make_cache()
+        return [model(tokens, cache=cache), model(after, cache=cache)]
+
+    bind(model, CPU)
+    expected = logits()
+    mx.eval(expected)
+    bind(model, device)
+    found = logits()
+    for one, other in zip(found, expected, strict=True):
+        assert mx.allclose(one, other, rtol=1e-4, atol=1e-4)
+    return len(found)
 
 
 @contextmanager
