@@ -81,7 +81,7 @@ class Engine(Generic[C, P, O, T]):
         self._running = self._scheduler.running
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
-        self._stirs = False  # somebody came or ended in it, while others decode
+        self._stirs = False  # somebody came or ended in it, or a prompt was computed, beside others
         self._starting = _STARTING * max_stall
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
@@ -108,8 +108,8 @@ class Engine(Generic[C, P, O, T]):
         if not self._running:
             self._report.begin_work()
         before = self._running.copy()
-        others = self._scheduler.decoding
-        reading = self._kv_cache.page(stirs=self._stirs, streams=bool(others))
+        others, crowded = self._scheduler.decoding, self._scheduler.crowded
+        reading = self._kv_cache.page(stirs=self._stirs, streams=crowded or bool(others))
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
@@ -117,7 +117,7 @@ class Engine(Generic[C, P, O, T]):
         if step is not None:
             self._run(step, began)
         chunk = step is not None and bool(step.batch.prefill)
-        waited = any(s in self._running for s in others)
+        waited = crowded or any(s in self._running for s in others)
         self._stirs = waited and (chunk or self._running != before)
         self._record()
         if not self._running:

@@ -26,6 +26,8 @@ class Paging:
     While sequences decode, what is to be written waits for a calm moment. Who comes and who ends
     keeps the others from their next tokens, and the writer would then make it longer: it takes the
     interpreter in turn with the thread that owns MLX, on CUDA the driver and the allocator, too.
+    So it is while several run or wait, though none decodes yet: a crowd that waits for a prompt's
+    state enters as soon as that is there to be written.
 
     Args:
         pager: of the cache, if there is a disk tier.
@@ -64,13 +66,13 @@ class Paging:
         """Go on with what is on the way; whether there is more to do at once.
 
         Args:
-            stirs: somebody came or ended in the last step, while others decoded.
-            streams: somebody decodes.
+            stirs: somebody came or ended in the last step, or a prompt was computed, beside others.
+            streams: somebody decodes, or several run or wait.
         """
         if self._pager is None:
             return False
         try:
-            calm = self._is_calm(stirs=stirs)
+            calm = self._is_calm(self._pager, stirs=stirs)
             self._pager.step(withholds=streams and not calm)
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
@@ -78,7 +80,7 @@ class Paging:
             return False
         return self._pager.ready
 
-    def _is_calm(self, *, stirs: bool) -> bool:
+    def _is_calm(self, pager: Pager, *, stirs: bool) -> bool:
         """Whether what is to be written need not wait, or has waited long enough."""
         now = self._clock()
         if stirs:
@@ -86,9 +88,9 @@ class Paging:
         if now - self._stirred >= _CALM:
             self._waits_since = None
             return True
-        if self._waits_since is None:
+        if self._waits_since is None and pager.unwritten:
             self._waits_since = now
-        return now - self._waits_since >= _PATIENCE
+        return self._waits_since is not None and now - self._waits_since >= _PATIENCE
 
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
         """Have what is on disk of a sequence's tokens read; whether to wait for it."""

@@ -70,6 +70,11 @@ class Scheduler:
         return not (self.running or self.preempted or len(self.waiting))
 
     @property
+    def crowded(self) -> bool:
+        """Whether it holds several sequences."""
+        return len(self.running) + len(self.preempted) + len(self.waiting) > 1
+
+    @property
     def decoding(self) -> list[Sequence]:
         """Those that run and whose prompt is computed: they wait while others begin or end."""
         return [sequence for sequence in self.running if not sequence.num_left_to_prefill]

@@ -366,6 +366,28 @@ class TestOrder:
         bench.engine.step()
         assert heard[-1] == (False, False)
 
+    def test_the_disk_hears_when_several_wait_for_prompts(self) -> None:
+        """Though nobody decodes yet: who waits for another's prompt enters behind it."""
+        bench = Bench(max_batch=4)
+        heard: list[tuple[bool, bool]] = []
+
+        def page(*, stirs: bool, streams: bool) -> bool:
+            heard.append((stirs, streams))
+            return False
+
+        bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+        prompt = list(range(5, 17))  # three chunks
+        for name in ("a", "b"):
+            bench.put(name, prompt, max_tokens=3)
+        while not any(bench.tokens(name) for name in ("a", "b")):
+            bench.engine.step()
+        assert heard[0] == (False, True)
+        assert len(heard) > 3
+        assert heard[1:] == [(True, True)] * (len(heard) - 1)
+        bench.drain()
+        bench.engine.step()
+        assert heard[-1] == (False, False)
+
     def test_an_idle_engine_has_new_state_written(self) -> None:
         """It asks for one more step where nothing is being written yet, and rests then."""
         bench = Bench()

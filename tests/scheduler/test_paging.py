@@ -164,7 +164,19 @@ def test_what_is_written_waits_for_a_calm_moment(world: PagedWorld) -> None:
     assert not made.goes()
 
 
-def test_nothing_waits_where_nobody_decodes(world: PagedWorld) -> None:
+def test_the_wait_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
+    """A prompt that takes long has its state wait as long as others', for those who enter then."""
+    world.write_all()
+    made = Disturbed(world)
+    for _ in range(3):
+        made.engine.step(stirs=True, streams=True)
+        made.clock.advance(_PATIENCE)
+    assert not made.goes()
+    assert not made.goes(after=0.9 * _PATIENCE)
+    assert made.goes(after=0.2 * _PATIENCE)
+
+
+def test_nothing_is_held_back_where_nobody_waits(world: PagedWorld) -> None:
     """The writer would keep nobody waiting; and nobody might come for a long time."""
     world.write_all()
     made = Disturbed(world)
