@@ -280,6 +280,7 @@ class Engine(Generic[C, P, O, T]):
         """
         batch = step.batch
         entered = sum(s.status is not SequenceStatus.DECODE for s in batch.decode)
+        count = len(self._running)
         output, errors = self._decoder.run(batch.decode, step.plan)
         self._decoder.process_output()
         for place, error in errors.items():
@@ -296,7 +297,7 @@ class Engine(Generic[C, P, O, T]):
         chunks = batch.prefill
         if output is not None:
             spent, rows = self._clock() - began, len(batch.decode)
-            self._prefiller.decoded(spent, entered, rows)
+            self._prefiller.decoded(spent, entered, rows, ended=len(self._running) < count)
             chunks = self._prefiller.fitting(chunks, spent, rows)
         if chunks:
             self._publish_events()

@@ -74,15 +74,16 @@ class Prefiller(Generic[C, P, O, T]):
     def _bounded(self) -> bool:
         return bool(self._scheduler.decoding) and not self._exact
 
-    def decoded(self, seconds: float, entered: int, rows: int) -> None:
+    def decoded(self, seconds: float, entered: int, rows: int, *, ended: bool) -> None:
         """Hear how long it took until a decode's tokens were there, and how many entered its batch.
 
         Args:
             seconds: since the step began: others may start in it, and end.
             entered: prompts whose sequences did.
             rows: of the batch.
+            ended: somebody did.
         """
-        self._stall.observe_decode(seconds, entered, rows)
+        self._stall.observe_decode(seconds, entered, rows, ended=ended)
 
     def fitting(
         self, chunks: tuple[PrefillChunk, ...], spent: float, rows: int

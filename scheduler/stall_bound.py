@@ -20,8 +20,9 @@ class StallBound:
     one does not halve its time, and why short chunks are a bad bargain. A call of several rows
     takes more for each row, which some layers compute by itself. A number of rows that was not met
     yet takes several times as long, once. So whether several rows pay is judged by nearly the least
-    that a row took lately, and whether streams can wait for them by what it mostly took. Each then
-    enters the batch of those who decode, which keeps them waiting, too: its state is written there.
+    that a row took lately, and whether streams can wait for them by what it mostly took, or took
+    the last time: what makes one call longer is often there for the next, too. Each then enters the
+    batch of those who decode, which keeps them waiting, too: its state is written there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -50,8 +51,9 @@ class StallBound:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
         self._rows = deque[float](maxlen=self._RECENT)  # seconds of each row more
         self._trust = 1.0  # in them
-        # Rows and seconds of those that nobody entered.
+        # Rows and seconds of those that nobody entered, and of these in which somebody ended.
         self._decodes = deque[tuple[int, float]](maxlen=self._RECENT)
+        self._ends = deque[tuple[int, float]](maxlen=self._RECENT)
         # How many entered others, and seconds more.
         self._entries = deque[tuple[int, float]](maxlen=self._RECENT)
         # How many did, rows and seconds of decodes that cannot be compared yet.
@@ -77,7 +79,9 @@ class StallBound:
             self._FORGET * old + more for old, more in zip(self._sums, new, strict=True)
         )
 
-    def observe_decode(self, seconds: float, entered: int, rows: int) -> None:
+    def observe_decode(
+        self, seconds: float, entered: int, rows: int, *, ended: bool = False
+    ) -> None:
         """Learn from a decode what it takes more for each who entered its batch.
 
         Who enters comes for one who left, and another comes meanwhile: that is a part of it. That
@@ -88,11 +92,12 @@ class StallBound:
                 computes on meanwhile, until those of the one before were, and it was launched.
             entered: sequences whose first decode it was.
             rows: of the batch, theirs included.
+            ended: somebody did: to keep what it leaves is a part of the time.
         """
         if entered:
             self._unknown.append((entered, rows, seconds))
         else:
-            self._decodes.append((rows, seconds))
+            (self._ends if ended else self._decodes).append((rows, seconds))
         for entry in tuple(self._unknown):
             count, size, taken = entry
             usual = self._usual_decode(size)
@@ -100,10 +105,25 @@ class StallBound:
                 self._entries.append((count, max(0.0, taken - usual)))
                 self._unknown.remove(entry)
 
-    def _usual_decode(self, rows: int) -> float | None:
-        """Seconds of decodes of about so many rows that nobody entered; None before there were."""
-        alike = [each for n, each in self._decodes if rows <= 2 * n <= 4 * rows]
-        return statistics.median(alike) if alike else None
+    def _usual_decode(self, rows: int, *, or_more: bool = False) -> float | None:
+        """Seconds of decodes of about so many rows that nobody entered; None before there were.
+
+        Where there were none, those tell in which somebody ended.
+
+        Args:
+            rows: of the decode.
+            or_more: before these, those of more rows tell, which take no less.
+        """
+        most = math.inf if or_more else 4 * rows
+        for decodes, limit in (
+            (self._decodes, 4 * rows),
+            (self._decodes, most),
+            (self._ends, most),
+        ):
+            alike = [each for n, each in decodes if rows <= 2 * n <= limit]
+            if alike:
+                return statistics.median(alike)
+        return None
 
     @property
     def _row(self) -> float | None:
@@ -116,10 +136,14 @@ class StallBound:
 
     @property
     def _usual_row(self) -> float:
-        """What it mostly is; 0 before any was measured, and doubted while one was."""
+        """What it mostly is, or was the last time, whichever is longer.
+
+        That is 0 before any was measured, and doubted while one was.
+        """
         if not self._rows:
             return 0.0
-        return statistics.median(self._rows) * (self._trust if len(self._rows) == 1 else 1.0)
+        mostly = max(statistics.median(self._rows), self._rows[-1])
+        return mostly * (self._trust if len(self._rows) == 1 else 1.0)
 
     def _entering(self, rows: int) -> float:
         """Estimate how many seconds it takes that so many enter a batch.
@@ -185,7 +209,7 @@ class StallBound:
             spent: seconds since the step began.
             rows: that decoded; what these usually take, if that is known, does not count.
         """
-        over = max(0.0, spent - (self._usual_decode(rows) or 0.0))
+        over = max(0.0, spent - (self._usual_decode(rows, or_more=True) or 0.0))
         most = self._most_beside(self.expected(self._LEAST))
         count = len(chunks)
         while count > 1:

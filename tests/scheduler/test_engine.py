@@ -494,7 +494,7 @@ class TestTogether:
             _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.04)
             if not seen:
                 stall = bench.engine._prefiller._stall
-                stall.observe_decode = lambda *_: None  # type: ignore[method-assign]
+                stall.observe_decode = lambda *_, **__: None  # type: ignore[method-assign]
             # So many that what is known of short calls does not come from one of a token.
             bench.put("stream", [5] * 18, max_tokens=200)
             bench.engine.step()
@@ -551,9 +551,9 @@ class TestTogether:
         stall = bench.engine._prefiller._stall
         observe = stall.observe_decode
 
-        def observed(seconds: float, entered: int, rows: int) -> None:
+        def observed(seconds: float, entered: int, rows: int, *, ended: bool = False) -> None:
             seen.append((round(seconds, 6), entered))
-            observe(seconds, entered, rows)
+            observe(seconds, entered, rows, ended=ended)
 
         stall.observe_decode = observed  # type: ignore[method-assign]
         bench.put("stream", [5, 6], max_tokens=200)

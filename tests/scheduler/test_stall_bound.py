@@ -190,13 +190,35 @@ def test_a_decode_that_took_long_leaves_room_for_less(spent: float, count: int) 
     assert bound.fitting([10], spent, 8) == 1
 
 
+def test_what_those_who_end_take_is_not_usual() -> None:
+    """A decode behind them is as long as before they came; alone they are better than nothing."""
+    bound = _known()
+    for _ in range(9):
+        bound.observe_decode(0.06, 0, 8, ended=True)
+    assert bound.fitting([10] * 6, 0.08, 8) == 6
+    bound.observe_decode(0.01, 0, 8)
+    for _ in range(9):
+        bound.observe_decode(0.06, 0, 8, ended=True)
+    assert bound.fitting([10] * 6, 0.08, 8) == 4
+
+
+def test_after_a_call_that_took_long_the_next_is_shorter() -> None:
+    """What its rows took more is likely there the next time; one that did not ends that."""
+    bound = _known()
+    for seconds, count in ((0.19, 5), (0.12, 6)):
+        bound.observe(60, seconds, rows=6)  # 22 and 8 ms a row more
+        assert bound.fitting([10] * 6, 0.0, 8) == count
+
+
 def test_where_no_decode_is_known_all_of_it_counts() -> None:
     """The first decodes of a process are those that take long."""
     bound = _known()
     assert bound.fitting([10] * 6, 0.04, 8) == 6
     assert bound.fitting([10] * 6, 0.05, 8) == 5
-    bound.observe_decode(0.05, 0, 64)  # of so many more that it says nothing
+    bound.observe_decode(0.01, 0, 2)  # of so many fewer that it says nothing
     assert bound.fitting([10] * 6, 0.05, 8) == 5
+    bound.observe_decode(0.02, 0, 64)  # eight take no longer
+    assert bound.fitting([10] * 6, 0.05, 8) == 6
 
 
 def test_before_any_measurement_nothing_is_left_out() -> None:
