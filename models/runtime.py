@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,14 +106,15 @@ def launch(*arrays: Any) -> None:
     mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
 
 
-def launch_in_turn(layers: Iterable[Any]) -> None:
-    """Start computing what each layer wrote, with all that is before it, as work of its own.
+def launch_in_turn(layers: Sequence[Any], count: int) -> None:
+    """Start computing what some layers wrote, with all that is before it, as work of its own.
 
     Args:
         layers: arrays of each, in any nesting, in the model's order.
+        count: how many layers that is; 0 to launch nothing.
     """
-    for arrays in layers:
-        launch(arrays)
+    for first in range(0, len(layers), count) if count else ():
+        launch(layers[first : first + count])
 
 
 def release_thread() -> None:

@@ -147,6 +147,8 @@ class BufferedLayer:
         first: the number of this layer's keys there; its values are next.
     """
 
+    _count = 2  # of its tensors there
+
     def __init__(self, step: Step, buffer: RingBuffer, first: int) -> None:
         self._step = step
         self._buffer = buffer
@@ -159,8 +161,9 @@ class BufferedLayer:
         return self._step.positions + 1 if self._held else self._step.positions
 
     def arrays(self) -> Sequence[mx.array]:
-        """All that is the rows' own, once the step has written its tokens."""
-        return self._held
+        """All that is the rows' own, to evaluate; none before the first step."""
+        tensors = self._buffer.tensors[self._first : self._first + self._count]
+        return [tensor for tensor in tensors if tensor is not None]
 
     def end_step(self) -> None:
         """Let go of what the step read, so that the next write is in place."""

@@ -51,6 +51,8 @@ class BatchedQuantizedLayer(BatchedTokenLayer):
         quantization: of keys and values.
     """
 
+    _count = TENSORS
+
     def __init__(
         self, step: Step, buffer: RingBuffer, index: int, quantization: KVQuantization
     ) -> None:

@@ -28,6 +28,12 @@ from .span_run import SpanRun
 from .span_stacks import SpanStacks, order_of
 from .token_layer import Tensors
 
+_LAUNCHED = 4
+"""Layers that are launched at once where steps are compiled.
+
+A model is compiled where its layers have few operations, so that a CUDA graph holds as many layers.
+"""
+
 
 class BatchCache:
     """State of sequences that decode together, a row each.
@@ -40,7 +46,7 @@ class BatchCache:
         chunked: lengths of those windows that are emptied when a chunk begins.
         stacks: what rows alone read side by side.
         reads_apart: a kernel reads what rows alone lease wherever it lies, as far as is known.
-        launches_layers: steps are launched layer by layer; see `DevicePolicy`.
+        launched_layers: how many of a step are launched at once; 0 for all.
 
     Args:
         like: layer caches of any sequence of the model.
@@ -76,7 +82,9 @@ class BatchCache:
         self._leaves = list(layer_caches_of(self.layers))
         self._attending = [each for each in self._leaves if isinstance(each, BufferedLayer)]
         self._recurrent = [each for each in self._leaves if isinstance(each, BatchedRecurrentLayer)]
-        self.launches_layers = device.launches_layers and not compile_after
+        self.launched_layers = 0
+        if device.launches_layers:
+            self.launched_layers = _LAUNCHED if compile_after else 1
         suffixes = [] if self.suffixes is None else [self.suffixes]
         self._buffers = [*suffixes, *self.windows.values()]
         self._state = RowState(self._step, self._attending, self._buffers, self._recurrent)
@@ -285,8 +293,7 @@ class BatchCache:
             launch(self.arrays())
         try:
             logits = self._compiled.run(model, self.layers, self._spread(tokens, slots))
-            if self.launches_layers:
-                launch_in_turn(layer.arrays() for layer in self._leaves)
+            launch_in_turn([layer.arrays() for layer in self._leaves], self.launched_layers)
         finally:
             for layer in self._attending:
                 layer.end_step()

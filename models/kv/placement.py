@@ -60,9 +60,9 @@ class Placement:
         return self.batch is not None and self.batch.reads_apart
 
     @property
-    def launches_layers(self) -> bool:
-        """Whether steps of decoding are launched layer by layer; see `DevicePolicy`."""
-        return self.batch is not None and self.batch.launches_layers
+    def launched_layers(self) -> int:
+        """How many layers of a step of decoding are launched at once; 0 for all of them."""
+        return 0 if self.batch is None else self.batch.launched_layers
 
     @property
     def may_stack(self) -> bool:

@@ -43,10 +43,10 @@ class DevicePolicy:
         row_kernel: what rows have is put side by side by a kernel of ours, for the same reason.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         joined_projections: projections of the same input are one product.
-        launches_layers: prompts are launched layer by layer, and so are steps of decoding that are
-            not compiled: these are of models whose layers have many operations. MLX makes CUDA
-            graphs of so many each, a hundred on Hopper, and it takes 2 to 10 ms to make one that
-            was not met yet: so cut, all layers of a kind are one graph.
+        launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
+            layers at once where these are compiled. MLX makes CUDA graphs of so many operations, a
+            hundred on Hopper, and it takes 2 to 10 ms to make one that was not met yet: so cut, all
+            layers of a kind are one graph.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not

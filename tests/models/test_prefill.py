@@ -1,7 +1,7 @@
 """Prompts that are computed in one call, held to the same prompts computed one by one."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,18 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
-from umbel.models import gated_delta, runner
+from umbel.models import gated_delta, runner, runtime
 from umbel.models.attention import binding
 from umbel.models.attention.blocks import BLOCK
 from umbel.models.binding import bind
 from umbel.models.errors import NotBatchableError
 from umbel.models.kv import batch_cache, stacking
+from umbel.models.kv.batch_cache import _LAUNCHED
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU, device_policy
 from umbel.models.memory_profile import PlannedChunk
 from umbel.models.prefill import prefill
-from umbel.models.runtime import launch, resident_bytes
+from umbel.models.runtime import launch, launch_in_turn, resident_bytes
 
 from ..shared import AS_GPU
 from .batch_fixture import NAMES, TOLERANCE, BatchFixture, Branch
@@ -47,6 +48,7 @@ ROUNDING = 1e-5
 
 LENGTHS = [(7, 1, 4), (70, 33, 2), (1, 1, 1), (5, 5, 5)]
 LAYERS = 6
+_TYPES = "sliding_attention", "full_attention"
 
 
 def started(world: BatchFixture, branch: Branch, twice: int) -> list[list[SequenceCache]]:
@@ -205,18 +207,29 @@ def test_steps_that_are_not_compiled_are_launched_by_layer(
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_steps_that_are_compiled_are_launched_as_a_whole(
+def test_steps_that_are_compiled_are_launched_by_several_layers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing may be evaluated while it is traced, and its graphs are few."""
-    world = BatchFixture(name, device=replace(AS_GPU, compile_after=1, fuses_fast=True))
+    """In the batch and alone, as equal graphs; and the same is computed."""
+    many = 3 * _LAUNCHED + 2
+    more: dict[str, Any] = {"layer_types": _TYPES * (many // 2)} if name == "gpt_oss" else {}
+    world = BatchFixture(
+        name,
+        device=replace(AS_GPU, compile_after=1, fuses_fast=True, host_gates=0),
+        num_hidden_layers=many,
+        **more,
+    )
     agents = [world.come(world.branch(40), 1) for _ in range(2)]
     calls = _counted_in_turn(monkeypatch)
     with traced_only():
         world.decode(agents, steps=3)
     world.decode(agents[:1], steps=2)
     world.check()
-    assert calls == []
+    assert [len(counts) for counts in calls] == [4] * 5
+    for first, *middle, last in calls[1:]:  # with nothing to move
+        assert 0 < last < first < min(middle)
+        if name == "llama":  # layers of another kind may have something of their own the first time
+            assert len(set(middle)) == 1
 
 
 def _counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -227,11 +240,16 @@ def _counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return found
 
 
-def _count_in_turn(found: list[list[int]], layers: Iterable[Any]) -> None:
+def _count_in_turn(found: list[list[int]], layers: Sequence[Any], count: int) -> None:
     found.append([])
-    for arrays in layers:
+
+    def launched(arrays: Any) -> None:
         found[-1].append(operations(*arrays))
         launch(arrays)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "launch", launched)
+        launch_in_turn(layers, count)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
