@@ -1,15 +1,23 @@
-"""What tests of single kernels have in common."""
+"""What tests of single kernels have in common.
 
-from collections.abc import Iterator
-from pathlib import Path
+Nothing here imports MLX before tests are collected, as in `tests/conftest.py`.
+"""
+
+from typing import TYPE_CHECKING
 
 import pytest
 
-from .cuda_emulator import EmulatedKernel, emulated
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .cuda_emulator import EmulatedKernel
 
 
 @pytest.fixture
-def kernels(kernel_folder: Path) -> Iterator[list[EmulatedKernel]]:
+def kernels(kernel_folder: "Path") -> "Iterator[list[EmulatedKernel]]":
     """Have CUDA kernels run on the CPU; gives those that are made."""
+    from .cuda_emulator import emulated  # noqa: PLC0415  (it imports MLX)
+
     with emulated(kernel_folder) as made:
         yield made
