@@ -23,11 +23,11 @@ _PATIENCE = 1.0
 class Paging:
     """Has state moved to and from the disk. What goes wrong there ends it, and no request.
 
-    While sequences decode, what is to be written waits for a calm moment. Who comes and who ends
-    keeps the others from their next tokens, and the writer would then make it longer: it takes the
-    interpreter in turn with the thread that owns MLX, on CUDA the driver and the allocator, too.
-    So it is while several run or wait, though none decodes yet: a crowd that waits for a prompt's
-    state enters as soon as that is there to be written.
+    While sequences decode, what is to be written waits for a calm moment, and so does the rest of
+    what is being written. Who comes and who ends keeps the others from their next tokens, and the
+    writer would then make it longer: it takes the interpreter in turn with the thread that owns
+    MLX, on CUDA the driver and the allocator, too. So it is while several run or wait, though none
+    decodes yet: a crowd that waits for a prompt's state enters as soon as that is there.
 
     Args:
         pager: of the cache, if there is a disk tier.
@@ -88,7 +88,7 @@ class Paging:
         if now - self._stirred >= _CALM:
             self._waits_since = None
             return True
-        if self._waits_since is None and pager.unwritten:
+        if self._waits_since is None and pager.pending:
             self._waits_since = now
         return self._waits_since is not None and now - self._waits_since >= _PATIENCE
 

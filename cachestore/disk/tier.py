@@ -89,6 +89,10 @@ class DiskTier:
         """
         return self._queue.write(job)
 
+    def rest(self, seconds: float) -> None:
+        """Have the thread that writes pause, within 4 MiB, for so long; 0 ends that."""
+        self._queue.rest(seconds)
+
     def completed(self) -> list[Written]:
         """Take the results since the last call, in the order of the jobs."""
         return self._queue.completed()

@@ -103,6 +103,7 @@ class WriteQueue:
         self._retry_at = 0.0  # of the monotonic clock: the other one jumps
         self._queued = self._writes = self._failures = 0
         self._closed = self._abandoned = False
+        self._rests_until = 0.0  # of the monotonic clock
 
     # -- what is to be done --------------------------------------------------------------
 
@@ -172,10 +173,18 @@ class WriteQueue:
             self._jobs.clear()
             self._changed.notify_all()
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether what is being written shall be given up too."""
-        return self._abandoned
+    def rest(self, seconds: float) -> None:
+        """Have the writer pause for so long; 0 ends it, and so does the tier's end."""
+        with self._changed:
+            self._rests_until = time.monotonic() + seconds
+            self._changed.notify_all()
+
+    def stops(self) -> bool:
+        """Wait while the writer shall pause; whether what is being written shall be given up."""
+        with self._changed:
+            while not self._closed and (left := self._rests_until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return self._abandoned
 
     def _open(self) -> bool:
         return not self._closed and self._state != "off"

@@ -128,7 +128,7 @@ class DiskWriter:
             self._folder,
             name,
             job.payload._replace(metadata=metadata),
-            lambda: self._queue.abandoned,
+            self._queue.stops,
         )
         record = _record_of(job, name, nbytes, checksum)
         try:

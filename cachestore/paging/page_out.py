@@ -27,6 +27,7 @@ from .codec import Codec, Exported
 
 _AT_ONCE = 4  # nodes handed over between two steps: that takes the engine's time
 _COPIED = 256 << 20  # bytes of copies after which no more nodes are: four long ones took 180 ms
+_PAUSE = 0.5  # seconds that the writer pauses if no further step says so, such as an idle engine's
 _LITTLE = 16  # a part of the budget, one in this many, that may wait unwritten for a calm moment
 _REST = 5.0  # seconds that nothing is handed over after the disk took nothing, or a write failed
 
@@ -87,6 +88,7 @@ class PageOut:
         self._copied = 0  # bytes, since the last step
         self._full = False  # until what was taken is written
         self._rests_until = 0.0
+        self._paused = False  # the thread that writes is
 
     @property
     def pending(self) -> bool:
@@ -107,13 +109,17 @@ class PageOut:
         """Take in what was written, and hand over what is next.
 
         Args:
-            withholds: nothing is handed over, as long as it is little that waits: it is lost if
-                the process dies, or if memory is needed for others.
+            withholds: nothing is handed over or written, as long as it is little that waits: it
+                is lost if the process dies, or if memory is needed for others.
         """
         for written in self._tier.completed():
             self._take(written)
         self._full = self._full and bool(self._jobs)
-        if not (self._full or self._rests or (withholds and self._little_waits)):
+        withholds = withholds and self._little_waits
+        if withholds or self._paused:
+            self._tier.rest(_PAUSE if withholds else 0.0)
+        self._paused = withholds
+        if not (self._full or self._rests or withholds):
             self._hand_over()
 
     @property

@@ -80,6 +80,11 @@ class Pager:
         return self._page_in.ready
 
     @property
+    def pending(self) -> bool:
+        """Whether something is being written, or could be at present."""
+        return self._page_out.pending
+
+    @property
     def unwritten(self) -> bool:
         """Whether nothing is being written, though something is to be."""
         return self._page_out.unwritten

@@ -12,7 +12,7 @@ from tests.cachestore.pager_tools import PagedWorld
 from tests.fakes import FakeClock
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import as_tokens
-from umbel.cachestore.paging.page_out import _LITTLE
+from umbel.cachestore.paging.page_out import _LITTLE, _PAUSE
 from umbel.cachestore.pins import Pins
 from umbel.models.params import SamplingParams
 from umbel.scheduler.paging import _CALM, _PATIENCE, Paging
@@ -162,6 +162,27 @@ def test_what_is_written_waits_for_a_calm_moment(world: PagedWorld) -> None:
     assert all(steps[waited:])
     assert made.goes(after=2 * _CALM, stirs=False)
     assert not made.goes()
+
+
+def test_what_is_being_written_pauses(world: PagedWorld) -> None:
+    """Until it is calm, or has waited for long; nothing is asked of the writer otherwise."""
+    world.write_all()
+    made, rests = Disturbed(world), world.tier.rests
+    assert made.goes(stirs=False)
+    assert rests == []
+    world.tier.slow = True  # what was handed over is being written
+    assert made.goes(after=2 * _CALM, stirs=False)
+    for _ in range(2):
+        made.engine.step(stirs=True, streams=True)
+    assert rests == [_PAUSE, _PAUSE]
+    made.clock.advance(_PATIENCE)
+    made.engine.step(stirs=True, streams=True)
+    assert rests == [_PAUSE, _PAUSE, 0]
+    made.clock.advance(2 * _CALM)
+    made.engine.step(streams=True)
+    made.engine.step(stirs=True, streams=True)
+    made.engine.step(streams=False)
+    assert rests[3:] == [_PAUSE, 0]
 
 
 def test_the_wait_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
