@@ -16,7 +16,7 @@ log = structlog.get_logger()
 _CALM = 0.05
 """Seconds in which nobody came or ended, after which new state is written."""
 
-_PATIENCE = 1.0
+_PATIENCE = 3.0
 """Seconds for which it waits for that."""
 
 

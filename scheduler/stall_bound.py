@@ -20,9 +20,10 @@ class StallBound:
     one does not halve its time, and why short chunks are a bad bargain. A call of several rows
     takes more for each row, which some layers compute by itself. A number of rows that was not met
     yet takes several times as long, once. So whether several rows pay is judged by nearly the least
-    that a row took lately, and whether streams can wait for them by what it mostly took, or took
-    the last time: what makes one call longer is often there for the next, too. Each then enters the
-    batch of those who decode, which keeps them waiting, too: its state is written there.
+    that a row took lately, and whether streams can wait for them by what it mostly took. If the
+    last call of several took longer than that, the next one is expected to, as much: what makes one
+    longer is often there for the next, too. Each row then enters the batch of those who decode,
+    which keeps them waiting, too: its state is written there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -51,6 +52,7 @@ class StallBound:
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
         self._rows = deque[float](maxlen=self._RECENT)  # seconds of each row more
         self._trust = 1.0  # in them
+        self._excess = 1.0  # of the last call of several, over what such calls mostly take
         # Rows and seconds of those that nobody entered, and of these in which somebody ended.
         self._decodes = deque[tuple[int, float]](maxlen=self._RECENT)
         self._ends = deque[tuple[int, float]](maxlen=self._RECENT)
@@ -136,14 +138,10 @@ class StallBound:
 
     @property
     def _usual_row(self) -> float:
-        """What it mostly is, or was the last time, whichever is longer.
-
-        That is 0 before any was measured, and doubted while one was.
-        """
+        """What it mostly is; 0 before any was measured, and doubted while one was."""
         if not self._rows:
             return 0.0
-        mostly = max(statistics.median(self._rows), self._rows[-1])
-        return mostly * (self._trust if len(self._rows) == 1 else 1.0)
+        return statistics.median(self._rows) * (self._trust if len(self._rows) == 1 else 1.0)
 
     def _entering(self, rows: int) -> float:
         """Estimate how many seconds it takes that so many enter a batch.
@@ -168,9 +166,13 @@ class StallBound:
         each = min(max(each, 0.0), t / n)  # neither part of the time is negative
         return (t - each * n) / count + each * tokens
 
-    def _usual(self, rows: int, longest: int) -> float:
-        """Seconds that a call of so many rows of up to so many tokens mostly takes, if known."""
-        return (self.expected(rows * longest) or 0.0) + (rows - 1) * self._usual_row
+    def _usual(self, rows: int, tokens: int) -> float:
+        """Seconds that a call of so many rows mostly takes, with padding so many tokens."""
+        return (self.expected(tokens) or 0.0) + (rows - 1) * self._usual_row
+
+    def _now(self, rows: int, tokens: int) -> float:
+        """Seconds that it takes if it takes as much more than usual as the last one."""
+        return self._usual(rows, tokens) * self._excess
 
     def joins(self, others: Items[int], tokens: int, *, bounded: bool) -> bool:
         """Whether a chunk is best computed in one call with others.
@@ -188,7 +190,7 @@ class StallBound:
         longest, rows = max(*others, tokens), len(others) + 1
         padded = self.expected(rows * longest) or 0.0
         most = self._most_beside(self.expected(self._LEAST))
-        if bounded and self._usual(rows, longest) + self._entering(rows) > most:
+        if bounded and self._now(rows, rows * longest) + self._entering(rows) > most:
             return False
         row, alone = self._row, self.expected(tokens)
         if row is None or alone is None:
@@ -213,7 +215,7 @@ class StallBound:
         most = self._most_beside(self.expected(self._LEAST))
         count = len(chunks)
         while count > 1:
-            if over + self._usual(count, max(chunks[:count])) <= most:
+            if self._SURE * over + self._now(count, count * max(chunks[:count])) <= most:
                 break
             count -= 1
         return count
@@ -230,6 +232,9 @@ class StallBound:
         self._sums = count, n, t * ratio, nn, nt * ratio
 
     def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
+        if self._rows:
+            ratio = seconds / max(self._usual(rows, tokens), 1e-9)
+            self._excess = min(max(ratio, 1.0), self._CHANGE)
         if seconds < (self.expected(tokens) or 0.0):  # rows only take more: the machine is faster
             self._follow(tokens, seconds)
         self._rows.append(max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1))
