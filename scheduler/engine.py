@@ -297,8 +297,9 @@ class Engine(Generic[C, P, O, T]):
         chunks = batch.prefill
         if output is not None:
             spent, rows = self._clock() - began, len(batch.decode)
-            self._prefiller.decoded(spent, entered, rows, ended=len(self._running) < count)
-            chunks = self._prefiller.fitting(chunks, spent, rows)
+            ended = len(self._running) < count
+            chunks = self._prefiller.fitting(chunks, spent, rows, ended=ended)
+            self._prefiller.decoded(spent, entered, rows, ended=ended)
         if chunks:
             self._publish_events()
             self._prefiller.run(chunks)

@@ -38,6 +38,7 @@ class StallBound:
     _UNTRIED = 64  # tokens, before the first measurement
     _SURE = 0.8  # of the bound: chunks take longer than estimated about as often as shorter
     _LAST = 0.9  # of it, for a chunk that completes its prompt
+    _LATE = 0.25  # of the bound
     _DOUBT = 0.98  # what a row's time still counts after a call of one: some time it is tried anew
     _UNSURE = 0.7  # the same while it was measured less than twice
     _FORGET = 0.8  # what a measurement still counts when the next one comes
@@ -211,7 +212,7 @@ class StallBound:
             spent: seconds since the step began.
             rows: that decoded; what these usually take, if that is known, does not count.
         """
-        over = max(0.0, spent - (self._usual_decode(rows, or_more=True) or 0.0))
+        over = self._over(spent, rows)
         most = self._most_beside(self.expected(self._LEAST))
         count = len(chunks)
         while count > 1:
@@ -219,6 +220,18 @@ class StallBound:
                 break
             count -= 1
         return count
+
+    def is_late(self, spent: float, rows: int) -> bool:
+        """Whether a step's decode took longer than usual by over a quarter of the bound.
+
+        Args:
+            spent: seconds since the step began.
+            rows: that decoded.
+        """
+        return self._over(spent, rows) > self._LATE * self._seconds
+
+    def _over(self, spent: float, rows: int) -> float:
+        return max(0.0, spent - (self._usual_decode(rows, or_more=True) or 0.0))
 
     def _follow(self, tokens: int, seconds: float) -> None:
         """Scale what was measured half the way to a machine of another speed."""

@@ -23,6 +23,7 @@ from umbel.scheduler.fairness.terms import Terms
 from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
+from umbel.scheduler.policy import PrefillChunk
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
@@ -519,7 +520,7 @@ class TestTogether:
         bench = Bench(max_batch=16, prefill_chunk=512, together=True)
         _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.0)
         if not leaves_out:
-            bench.engine._prefiller.fitting = lambda chunks, *_: chunks  # type: ignore[method-assign]
+            bench.engine._prefiller.fitting = lambda chunks, *_, **__: chunks  # type: ignore[method-assign]
         run = bench.runner.run
 
         def met(plan: FakePlan, caches: Items[FakeState], tokens: Items[int]) -> FakeOutput:
@@ -542,6 +543,53 @@ class TestTogether:
         longest = max(b - a for a, b in pairwise(times))
         bound = 0.14 + 0.01 + 0.025  # the decode, and one prompt's call
         assert longest <= bound + 1e-9 if leaves_out else longest > bound
+
+    @pytest.mark.parametrize(
+        ("ends", "calls"),
+        [
+            ([9] * 3, [0, 1, 0]),  # 90 ms: behind it nothing is computed
+            ([9], [1, 0, 0]),  # 30 ms: little
+        ],
+    )
+    def test_a_call_behind_several_who_end_waits_for_a_step(
+        self, ends: list[int], calls: list[int]
+    ) -> None:
+        """Streams have waited for those already."""
+        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
+        _take_time(bench, own=0.02, row=0.005, step=0.01, entry=0.0)
+        finish = bench.engine._lifecycle.finish
+
+        def slow_finish(*args: Any) -> None:
+            bench.clock.advance(0.03)
+            finish(*args)
+
+        bench.engine._lifecycle.finish = slow_finish  # type: ignore[method-assign, assignment]
+        bench.put("stream", [5] * 18, max_tokens=90)
+        others = [
+            bench.put(str(number), [number + 1, 2, 3], max_tokens=tokens)
+            for number, tokens in enumerate(ends)
+        ]
+        while min(len(other.output) for other in others) < 8:
+            bench.engine.step()
+        bench.put("late", [77, 2, 3], max_tokens=3)
+        counts = [len(bench.runner.calls)]
+        for _ in calls:
+            bench.engine.step()
+            counts.append(len(bench.runner.calls))
+        assert [b - a for a, b in pairwise(counts)] == calls
+        bench.drain()
+        assert bench.tokens("late") == reference([77, 2, 3], 3)[0]
+
+    def test_a_call_is_not_put_off_twice(self) -> None:
+        """Whoever ends in each step: those who come wait for one step, and no longer."""
+        bench = Bench(max_batch=4, prefill_chunk=512, together=True)
+        stream = bench.put("stream", [5, 6], max_tokens=90)
+        while not stream.output:
+            bench.engine.step()
+        chunks = (PrefillChunk(bench.put("late"), 3),)
+        fitting = bench.engine._prefiller.fitting
+        assert [fitting(chunks, 1.0, 1, ended=True) for _ in range(3)] == [(), chunks, ()]
+        assert [fitting(chunks, 1.0, 1, ended=ends) for ends in (False, True)] == [chunks, ()]
 
     def test_what_is_done_for_who_starts_counts_too(self) -> None:
         """Streams wait for it in the step in which another enters, as for the entry itself."""
