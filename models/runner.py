@@ -272,7 +272,8 @@ class ModelRunner:
         cache.single_steps += 1
         cache.adopt()
         logits: mx.array = self._model(tokens[None], cache=cache.layers)[:, -1, :]
-        launch_in_turn(cache.arrays(), self.placement.launched_layers)
+        if count := self.placement.launched_layers:
+            launch_in_turn(cache.arrays(), count)
         launch(logits, cache.arrays() if self._has_more_than_logits else [])
         return logits
 

@@ -111,9 +111,9 @@ def launch_in_turn(layers: Sequence[Any], count: int) -> None:
 
     Args:
         layers: arrays of each, in any nesting, in the model's order.
-        count: how many layers that is; 0 to launch nothing.
+        count: how many layers that is.
     """
-    for first in range(0, len(layers), count) if count else ():
+    for first in range(0, len(layers), count):
         launch(layers[first : first + count])
 
 

@@ -22,8 +22,9 @@ class StallBound:
     yet takes several times as long, once. So whether several rows pay is judged by nearly the least
     that a row took lately, and whether streams can wait for them by what it mostly took. If the
     last call of several took longer than that, the next one is expected to, as much: what makes one
-    longer is often there for the next, too. Each row then enters the batch of those who decode,
-    which keeps them waiting, too: its state is written there.
+    longer is often there for the next, too. With each call of one that counts for less. Each row
+    then enters the batch of those who decode, which keeps them waiting, too: its state is written
+    there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -76,6 +77,7 @@ class StallBound:
                 self._observe_rows(tokens, seconds, rows)
             return
         self._trust *= self._DOUBT if len(self._rows) > 1 else self._UNSURE
+        self._excess = math.sqrt(self._excess)  # else nobody might be tried beside others again
         self._follow(tokens, seconds)
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = tuple(  # type: ignore[assignment]

@@ -293,7 +293,8 @@ class BatchCache:
             launch(self.arrays())
         try:
             logits = self._compiled.run(model, self.layers, self._spread(tokens, slots))
-            launch_in_turn([layer.arrays() for layer in self._leaves], self.launched_layers)
+            if count := self.launched_layers:
+                launch_in_turn([layer.arrays() for layer in self._leaves], count)
         finally:
             for layer in self._attending:
                 layer.end_step()

@@ -210,6 +210,15 @@ def test_after_a_call_that_took_long_the_next_is_shorter() -> None:
         assert bound.fitting([10] * 6, 0.0, 8) == count
 
 
+def test_calls_of_one_make_it_count_for_less() -> None:
+    """Beside streams there may be no call of several again that says that it has passed."""
+    bound = _known()
+    bound.observe(60, 9.0, rows=6)
+    for count in (3, 5, 6):
+        assert bound.fitting([10] * 6, 0.0, 8) == count
+        bound.observe(10, 0.03)
+
+
 def test_where_no_decode_is_known_all_of_it_counts() -> None:
     """The first decodes of a process are those that take long."""
     bound = _known()
