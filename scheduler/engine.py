@@ -109,14 +109,17 @@ class Engine(Generic[C, P, O, T]):
             self._report.begin_work()
         before = self._running.copy()
         others, crowded = self._scheduler.decoding, self._scheduler.crowded
-        reading = self._kv_cache.page(stirs=self._stirs, streams=crowded or bool(others))
+        short = self._scheduler.short or self._shortage.waits
+        reading = self._kv_cache.page(
+            stirs=self._stirs, others=(crowded or bool(others)) and not short
+        )
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
         self._report.publish()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
-            self._run(step, began)
-        chunk = step is not None and bool(step.batch.prefill)
+            self._run(step, began, before)
+        chunk = step is not None and self._stalled
         waited = crowded or any(s in self._running for s in others)
         self._stirs = waited and (chunk or self._running != before)
         self._record()
@@ -271,25 +274,24 @@ class Engine(Generic[C, P, O, T]):
             sequence.constraint = self._masks.constrain(grammar)
         self._kv_cache.begin(sequence)
 
-    def _run(self, step: Affordable[P], began: float) -> None:
+    def _run(self, step: Affordable[P], began: float, before: list[Sequence]) -> None:
         """Launch this step's decode, then see to what the last one brought.
 
         Args:
             step: that is run.
             began: when it did: what was done for it until now keeps streams waiting, too.
+            before: who ran then.
         """
         batch = step.batch
         entered = sum(s.status is not SequenceStatus.DECODE for s in batch.decode)
-        count = len(self._running)
         output, errors = self._decoder.run(batch.decode, step.plan)
         self._decoder.process_output()
         for place, error in errors.items():
             self._lifecycle.fail(batch.decode[place], error)
         if output is not None:
             self._decoder.sample(output, batch.decode)
-        stalled, self._stalled = self._stalled, bool(batch.prefill)
         overlaps = self._runner.overlaps and any(s.wants_more for s in self._running)
-        if batch.prefill or stalled or not overlaps:
+        if batch.prefill or self._stalled or not overlaps:
             # A chunk shall not keep tokens back, nor its time be taken for the decode's. After one
             # the streams have waited long enough to do without the overlap once; else nothing is
             # gained by launching, or left to launch, before it.
@@ -297,9 +299,10 @@ class Engine(Generic[C, P, O, T]):
         chunks = batch.prefill
         if output is not None:
             spent, rows = self._clock() - began, len(batch.decode)
-            ended = len(self._running) < count
+            ended = any(sequence not in self._running for sequence in before)
             chunks = self._prefiller.fitting(chunks, spent, rows, ended=ended)
             self._prefiller.decoded(spent, entered, rows, ended=ended)
+        self._stalled = bool(chunks)
         if chunks:
             self._publish_events()
             self._prefiller.run(chunks)

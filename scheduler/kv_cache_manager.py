@@ -152,9 +152,9 @@ class KVCacheManager(Generic[C]):
             sequence, self._namespace(sequence)
         )
 
-    def page(self, *, stirs: bool, streams: bool) -> bool:
+    def page(self, *, stirs: bool, others: bool) -> bool:
         """Move state to and from the disk; see `Paging.step`."""
-        return self._paging is not None and self._paging.step(stirs=stirs, streams=streams)
+        return self._paging is not None and self._paging.step(stirs=stirs, others=others)
 
     @property
     def unwritten(self) -> bool:

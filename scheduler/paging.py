@@ -14,7 +14,7 @@ log = structlog.get_logger()
 
 
 _CALM = 0.05
-"""Seconds in which nobody came or ended, after which new state is written."""
+"""Seconds in which nobody came or ended, and no prompt was computed: then new state is written."""
 
 _PATIENCE = 3.0
 """Seconds for which it waits for that."""
@@ -42,7 +42,7 @@ class Paging:
         self._pins = pins
         self._clock = clock
         self._page_ins = 0
-        self._stirred = float("-inf")  # when somebody came or ended
+        self._stirred = float("-inf")  # when somebody came or ended, or a prompt was computed
         self._waits_since: float | None = None
 
     @property
@@ -62,18 +62,19 @@ class Paging:
         """Whether nothing is being written, though something is to be: a step would begin."""
         return self._pager is not None and self._pager.unwritten
 
-    def step(self, *, stirs: bool = False, streams: bool = False) -> bool:
+    def step(self, *, stirs: bool = False, others: bool = False) -> bool:
         """Go on with what is on the way; whether there is more to do at once.
 
         Args:
             stirs: somebody came or ended in the last step, or a prompt was computed, beside others.
-            streams: somebody decodes, or several run or wait.
+            others: somebody decodes, or several run or wait, and nobody lacks memory: what is being
+                written cannot be given up.
         """
         if self._pager is None:
             return False
         try:
             calm = self._is_calm(self._pager, stirs=stirs)
-            self._pager.step(withholds=streams and not calm)
+            self._pager.step(withholds=others and not calm)
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
             self._give_up(error)
@@ -88,7 +89,9 @@ class Paging:
         if now - self._stirred >= _CALM:
             self._waits_since = None
             return True
-        if self._waits_since is None and pager.pending:
+        if not pager.pending:
+            self._waits_since = None
+        elif self._waits_since is None:
             self._waits_since = now
         return self._waits_since is not None and now - self._waits_since >= _PATIENCE
 

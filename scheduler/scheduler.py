@@ -75,6 +75,11 @@ class Scheduler:
         return len(self.running) + len(self.preempted) + len(self.waiting) > 1
 
     @property
+    def short(self) -> bool:
+        """Whether one waits for memory."""
+        return bool(self.preempted) or self._last.short is not None
+
+    @property
     def decoding(self) -> list[Sequence]:
         """Those that run and whose prompt is computed: they wait while others begin or end."""
         return [sequence for sequence in self.running if not sequence.num_left_to_prefill]

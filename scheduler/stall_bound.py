@@ -4,6 +4,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence as Items
+from itertools import product
 
 from .policy import ChunkSize
 
@@ -21,10 +22,10 @@ class StallBound:
     takes more for each row, which some layers compute by itself. A number of rows that was not met
     yet takes several times as long, once. So whether several rows pay is judged by nearly the least
     that a row took lately, and whether streams can wait for them by what it mostly took. If the
-    last call of several took longer than that, the next one is expected to, as much: what makes one
-    longer is often there for the next, too. With each call of one that counts for less. Each row
-    then enters the batch of those who decode, which keeps them waiting, too: its state is written
-    there.
+    last call of several took longer than that, the next one is expected to, as much, up to twice as
+    long: what makes one longer is often there for the next, too. With each call of one that counts
+    for less. Each row then enters the batch of those who decode, which keeps them waiting, too: its
+    state is written there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -55,9 +56,8 @@ class StallBound:
         self._rows = deque[float](maxlen=self._RECENT)  # seconds of each row more
         self._trust = 1.0  # in them
         self._excess = 1.0  # of the last call of several, over what such calls mostly take
-        # Rows and seconds of those that nobody entered, and of these in which somebody ended.
-        self._decodes = deque[tuple[int, float]](maxlen=self._RECENT)
-        self._ends = deque[tuple[int, float]](maxlen=self._RECENT)
+        # Rows and seconds of those that nobody entered, and whether somebody ended in them.
+        self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
         # How many entered others, and seconds more.
         self._entries = deque[tuple[int, float]](maxlen=self._RECENT)
         # How many did, rows and seconds of decodes that cannot be compared yet.
@@ -102,7 +102,7 @@ class StallBound:
         if entered:
             self._unknown.append((entered, rows, seconds))
         else:
-            (self._ends if ended else self._decodes).append((rows, seconds))
+            self._decodes.append((rows, seconds, ended))
         for entry in tuple(self._unknown):
             count, size, taken = entry
             usual = self._usual_decode(size)
@@ -119,13 +119,9 @@ class StallBound:
             rows: of the decode.
             or_more: before these, those of more rows tell, which take no less.
         """
-        most = math.inf if or_more else 4 * rows
-        for decodes, limit in (
-            (self._decodes, 4 * rows),
-            (self._decodes, most),
-            (self._ends, most),
-        ):
-            alike = [each for n, each in decodes if rows <= 2 * n <= limit]
+        limits = [4.0 * rows, math.inf] if or_more else [4.0 * rows]
+        for ends, limit in product((False, True), limits):
+            alike = [t for n, t, ended in self._decodes if ended == ends and rows <= 2 * n <= limit]
             if alike:
                 return statistics.median(alike)
         return None
@@ -214,7 +210,7 @@ class StallBound:
             spent: seconds since the step began.
             rows: that decoded; what these usually take, if that is known, does not count.
         """
-        over = self._over(spent, rows)
+        over = max(0.0, spent - (self._usual_decode(rows, or_more=True) or 0.0))
         most = self._most_beside(self.expected(self._LEAST))
         count = len(chunks)
         while count > 1:
@@ -226,14 +222,14 @@ class StallBound:
     def is_late(self, spent: float, rows: int) -> bool:
         """Whether a step's decode took longer than usual by over a quarter of the bound.
 
+        It is not where nothing is known of such decodes.
+
         Args:
             spent: seconds since the step began.
             rows: that decoded.
         """
-        return self._over(spent, rows) > self._LATE * self._seconds
-
-    def _over(self, spent: float, rows: int) -> float:
-        return max(0.0, spent - (self._usual_decode(rows, or_more=True) or 0.0))
+        usual = self._usual_decode(rows, or_more=True)
+        return usual is not None and spent - usual > self._LATE * self._seconds
 
     def _follow(self, tokens: int, seconds: float) -> None:
         """Scale what was measured half the way to a machine of another speed."""

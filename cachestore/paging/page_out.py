@@ -116,9 +116,10 @@ class PageOut:
             self._take(written)
         self._full = self._full and bool(self._jobs)
         withholds = withholds and self._little_waits
-        if withholds or self._paused:
-            self._tier.rest(_PAUSE if withholds else 0.0)
-        self._paused = withholds
+        pauses = withholds and bool(self._jobs)
+        if pauses or self._paused:
+            self._tier.pause(_PAUSE if pauses else 0.0)
+        self._paused = pauses
         if not (self._full or self._rests or withholds):
             self._hand_over()
 
@@ -248,6 +249,8 @@ class PageOut:
         self._cache.tries.files.hold([record])  # until it is known who uses it
         if trie is not None:
             attach(trie, job.path, record)
+            for node in filter(_is_written, parts):
+                trie.persistence.mark_clean(node)
         self._cache.tries.files.drop([record])
 
     def _failed(self, job: _Job, parts: list[TrieNode], trie: RadixTrie | None) -> None:
@@ -291,6 +294,12 @@ def _write_job(job: _Job, kind: RecordKind, start: int, exported: Exported) -> W
         used=max(job.node.last_used, job.node.checkpoint_used),
         payload=Payload(tensors, exported.metadata),
     )
+
+
+def _is_written(node: TrieNode) -> bool:
+    """Whether the disk has all of a node's state."""
+    tokens = node.span is None or node.persisted_end == node.end
+    return tokens and (node.checkpoint is None or node.persisted_checkpoint is not None)
 
 
 def _reachable(node: TrieNode) -> bool:

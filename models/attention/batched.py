@@ -161,7 +161,7 @@ class BufferedLayer:
         return self._step.positions + 1 if self._held else self._step.positions
 
     def arrays(self) -> Sequence[mx.array]:
-        """All that is the rows' own, to evaluate; none before the first step."""
+        """All that is the rows' own, to evaluate: none before the first of a batch."""
         tensors = self._buffer.tensors[self._first : self._first + self._count]
         return [tensor for tensor in tensors if tensor is not None]
 

@@ -46,7 +46,6 @@ class BatchCache:
         chunked: lengths of those windows that are emptied when a chunk begins.
         stacks: what rows alone read side by side.
         reads_apart: a kernel reads what rows alone lease wherever it lies, as far as is known.
-        launched_layers: how many of a step are launched at once; 0 for all.
 
     Args:
         like: layer caches of any sequence of the model.
@@ -82,9 +81,6 @@ class BatchCache:
         self._leaves = list(layer_caches_of(self.layers))
         self._attending = [each for each in self._leaves if isinstance(each, BufferedLayer)]
         self._recurrent = [each for each in self._leaves if isinstance(each, BatchedRecurrentLayer)]
-        self.launched_layers = 0
-        if device.launches_layers:
-            self.launched_layers = _LAUNCHED if compile_after else 1
         suffixes = [] if self.suffixes is None else [self.suffixes]
         self._buffers = [*suffixes, *self.windows.values()]
         self._state = RowState(self._step, self._attending, self._buffers, self._recurrent)
@@ -100,6 +96,13 @@ class BatchCache:
     def compiles(self) -> bool:
         """Whether steps are compiled: not any more once one could not be."""
         return self._compiled.after > 0
+
+    @property
+    def launched_layers(self) -> int:
+        """How many layers of a step are launched at once; 0 for all."""
+        if not self._step.device.launches_layers:
+            return 0
+        return _LAUNCHED if self.compiles else 1
 
     def arrays(self) -> list[mx.array]:
         """Every array that a step writes, to evaluate."""

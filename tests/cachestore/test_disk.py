@@ -157,7 +157,7 @@ def test_the_owner_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_writer_pauses_between_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a file, which is whole when it has gone on; what else it does goes on."""
+    """In the middle of a file, which is whole when it has gone on."""
     monkeypatch.setattr("umbel.cachestore.disk.files.BLOCK", 1 << 10)
     original, sizes = os.write, list[int]()
     with opened(tmp_path) as tier:
@@ -165,7 +165,7 @@ def test_the_writer_pauses_between_blocks(tmp_path: Path, monkeypatch: pytest.Mo
         def write_then_pause(fd: int, data: bytes) -> int:
             sizes.append(len(data))
             if len(sizes) == 2:
-                tier.rest(TIMEOUT)
+                tier.pause(TIMEOUT)
             return original(fd, data)
 
         monkeypatch.setattr(os, "write", write_then_pause)
@@ -173,7 +173,7 @@ def test_the_writer_pauses_between_blocks(tmp_path: Path, monkeypatch: pytest.Mo
         wait_until(lambda: len(sizes) == 2)
         assert not tier.flush(0.1)
         assert len(sizes) == 2
-        tier.rest(0)
+        tier.pause(0)
         (written,) = results(tier)
         assert len(sizes) > 3
         assert written.record is not None
@@ -184,15 +184,15 @@ def test_a_pause_ends_by_itself(tmp_path: Path) -> None:
     """An owner that has nothing more to say does not keep its state from the disk."""
     with opened(tmp_path) as tier:
         began = time.monotonic()
-        tier.rest(0.2)
+        tier.pause(0.2)
         write(tier, job())
         assert time.monotonic() - began >= 0.2
 
 
 def test_a_tier_that_is_closed_pauses_no_more(tmp_path: Path) -> None:
-    """What waits is written; where there is no time for that, it is answered."""
+    """What waits is written."""
     with opened(tmp_path) as tier:
-        tier.rest(10 * TIMEOUT)
+        tier.pause(10 * TIMEOUT)
         assert tier.write(job())
         assert not tier.flush(0.05)
         tier.close(TIMEOUT)

@@ -26,7 +26,9 @@ from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.policy import PrefillChunk
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
+from umbel.scheduler.scheduler import Scheduler
 from umbel.scheduler.sequence import Sequence, SequenceStatus
+from umbel.scheduler.shortage import Shortage
 from umbel.scheduler.thread import Pace
 
 from ..fakes import (
@@ -347,8 +349,8 @@ class TestOrder:
         bench = Bench(max_batch=4)
         heard: list[tuple[bool, bool]] = []
 
-        def page(*, stirs: bool, streams: bool) -> bool:
-            heard.append((stirs, streams))
+        def page(*, stirs: bool, others: bool) -> bool:
+            heard.append((stirs, others))
             return False
 
         bench.engine._kv_cache.page = page  # type: ignore[method-assign]
@@ -372,8 +374,8 @@ class TestOrder:
         bench = Bench(max_batch=4)
         heard: list[tuple[bool, bool]] = []
 
-        def page(*, stirs: bool, streams: bool) -> bool:
-            heard.append((stirs, streams))
+        def page(*, stirs: bool, others: bool) -> bool:
+            heard.append((stirs, others))
             return False
 
         bench.engine._kv_cache.page = page  # type: ignore[method-assign]
@@ -388,6 +390,29 @@ class TestOrder:
         bench.drain()
         bench.engine.step()
         assert heard[-1] == (False, False)
+
+    def test_the_disk_does_not_wait_where_memory_is_short(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What is being written cannot be given up: who waits for memory would wait for that."""
+        bench = Bench(max_batch=4)
+        heard: list[tuple[bool, bool]] = []
+
+        def page(*, stirs: bool, others: bool) -> bool:
+            heard.append((stirs, others))
+            return False
+
+        bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+        for name in ("a", "b"):
+            bench.put(name, [5, 6, 7])
+        bench.engine.step()
+        monkeypatch.setattr(Scheduler, "short", property(lambda _: True))
+        bench.engine.step()
+        monkeypatch.setattr(Shortage, "waits", property(lambda _: True))
+        bench.engine.step()
+        monkeypatch.setattr(Scheduler, "short", property(lambda _: False))
+        bench.engine.step()
+        assert [others for _, others in heard] == [True, False, False, False]
 
     def test_an_idle_engine_has_new_state_written(self) -> None:
         """It asks for one more step where nothing is being written yet, and rests then."""
@@ -584,7 +609,7 @@ class TestTogether:
         """Whoever ends in each step: those who come wait for one step, and no longer."""
         bench = Bench(max_batch=4, prefill_chunk=512, together=True)
         stream = bench.put("stream", [5, 6], max_tokens=90)
-        while not stream.output:
+        while len(stream.output) < 3:  # so that it is known how long that takes
             bench.engine.step()
         chunks = (PrefillChunk(bench.put("late"), 3),)
         fitting = bench.engine._prefiller.fitting

@@ -137,13 +137,13 @@ class Disturbed:
         self.engine = Paging(world.pager, pins, self.clock)
         self._starts = count(1000, 100)
 
-    def goes(self, *, after: float = 0.0, stirs: bool = True, streams: bool = True) -> bool:
+    def goes(self, *, after: float = 0.0, stirs: bool = True, others: bool = True) -> bool:
         """Whether something is handed over in a step, before which something new has come."""
         self.clock.advance(after)
         start = next(self._starts)
         self.world.serve(range(start, start + 30))
         before = len(self.world.tier.jobs)
-        self.engine.step(stirs=stirs, streams=streams)
+        self.engine.step(stirs=stirs, others=others)
         assert self.world.tier.flush(10)
         return len(self.world.tier.jobs) > before
 
@@ -167,22 +167,33 @@ def test_what_is_written_waits_for_a_calm_moment(world: PagedWorld) -> None:
 def test_what_is_being_written_pauses(world: PagedWorld) -> None:
     """Until it is calm, or has waited for long; nothing is asked of the writer otherwise."""
     world.write_all()
-    made, rests = Disturbed(world), world.tier.rests
+    made, pauses = Disturbed(world), world.tier.pauses
     assert made.goes(stirs=False)
-    assert rests == []
+    assert pauses == []
     world.tier.slow = True  # what was handed over is being written
     assert made.goes(after=2 * _CALM, stirs=False)
     for _ in range(2):
-        made.engine.step(stirs=True, streams=True)
-    assert rests == [_PAUSE, _PAUSE]
+        made.engine.step(stirs=True, others=True)
+    assert pauses == [_PAUSE, _PAUSE]
     made.clock.advance(_PATIENCE)
-    made.engine.step(stirs=True, streams=True)
-    assert rests == [_PAUSE, _PAUSE, 0]
+    made.engine.step(stirs=True, others=True)
+    assert pauses == [_PAUSE, _PAUSE, 0]
     made.clock.advance(2 * _CALM)
-    made.engine.step(streams=True)
-    made.engine.step(stirs=True, streams=True)
-    made.engine.step(streams=False)
-    assert rests[3:] == [_PAUSE, 0]
+    made.engine.step(others=True)
+    made.engine.step(stirs=True, others=True)
+    made.engine.step(others=False)
+    assert pauses[3:] == [_PAUSE, 0]
+
+
+def test_the_wait_ends_where_all_is_written(world: PagedWorld) -> None:
+    """What comes long after that waits as long as if it were the first, though it is never calm."""
+    world.write_all()
+    made = Disturbed(world)
+    assert made.goes(stirs=False)
+    for _ in range(3):
+        made.engine.step(stirs=True, others=True)
+        made.clock.advance(_PATIENCE)
+    assert not made.goes()
 
 
 def test_the_wait_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
@@ -190,7 +201,7 @@ def test_the_wait_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
     world.write_all()
     made = Disturbed(world)
     for _ in range(3):
-        made.engine.step(stirs=True, streams=True)
+        made.engine.step(stirs=True, others=True)
         made.clock.advance(_PATIENCE)
     assert not made.goes()
     assert not made.goes(after=0.9 * _PATIENCE)
@@ -203,7 +214,7 @@ def test_nothing_is_held_back_where_nobody_waits(world: PagedWorld) -> None:
     made = Disturbed(world)
     assert not made.goes()
     assert made.engine.unwritten
-    assert made.goes(streams=False)
+    assert made.goes(others=False)
     assert not made.goes()
     while made.engine.unwritten:
         made.engine.step()

@@ -210,6 +210,18 @@ def test_after_a_call_that_took_long_the_next_is_shorter() -> None:
         assert bound.fitting([10] * 6, 0.0, 8) == count
 
 
+def test_nothing_is_late_before_it_is_known_how_long_it_takes() -> None:
+    """A slow model's decodes would all be; and a time that is old says nothing any more."""
+    bound = _known()
+    assert not bound.is_late(9.0, 8)
+    bound.observe_decode(0.01, 0, 8)
+    assert bound.is_late(0.07, 8)
+    assert not bound.is_late(0.05, 8)
+    for _ in range(20):
+        bound.observe_decode(0.06, 0, 8, ended=True)
+    assert not bound.is_late(0.07, 8)
+
+
 def test_calls_of_one_make_it_count_for_less() -> None:
     """Beside streams there may be no call of several again that says that it has passed."""
     bound = _known()
