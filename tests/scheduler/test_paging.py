@@ -190,10 +190,12 @@ def test_the_wait_ends_where_all_is_written(world: PagedWorld) -> None:
     world.write_all()
     made = Disturbed(world)
     assert made.goes(stirs=False)
-    for _ in range(3):
+    for _ in range(2):
         made.engine.step(stirs=True, others=True)
-        made.clock.advance(_PATIENCE)
+        made.clock.advance(0.4 * _PATIENCE)
     assert not made.goes()
+    assert not made.goes(after=0.5 * _PATIENCE)
+    assert made.goes(after=0.6 * _PATIENCE)
 
 
 def test_the_wait_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
