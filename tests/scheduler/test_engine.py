@@ -347,13 +347,7 @@ class TestOrder:
     def test_the_disk_hears_when_streams_wait_for_others(self) -> None:
         """Who comes and who ends beside one who decodes; not a stream that goes on, or is alone."""
         bench = Bench(max_batch=4)
-        heard: list[tuple[bool, bool]] = []
-
-        def page(*, stirs: bool, others: bool) -> bool:
-            heard.append((stirs, others))
-            return False
-
-        bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+        heard = _told_to_the_disk(bench)
         bench.put("stream", [5, 6, 7, 8, 9, 10], max_tokens=20)  # two chunks
         for _ in range(5):
             bench.engine.step()
@@ -361,7 +355,8 @@ class TestOrder:
         bench.put("other", [1, 2, 3], max_tokens=2)
         for _ in range(8):
             bench.engine.step()
-        (before, came, *later), heard = heard[5:], []
+        before, came, *later = heard[5:]
+        heard.clear()
         assert (before, came) == ((False, True), (True, True))
         assert [stirs for stirs, _ in later if stirs] == [True], "it ends once"
         assert later[-1] == (False, True)
@@ -372,13 +367,7 @@ class TestOrder:
     def test_the_disk_hears_when_several_wait_for_prompts(self) -> None:
         """Though nobody decodes yet: who waits for another's prompt enters behind it."""
         bench = Bench(max_batch=4)
-        heard: list[tuple[bool, bool]] = []
-
-        def page(*, stirs: bool, others: bool) -> bool:
-            heard.append((stirs, others))
-            return False
-
-        bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+        heard = _told_to_the_disk(bench)
         prompt = list(range(5, 17))  # three chunks
         for name in ("a", "b"):
             bench.put(name, prompt, max_tokens=3)
@@ -396,13 +385,7 @@ class TestOrder:
     ) -> None:
         """What is being written cannot be given up: who waits for memory would wait for that."""
         bench = Bench(max_batch=4)
-        heard: list[tuple[bool, bool]] = []
-
-        def page(*, stirs: bool, others: bool) -> bool:
-            heard.append((stirs, others))
-            return False
-
-        bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+        heard = _told_to_the_disk(bench)
         for name in ("a", "b"):
             bench.put(name, [5, 6, 7])
         bench.engine.step()
@@ -635,6 +618,18 @@ class TestTogether:
             bench.engine.step()
         steps = seen[1:]
         assert steps.count((0.08, 1)) == len(steps) > 3
+
+
+def _told_to_the_disk(bench: Bench) -> list[tuple[bool, bool]]:
+    """Hear what paging is told in each step from here on: `stirs` and `others`."""
+    heard: list[tuple[bool, bool]] = []
+
+    def page(*, stirs: bool, others: bool) -> bool:
+        heard.append((stirs, others))
+        return False
+
+    bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+    return heard
 
 
 def _take_time(
