@@ -91,9 +91,9 @@ class Prefiller(Generic[C, P, O, T]):
     ) -> tuple[PrefillChunk, ...]:
         """Leave out chunks that streams cannot wait for any more; the next step plans them anew.
 
-        A call behind several who end takes two to three times as long as foretold: the device
-        packs what they leave, and the front end has the interpreter, for their answers and next
-        questions. Where that took long already, the call waits for the next step, once.
+        A call behind several who end took up to twice as long as others on a slow machine: the
+        device packs what they leave, and the front end has their answers and next questions to see
+        to. Where that took long already, the call waits for the next step, once.
 
         Args:
             chunks: of one call.

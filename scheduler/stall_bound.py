@@ -214,7 +214,7 @@ class StallBound:
         most = self._most_beside(self.expected(self._LEAST))
         count = len(chunks)
         while count > 1:
-            if self._SURE * over + self._now(count, count * max(chunks[:count])) <= most:
+            if over + self._now(count, count * max(chunks[:count])) <= most:
                 break
             count -= 1
         return count

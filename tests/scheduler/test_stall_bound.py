@@ -175,9 +175,9 @@ def test_calls_of_several_rows_show_a_faster_machine() -> None:
     ("spent", "count"),
     [
         (0.01, 6),  # as long as usual
-        (0.06, 6),  # 20 + 60 + 5 * 8 ms, and 0.8 * 50 more
-        (0.07, 5),
-        (0.1, 4),
+        (0.05, 6),  # 20 + 60 + 5 * 8 ms, and 40 more
+        (0.06, 5),
+        (0.08, 4),
         (0.5, 1),
     ],
 )
@@ -199,7 +199,7 @@ def test_what_those_who_end_take_is_not_usual() -> None:
     bound.observe_decode(0.01, 0, 8)
     for _ in range(9):
         bound.observe_decode(0.06, 0, 8, ended=True)
-    assert bound.fitting([10] * 6, 0.08, 8) == 5
+    assert bound.fitting([10] * 6, 0.08, 8) == 4
 
 
 def test_after_a_call_that_took_long_the_next_is_shorter() -> None:
@@ -234,12 +234,12 @@ def test_calls_of_one_make_it_count_for_less() -> None:
 def test_where_no_decode_is_known_all_of_it_counts() -> None:
     """The first decodes of a process are those that take long."""
     bound = _known()
-    assert bound.fitting([10] * 6, 0.05, 8) == 6
-    assert bound.fitting([10] * 6, 0.06, 8) == 5
+    assert bound.fitting([10] * 6, 0.04, 8) == 6
+    assert bound.fitting([10] * 6, 0.05, 8) == 5
     bound.observe_decode(0.01, 0, 2)  # of so many fewer that it says nothing
-    assert bound.fitting([10] * 6, 0.06, 8) == 5
-    bound.observe_decode(0.02, 0, 64)  # eight take no longer
-    assert bound.fitting([10] * 6, 0.06, 8) == 6
+    assert bound.fitting([10] * 6, 0.05, 8) == 5
+    bound.observe_decode(0.05, 0, 64)  # eight take no longer
+    assert bound.fitting([10] * 6, 0.05, 8) == 6
 
 
 def test_before_any_measurement_nothing_is_left_out() -> None:
