@@ -78,6 +78,17 @@ class TrieNode:
         return self.writing or (self.span is not None and self.span.storage.lodged)
 
     @property
+    def tokens_persisted(self) -> bool:
+        """Whether the disk has its tokens' state, if that is kept at all."""
+        return self.span is None or self.persisted_end == self.end
+
+    @property
+    def persisted(self) -> bool:
+        """Whether the disk has all of its state."""
+        checkpoint = self.checkpoint is None or self.persisted_checkpoint is not None
+        return self.tokens_persisted and checkpoint
+
+    @property
     def persisted_soon(self) -> bool:
         """Whether the disk has all of its tokens, or will when what is under way is done."""
         return max([self.persisted_end, *self.writers.values()]) >= self.end

@@ -187,7 +187,6 @@ class StallBound:
                 those that are computed here enter their batch.
         """
         longest, rows = max(*others, tokens), len(others) + 1
-        padded = self.expected(rows * longest) or 0.0
         most = self._most_beside(self.expected(self._LEAST))
         if bounded and self._now(rows, rows * longest) + self._entering(rows) > most:
             return False
@@ -196,6 +195,7 @@ class StallBound:
             # Those that are nearly as long tell how long such calls take; beside streams two do.
             tried = rows == _TWO or not bounded
             return tried and rows * longest * _FULL <= sum(others) + tokens
+        padded = self.expected(rows * longest) or 0.0
         before = self.expected(len(others) * max(others)) or 0.0
         return padded + row <= before + alone  # the others' rows are in both
 

@@ -1,7 +1,7 @@
 """Notes in a trie which of its state a new file has: the trie may have changed meanwhile."""
 
 from ..extents import Extent
-from ..node import Tokens, TrieNode
+from ..node import Tokens
 from ..record import Record, RecordKind
 from ..trie import RadixTrie
 
@@ -36,10 +36,6 @@ def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
 
 def _attach_checkpoint(trie: RadixTrie, path: Tokens, record: Record) -> None:
     node, known = trie.match(path)
-    if known == len(path) == node.end and node.persisted_checkpoint is None and _on_disk(node):
+    ends = known == len(path) == node.end
+    if ends and node.persisted_checkpoint is None and node.tokens_persisted:
         trie.persistence.set_checkpoint(node, record)
-
-
-def _on_disk(node: TrieNode) -> bool:
-    """Whether a node's tokens are on disk, if their state is kept at all."""
-    return node.span is None or node.persisted_end == node.end

@@ -249,8 +249,9 @@ class PageOut:
         self._cache.tries.files.hold([record])  # until it is known who uses it
         if trie is not None:
             attach(trie, job.path, record)
-            for node in filter(_is_written, parts):
-                trie.persistence.mark_clean(node)
+            for node in parts:
+                if node.persisted:
+                    trie.persistence.mark_clean(node)
         self._cache.tries.files.drop([record])
 
     def _failed(self, job: _Job, parts: list[TrieNode], trie: RadixTrie | None) -> None:
@@ -294,12 +295,6 @@ def _write_job(job: _Job, kind: RecordKind, start: int, exported: Exported) -> W
         used=max(job.node.last_used, job.node.checkpoint_used),
         payload=Payload(tensors, exported.metadata),
     )
-
-
-def _is_written(node: TrieNode) -> bool:
-    """Whether the disk has all of a node's state."""
-    tokens = node.span is None or node.persisted_end == node.end
-    return tokens and (node.checkpoint is None or node.persisted_checkpoint is not None)
 
 
 def _reachable(node: TrieNode) -> bool:
