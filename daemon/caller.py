@@ -44,6 +44,10 @@ class Caller(NamedTuple):
         """The tenant whose requests, state and figures it may see; None for everybody's."""
         return None if self.operator or self.monitor else self.tenant
 
+    def others_come(self) -> bool:
+        """Whether others are about to be queued with it."""
+        return self.arrival is not None and self.arrival.others_come()
+
     def queued(self) -> None:
         """Give up what it holds until it is queued. Idempotent."""
         self.wait.give_place_back()

@@ -1,5 +1,6 @@
 """One answer as it comes: events of the engine to parts of the answer, on the event loop."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -35,6 +36,7 @@ class Generation:
 
     Args:
         arrived_at: when the request came, on the engine's clock, in seconds.
+        others_come: tells whether more requests are about to be queued with it.
 
     Attributes:
         reader: of its tokens; knows what has come so far.
@@ -50,6 +52,7 @@ class Generation:
         reader: AnswerReader,
         metrics: Metrics,
         arrived_at: float,
+        others_come: Callable[[], bool] = lambda: False,
     ) -> None:
         self.request = request
         self.reader = reader
@@ -57,6 +60,7 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.tokens: list[int] = []
         self._handoff = handoff
+        self._others_come = others_come
         self._metrics = metrics
         self._error: Exception | None = None
         self._matched = 0
@@ -69,7 +73,7 @@ class Generation:
         Raises:
             RetryLaterError: it cannot be taken now.
         """
-        self._channel = self._handoff.submit(self.request)
+        self._channel = self._handoff.submit(self.request, others_come=self._others_come())
         return self
 
     async def __aexit__(

@@ -258,7 +258,14 @@ class Service:
             logprobs=logprobs,
             markup=rendered.markup,
         )
-        return Generation(request, self._handoff, reader, self.metrics, caller.arrived_at)
+        return Generation(
+            request,
+            self._handoff,
+            reader,
+            self.metrics,
+            caller.arrived_at,
+            caller.others_come,
+        )
 
 
 def still_loading() -> UnavailableError:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from umbel.scheduler import handoff as handoff_module
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import QueueFullError, SlowConsumerError, UnavailableError
 from umbel.scheduler.handoff import EventChannel, Handoff
@@ -140,6 +141,43 @@ class TestChannel:
         with pytest.raises(asyncio.CancelledError):
             await reader
         assert await channel.get() == TokenEvent(1, 100.0)
+
+
+class TestWaking:
+    """An engine that sleeps is left asleep while more requests are on their way."""
+
+    async def test_those_on_their_way_are_computed_together(self, service: Service) -> None:
+        """The last one wakes it."""
+        service.runner.prefills_together = True
+        channels = [
+            service.handoff.submit(make_request(f"{n}", [n, 1]), others_come=n < 3)
+            for n in range(4)
+        ]
+        for channel in channels:
+            assert isinstance((await read(channel))[-1], Finished)
+        assert service.runner.calls == [4]
+
+    async def test_it_is_woken_once(self) -> None:
+        """Also where it was to be woken later."""
+        woken: list[int] = []
+        queue = ConversationQueue(9)
+        handoff = Handoff(queue, lambda: woken.append(len(queue)), channel_limit=9)
+        for n in range(3):
+            assert woken == []
+            handoff.submit(make_request(f"{n}", [n]), others_come=n < 2)
+        assert woken == [3]
+        await asyncio.sleep(3 * handoff_module._GATHER)
+        assert woken == [3]
+
+    async def test_it_is_woken_though_nobody_follows(self) -> None:
+        """Who was on its way may be refused, or take long; and again the next time."""
+        woken = asyncio.Event()
+        handoff = Handoff(ConversationQueue(9), woken.set, channel_limit=9)
+        for name in ("a", "b"):
+            handoff.submit(make_request(name, [1]), others_come=True)
+            assert not woken.is_set()
+            await asyncio.wait_for(woken.wait(), PATIENCE)
+            woken.clear()
 
 
 class TestRequests:
