@@ -54,10 +54,14 @@ class BatchPlanner:
         decode: who is in the batch afterwards.
         batch: as it is.
         rules: of the model.
+        coming: how many more will soon be in it.
     """
 
-    def __init__(self, decode: Sequence[State], batch: Batch, rules: Rules) -> None:
+    def __init__(
+        self, decode: Sequence[State], batch: Batch, rules: Rules, coming: int = 0
+    ) -> None:
         self._decode = decode
+        self._coming = coming
         self._batch = batch
         self._rules = rules
         self._moves: list[Move] = []
@@ -83,11 +87,12 @@ class BatchPlanner:
                 is read side by side.
         """
         needed = rows_for(len(self._decode), self._rules.row_multiple)
-        spare = self._batch.spare_steps + 1 if needed < self._batch.rows else 0
-        rows = max(needed, self._batch.rows)
+        soon = rows_for(len(self._decode) + self._coming, self._rules.row_multiple)
+        spare = self._batch.spare_steps + 1 if soon < self._batch.rows else 0
+        rows = self._batch.rows if needed <= self._batch.rows else soon
         if may_copy and spare > self._rules.spare_steps:
-            self._relocate(needed)
-            rows, spare = needed, 0
+            self._relocate(soon)
+            rows, spare = soon, 0
         packs = self._full()
         enters = self._enter()
         positions, windows = self._resize(rows)

@@ -21,6 +21,7 @@ def plan_step(
     batch: Batch,
     rules: Rules,
     *,
+    coming: int = 0,
     may_copy: bool = True,
 ) -> StepPlan:
     """Plan a step.
@@ -30,6 +31,8 @@ def plan_step(
         prefill: sequences whose prompts advance, in one call, and by how many tokens each.
         batch: who is in it, and how large it is.
         rules: of the model.
+        coming: how many more will soon get a token each, with those that do now: a batch that is
+            made or grows has rows for them, and one that stays keeps them.
         may_copy: state may be copied to be faster, or to be smaller later: a single sequence's
             out of the batch or into one piece, and that of all rows into fewer.
     """
@@ -42,7 +45,7 @@ def plan_step(
         ),
     )
     return StepPlan(
-        plan_decode(decode, batch, rules, may_copy=may_copy) if decode else None,
+        plan_decode(decode, batch, rules, coming=coming, may_copy=may_copy) if decode else None,
         plan if prefill else None,
     )
 
@@ -65,17 +68,30 @@ def _copied(prompts: Sequence[State]) -> list[tuple[int, int]]:
 
 
 def plan_decode(
-    decode: Sequence[State], batch: Batch, rules: Rules, *, may_copy: bool = True
+    decode: Sequence[State],
+    batch: Batch,
+    rules: Rules,
+    *,
+    coming: int = 0,
+    may_copy: bool = True,
 ) -> DecodePlan:
     """Plan a token for each of some sequences, at least one; see `plan_step`."""
     if rules.exact and rules.batches:
         parts = [decode[at : at + EXACT_ROWS] for at in range(0, len(decode), EXACT_ROWS)]
         calls = [_exact(part) for part in parts]
-    elif rules.batches and (len(decode) > 1 or (decode[0].slot is not None and not may_copy)):
-        calls = [BatchPlanner(decode, batch, rules).call(may_copy=may_copy)]
+    elif rules.batches and (len(decode) > 1 or _stays(decode[0], coming, may_copy=may_copy)):
+        calls = [BatchPlanner(decode, batch, rules, coming).call(may_copy=may_copy)]
     else:
         calls = [_single(state, batch, rules, may_copy=may_copy) for state in decode]
     return DecodePlan(tuple(calls), rules.overlaps)
+
+
+def _stays(state: State, coming: int, *, may_copy: bool) -> bool:
+    """Whether one that decodes alone keeps its row: others come, or its state may not move.
+
+    One that has none gets none until another one decodes: what both lease is told then.
+    """
+    return state.slot is not None and (coming > 0 or not may_copy)
 
 
 def _exact(decode: Sequence[State]) -> Call:

@@ -180,10 +180,12 @@ class ModelRunner:
         decode: Sequence[SequenceCache],
         prefill: Sequence[tuple[SequenceCache, int]] = (),
         *,
+        coming: int = 0,
         may_copy: bool = True,
     ) -> StepPlan:
         """Plan a step for these sequences as they lie now; see `plan_step`."""
-        return plan_step(decode, prefill, self.placement, self.rules, may_copy=may_copy)
+        batch, rules = self.placement, self.rules
+        return plan_step(decode, prefill, batch, rules, coming=coming, may_copy=may_copy)
 
     def cost(self, plan: StepPlan) -> Held:
         """What a plan takes at its peak."""

@@ -160,7 +160,7 @@ class MemoryPlanner(Generic[C, P]):
                 return None
             size = size.halved()
             if size.grid > 1 or size.most < _LEAST_CHUNK:
-                batch = Batch((), batch.decode)
+                batch = Batch((), batch.decode, batch.coming)
                 if batch.empty:
                     return None
             else:
@@ -182,7 +182,8 @@ class MemoryPlanner(Generic[C, P]):
         prefill = [(caches[chunk.sequence], chunk.tokens) for chunk in batch.prefill]
         costs = []
         for may_copy in (True, False):
-            step = self._runner.plan(decode, prefill, may_copy=may_copy)
+            coming = batch.coming if may_copy else 0
+            step = self._runner.plan(decode, prefill, coming=coming, may_copy=may_copy)
             cost = self._runner.cost(step)
             if cost not in costs and self._governor.reserve(Size(*cost)):
                 return step

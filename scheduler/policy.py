@@ -39,10 +39,12 @@ class Batch:
     Attributes:
         prefill: the chunks, the most urgent first.
         decode: the sequences that get a token each.
+        coming: how many more will soon: a chunk is left of their prompts at most.
     """
 
     prefill: tuple[PrefillChunk, ...]
     decode: tuple[Sequence, ...]
+    coming: int = 0
 
     @property
     def empty(self) -> bool:
@@ -97,7 +99,8 @@ def plan(running: Items[Sequence], size: ChunkSize, joins: Joins | None = None) 
                 chosen.append(chunk)
                 lengths.append(chunk.tokens)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
-    return Batch(tuple(chosen), decode)
+    coming = sum(0 < s.num_left_to_prefill <= max(size.most, size.last) for s in running)
+    return Batch(tuple(chosen), decode, coming)
 
 
 def _end(sequence: Sequence, size: ChunkSize) -> int:

@@ -140,6 +140,7 @@ class StepPlanner(Protocol[C_contra, P]):
         decode: Sequence[C_contra],
         prefill: Sequence[tuple[C_contra, int]],
         *,
+        coming: int,
         may_copy: bool,
     ) -> P:
         """Plan a step.
@@ -147,6 +148,7 @@ class StepPlanner(Protocol[C_contra, P]):
         Args:
             decode: sequences that get a token each, in the order of these tokens.
             prefill: sequences whose prompts advance, in one call, and by how many tokens each.
+            coming: how many more will soon get a token each, with those that do now.
             may_copy: state may be copied where the step could do without.
         """
         ...

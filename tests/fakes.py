@@ -87,6 +87,7 @@ class FakePlan(NamedTuple):
 
     decode: list[FakeState]
     prefill: list[tuple[FakeState, int]]
+    coming: int = 0
 
 
 class FakePlacement:
@@ -226,11 +227,12 @@ class FakeRunner:
         decode: Sequence[FakeState],
         prefill: Sequence[tuple[FakeState, int]],
         *,
+        coming: int = 0,
         may_copy: bool,
     ) -> FakePlan:
         """Note who runs."""
         del may_copy
-        return FakePlan(list(decode), list(prefill))
+        return FakePlan(list(decode), list(prefill), coming)
 
     def cost(self, plan: FakePlan) -> Held:
         """The sum of the parts."""

@@ -93,9 +93,11 @@ PROFILE = MemoryProfile(
 )
 
 
-def planned(decode: list[State], batch: Batch | None = None, rules: Rules | None = None) -> Call:
+def planned(
+    decode: list[State], batch: Batch | None = None, rules: Rules | None = None, *, coming: int = 0
+) -> Call:
     """Plan one call."""
-    plan = plan_step(decode, (), batch or Batch(), rules or Rules())
+    plan = plan_step(decode, (), batch or Batch(), rules or Rules(), coming=coming)
     assert plan.decode is not None
     (call,) = plan.decode.calls
     return call
@@ -255,6 +257,32 @@ def test_a_batch_has_the_rows_that_are_computed_the_fastest() -> None:
     states = [State(n, 10) for n in range(9)]
     assert planned(states, in_batch(*states[:2]), Rules()).rows == 12
     assert planned(states, in_batch(*states[:2]), Rules(row_multiple=16)).rows == 16
+
+
+def test_a_batch_that_grows_has_rows_for_those_who_come() -> None:
+    """It grows once; one that has a free row for who is there waits until that is taken."""
+    states = [State(n, 10) for n in range(5)]
+    assert planned(states[:2], coming=3).rows == 6
+    rules = Rules(row_multiple=16)
+    assert planned(states[:2], rules=rules, coming=8).rows == 16
+    assert planned(states[:2], rules=rules, coming=1).rows == 3
+    assert planned(states[:4], in_batch(*states[:3], rows=4), coming=11).rows == 4
+    assert planned(states, in_batch(*states[:4]), coming=11).rows == 16
+
+
+def test_a_batch_does_not_shrink_while_others_come() -> None:
+    """Nor does the last one leave it; who has no row yet gets none by itself."""
+    states = [State(n, 10) for n in range(4)]
+    batch = in_batch(*states)
+    for slot in (1, 2, 3):
+        del batch.sequences[slot]
+    for _ in range(2):
+        call = planned(states[:1], batch, coming=3)
+        assert (call.kind, call.moves, call.rows, call.spare_steps) == (Kind.BATCH, (), 4, 0)
+    assert planned(states[:1], batch).kind is Kind.SINGLE
+    assert planned([State(9, 10)], batch, coming=3).kind is Kind.SINGLE
+    call = planned(states[:1], in_batch(*states[:1], rows=8), coming=3)
+    assert call.rows == 4, "eight are more than will be needed"
 
 
 def test_stacks_are_made_anew_when_it_is_time() -> None:

@@ -25,7 +25,7 @@ from ..cachestore.fakes import (
     World,
     conversation,
 )
-from ..fakes import FakeRunner, FakeState, make_request
+from ..fakes import FakePlan, FakeRunner, FakeState, make_request
 
 EACH = 4
 """Bytes of a token that is kept, here and in the cache."""
@@ -281,6 +281,27 @@ class TestHolding:
         assert batch is not None
         assert (batch.prefill, batch.decode) == ((), tuple(live))
         assert fixture.aside == 200
+
+    @pytest.mark.parametrize(("room", "coming"), [(390, 1), (389, 0)])
+    def test_rows_for_those_who_come_must_fit(
+        self, room: int, coming: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else the batch grows by those who are there; nobody's prompt waits for it."""
+        fixture, running = PlannerFixture(), [decoding(1), sequence(20)]
+        cost = fixture.runner.cost
+
+        def with_rows(plan: FakePlan) -> Held:
+            nbytes, buffers = cost(plan)
+            return Held(nbytes + 100 * plan.coming, buffers)
+
+        monkeypatch.setattr(fixture.runner, "cost", with_rows)
+        fixture.leave(room)
+        caches = {each: state_of(each) for each in running}
+        step = fixture.planner.afford(running, ChunkSize(128), caches)
+        assert step is not None
+        assert step.plan.coming == coming
+        assert [chunk.end for chunk in step.batch.prefill] == [19]
+        assert fixture.aside == 290 + 100 * coming
 
     @pytest.mark.parametrize("prompts", [[], [500]])
     def test_a_sequence_must_be_preempted(self, prompts: list[int]) -> None:

@@ -50,6 +50,14 @@ def test_nothing_runs_in_an_empty_batch() -> None:
     assert batch.decode == ()
 
 
+def test_who_will_decode_soon() -> None:
+    """Those of whose prompts a chunk is left at most, also of the last one's length."""
+    decodes, nearly, last, long = sequence(3, 2), sequence(20, 15), sequence(7), sequence(12)
+    assert plan([decodes, nearly, last, long], ChunkSize(4)).coming == 1
+    assert plan([decodes, nearly, last, long], ChunkSize(4, last=6)).coming == 2
+    assert plan([decodes], ChunkSize(4)).coming == 0
+
+
 def test_a_one_token_prompt_is_decoded_at_once() -> None:
     """The last prompt token is decoded for its logits, so a single one is never prefilled."""
     single = sequence(1)
