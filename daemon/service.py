@@ -67,6 +67,7 @@ class Service:
         self.batches = assembly.runner.batches
         self.one_by_one = assembly.runner.one_by_one
         self.exact = exact
+        self._gathers = assembly.runner.prefills_together
         self.vocab_size = loaded.text.vocab_size
         self.engine = assembly.engine
         self.queue = queue
@@ -264,7 +265,7 @@ class Service:
             reader,
             self.metrics,
             caller.arrived_at,
-            caller.others_come,
+            lambda: self._gathers and caller.others_come(),
         )
 
 

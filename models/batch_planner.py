@@ -89,7 +89,8 @@ class BatchPlanner:
         needed = rows_for(len(self._decode), self._rules.row_multiple)
         soon = rows_for(len(self._decode) + self._coming, self._rules.row_multiple)
         spare = self._batch.spare_steps + 1 if soon < self._batch.rows else 0
-        rows = self._batch.rows if needed <= self._batch.rows else soon
+        fits = needed if self._stays else soon  # one that is made anew has them from the start
+        rows = self._batch.rows if fits <= self._batch.rows else soon
         if may_copy and spare > self._rules.spare_steps:
             self._relocate(soon)
             rows, spare = soon, 0

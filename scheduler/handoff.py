@@ -99,9 +99,9 @@ class Handoff:
     def submit(self, request: Request, *, others_come: bool = False) -> EventChannel:
         """Queue a request and return the channel of its events.
 
-        An engine that sleeps computes in one call the prompts that it finds in the queue, and each
-        that comes later beside streams. So it is woken when nobody else is on the way, and soon in
-        any case. One that works sees the queue at its next step.
+        An engine that sleeps computes together, as far as it can, the prompts that it finds in the
+        queue, and each that comes later beside streams. So it is woken when nobody else is on the
+        way, and soon in any case. One that works sees the queue at its next step.
 
         Args:
             request: what is wanted.
@@ -116,10 +116,12 @@ class Handoff:
         channel.times = sequence.times
         self._live[request.id] = sequence, channel
         self._idle.clear()
-        if not others_come:
-            self._wake_engine()
+        if not others_come or 2 * len(self._queue) >= self._queue.limit:
+            self._wake_engine()  # those who come find room in the queue, too
         elif self._gathering is None:
             self._gathering = self._loop.call_later(_GATHER, self._wake_engine)
+        elif self._gathering.when() <= self._loop.time():
+            self._wake_engine()  # the loop is late
         return channel
 
     def cancel(self, request_id: str) -> None:

@@ -160,7 +160,7 @@ class MemoryPlanner(Generic[C, P]):
                 return None
             size = size.halved()
             if size.grid > 1 or size.most < _LEAST_CHUNK:
-                batch = Batch((), batch.decode, batch.coming)
+                batch = Batch((), batch.decode)  # those who are held do not come
                 if batch.empty:
                     return None
             else:
@@ -181,8 +181,8 @@ class MemoryPlanner(Generic[C, P]):
         decode = [caches[sequence] for sequence in batch.decode]
         prefill = [(caches[chunk.sequence], chunk.tokens) for chunk in batch.prefill]
         costs = []
-        for may_copy in (True, False):
-            coming = batch.coming if may_copy else 0
+        ways = [(batch.coming, True)] * (batch.coming > 0) + [(0, True), (0, False)]
+        for coming, may_copy in ways:
             step = self._runner.plan(decode, prefill, coming=coming, may_copy=may_copy)
             cost = self._runner.cost(step)
             if cost not in costs and self._governor.reserve(Size(*cost)):

@@ -88,6 +88,7 @@ class FakePlan(NamedTuple):
     decode: list[FakeState]
     prefill: list[tuple[FakeState, int]]
     coming: int = 0
+    may_copy: bool = True
 
 
 class FakePlacement:
@@ -231,8 +232,7 @@ class FakeRunner:
         may_copy: bool,
     ) -> FakePlan:
         """Note who runs."""
-        del may_copy
-        return FakePlan(list(decode), list(prefill), coming)
+        return FakePlan(list(decode), list(prefill), coming, may_copy)
 
     def cost(self, plan: FakePlan) -> Held:
         """The sum of the parts."""

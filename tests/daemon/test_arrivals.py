@@ -283,6 +283,7 @@ class Queueing(Slow):
     def __init__(self, wake: Callable[[], None]) -> None:
         super().__init__()
         self.queue = ConversationQueue(9)
+        self._gathers = True
         self.metrics = MagicMock()
         self._text = MagicMock()
         self._admission = MagicMock(answer_length=lambda _, wanted: wanted)

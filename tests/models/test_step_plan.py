@@ -268,6 +268,9 @@ def test_a_batch_that_grows_has_rows_for_those_who_come() -> None:
     assert planned(states[:2], rules=rules, coming=1).rows == 3
     assert planned(states[:4], in_batch(*states[:3], rows=4), coming=11).rows == 4
     assert planned(states, in_batch(*states[:4]), coming=11).rows == 16
+    left = [State(n, 10) for n in range(7, 10)]
+    assert planned(left, in_batch(*[State(n, 10) for n in range(4)]), coming=5).rows == 8
+    assert planned(left, in_batch(*[State(n, 10) for n in range(16)]), coming=5).rows == 8
 
 
 def test_a_batch_does_not_shrink_while_others_come() -> None:

@@ -146,13 +146,20 @@ class TestChannel:
 class TestWaking:
     """An engine that sleeps is left asleep while more requests are on their way."""
 
-    async def test_those_on_their_way_are_computed_together(self, service: Service) -> None:
+    async def test_those_on_their_way_are_computed_together(
+        self, service: Service, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The last one wakes it."""
+        monkeypatch.setattr(handoff_module, "_GATHER", PATIENCE)
         service.runner.prefills_together = True
-        channels = [
-            service.handoff.submit(make_request(f"{n}", [n, 1]), others_come=n < 3)
-            for n in range(4)
-        ]
+        first = service.handoff.submit(make_request("first", [9]))
+        assert isinstance((await read(first))[-1], Finished)
+        service.thread.call(lambda: None, PATIENCE)  # the step that ended it is done
+        channels = []
+        for n in range(4):
+            request = make_request(f"{n}", [n, 1])
+            channels.append(service.handoff.submit(request, others_come=n < 3))
+            await asyncio.sleep(0.02)
         for channel in channels:
             assert isinstance((await read(channel))[-1], Finished)
         assert service.runner.calls == [4]
@@ -168,6 +175,27 @@ class TestWaking:
         assert woken == [3]
         await asyncio.sleep(3 * handoff_module._GATHER)
         assert woken == [3]
+
+    async def test_it_is_woken_while_there_is_room_for_them(self) -> None:
+        """Those who come are not refused for one that could have started."""
+        woken: list[int] = []
+        queue = ConversationQueue(4)
+        handoff = Handoff(queue, lambda: woken.append(len(queue)), channel_limit=9)
+        for n in range(2):
+            handoff.submit(make_request(f"{n}", [n]), others_come=True)
+        assert woken == [2]
+
+    async def test_it_is_woken_though_the_loop_is_late(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who is submitted after that time wakes it."""
+        monkeypatch.setattr(handoff_module, "_GATHER", 0.0)
+        woken: list[int] = []
+        queue = ConversationQueue(9)
+        handoff = Handoff(queue, lambda: woken.append(len(queue)), channel_limit=9)
+        for n in range(2):
+            handoff.submit(make_request(f"{n}", [n]), others_come=True)
+        assert woken == [2]
 
     async def test_it_is_woken_though_nobody_follows(self) -> None:
         """Who was on its way may be refused, or take long; and again the next time."""

@@ -279,7 +279,7 @@ class TestHolding:
         fixture.leave(200 + 159)
         batch = fixture.afford([live[0], sequence(500), live[1]], 128)
         assert batch is not None
-        assert (batch.prefill, batch.decode) == ((), tuple(live))
+        assert (batch.prefill, batch.decode, batch.coming) == ((), tuple(live), 0)
         assert fixture.aside == 200
 
     @pytest.mark.parametrize(("room", "coming"), [(390, 1), (389, 0)])
@@ -299,7 +299,7 @@ class TestHolding:
         caches = {each: state_of(each) for each in running}
         step = fixture.planner.afford(running, ChunkSize(128), caches)
         assert step is not None
-        assert step.plan.coming == coming
+        assert (step.plan.coming, step.plan.may_copy) == (coming, True)
         assert [chunk.end for chunk in step.batch.prefill] == [19]
         assert fixture.aside == 290 + 100 * coming
 
