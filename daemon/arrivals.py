@@ -116,7 +116,7 @@ class Arrival:
         model: that it asks for; None until that is read.
         conversation: that it names, if it names one.
         priority: before whom it goes.
-        queued: an answer is generated; else it is only read.
+        generates: an answer, so that it will be queued; else it is only read.
         lines: what it follows others in.
         read: set when that is known, or when it has left.
         left: set when it is queued, or has ended.
@@ -133,7 +133,7 @@ class Arrival:
         self.model: str | None = None
         self.conversation: str | None = None
         self.priority = Priority.INTERACTIVE
-        self.queued = True
+        self.generates = True
         self.lines = frozenset[Line]()
         self.read = asyncio.Event()
         self.left = asyncio.Event()
@@ -148,7 +148,7 @@ class Arrival:
     @property
     def comes_to_be_queued(self) -> bool:
         """Whether it is as soon as its body is decoded and tokenised, which goes on now."""
-        return self.queued and self._times.activity is Activity.TOKENIZE
+        return self.generates and self._times.activity is Activity.TOKENIZE
 
     def others_come(self) -> bool:
         """Whether others are being read that its queue may have in a moment; once it has left."""

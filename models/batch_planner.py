@@ -89,8 +89,8 @@ class BatchPlanner:
         needed = rows_for(len(self._decode), self._rules.row_multiple)
         soon = rows_for(len(self._decode) + self._coming, self._rules.row_multiple)
         spare = self._batch.spare_steps + 1 if soon < self._batch.rows else 0
-        fits = needed if self._stays else soon  # one that is made anew has them from the start
-        rows = self._batch.rows if fits <= self._batch.rows else soon
+        has_room = self._stays and needed <= self._batch.rows
+        rows = self._batch.rows if has_room else max(soon, self._batch.rows)
         if may_copy and spare > self._rules.spare_steps:
             self._relocate(soon)
             rows, spare = soon, 0

@@ -181,8 +181,8 @@ class MemoryPlanner(Generic[C, P]):
         decode = [caches[sequence] for sequence in batch.decode]
         prefill = [(caches[chunk.sequence], chunk.tokens) for chunk in batch.prefill]
         costs = []
-        ways = [(batch.coming, True)] * (batch.coming > 0) + [(0, True), (0, False)]
-        for coming, may_copy in ways:
+        ways = [(batch.coming, True), (0, True), (0, False)]
+        for coming, may_copy in dict.fromkeys(ways):
             step = self._runner.plan(decode, prefill, coming=coming, may_copy=may_copy)
             cost = self._runner.cost(step)
             if cost not in costs and self._governor.reserve(Size(*cost)):

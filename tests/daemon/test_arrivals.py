@@ -181,9 +181,9 @@ async def test_who_is_about_to_be_queued() -> None:
     assert queued.others_come()
     with other.waiting(Activity.MODEL):
         assert not queued.others_come()
-    other.queued = False
+    other.generates = False
     assert not queued.others_come(), "its tokens are counted only"
-    other.queued = True
+    other.generates = True
     assert queued.others_come()
     other.leave()
     assert not queued.others_come()
@@ -200,7 +200,7 @@ async def test_who_waits_for_its_conversation_is_not_about_to_be_queued() -> Non
     await _settle()
     stranger.leave()
     assert stranger.others_come(), "the first is read still"
-    first.queued = False
+    first.generates = False
     assert not stranger.others_come()
     first.leave()
     await asyncio.wait_for(turn, 1)

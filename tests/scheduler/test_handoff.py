@@ -143,6 +143,13 @@ class TestChannel:
         assert await channel.get() == TokenEvent(1, 100.0)
 
 
+def waking(limit: int) -> tuple[Handoff, list[int]]:
+    """A hand-off without an engine, and how many waited each time it was to be woken."""
+    woken: list[int] = []
+    queue = ConversationQueue(limit)
+    return Handoff(queue, lambda: woken.append(len(queue)), channel_limit=9), woken
+
+
 class TestWaking:
     """An engine that sleeps is left asleep while more requests are on their way."""
 
@@ -166,9 +173,7 @@ class TestWaking:
 
     async def test_it_is_woken_once(self) -> None:
         """Also where it was to be woken later."""
-        woken: list[int] = []
-        queue = ConversationQueue(9)
-        handoff = Handoff(queue, lambda: woken.append(len(queue)), channel_limit=9)
+        handoff, woken = waking(9)
         for n in range(3):
             assert woken == []
             handoff.submit(make_request(f"{n}", [n]), others_come=n < 2)
@@ -178,9 +183,7 @@ class TestWaking:
 
     async def test_it_is_woken_while_there_is_room_for_them(self) -> None:
         """Those who come are not refused for one that could have started."""
-        woken: list[int] = []
-        queue = ConversationQueue(4)
-        handoff = Handoff(queue, lambda: woken.append(len(queue)), channel_limit=9)
+        handoff, woken = waking(4)
         for n in range(2):
             handoff.submit(make_request(f"{n}", [n]), others_come=True)
         assert woken == [2]
@@ -190,9 +193,7 @@ class TestWaking:
     ) -> None:
         """Who is submitted after that time wakes it."""
         monkeypatch.setattr(handoff_module, "_GATHER", 0.0)
-        woken: list[int] = []
-        queue = ConversationQueue(9)
-        handoff = Handoff(queue, lambda: woken.append(len(queue)), channel_limit=9)
+        handoff, woken = waking(9)
         for n in range(2):
             handoff.submit(make_request(f"{n}", [n]), others_come=True)
         assert woken == [2]
