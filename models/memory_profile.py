@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .kv.buckets import prompt_tokens
 from .transients import Transients
 
 GROWTH = 256
@@ -124,6 +125,7 @@ class MemoryProfile:
         vocab_size: logits of a row.
         contiguous: sequences read all of their keys in one piece, a copy of what they lease.
         multiple: of rows, that every decode step computes with.
+        prompt_multiple: see `DevicePolicy`.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class MemoryProfile:
         *,
         contiguous: bool,
         multiple: int = 1,
+        prompt_multiple: int = 1,
     ) -> None:
         self.sizes = sizes
         self.least_chunk = _FEW
@@ -141,6 +144,7 @@ class MemoryProfile:
         self._logits = _LOGIT_COPIES * 4 * vocab_size
         self._contiguous = contiguous
         self._multiple = multiple
+        self._prompt_multiple = prompt_multiple
 
     def prefill(self, chunks: Sequence[PlannedChunk]) -> Held:
         """What it takes, at its peak, to prefill several sequences in one call."""
@@ -156,9 +160,10 @@ class MemoryProfile:
             # suffixes grow by is made beside them, for all rows.
             grown += 2 * self.gathered(len(chunks)) + len(chunks) * self.sizes.one_layer(2 * GROWTH)
         longest = max(chunk.tokens for chunk in chunks)
+        width = prompt_tokens(longest, len(chunks), self._prompt_multiple)
         contexts = [chunk.offset + chunk.padding for chunk in chunks]
         copied = sum(chunk.copied for chunk in chunks)
-        computing = self._transients.estimate(longest, *contexts, copied=copied)
+        computing = self._transients.estimate(width, *contexts, copied=copied)
         return Held(grown + computing, 2 * self.sizes.arrays * len(chunks))
 
     def kept(self, tokens: int) -> int:

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from .attention.prompt_layers import Together, prompt_layers
+from .kv.buckets import prompt_tokens
 from .kv.sequence_cache import SequenceCache
 from .load.device import DevicePolicy
 
@@ -29,12 +30,13 @@ def prefill(
         NotBatchableError: the model cannot compute several prompts in one call.
     """
     lengths = [len(tokens) for tokens, _ in chunks]
-    rows = np.zeros((len(chunks), max(lengths)), np.int32)
+    width = prompt_tokens(max(lengths), len(lengths), device.prompt_multiple)
+    rows = np.zeros((len(chunks), width), np.int32)
     for row, (tokens, _) in zip(rows, chunks, strict=True):
         row[: len(tokens)] = tokens
     caches = [cache for _, cache in chunks]
     one = len(chunks) == 1
-    layers = caches[0].layers if one else prompt_layers(caches, lengths, device, together)
+    layers = caches[0].layers if one else prompt_layers(caches, lengths, width, device, together)
     model(mx.array(rows), cache=layers)
     for cache, length in zip(caches, lengths, strict=True):
         cache.advanced(length)

@@ -32,6 +32,7 @@ class Together(IntEnum):
 def prompt_layers(
     caches: Sequence[SequenceCache],
     lengths: Sequence[int],
+    width: int,
     device: DevicePolicy,
     together: Together,
 ) -> list[Any]:
@@ -40,6 +41,7 @@ def prompt_layers(
     Args:
         caches: for each row its sequence's.
         lengths: tokens of each row in this call.
+        width: of all rows, with padding.
         device: how attention is computed.
         together: how the model does it.
 
@@ -52,8 +54,8 @@ def prompt_layers(
     # A suffix that grows is written after all else: old and new would be there for all layers.
     own = any(cache.is_contiguous or cache.suffix_length for cache in caches)
     latent = together is Together.LATENT
-    joint = latent or (max(lengths) <= BLOCK and not own)
-    prompts = prompts_of(caches, max(lengths), device) if joint else None
+    joint = latent or (width <= BLOCK and not own)
+    prompts = prompts_of(caches, width, device) if joint else None
     index = {id(layer): number for number, layer in enumerate(first.token_layers)}
 
     def attending(rows: list[Any]) -> PromptsLayer:
@@ -62,7 +64,7 @@ def prompt_layers(
         kind = LatentLayer if latent else JointLayer
         return kind(rows, lengths, prompts, index[id(rows[0])], device)
 
-    differ = lengths if len(set(lengths)) > 1 else None
-    recurrent = partial(SeparateRecurrentLayer, lengths=differ)
+    padded = lengths if min(lengths) < width else None
+    recurrent = partial(SeparateRecurrentLayer, lengths=padded)
     rows = [cache.segmented if latent else cache.layers for cache in caches]
     return layers_of(rows, attending, recurrent)

@@ -100,8 +100,8 @@ class SeparateRecurrentLayer(RecurrentRows):
 
     Args:
         rows: as above.
-        lengths: tokens of each row in the call, where these differ: what follows is padding. A
-            model of mlx-lm's that knows `ArraysCache.lengths` leaves it out.
+        lengths: tokens of each row in the call, where one has padding: it follows them. A model
+            of mlx-lm's that knows `ArraysCache.lengths` leaves it out.
     """
 
     def __init__(

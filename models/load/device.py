@@ -42,6 +42,9 @@ class DevicePolicy:
             what a step of a batch takes.
         row_kernel: what rows have is put side by side by a kernel of ours, for the same reason.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
+        prompt_multiple: of tokens, to which rows of several prompts in one call are padded. CUDA's
+            products have kernels by how many tokens there are, which are loaded when they are first
+            met: 10 to 35 ms for a call of a length that was not.
         joined_projections: projections of the same input are one product.
         launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
             layers at once where these are compiled. MLX makes CUDA graphs of so many operations, a
@@ -79,6 +82,7 @@ class DevicePolicy:
     attention_kernels: bool
     row_kernel: bool
     length_multiple: int
+    prompt_multiple: int
     joined_projections: bool
     launches_layers: bool
     stacks: bool
@@ -112,6 +116,7 @@ CPU = DevicePolicy(
     attention_kernels=False,
     row_kernel=False,
     length_multiple=1,
+    prompt_multiple=1,
     joined_projections=False,
     launches_layers=False,
     stacks=False,
@@ -143,6 +148,7 @@ GPU = DevicePolicy(
     attention_kernels=False,
     row_kernel=False,
     length_multiple=1,
+    prompt_multiple=1,
     joined_projections=False,
     launches_layers=False,
     stacks=True,
@@ -165,6 +171,7 @@ CUDA = replace(
     attention_kernels=True,
     row_kernel=True,
     length_multiple=8,
+    prompt_multiple=16,
     joined_projections=True,
     launches_layers=True,
     most_freed=8 << 30,

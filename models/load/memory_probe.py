@@ -13,6 +13,7 @@ from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from ..attention.blocks import BLOCK
 from ..chunked_delta import CHUNK
+from ..kv.buckets import prompt_tokens
 from ..kv.layout import CacheLayout
 from ..kv.packed import PackedSpan
 from ..kv.sequence_cache import SequenceCache, flat_arrays
@@ -84,7 +85,14 @@ def measure(
         whole = {name: int(kept[name]) for name in ("block", "step")}
         found: dict[str, Any] = {**kept, **whole}
         transients = Transients(**found)
-    return MemoryProfile(sizes, transients, vocab_size, contiguous=contiguous, multiple=multiple)
+    return MemoryProfile(
+        sizes,
+        transients,
+        vocab_size,
+        contiguous=contiguous,
+        multiple=multiple,
+        prompt_multiple=device.prompt_multiple,
+    )
 
 
 def _figures(transients: Transients, names: set[str]) -> dict[str, float]:
@@ -135,8 +143,9 @@ def measure_transients(
     if not device.fused:
         _fit_blocks(fitted, peak)
     if together:
-        rows, pairs = [_CONTEXT] * _ROWS, _ROWS * _FEW * (_CONTEXT + _FEW)
-        more = peak(_FEW, _CONTEXT, _ROWS) - fitted.unreserved(_FEW, *rows)
+        few = prompt_tokens(_FEW, _ROWS, device.prompt_multiple)
+        rows, pairs = [_CONTEXT] * _ROWS, _ROWS * few * (_CONTEXT + few)
+        more = peak(few, _CONTEXT, _ROWS) - fitted.unreserved(few, *rows)
         fitted.joint = max(0.0, more + SMALL) / pairs
         # The longest rows that are read jointly show it: some of it grows with their tokens.
         expected = fitted.unreserved(BLOCK, *rows)

@@ -61,11 +61,12 @@ def warm_up(
         go_on: called before each step; what it raises ends the warm-up, and leaves nothing behind.
     """
     rows, rules, began = max_batch if runner.batches else 1, runner.rules, clock()
+    multiple = runner.device.prompt_multiple
     if every_shape:
         window = max(runner.placement.windows, default=0)
-        scenarios, seconds = full(rows, rules, chunk, window), FULL_SECONDS
+        scenarios, seconds = full(rows, rules, chunk, multiple, context, window), FULL_SECONDS
     else:
-        scenarios, seconds = quick(rows, rules, chunk), QUICK_SECONDS
+        scenarios, seconds = quick(rows, rules, chunk, multiple, context), QUICK_SECONDS
     running = ScenarioRunner(runner, Bounds(rows, nbytes, chunk, began + seconds), clock, go_on)
     left_out: dict[str, list[str]] = {}
 

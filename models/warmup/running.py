@@ -15,7 +15,7 @@ from ..kv.stored import DiskCodec
 from ..outputs import ForwardOutput, NextToken, SamplerOutput
 from ..params import Row
 from ..runner import ModelRunner
-from .scenarios import COMMON, Decode, Event, NextTurn, Prompts, Scenario, Start
+from .scenarios import Decode, Event, NextTurn, Prompts, Scenario, Start
 
 _WORDS = range(8)  # tokens that all prompts consist of
 
@@ -153,7 +153,7 @@ class ScenarioRunner:
     # -- events ------------------------------------------------------------------------
 
     def _start(self, event: Start) -> SequenceCache:
-        lengths = (COMMON,) * event.shared
+        lengths = (event.beginning,) * event.shared
         shared = self._prompt(lengths).spans
         prompt = self._prompt(lengths + event.spans)
         alone = prompt.spans[len(shared) :]

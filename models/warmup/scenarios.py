@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..batch_planner import SHARED
 from ..kv.alignment import FEW
-from ..kv.buckets import bucket, positions_for
+from ..kv.buckets import bucket, positions_for, prompt_tokens
 from ..kv.stacking import LOOSE
 from ..params import SamplingParams
 from ..planned_for import Rules
@@ -26,6 +26,11 @@ _TURN = 70
 """Tokens that a turn adds to a conversation."""
 _JOINT = 512
 """Tokens of prompts that are computed in one call, at most: as in `scheduler/policy.py`."""
+_BESIDE = 8
+"""Prompts of one call, at most, whose every length is met. Streams could not wait for more."""
+_LONG = 4096 + 11
+"""Tokens of a long beginning, for which products have other kernels than for `COMMON`. It has half
+of the context at most."""
 _LONE = 256
 """Tokens from which on MLX has cuDNN decode one sequence whose keys lie in one piece. Its first
 kernel takes most of a second."""
@@ -57,16 +62,17 @@ class Start(NamedTuple):
 
     Attributes:
         sequences: how many.
-        shared: how many beginnings they read together, each of `COMMON` tokens and after the
-            one before.
+        shared: how many beginnings they read together, each after the one before.
         spans: tokens of each span that every one of them reads alone after these.
         prompt: tokens that each computes then.
+        beginning: tokens of each of `shared`.
     """
 
     sequences: int
     shared: int = 0
     spans: tuple[int, ...] = ()
     prompt: int = 0
+    beginning: int = COMMON
 
 
 class Decode(NamedTuple):
@@ -144,13 +150,15 @@ class Scenario:
         return replace(rules, row_limit=self.limit, own=self.limit // 2)
 
 
-def quick(rows: int, served: Rules, chunk: int) -> list[Scenario]:
+def quick(rows: int, served: Rules, chunk: int, multiple: int, context: int) -> list[Scenario]:
     """Every kind of step once, those that are met first before the others.
 
     Args:
         rows: the most that run at once.
         served: the rules of serving.
         chunk: the most tokens of a prompt that are computed at once.
+        multiple: of tokens, to which rows of several prompts in one call are padded.
+        context: tokens of the longest prompt.
     """
     counts = sorted({min(bucket(count), rows) for count in range(2, rows + 1)})
     return [
@@ -164,16 +172,21 @@ def quick(rows: int, served: Rules, chunk: int) -> list[Scenario]:
         _FEWER_ROWS,
         _FULL_ROWS,
         _TURNS,
+        *([_lengths(rows, chunk, multiple, context)] if multiple > 1 else []),
     ]
 
 
-def full(rows: int, served: Rules, chunk: int, window: int) -> list[Scenario]:
+def full(
+    rows: int, served: Rules, chunk: int, multiple: int, context: int, window: int
+) -> list[Scenario]:
     """Every kind of step, and every shape that a batch may have.
 
     Args:
         rows: the most that run at once.
         served: the rules of serving.
         chunk: the most tokens of a prompt that are computed at once.
+        multiple: as above.
+        context: as above.
         window: tokens of the longest window.
     """
     counts = sorted({min(bucket(count), rows) for count in range(2, rows + 1)})
@@ -183,7 +196,7 @@ def full(rows: int, served: Rules, chunk: int, window: int) -> list[Scenario]:
     )
     chunks = [min(1 << octave, chunk) for octave in range(1, chunk.bit_length() + 1)]
     return [
-        *quick(rows, served, chunk),
+        *quick(rows, served, chunk, multiple, context),
         *[_positions(length, counts, served.row_limit) for length in lengths if counts],
         *[_chunk(tokens) for tokens in sorted(set(chunks))],
     ]
@@ -216,6 +229,27 @@ def _together(rows: int, chunk: int) -> Scenario:
                 for count in range(2, most + 1)
                 for event in (Start(count, 1), Prompts(tokens, more=0), Decode(0, end=count))
             ),
+        ),
+    )
+
+
+def _lengths(rows: int, chunk: int, multiple: int, context: int) -> Scenario:
+    """Prompts of several in one call, in all lengths that such a call is padded to.
+
+    Each number of tokens may have kernels of its own for the model's products.
+    """
+    most, beginning = min(chunk, _JOINT), min(_LONG, context // 2)
+    return Scenario(
+        "lengths of prompts",
+        tuple(
+            event
+            for count in range(2, min(rows, _BESIDE) + 1)
+            for tokens in range(0, prompt_tokens(most // count, count, multiple), multiple)
+            for event in (
+                Start(count, 1, (9,), beginning=beginning),
+                Prompts(tokens + multiple - 1, more=0),  # and one of padding
+                Decode(0, end=count),
+            )
         ),
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 from umbel.models.kv import compiled_step
 from umbel.models.kv.batch_cache import BatchCache
+from umbel.models.kv.buckets import prompt_tokens
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.placement import Placement
 from umbel.models.kv.prefix_groups import prefix_groups
@@ -107,9 +108,15 @@ class Recorder:
     def _prefilled(
         self, runner: ModelRunner, chunks: Sequence[tuple[Sequence[int], SequenceCache]]
     ) -> None:
-        del runner
         if len(chunks) > 1:
+            longest, multiple = (
+                max(len(tokens) for tokens, _ in chunks),
+                runner.device.prompt_multiple,
+            )
             self.seen |= set(_of_prompts(chunks))
+            if multiple > 1:
+                width = prompt_tokens(longest, len(chunks), multiple)
+                self.note("together", "tokens", len(chunks), width)
             return
         ((tokens, cache),) = chunks
         before = len(cache.prefix), bool(cache.suffix_length)

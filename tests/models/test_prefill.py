@@ -21,7 +21,7 @@ from umbel.models.errors import NotBatchableError
 from umbel.models.kv import batch_cache, stacking
 from umbel.models.kv.batch_cache import _LAUNCHED
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
-from umbel.models.load.device import CPU, device_policy
+from umbel.models.load.device import CPU, DevicePolicy, device_policy
 from umbel.models.memory_profile import PlannedChunk
 from umbel.models.prefill import prefill
 from umbel.models.runtime import launch, launch_in_turn, resident_bytes
@@ -67,6 +67,11 @@ def state(cache: SequenceCache) -> list[np.ndarray]:
     ]
 
 
+def padding(multiple: int) -> DevicePolicy:
+    """This device, where rows of several prompts are padded to so many tokens."""
+    return replace(device_policy(), prompt_multiple=multiple)
+
+
 def hold_the_same(joined: list[SequenceCache], alone: list[SequenceCache]) -> None:
     """Check that sequences have the state of others, but for rounding."""
     for one, other in zip(joined, alone, strict=True):
@@ -74,10 +79,11 @@ def hold_the_same(joined: list[SequenceCache], alone: list[SequenceCache]) -> No
             np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("multiple", [1, 16])
 @pytest.mark.parametrize("name", TOGETHER)
-def test_together_as_alone(name: str) -> None:
+def test_together_as_alone(name: str, multiple: int) -> None:
     """Each has the state that it has alone, call after call, and no padding gets into it."""
-    world = BatchFixture(name)
+    world = BatchFixture(name, device=padding(multiple))
     assert world.runner.prefills_together
     joined, alone = started(world, world.branch(40), 2)
     for lengths in LENGTHS:
@@ -93,6 +99,28 @@ def test_together_as_alone(name: str) -> None:
                 np.testing.assert_allclose(mine, theirs, rtol=ROUNDING, atol=TOLERANCE)
         logits = [world.model(mx.array([[3]]), cache=each.layers) for each in (one, other)]
         assert mx.abs(logits[0] - logits[1]).max() < TOLERANCE * (100 if "kv" in name else 1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shape"),
+    [([9], (1, 9)), ([9, 3], (2, 16)), ([16, 16], (2, 16)), ([5, 17, 9], (3, 32))],
+)
+def test_several_are_padded_to_a_multiple(
+    lengths: list[int], shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call of several has one of few numbers of tokens; one prompt has its own."""
+    world, seen = BatchFixture("llama", device=padding(16)), []
+    call = type(world.model).__call__
+
+    def called(model: Any, tokens: mx.array, **options: Any) -> mx.array:
+        seen.append(tokens.shape)
+        found: mx.array = call(model, tokens, **options)
+        return found
+
+    caches = [world.come().cache for _ in lengths]
+    monkeypatch.setattr(type(world.model), "__call__", called)
+    world.runner.prefill([(world.words(n), c) for n, c in zip(lengths, caches, strict=True)])
+    assert seen == [shape]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_next", "gpt_oss", "deepseek_v3", "kimi_linear"])
@@ -284,10 +312,10 @@ def test_chunked_layers_say_so() -> None:
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-@pytest.mark.parametrize("rows", [2, 5])
-def test_it_takes_no_more_than_planned(name: str, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "multiple"), [(2, 1), (5, 1), (5, 64)])
+def test_it_takes_no_more_than_planned(name: str, rows: int, multiple: int) -> None:
     """The allocator's peak is within the plan's cost, which is not several times as much."""
-    world = BatchFixture(name)
+    world = BatchFixture(name, device=padding(multiple))
     branch = world.branch(300)
     caches = [world.come(branch).cache for _ in range(rows)]
     lengths = [40 - 7 * row for row in range(rows)]

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from umbel.models.attention import planned
 from umbel.models.attention.cascade import Part, merge
 from umbel.models.attention.planned import Kind, Shape
+from umbel.models.kv.buckets import prompt_tokens
 from umbel.models.planned_for import Rules
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
@@ -28,7 +29,8 @@ from umbel.models.warmup import (
     longest,
     warm_up,
 )
-from umbel.models.warmup.scenarios import quick
+from umbel.models.warmup.scenarios import Prompts, Start, quick
+from umbel.scheduler import policy
 
 from ..scenario.memory_tools import zoo_model
 from ..shared import AS_GPU
@@ -50,10 +52,25 @@ SIMILAR = {"llama_kv8", "deepseek_v3"}
 )
 def test_rows_that_start_together(most: int, rows: set[int]) -> None:
     """Each number of rows that a batch may have is one scenario, up to the most that run."""
-    names = {scenario.name for scenario in quick(most, Rules(), CHUNK)}
+    names = {scenario.name for scenario in quick(most, Rules(), CHUNK, 1, 4096)}
     assert {name for name in names if name.endswith(" rows")} - {"more rows", "fewer rows"} == {
         f"{count} rows" for count in rows
     }
+
+
+@pytest.mark.parametrize("most", [5, 32])
+def test_lengths_of_calls_that_are_padded(most: int) -> None:
+    """Whatever a call of up to eight prompts is padded to was met, after long beginnings."""
+    multiple, context = 16, 8192
+    scenarios, met, rows = quick(most, Rules(), 2048, multiple, context), set(), 0
+    for event in [event for scenario in scenarios for event in scenario.events]:
+        if isinstance(event, Start):
+            rows = event.sequences if event.beginning == context // 2 else 0
+        elif isinstance(event, Prompts):
+            met.add((rows, prompt_tokens(event.tokens, rows, multiple)))
+    for count in range(2, min(most, 8) + 1):
+        for tokens in range(1, policy._TOGETHER // count + 1):
+            assert (count, prompt_tokens(tokens, count, multiple)) in met
 
 
 def at_rest(before: int) -> int:

@@ -21,9 +21,10 @@ from .memory_tools import CHUNK, GREEDY, SEEDED, Ask, ServerFixture, words, zoo_
 
 MEMORY = 1 << 30
 ROWS = 8
+CONTEXT = 512
 LIMIT = 96
 """Tokens of its own after which a row is packed: two numbers of positions."""
-DEVICE = replace(GPU, compiles=False, row_limit=LIMIT, spare_steps=2)
+DEVICE = replace(GPU, compiles=False, row_limit=LIMIT, spare_steps=2, prompt_multiple=16)
 NAMES = [
     "llama",
     pytest.param("gemma3_text", marks=pytest.mark.slow),
@@ -73,9 +74,11 @@ def server(name: str, rows: int = ROWS) -> ServerFixture:
 def scenarios(name: str, rows: int = ROWS, *, every_shape: bool) -> list[Scenario]:
     """What a warm-up of this model runs."""
     runner = server(name, rows).assembly.runner
+    multiple = runner.device.prompt_multiple
     if not every_shape:
-        return quick(rows, runner.rules, CHUNK)
-    return full(rows, runner.rules, CHUNK, max(runner.placement.windows, default=0))
+        return quick(rows, runner.rules, CHUNK, multiple, CONTEXT)
+    windows = runner.placement.windows
+    return full(rows, runner.rules, CHUNK, multiple, CONTEXT, max(windows, default=0))
 
 
 @cache
@@ -98,7 +101,7 @@ def met_when_busy(name: str, rows: int = ROWS) -> frozenset[Label]:
     """What agents meet that come and go, and come again with longer histories."""
     busy = server(name, rows)
     system, project = words(70, "system"), words(50, "project")
-    own = (20, 150, 130, 9, 160, 9, 9, 300)
+    own = (20, 150, 130, 9, 160, 20, 20, 300)
     prompts = [
         [*system, *(project if number in (1, 2) else []), *words(tokens, f"agent {number}")]
         for number, tokens in enumerate(own)
