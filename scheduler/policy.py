@@ -10,7 +10,8 @@ from .fairness.entry import Priority
 from .sequence import Sequence
 
 _TOGETHER = 512
-"""Tokens of a call of several prompts, padding included: each brings work after the call, too."""
+"""Tokens of a call of several prompts, each as long as the longest: each brings work after the
+call, too."""
 _LESS_URGENT = 4096
 """Tokens by which a prompt that nobody sits before counts as longer than it is."""
 

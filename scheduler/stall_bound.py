@@ -22,11 +22,11 @@ class StallBound:
     takes more for each row, which some layers compute by itself. What was not met yet takes several
     times as long, once. So whether several rows pay is judged by nearly the least that a row took
     lately, and whether streams can wait for them by what it mostly took. The only one that was
-    measured is soon doubted if it took as long as a call of its own. If the last call of several
-    took longer than that, the next one is expected to, as much, up to twice as long: what makes one
-    longer is often there for the next, too. With each call of one that counts for less. Each row
-    then enters the batch of those who decode, which keeps them waiting, too: its state is written
-    there.
+    measured is soon doubted if it took nearly as long as a call of its own. If the last call of
+    several took longer than that, the next one is expected to, as much, up to twice as long: what
+    makes one longer is often there for the next, too. With each call of one that counts for less.
+    Each row then enters the batch of those who decode, which keeps them waiting, too: its state is
+    written there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -44,6 +44,7 @@ class StallBound:
     _LATE = 0.25  # of the bound
     _DOUBT = 0.98  # what a row's time still counts after a call of one: some time it is tried anew
     _UNSURE = 0.7  # the same where it seems that something was met for the first time
+    _ODD = 0.5  # of the shortest call, that a row takes then
     _FORGET = 0.8  # what a measurement still counts when the next one comes
     _NOISE = 1.25  # times longer or shorter than estimated, at which the machine is as it was
     _CHANGE = 2.0  # times that one measurement may say at most: kernels are compiled, too
@@ -68,7 +69,7 @@ class StallBound:
         """Learn from a call how long calls take.
 
         Args:
-            tokens: that were computed, padding included.
+            tokens: that were computed, rows as long as the longest.
             seconds: that it took.
             rows: of the call.
         """
@@ -87,11 +88,12 @@ class StallBound:
 
     @property
     def _is_unsure(self) -> bool:
-        """Whether a row took longer than the shortest call the only time that it was measured.
+        """Whether a row took nearly as long as a call the only time that it was measured.
 
         Rows share what a call takes by itself. One that does not met something for the first time.
         """
-        return len(self._rows) == 1 and self._rows[0] > (self.expected(self._LEAST) or 0.0)
+        alone = self.expected(self._LEAST)
+        return len(self._rows) == 1 and alone is not None and self._rows[0] > self._ODD * alone
 
     def observe_decode(
         self, seconds: float, entered: int, rows: int, *, ended: bool = False

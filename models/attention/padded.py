@@ -1,4 +1,4 @@
-"""The layers of a prefill of several prompts: rows of different lengths, padded to one.
+"""The layers of a prefill of several prompts: rows of different lengths, padded to one length.
 
 The model's products are computed for all rows together. Each row looks at its own tokens only, and
 writes to the caches of its own sequence: no padding gets there.

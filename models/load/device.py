@@ -44,7 +44,7 @@ class DevicePolicy:
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         prompt_multiple: of tokens, to which rows of several prompts in one call are padded. CUDA's
             products have kernels by how many tokens there are, which are loaded when they are first
-            met: 10 to 35 ms for a call of a length that was not.
+            met: 10 to 33 ms for a call of a length that was not.
         joined_projections: projections of the same input are one product.
         launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
             layers at once where these are compiled. MLX makes CUDA graphs of so many operations, a

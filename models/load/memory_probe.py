@@ -145,7 +145,7 @@ def measure_transients(
     if together:
         few = prompt_tokens(_FEW, _ROWS, device.prompt_multiple)
         rows, pairs = [_CONTEXT] * _ROWS, _ROWS * few * (_CONTEXT + few)
-        more = peak(few, _CONTEXT, _ROWS) - fitted.unreserved(few, *rows)
+        more = peak(_FEW, _CONTEXT, _ROWS) - fitted.unreserved(few, *rows)
         fitted.joint = max(0.0, more + SMALL) / pairs
         # The longest rows that are read jointly show it: some of it grows with their tokens.
         expected = fitted.unreserved(BLOCK, *rows)

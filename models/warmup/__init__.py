@@ -16,7 +16,7 @@ import structlog
 from ..attention.planned import noted, rooms_of, shapes_of
 from ..runner import ModelRunner
 from .running import BoundError, Bounds, ScenarioRunner
-from .scenarios import COMMON, full, quick
+from .scenarios import COMMON, full, lengths, quick
 
 QUICK_SECONDS, FULL_SECONDS = 60.0, 300.0
 """After these no further step is begun."""
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 def longest(runner: ModelRunner) -> int:
-    """Tokens of the longest sequence: a row reads so many where they lie, if nobody shares them."""
+    """Tokens of a sequence that reads as many where they lie as rows do that nobody shares."""
     return max(runner.rules.own + 8, 2 * COMMON)
 
 
@@ -61,12 +61,11 @@ def warm_up(
         go_on: called before each step; what it raises ends the warm-up, and leaves nothing behind.
     """
     rows, rules, began = max_batch if runner.batches else 1, runner.rules, clock()
-    multiple = runner.device.prompt_multiple
     if every_shape:
         window = max(runner.placement.windows, default=0)
-        scenarios, seconds = full(rows, rules, chunk, multiple, context, window), FULL_SECONDS
+        scenarios, seconds = full(rows, rules, chunk, window), FULL_SECONDS
     else:
-        scenarios, seconds = quick(rows, rules, chunk, multiple, context), QUICK_SECONDS
+        scenarios, seconds = quick(rows, rules, chunk), QUICK_SECONDS
     running = ScenarioRunner(runner, Bounds(rows, nbytes, chunk, began + seconds), clock, go_on)
     left_out: dict[str, list[str]] = {}
 
@@ -85,6 +84,10 @@ def warm_up(
         run("attention of one alone", partial(running.plan_decoding, planned, rooms))
         shapes = shapes_of(chunk, most if every_shape else min(context, QUICK_CONTEXT), most)
         run("attention of long prompts", partial(running.plan_attention, planned, shapes))
+    multiple = runner.device.prompt_multiple
+    if multiple > 1 and runner.prefills_together:
+        for scenario in lengths(rows, chunk, multiple, context):
+            run(scenario.name, partial(running.run, scenario))
     seconds = round(clock() - began, 1)
     log.info("warmed up", steps=running.steps, plans=running.plans, seconds=seconds)
     for bound, names in left_out.items():

@@ -27,7 +27,7 @@ _TURN = 70
 _JOINT = 512
 """Tokens of prompts that are computed in one call, at most: as in `scheduler/policy.py`."""
 _BESIDE = 8
-"""Prompts of one call, at most, whose every length is met. Streams could not wait for more."""
+"""Prompts of one call, at most, whose every length is met: more are rare beside streams."""
 _LONG = 4096 + 11
 """Tokens of a long beginning, for which products have other kernels than for `COMMON`. It has half
 of the context at most."""
@@ -150,15 +150,13 @@ class Scenario:
         return replace(rules, row_limit=self.limit, own=self.limit // 2)
 
 
-def quick(rows: int, served: Rules, chunk: int, multiple: int, context: int) -> list[Scenario]:
+def quick(rows: int, served: Rules, chunk: int) -> list[Scenario]:
     """Every kind of step once, those that are met first before the others.
 
     Args:
         rows: the most that run at once.
         served: the rules of serving.
         chunk: the most tokens of a prompt that are computed at once.
-        multiple: of tokens, to which rows of several prompts in one call are padded.
-        context: tokens of the longest prompt.
     """
     counts = sorted({min(bucket(count), rows) for count in range(2, rows + 1)})
     return [
@@ -172,21 +170,16 @@ def quick(rows: int, served: Rules, chunk: int, multiple: int, context: int) -> 
         _FEWER_ROWS,
         _FULL_ROWS,
         _TURNS,
-        *([_lengths(rows, chunk, multiple, context)] if multiple > 1 else []),
     ]
 
 
-def full(
-    rows: int, served: Rules, chunk: int, multiple: int, context: int, window: int
-) -> list[Scenario]:
+def full(rows: int, served: Rules, chunk: int, window: int) -> list[Scenario]:
     """Every kind of step, and every shape that a batch may have.
 
     Args:
         rows: the most that run at once.
         served: the rules of serving.
         chunk: the most tokens of a prompt that are computed at once.
-        multiple: as above.
-        context: as above.
         window: tokens of the longest window.
     """
     counts = sorted({min(bucket(count), rows) for count in range(2, rows + 1)})
@@ -196,10 +189,43 @@ def full(
     )
     chunks = [min(1 << octave, chunk) for octave in range(1, chunk.bit_length() + 1)]
     return [
-        *quick(rows, served, chunk, multiple, context),
+        *quick(rows, served, chunk),
         *[_positions(length, counts, served.row_limit) for length in lengths if counts],
         *[_chunk(tokens) for tokens in sorted(set(chunks))],
     ]
+
+
+def lengths(rows: int, chunk: int, multiple: int, context: int) -> list[Scenario]:
+    """Prompts of several in one call, in all lengths that such a call is padded to.
+
+    Each number of tokens may have kernels of its own for the model's products.
+
+    Args:
+        rows: the most that run at once.
+        chunk: the most tokens of a prompt that are computed at once.
+        multiple: of tokens, to which rows of several prompts are padded.
+        context: tokens of the longest prompt.
+    """
+    beginning, most = min(_LONG, context // 2), min(chunk, _JOINT)
+
+    def scenario(count: int) -> Scenario:
+        longest = min(most // count, context - beginning - _APART)
+        widths = range(multiple, prompt_tokens(longest, count, multiple) + 1, multiple)
+        chunks = [*widths[:1], *[width - 1 for width in widths]]  # the first without padding, too
+        return Scenario(
+            f"{count} padded prompts",
+            tuple(
+                event
+                for tokens in chunks
+                for event in (
+                    Start(count, 1, (9,), beginning=beginning),
+                    Prompts(tokens, more=0),
+                    Decode(0, end=count),
+                )
+            ),
+        )
+
+    return [scenario(count) for count in range(2, min(rows, _BESIDE) + 1)]
 
 
 def _prompts(chunk: int) -> Scenario:
@@ -229,27 +255,6 @@ def _together(rows: int, chunk: int) -> Scenario:
                 for count in range(2, most + 1)
                 for event in (Start(count, 1), Prompts(tokens, more=0), Decode(0, end=count))
             ),
-        ),
-    )
-
-
-def _lengths(rows: int, chunk: int, multiple: int, context: int) -> Scenario:
-    """Prompts of several in one call, in all lengths that such a call is padded to.
-
-    Each number of tokens may have kernels of its own for the model's products.
-    """
-    most, beginning = min(chunk, _JOINT), min(_LONG, context // 2)
-    return Scenario(
-        "lengths of prompts",
-        tuple(
-            event
-            for count in range(2, min(rows, _BESIDE) + 1)
-            for tokens in range(0, prompt_tokens(most // count, count, multiple), multiple)
-            for event in (
-                Start(count, 1, (9,), beginning=beginning),
-                Prompts(tokens + multiple - 1, more=0),  # and one of padding
-                Decode(0, end=count),
-            )
         ),
     )
 

@@ -109,14 +109,7 @@ class Recorder:
         self, runner: ModelRunner, chunks: Sequence[tuple[Sequence[int], SequenceCache]]
     ) -> None:
         if len(chunks) > 1:
-            longest, multiple = (
-                max(len(tokens) for tokens, _ in chunks),
-                runner.device.prompt_multiple,
-            )
-            self.seen |= set(_of_prompts(chunks))
-            if multiple > 1:
-                width = prompt_tokens(longest, len(chunks), multiple)
-                self.note("together", "tokens", len(chunks), width)
+            self.seen |= set(_of_prompts(chunks, runner.device.prompt_multiple))
             return
         ((tokens, cache),) = chunks
         before = len(cache.prefix), bool(cache.suffix_length)
@@ -138,11 +131,16 @@ class Recorder:
             self.note("take packed", cache.slot is not None)
 
 
-def _of_prompts(chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> Iterator[Label]:
+def _of_prompts(
+    chunks: Sequence[tuple[Sequence[int], SequenceCache]], multiple: int
+) -> Iterator[Label]:
     """What makes other kernels of a call of several prompts."""
-    caches = [cache for _, cache in chunks]
+    caches, lengths = [cache for _, cache in chunks], [len(tokens) for tokens, _ in chunks]
+    width = prompt_tokens(max(lengths), len(lengths), multiple)
+    if multiple > 1:
+        yield "together", "tokens", len(lengths), width
     groups = prefix_groups({row: cache.prefix for row, cache in enumerate(caches)})
-    yield "together", "padded", len({len(tokens) for tokens, _ in chunks}) > 1
+    yield "together", "padded", min(lengths) < width
     yield "together", "own tokens", any(cache.suffix_length for cache in caches)
     yield "together", "own spans", any(len(group.slots) == 1 for group in groups)
     for group in groups:

@@ -18,6 +18,7 @@ from umbel.models.attention import planned
 from umbel.models.attention.cascade import Part, merge
 from umbel.models.attention.planned import Kind, Shape
 from umbel.models.kv.buckets import prompt_tokens
+from umbel.models.load.device import device_policy
 from umbel.models.planned_for import Rules
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
@@ -29,7 +30,8 @@ from umbel.models.warmup import (
     longest,
     warm_up,
 )
-from umbel.models.warmup.scenarios import Prompts, Start, quick
+from umbel.models.warmup.running import ScenarioRunner
+from umbel.models.warmup.scenarios import Prompts, Start, lengths, quick
 from umbel.scheduler import policy
 
 from ..scenario.memory_tools import zoo_model
@@ -52,7 +54,7 @@ SIMILAR = {"llama_kv8", "deepseek_v3"}
 )
 def test_rows_that_start_together(most: int, rows: set[int]) -> None:
     """Each number of rows that a batch may have is one scenario, up to the most that run."""
-    names = {scenario.name for scenario in quick(most, Rules(), CHUNK, 1, 4096)}
+    names = {scenario.name for scenario in quick(most, Rules(), CHUNK)}
     assert {name for name in names if name.endswith(" rows")} - {"more rows", "fewer rows"} == {
         f"{count} rows" for count in rows
     }
@@ -62,7 +64,7 @@ def test_rows_that_start_together(most: int, rows: set[int]) -> None:
 def test_lengths_of_calls_that_are_padded(most: int) -> None:
     """Whatever a call of up to eight prompts is padded to was met, after long beginnings."""
     multiple, context = 16, 8192
-    scenarios, met, rows = quick(most, Rules(), 2048, multiple, context), set(), 0
+    scenarios, met, rows = lengths(most, 2048, multiple, context), set(), 0
     for event in [event for scenario in scenarios for event in scenario.events]:
         if isinstance(event, Start):
             rows = event.sequences if event.beginning == context // 2 else 0
@@ -71,6 +73,19 @@ def test_lengths_of_calls_that_are_padded(most: int) -> None:
     for count in range(2, min(most, 8) + 1):
         for tokens in range(1, policy._TOGETHER // count + 1):
             assert (count, prompt_tokens(tokens, count, multiple)) in met
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_lengths_of_calls_are_met_where_there_are_such(name: str) -> None:
+    """Not where each prompt is computed by itself: that would take a start's time for nothing."""
+    fixture = BatchFixture(name, device=replace(device_policy(), prompt_multiple=16))
+    run: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScenarioRunner, "run", lambda _, scenario: run.append(scenario.name))
+        warm_up(fixture.runner, 3, chunk=CHUNK, context=256)
+    padded = [name for name in run if name.endswith("padded prompts")]
+    assert padded == (["2 padded prompts", "3 padded prompts"] if name == "llama" else [])
+    assert run[len(run) - len(padded) :] == padded  # after all whose first time takes longer
 
 
 def at_rest(before: int) -> int:
@@ -288,13 +303,14 @@ def test_who_stops_need_not_wait_for_it(steps: int) -> None:
 )
 def test_it_stays_within_its_memory(name: str) -> None:
     """What does not fit is left out and named; the rest takes no more than it may."""
-    fixture = BatchFixture(name, limit=64, stacks=name != "gemma3_text")
+    device = replace(device_policy(), prompt_multiple=16)
+    fixture = BatchFixture(name, limit=64, stacks=name != "gemma3_text", device=device)
     few = fixture.runner.profile.worst_case(80).nbytes
     for nbytes in (few, 20 * few):
         before = resident_bytes()
         mx.reset_peak_memory()
         with capture_logs() as lines:
-            warm_up(fixture.runner, 5, every_shape=True, nbytes=nbytes, chunk=CHUNK)
+            warm_up(fixture.runner, 5, every_shape=True, nbytes=nbytes, chunk=CHUNK, context=256)
         mx.synchronize()
         assert mx.get_peak_memory() - before <= nbytes
         assert left_out(lines).keys() <= {"memory"}
