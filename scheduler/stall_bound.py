@@ -19,14 +19,13 @@ class StallBound:
     A chunk takes a time of its own, to read the weights, and more for each token; both are
     fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
     one does not halve its time, and why short chunks are a bad bargain. A call of several rows
-    takes more for each row, which some layers compute by itself. What was not met yet takes several
-    times as long, once. So whether several rows pay is judged by nearly the least that a row took
-    lately, and whether streams can wait for them by what it mostly took. The only one that was
-    measured is soon doubted if it took nearly as long as a call of its own. If the last call of
-    several took longer than that, the next one is expected to, as much, up to twice as long: what
-    makes one longer is often there for the next, too. With each call of one that counts for less.
-    Each row then enters the batch of those who decode, which keeps them waiting, too: its state is
-    written there.
+    takes more for each row, which some layers compute by itself. A number of rows that was not met
+    yet takes several times as long, once. So whether several rows pay is judged by nearly the least
+    that a row took lately, and whether streams can wait for them by what it mostly took. If the
+    last call of several took longer than that, the next one is expected to, as much, up to twice as
+    long: what makes one longer is often there for the next, too. With each call of one that counts
+    for less. Each row then enters the batch of those who decode, which keeps them waiting, too: its
+    state is written there.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -43,8 +42,7 @@ class StallBound:
     _LAST = 0.9  # of it, for a chunk that completes its prompt
     _LATE = 0.25  # of the bound
     _DOUBT = 0.98  # what a row's time still counts after a call of one: some time it is tried anew
-    _UNSURE = 0.7  # the same where it seems that something was met for the first time
-    _ODD = 0.5  # of the shortest call, that a row takes then
+    _UNSURE = 0.7  # the same while it was measured less than twice
     _FORGET = 0.8  # what a measurement still counts when the next one comes
     _NOISE = 1.25  # times longer or shorter than estimated, at which the machine is as it was
     _CHANGE = 2.0  # times that one measurement may say at most: kernels are compiled, too
@@ -78,22 +76,13 @@ class StallBound:
             if self.expected(tokens) is not None:
                 self._observe_rows(tokens, seconds, rows)
             return
+        self._trust *= self._DOUBT if len(self._rows) > 1 else self._UNSURE
         self._excess = math.sqrt(self._excess)  # else nobody might be tried beside others again
         self._follow(tokens, seconds)
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = tuple(  # type: ignore[assignment]
             self._FORGET * old + more for old, more in zip(self._sums, new, strict=True)
         )
-        self._trust *= self._UNSURE if self._is_unsure else self._DOUBT
-
-    @property
-    def _is_unsure(self) -> bool:
-        """Whether a row took nearly as long as a call the only time that it was measured.
-
-        Rows share what a call takes by itself. One that does not met something for the first time.
-        """
-        alone = self.expected(self._LEAST)
-        return len(self._rows) == 1 and alone is not None and self._rows[0] > self._ODD * alone
 
     def observe_decode(
         self, seconds: float, entered: int, rows: int, *, ended: bool = False

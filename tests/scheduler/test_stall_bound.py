@@ -231,26 +231,6 @@ def test_calls_of_one_make_it_count_for_less() -> None:
         bound.observe(10, 0.03)
 
 
-@pytest.mark.parametrize(
-    ("row", "count"),
-    [
-        (0.012, 5),
-        (0.017, 4),
-        (0.025, 6),  # the shortest call takes 36 ms
-        (0.05, 6),
-    ],
-)
-def test_one_measurement_of_rows_counts_unless_it_is_odd(row: float, count: int) -> None:
-    """What took nearly as long as a call of its own was met for the first time: soon doubted."""
-    bound = StallBound(0.2)
-    for tokens in (10, 40, 60):
-        bound.observe(tokens, 0.02 + 0.001 * tokens)
-    bound.observe(60, 0.08 + 5 * row, rows=6)
-    for _ in range(9):
-        bound.observe(10, 0.03)
-    assert bound.fitting([10] * 6, 0.045, 8) == count
-
-
 def test_where_no_decode_is_known_all_of_it_counts() -> None:
     """The first decodes of a process are those that take long."""
     bound = _known()
