@@ -39,6 +39,8 @@ from ..shared import AS_GPU
 from .batch_fixture import NAMES, BatchFixture
 
 CHUNK = 32  # tokens of a prompt that a warm-up computes at once
+UNPADDED = replace(AS_GPU, prompt_multiple=1)  # without steps that plan nothing
+PLANNING = replace(UNPADDED, plans_attention=True)
 SHORT = 1024  # queries of what a turn adds, padding included
 _CONSTANTS = 64
 """Bytes: MLX itself keeps one of 4 or 8 now and then. The smallest state has thousands."""
@@ -141,7 +143,7 @@ def test_attention_of_long_prompts_is_planned() -> None:
 
     Neither by the chunks of a prompt, nor by what a turn adds to whatever came before.
     """
-    loaded = zoo_model("llama", device=replace(AS_GPU, plans_attention=True))
+    loaded = zoo_model("llama", device=PLANNING)
     runner = ModelRunner(loaded)
     met = set[tuple[Any, ...]]()
     real = mx.fast.scaled_dot_product_attention
@@ -187,7 +189,7 @@ def test_no_longer_attention_is_planned_than_is_served(
 
     monkeypatch.setattr(Kind, "compute", noted)
     monkeypatch.setattr(Kind, "decode", lambda _, room: rooms.append(room))
-    runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
+    runner = ModelRunner(zoo_model("llama", device=PLANNING))
     with capture_logs() as lines:
         warm_up(runner, 2, chunk=2 * SHORT, context=context)
     assert (max(keys), max(rooms)) == (most, last)
@@ -195,7 +197,7 @@ def test_no_longer_attention_is_planned_than_is_served(
     assert line["plans"] == len(keys) + len(rooms)
     keys.clear()
     rooms.clear()
-    warm_up(ModelRunner(zoo_model("llama", device=AS_GPU)), 2, chunk=CHUNK)
+    warm_up(ModelRunner(zoo_model("llama", device=UNPADDED)), 2, chunk=CHUNK)
     assert not keys + rooms
 
 
@@ -205,7 +207,7 @@ def test_what_products_compute_is_not_planned() -> None:
     assert kind.is_planned
     assert not kind._replace(dtype=mx.float32).is_planned
     assert not kind._replace(value_size=192).is_planned
-    runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
+    runner = ModelRunner(zoo_model("llama", device=PLANNING))
     with capture_logs() as lines:
         warm_up(runner, 2, chunk=CHUNK)
     assert [line["plans"] for line in lines if line["event"] == "warmed up"] == [0]
@@ -215,7 +217,7 @@ def test_what_products_compute_is_not_planned() -> None:
 def test_attention_that_is_not_planned_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes last, and the rest was run."""
     monkeypatch.setattr(Kind, "nbytes", lambda *_: 1 << 60)
-    runner = ModelRunner(zoo_model("llama", device=replace(AS_GPU, plans_attention=True)))
+    runner = ModelRunner(zoo_model("llama", device=PLANNING))
     with capture_logs() as lines:
         warm_up(runner, 2, chunk=CHUNK, nbytes=1 << 40)
     names = ["attention of one alone", "attention of long prompts"]
