@@ -16,7 +16,7 @@ import structlog
 from ..attention.planned import noted, rooms_of, shapes_of
 from ..runner import ModelRunner
 from .running import BoundError, Bounds, ScenarioRunner
-from .scenarios import COMMON, full, lengths, quick
+from .scenarios import COMMON, full, padded_prompts, quick
 
 QUICK_SECONDS, FULL_SECONDS = 60.0, 300.0
 """After these no further step is begun."""
@@ -86,8 +86,8 @@ def warm_up(
         run("attention of long prompts", partial(running.plan_attention, planned, shapes))
     multiple = runner.device.prompt_multiple
     if multiple > 1 and runner.prefills_together:
-        for scenario in lengths(rows, chunk, multiple, context):
-            run(scenario.name, partial(running.run, scenario))
+        padded = padded_prompts(rows, chunk, multiple, context)
+        run(padded.name, partial(running.run, padded))
     seconds = round(clock() - began, 1)
     log.info("warmed up", steps=running.steps, plans=running.plans, seconds=seconds)
     for bound, names in left_out.items():

@@ -195,7 +195,7 @@ def full(rows: int, served: Rules, chunk: int, window: int) -> list[Scenario]:
     ]
 
 
-def lengths(rows: int, chunk: int, multiple: int, context: int) -> list[Scenario]:
+def padded_prompts(rows: int, chunk: int, multiple: int, context: int) -> Scenario:
     """Prompts of several in one call, in all lengths that such a call is padded to.
 
     Each number of tokens may have kernels of its own for the model's products.
@@ -208,24 +208,24 @@ def lengths(rows: int, chunk: int, multiple: int, context: int) -> list[Scenario
     """
     beginning, most = min(_LONG, context // 2), min(chunk, _JOINT)
 
-    def scenario(count: int) -> Scenario:
+    def chunks(count: int) -> list[int]:
         longest = min(most // count, context - beginning - _APART)
         widths = range(multiple, prompt_tokens(longest, count, multiple) + 1, multiple)
-        chunks = [*widths[:1], *[width - 1 for width in widths]]  # the first without padding, too
-        return Scenario(
-            f"{count} padded prompts",
-            tuple(
-                event
-                for tokens in chunks
-                for event in (
-                    Start(count, 1, (9,), beginning=beginning),
-                    Prompts(tokens, more=0),
-                    Decode(0, end=count),
-                )
-            ),
-        )
+        return [*widths[:1], *[width - 1 for width in widths]]  # the first without padding, too
 
-    return [scenario(count) for count in range(2, min(rows, _BESIDE) + 1)]
+    return Scenario(
+        "padded prompts",
+        tuple(
+            event
+            for count in range(2, min(rows, _BESIDE) + 1)
+            for tokens in chunks(count)
+            for event in (
+                Start(count, 1, (9,), beginning=beginning),
+                Prompts(tokens, more=0),
+                Decode(0, end=count),
+            )
+        ),
+    )
 
 
 def _prompts(chunk: int) -> Scenario:

@@ -12,7 +12,7 @@ from umbel.models.binding import bind
 from umbel.models.load.device import GPU
 from umbel.models.params import Mask, SamplingParams
 from umbel.models.warmup.running import Bounds, ScenarioRunner
-from umbel.models.warmup.scenarios import Scenario, full, lengths, quick
+from umbel.models.warmup.scenarios import Scenario, full, padded_prompts, quick
 
 from .. import zoo
 from ..models.cuda_emulator import traced_only
@@ -74,11 +74,11 @@ def server(name: str, rows: int = ROWS) -> ServerFixture:
 def scenarios(name: str, rows: int = ROWS, *, every_shape: bool) -> list[Scenario]:
     """What a warm-up of this model runs."""
     runner = server(name, rows).assembly.runner
-    padded = lengths(rows, CHUNK, runner.device.prompt_multiple, CONTEXT)
+    padded = padded_prompts(rows, CHUNK, runner.device.prompt_multiple, CONTEXT)
     if not every_shape:
-        return [*quick(rows, runner.rules, CHUNK), *padded]
+        return [*quick(rows, runner.rules, CHUNK), padded]
     windows = runner.placement.windows
-    return [*full(rows, runner.rules, CHUNK, max(windows, default=0)), *padded]
+    return [*full(rows, runner.rules, CHUNK, max(windows, default=0)), padded]
 
 
 @cache
