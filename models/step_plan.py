@@ -137,7 +137,7 @@ class DecodePlan:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Chunks of prompts that are computed in one call, as rows as long as the longest.
+    """Chunks of prompts that are computed in one call, as rows of one length: see `prompt_tokens`.
 
     Attributes:
         sequences: by their numbers.

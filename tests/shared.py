@@ -15,7 +15,7 @@ import pytest
 
 import umbel.models  # noqa: F401  (before mlx.core)
 from umbel.models import runner
-from umbel.models.load.device import CUDA
+from umbel.models.load.device import CUDA, DevicePolicy, device_policy
 
 from . import zoo
 
@@ -34,6 +34,12 @@ AS_GPU = replace(
     prompt_multiple=64,
 )
 """How a GPU is run, on the CPU."""
+
+
+def padding(multiple: int) -> DevicePolicy:
+    """This device, where rows of several prompts are padded to so many tokens."""
+    return replace(device_policy(), prompt_multiple=multiple)
+
 
 TINY = {
     "hidden_size": 64,

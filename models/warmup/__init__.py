@@ -31,7 +31,10 @@ log = structlog.get_logger()
 
 
 def longest(runner: ModelRunner) -> int:
-    """Tokens of a sequence that reads as many where they lie as rows do that nobody shares."""
+    """Tokens of a sequence by which it is found for how many rows there is memory.
+
+    So many a row reads where they lie, if nobody shares them.
+    """
     return max(runner.rules.own + 8, 2 * COMMON)
 
 

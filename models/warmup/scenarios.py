@@ -31,6 +31,8 @@ _BESIDE = 8
 _LONG = 4096 + 11
 """Tokens of a long beginning, for which products have other kernels than for `COMMON`. It has half
 of the context at most."""
+_BEFORE = 9
+"""Tokens that each prompt of such a call has of its own before it, as those of a next turn have."""
 _LONE = 256
 """Tokens from which on MLX has cuDNN decode one sequence whose keys lie in one piece. Its first
 kernel takes most of a second."""
@@ -209,7 +211,7 @@ def padded_prompts(rows: int, chunk: int, multiple: int, context: int) -> Scenar
     beginning, most = min(_LONG, context // 2), min(chunk, _JOINT)
 
     def chunks(count: int) -> list[int]:
-        longest = min(most // count, context - beginning - _APART)
+        longest = min(most // count, context - beginning - _BEFORE - multiple)
         widths = range(multiple, prompt_tokens(longest, count, multiple) + 1, multiple)
         return [*widths[:1], *[width - 1 for width in widths]]  # the first without padding, too
 
@@ -220,7 +222,7 @@ def padded_prompts(rows: int, chunk: int, multiple: int, context: int) -> Scenar
             for count in range(2, min(rows, _BESIDE) + 1)
             for tokens in chunks(count)
             for event in (
-                Start(count, 1, (9,), beginning=beginning),
+                Start(count, 1, (_BEFORE,), beginning=beginning),
                 Prompts(tokens, more=0),
                 Decode(0, end=count),
             )

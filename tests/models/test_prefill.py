@@ -21,12 +21,12 @@ from umbel.models.errors import NotBatchableError
 from umbel.models.kv import batch_cache, stacking
 from umbel.models.kv.batch_cache import _LAUNCHED
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
-from umbel.models.load.device import CPU, DevicePolicy, device_policy
+from umbel.models.load.device import CPU, device_policy
 from umbel.models.memory_profile import PlannedChunk
 from umbel.models.prefill import prefill
 from umbel.models.runtime import launch, launch_in_turn, resident_bytes
 
-from ..shared import AS_GPU
+from ..shared import AS_GPU, padding
 from .batch_fixture import NAMES, TOLERANCE, BatchFixture, Branch
 from .cuda_emulator import traced_only
 
@@ -65,11 +65,6 @@ def state(cache: SequenceCache) -> list[np.ndarray]:
         np.array(array.astype(mx.float32) if array.dtype != mx.uint32 else array)
         for array in flat_arrays([*cache.suffix(), [x.state for x in cache.non_trimmable]])
     ]
-
-
-def padding(multiple: int) -> DevicePolicy:
-    """This device, where rows of several prompts are padded to so many tokens."""
-    return replace(device_policy(), prompt_multiple=multiple)
 
 
 def hold_the_same(joined: list[SequenceCache], alone: list[SequenceCache]) -> None:

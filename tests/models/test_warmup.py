@@ -18,7 +18,6 @@ from umbel.models.attention import planned
 from umbel.models.attention.cascade import Part, merge
 from umbel.models.attention.planned import Kind, Shape
 from umbel.models.kv.buckets import prompt_tokens
-from umbel.models.load.device import device_policy
 from umbel.models.planned_for import Rules
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
@@ -35,7 +34,7 @@ from umbel.models.warmup.scenarios import Prompts, Start, padded_prompts, quick
 from umbel.scheduler import policy
 
 from ..scenario.memory_tools import zoo_model
-from ..shared import AS_GPU
+from ..shared import AS_GPU, padding
 from .batch_fixture import NAMES, BatchFixture
 
 CHUNK = 32  # tokens of a prompt that a warm-up computes at once
@@ -80,7 +79,7 @@ def test_lengths_of_calls_that_are_padded(most: int) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_lengths_of_calls_are_met_where_there_are_such(name: str) -> None:
     """Not where each prompt is computed by itself: that would take a start's time for nothing."""
-    fixture = BatchFixture(name, device=replace(device_policy(), prompt_multiple=16))
+    fixture = BatchFixture(name, device=padding(16))
     run: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ScenarioRunner, "run", lambda _, scenario: run.append(scenario.name))
@@ -304,8 +303,7 @@ def test_who_stops_need_not_wait_for_it(steps: int) -> None:
 )
 def test_it_stays_within_its_memory(name: str) -> None:
     """What does not fit is left out and named; the rest takes no more than it may."""
-    device = replace(device_policy(), prompt_multiple=16)
-    fixture = BatchFixture(name, limit=64, stacks=name != "gemma3_text", device=device)
+    fixture = BatchFixture(name, limit=64, stacks=name != "gemma3_text", device=padding(16))
     few = fixture.runner.profile.worst_case(80).nbytes
     for nbytes in (few, 20 * few):
         before = resident_bytes()
