@@ -297,15 +297,15 @@ class Engine(Generic[C, P, O, T]):
             # gained by launching, or left to launch, before it.
             self._decoder.process_output()
         chunks = batch.prefill
+        ended = output is not None and any(s not in self._running for s in before)
         if output is not None:
             spent, rows = self._clock() - began, len(batch.decode)
-            ended = any(sequence not in self._running for sequence in before)
             chunks = self._prefiller.fitting(chunks, spent, rows, ended=ended)
             self._prefiller.decoded(spent, entered, rows, ended=ended)
         self._stalled = bool(chunks)
         if chunks:
             self._publish_events()
-            self._prefiller.run(chunks)
+            self._prefiller.run(chunks, behind=ended)
 
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())

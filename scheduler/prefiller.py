@@ -106,7 +106,8 @@ class Prefiller(Generic[C, P, O, T]):
         self._waited = ended and not self._waited and self._stall.is_late(spent, rows)
         if self._waited:
             return ()
-        return chunks[: self._stall.fitting([chunk.tokens for chunk in chunks], spent, rows)]
+        tokens = [chunk.tokens for chunk in chunks]
+        return chunks[: self._stall.fitting(tokens, spent, rows, ended=ended)]
 
     def share(self) -> bool:
         """Give the cache what others turn out to wait for, where it is computed already.
@@ -119,8 +120,13 @@ class Prefiller(Generic[C, P, O, T]):
             self._lifecycle.guard(sequence, self._kv_cache.prefilled)
         return any(not sequence.is_awaited for sequence in due)
 
-    def run(self, chunks: Items[PrefillChunk]) -> None:
-        """Compute chunks in one call; a fault ends no prompt but one that is computed alone."""
+    def run(self, chunks: Items[PrefillChunk], *, behind: bool) -> None:
+        """Compute chunks in one call; a fault ends no prompt but one that is computed alone.
+
+        Args:
+            chunks: of the prompts.
+            behind: somebody ended in the decode before it.
+        """
         began = self._clock()
         work = [
             (
@@ -141,7 +147,7 @@ class Prefiller(Generic[C, P, O, T]):
             sequence.num_computed_tokens = end
             self._lifecycle.guard(sequence, self._advanced)
         # What is done for each prompt after the call keeps others waiting, too.
-        self._stall.observe(tokens, self._clock() - began, len(chunks))
+        self._stall.observe(tokens, self._clock() - began, len(chunks), behind=behind)
 
     def _advanced(self, sequence: Sequence) -> None:
         self._kv_cache.advanced(sequence)

@@ -27,6 +27,11 @@ class StallBound:
     for less. Each row then enters the batch of those who decode, which keeps them waiting, too: its
     state is written there.
 
+    A call behind a decode in which somebody ended takes longer on some machines, and much longer on
+    slow ones: the device packs what they leave, and the front end has their answers and next
+    questions to see to. So such a call is expected to take as many times as long as usual as the
+    worst of the last few of these did.
+
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
     towards that, both parts alike. The fit alone would take the difference for a token's time, or
@@ -48,6 +53,7 @@ class StallBound:
     _CHANGE = 2.0  # times that one measurement may say at most: kernels are compiled, too
     _KNOWN = 4.0  # weights of measurements from which on the ratio of both parts is known
     _MANY = 3  # calls of several, besides one
+    _BEHIND = 5  # calls behind some who ended, whose worst is expected
     _RECENT = 7  # decodes whose median counts: one that compiles a kernel takes seconds, once
 
     def __init__(self, seconds: float) -> None:
@@ -56,6 +62,8 @@ class StallBound:
         self._rows = deque[float](maxlen=self._RECENT)  # seconds of each row more
         self._trust = 1.0  # in them
         self._excess = 1.0  # of the last call of several, over what such calls mostly take
+        # Times as long as usual that calls took behind a decode in which somebody ended.
+        self._behind = deque[float]([self._NOISE], maxlen=self._BEHIND)
         # Rows and seconds of those that nobody entered, and whether somebody ended in them.
         self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
         # How many entered others, and seconds more.
@@ -63,14 +71,17 @@ class StallBound:
         # How many did, rows and seconds of decodes that cannot be compared yet.
         self._unknown = deque[tuple[int, int, float]](maxlen=self._RECENT)
 
-    def observe(self, tokens: int, seconds: float, rows: int = 1) -> None:
+    def observe(self, tokens: int, seconds: float, rows: int = 1, *, behind: bool = False) -> None:
         """Learn from a call how long calls take.
 
         Args:
             tokens: that were computed, rows as long as the longest.
             seconds: that it took.
             rows: of the call.
+            behind: somebody ended in the decode before it.
         """
+        if behind and (usual := self._usual(rows, tokens)):
+            self._behind.append(min(seconds / usual, self._CHANGE))
         if rows > 1:
             # Before any call of one, what its rows took cannot be told from the call's own time.
             if self.expected(tokens) is not None:
@@ -199,7 +210,7 @@ class StallBound:
         before = self.expected(len(others) * max(others)) or 0.0
         return padded + row <= before + alone  # the others' rows are in both
 
-    def fitting(self, chunks: Items[int], spent: float, rows: int) -> int:
+    def fitting(self, chunks: Items[int], spent: float, rows: int, *, ended: bool = False) -> int:
         """Find how many chunks of one call fit behind a decode that may have taken long.
 
         What was foretold of it was too short where the device met new kinds of work: graphs and
@@ -209,12 +220,15 @@ class StallBound:
             chunks: tokens of each, in their order.
             spent: seconds since the step began.
             rows: that decoded; what these usually take, if that is known, does not count.
+            ended: somebody did in it.
         """
         over = max(0.0, spent - (self._usual_decode(rows, or_more=True) or 0.0))
         most = self._most_beside(self.expected(self._LEAST))
+        excess = max(self._excess, *self._behind) if ended else self._excess
         count = len(chunks)
         while count > 1:
-            if over + self._now(count, count * max(chunks[:count])) <= most:
+            usual = self._usual(count, count * max(chunks[:count]))
+            if over + usual * excess <= most:
                 break
             count -= 1
         return count

@@ -599,6 +599,36 @@ class TestTogether:
         assert [fitting(chunks, 1.0, 1, ended=True) for _ in range(3)] == [(), chunks, ()]
         assert [fitting(chunks, 1.0, 1, ended=ends) for ends in (False, True)] == [chunks, ()]
 
+    def test_calls_behind_who_ends_take_as_long_as_the_last_of_these_did(self) -> None:
+        """How long those take is no matter of how long others do, and is learned apart."""
+        bench = Bench(max_batch=16, prefill_chunk=512, together=True)
+        _take_time(bench, own=0.02, row=0.02, step=0.01, entry=0.0)
+        prefill, ends, calls = bench.runner.prefill, [False], [(0, 0.0)]
+
+        def slow_behind(chunks: Items[tuple[Items[int], FakeState]]) -> None:
+            began = bench.clock()
+            prefill(chunks)
+            bench.clock.advance((bench.clock() - began) * ends[0])
+            calls.append((len(chunks), round(bench.clock() - began, 6)))
+
+        bench.runner.prefill = slow_behind  # type: ignore[method-assign]
+        bench.put("stream", [5, 6], max_tokens=200)
+        behind = []
+        for turn in range(5):
+            short = bench.put(f"short {turn}", [7, turn], max_tokens=9)
+            while len(short.output) < 8:
+                bench.engine.step()
+            for number in range(7):
+                bench.put(f"{turn} {number}", [number + 8, turn, 3], max_tokens=3)
+            ends[0] = turn > 1  # until then it is learned how long others take
+            bench.engine.step()  # in which the short one ends
+            ends[0] = False
+            behind.append(calls[-1])
+            while len(bench.engine._running) > 1:
+                bench.engine.step()
+        # 160 ms are what calls may be foretold to take: 1.25 times as long as usual, then twice.
+        assert behind[2:] == [(4, 0.2), (3, 0.16), (3, 0.16)]
+
     def test_what_is_done_for_who_starts_counts_too(self) -> None:
         """Streams wait for it in the step in which another enters, as for the entry itself."""
         bench = Bench(max_batch=16, prefill_chunk=512, together=True)

@@ -210,6 +210,31 @@ def test_after_a_call_that_took_long_the_next_is_shorter() -> None:
         assert bound.fitting([10] * 6, 0.0, 8) == count
 
 
+@pytest.mark.parametrize(
+    ("took", "behind", "others"),
+    [
+        (1.8, 4, 6),
+        (1.0, 6, 6),  # no longer than usual
+        (9.0, 3, 6),  # once, which says that a kernel was compiled
+    ],
+)
+def test_behind_who_ends_calls_are_as_long_as_the_worst_of_these(
+    took: float, behind: int, others: int
+) -> None:
+    """A call of six takes 120 ms; others are as they were, also after that was seen."""
+    bound = _known()
+    assert bound.fitting([10] * 6, 0.0, 8, ended=True) == 6  # before, some longer: 150 ms
+    assert bound.fitting([10] * 6, 0.02, 8, ended=True) == 5
+    for seconds in (0.02 + 0.01 * 3 + 0.016, *[0.03] * 4):
+        rows = 3 if seconds > 0.03 else 1
+        bound.observe(10 * rows, seconds * (took if rows > 1 else 1), rows, behind=True)
+    bound.observe(30, 0.02 + 0.01 * 3 + 0.016, 3)
+    assert bound.fitting([10] * 6, 0.0, 8, ended=True) == behind
+    assert bound.fitting([10] * 6, 0.0, 8) == others
+    bound.observe(10, 0.03, behind=True)  # one is forgotten after five
+    assert bound.fitting([10] * 6, 0.0, 8, ended=True) == 6
+
+
 def test_nothing_is_late_before_it_is_known_how_long_it_takes() -> None:
     """A slow model's decodes would all be; and a time that is old says nothing any more."""
     bound = _known()
