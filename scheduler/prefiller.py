@@ -93,7 +93,8 @@ class Prefiller(Generic[C, P, O, T]):
 
         A call behind several who end took up to twice as long as others on a slow machine: the
         device packs what they leave, and the front end has their answers and next questions to see
-        to. Where that took long already, the call waits for the next step, once.
+        to. Where that took long already, or the device met a kind of decode for the first time, the
+        call waits for the next step, once.
 
         Args:
             chunks: of one call.
@@ -103,10 +104,12 @@ class Prefiller(Generic[C, P, O, T]):
         """
         if not chunks or not self._bounded:
             return chunks
-        self._waited = ended and not self._waited and self._stall.is_late(spent, rows)
+        tokens = [chunk.tokens for chunk in chunks]
+        self._waited = not self._waited and self._stall.should_wait(
+            tokens[0], spent, rows, ended=ended
+        )
         if self._waited:
             return ()
-        tokens = [chunk.tokens for chunk in chunks]
         return chunks[: self._stall.fitting(tokens, spent, rows, ended=ended)]
 
     def share(self) -> bool:

@@ -233,17 +233,29 @@ class StallBound:
             count -= 1
         return count
 
-    def is_late(self, spent: float, rows: int) -> bool:
-        """Whether a step's decode took longer than usual by over a quarter of the bound.
+    def should_wait(self, tokens: int, spent: float, rows: int, *, ended: bool) -> bool:
+        """Whether a call had better not follow a step's decode, which took much longer than usual.
 
-        It is not where nothing is known of such decodes.
+        It had where not even its first prompt fits behind that, or somebody ended in it: calls
+        take longer then, too. Before it is known what such decodes take, those tell that somebody
+        entered; where there were none of these either, all of it counts.
 
         Args:
+            tokens: of the first prompt.
             spent: seconds since the step began.
             rows: that decoded.
+            ended: somebody did in it.
         """
         usual = self._usual_decode(rows, or_more=True)
-        return usual is not None and spent - usual > self._LATE * self._seconds
+        entries = [seconds for _, _, seconds in self._unknown]
+        before = statistics.median(entries) if usual is None and entries else usual
+        over = spent - (before or 0.0)
+        if over <= self._LATE * self._seconds:
+            return False
+        if ended and usual is not None:
+            return True
+        most = self._most_beside(self.expected(self._LEAST))
+        return over + self._now(1, tokens) > most
 
     def _follow(self, tokens: int, seconds: float) -> None:
         """Scale what was measured half the way to a machine of another speed."""

@@ -588,16 +588,17 @@ class TestTogether:
         bench.drain()
         assert bench.tokens("late") == reference([77, 2, 3], 3)[0]
 
-    def test_a_call_is_not_put_off_twice(self) -> None:
-        """Whoever ends in each step: those who come wait for one step, and no longer."""
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_a_call_is_not_put_off_twice(self, *, ended: bool) -> None:
+        """However long each step takes: those who come wait for one step, and no longer."""
         bench = Bench(max_batch=4, prefill_chunk=512, together=True)
         stream = bench.put("stream", [5, 6], max_tokens=90)
         while len(stream.output) < 3:  # so that it is known how long that takes
             bench.engine.step()
         chunks = (PrefillChunk(bench.put("late"), 3),)
         fitting = bench.engine._prefiller.fitting
-        assert [fitting(chunks, 1.0, 1, ended=True) for _ in range(3)] == [(), chunks, ()]
-        assert [fitting(chunks, 1.0, 1, ended=ends) for ends in (False, True)] == [chunks, ()]
+        assert [fitting(chunks, 1.0, 1, ended=ended) for _ in range(3)] == [(), chunks, ()]
+        assert [fitting(chunks, 0.0, 1, ended=ended) for _ in range(2)] == [chunks, chunks]
 
     def test_calls_behind_who_ends_take_as_long_as_the_last_of_these_did(self) -> None:
         """How long those take is no matter of how long others do, and is learned apart."""

@@ -235,16 +235,42 @@ def test_behind_who_ends_calls_are_as_long_as_the_worst_of_these(
     assert bound.fitting([10] * 6, 0.0, 8, ended=True) == 6
 
 
-def test_nothing_is_late_before_it_is_known_how_long_it_takes() -> None:
-    """A slow model's decodes would all be; and a time that is old says nothing any more."""
+@pytest.mark.parametrize(
+    ("known", "spent", "ended", "waits"),
+    [
+        # No decode is known: a call of one, of 30 ms, still fits behind 130.
+        ([], 0.131, False, True),
+        ([], 0.129, False, False),
+        ([], 0.131, True, True),
+        ([], 0.129, True, False),  # that it took long says nothing then
+        # 10 ms are usual.
+        ([(0.01, 0)], 0.141, False, True),
+        ([(0.01, 0)], 0.139, False, False),
+        ([(0.01, 0)], 0.061, True, True),
+        ([(0.01, 0)], 0.059, True, False),
+        # Those in which somebody entered are no measure, but where there are no others.
+        ([(0.07, 2)], 0.201, False, True),
+        ([(0.07, 2)], 0.199, True, False),
+        ([(0.01, 0), (0.07, 2)], 0.141, False, True),
+    ],
+)
+def test_a_call_should_wait_where_not_even_one_fits(
+    known: list[tuple[float, int]], spent: float, *, ended: bool, waits: bool
+) -> None:
+    """Or where somebody ended, and that alone took long."""
     bound = _known()
-    assert not bound.is_late(9.0, 8)
-    bound.observe_decode(0.01, 0, 8)
-    assert bound.is_late(0.07, 8)
-    assert not bound.is_late(0.05, 8)
-    for _ in range(20):
-        bound.observe_decode(0.06, 0, 8, ended=True)
-    assert not bound.is_late(0.07, 8)
+    for seconds, entered in known:
+        bound.observe_decode(seconds, entered, 8)
+    assert bound.should_wait(10, spent, 8, ended=ended) == waits
+
+
+def test_where_no_call_fits_at_all_none_waits_for_a_decode_as_usual() -> None:
+    """A slow model's calls would all wait."""
+    bound = StallBound(0.2)
+    for tokens in (10, 40):
+        bound.observe(tokens, 1.0 + 0.001 * tokens)
+    bound.observe_decode(0.5, 0, 8)
+    assert not bound.should_wait(10, 0.54, 8, ended=False)
 
 
 def test_calls_of_one_make_it_count_for_less() -> None:
