@@ -348,8 +348,8 @@ TWINS = frozenset(
 is slow for these."""
 
 MIXED = frozenset({"longcat_flash", "kimi_linear", "gemma2", "mamba", "plamo2"})
-"""Twins that only put together what others have one by one: each kind of test runs once with
-these, and not with each of its parameters."""
+"""Twins that only put together what others have one by one: of restoring, too, there is one
+scenario for each of them."""
 
 KINDS: Mapping[str, str] = MappingProxyType({n: s.kind for n, s in _SPECIES.items()})
 """What each model asks of a cache: dense, mla, capped, sliding, sinks, recurrent, hybrid or
@@ -357,9 +357,9 @@ chunked."""
 
 
 def each(
-    values: Iterable[T], names: Iterable[str] = NAMES, once: Container[str] = MIXED
+    values: Iterable[T], names: Iterable[str] = NAMES, once: Container[str] = TWINS
 ) -> list[tuple[str, T]]:
-    """Pair models with all values of a test's parameter, and some with one of them, in turn.
+    """Pair models with all values of a test's parameter, and twins with one of them, in turn.
 
     Args:
         values: of the parameter.

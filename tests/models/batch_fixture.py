@@ -42,15 +42,13 @@ NAMES = (
 STACKED = ("llama", "falcon_h1", "deepseek_v3", "gemma4_text", "llama_kv8")
 """Models of each kind whose rows can read side by side what they alone lease."""
 
-_ONCE = zoo.MIXED | {"gemma3n", "gemma4_text", "deepseek_v32"}
-
 TOLERANCE = 1e-3
 """Of logits, whose standard deviation is about 2."""
 
 
 def each(values: Iterable[T], names: Iterable[str] = NAMES) -> list[tuple[str, T]]:
     """Pair these models with all values of a test's parameter, and twins with one; see `zoo`."""
-    return zoo.each(values, names, _ONCE)
+    return zoo.each(values, names)
 
 
 @dataclass

@@ -172,8 +172,16 @@ class Watch:
             vars(mx)["reset_peak_memory"] = self._reset
 
 
+_SETTINGS: dict[str, Any] = {
+    "prefill_chunk": CHUNK,
+    "max_stall_ms": 1e9,
+    "checkpoint_interval": 128,
+    "warmup": "none",
+}
+
+
 class ServerFixture:
-    """One assembled engine.
+    """One assembled engine. Without other settings it does not warm up.
 
     Attributes:
         told: what clients have heard, by request.
@@ -195,7 +203,7 @@ class ServerFixture:
             cache_bytes=budget,
             no_disk=disk is None,
             disk_dir=None if disk is None else str(disk),
-            **{"prefill_chunk": CHUNK, "max_stall_ms": 1e9, "checkpoint_interval": 128, **more},
+            **_SETTINGS | more,
         )
         self.queue = ConversationQueue(4096)
         self.events: list[tuple[Sequence, Event]] = []

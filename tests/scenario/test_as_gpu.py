@@ -101,7 +101,7 @@ def check(server: ServerFixture, asks: Items[Ask], told: Items[Told]) -> None:
 )
 def test_every_architecture_starts_and_answers(name: str) -> None:
     """It warms up; then agents join and leave, and each gets mlx-lm's own answer."""
-    server = ServerFixture(model(name), MEMORY, max_batch=6)
+    server = ServerFixture(model(name), MEMORY, max_batch=6, warmup="quick")
     runner = server.assembly.runner
     rows = {shape[0] for shape in runner.shapes}
     assert rows == ({2, 3, 4, 6} if runner.batches else set())
@@ -116,7 +116,10 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
         ("qwen3_next", {*RECURRENT, "softmax_lse", "attend", "attend_split", "arrange"}),
         ("kimi_linear", {*RECURRENT, "softmax_lse", "attend_latents", "arrange"}),
         ("llama", {"softmax_lse", "attend", "attend_split", "arrange"}),
-        ("gpt_oss", {"softmax_lse", "attend", "attend_split", "arrange"}),
+        pytest.param(
+            *("gpt_oss", {"softmax_lse", "attend", "attend_split", "arrange"}),
+            marks=pytest.mark.slow,
+        ),
         ("deepseek_v3", {"softmax_lse", "attend_latents", "arrange"}),
     ],
 )
@@ -170,7 +173,7 @@ def test_a_small_budget_warms_up_less(name: str, rows: int) -> None:
     """It starts, warms up as many rows as fit, and serves one after the other."""
     promise = ServerFixture(model(name), MEMORY, max_batch=1).assembly.runner.profile.worst_case
     budget = promise(_SHORTEST).nbytes * (2 * rows + 1) // 2
-    server = ServerFixture(model(name), budget, max_batch=6)
+    server = ServerFixture(model(name), budget, max_batch=6, warmup="quick")
     runner = server.assembly.runner
     assert longest(runner) < 2 * _SHORTEST
     assert runner.shapes == {s for s in runner.shapes if s[0] <= rows}
@@ -272,7 +275,7 @@ def test_state_comes_back_from_disk_after_a_restart(name: str, tmp_path: Path) -
     server = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6)
     check(server, asks, server.serve(asks))
     server.close()
-    again = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6)
+    again = ServerFixture(model(name), MEMORY, disk=tmp_path, max_batch=6, warmup="quick")
     told = again.serve(asks)
     assert all(t.cached for t in told)
     assert again.engine.statistics().page_ins > 0

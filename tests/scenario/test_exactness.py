@@ -28,7 +28,9 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "scenario"), zoo.each(SCENARIOS), ids=lambda of: getattr(of, "__name__", None)
+    ("name", "scenario"),
+    zoo.each(SCENARIOS, once=zoo.MIXED),
+    ids=lambda of: getattr(of, "__name__", None),
 )
 def test_restored_equals_cold(name: str, scenario: Scenario) -> None:
     """Over any restored prefix a request gets the tokens and log-probs of a cold run (L2)."""

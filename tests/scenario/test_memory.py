@@ -322,7 +322,9 @@ def test_short_of_memory_nobody_hangs() -> None:
     assert all(told.error is None for told in server.serve(asks))
 
 
-@pytest.mark.parametrize("spare", [0, 2, 8], ids="{}_8th".format)
+@pytest.mark.parametrize(
+    "spare", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))], ids="{}_8th".format
+)
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
 def test_none_is_refused_for_a_batch_that_has_become_too_large(name: str, spare: int) -> None:
     """What holds one request serves all of a crowd that runs in a batch of many rows."""

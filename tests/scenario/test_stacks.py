@@ -193,7 +193,10 @@ def test_what_is_written_to_disk_is_held_once_then(tmp_path: Path, *, host_reads
     server.close()
 
 
-@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n == "llama_kv8" else []) for n in STACKED],
+)
 def test_answers_are_those_without_stacks(name: str) -> None:
     """Whoever comes, goes, comes back or is written to disk meanwhile, and under any budget."""
     answers, rows = [], list[int]()
@@ -218,9 +221,9 @@ def test_answers_are_those_without_stacks(name: str) -> None:
     [
         ("llama", ""),
         ("llama", "in place"),
-        ("llama", "copied"),
+        pytest.param("llama", "copied", marks=pytest.mark.slow),
         ("deepseek_v3", "in place"),
-        ("llama_kv8", "copied"),
+        pytest.param("llama_kv8", "copied", marks=pytest.mark.slow),
     ],
 )
 def test_a_tight_budget_holds(name: str, disk: str, tmp_path: Path) -> None:
