@@ -91,10 +91,10 @@ class Prefiller(Generic[C, P, O, T]):
     ) -> tuple[PrefillChunk, ...]:
         """Leave out chunks that streams cannot wait for any more; the next step plans them anew.
 
-        A call behind several who end took up to twice as long as others on a slow machine: the
-        device packs what they leave, and the front end has their answers and next questions to see
-        to. Where that took long already, or the device met a kind of decode for the first time, the
-        call waits for the next step, once.
+        A call behind somebody who ended took up to twice as long as others on a slow machine: the
+        device packs what is left, and the front end has answers and next questions to see to. Where
+        the decode took long already, for that or since the device met its kind for the first time,
+        the call waits for the next step; not in two steps one after the other.
 
         Args:
             chunks: of one call.

@@ -62,7 +62,8 @@ class StallBound:
         self._rows = deque[float](maxlen=self._RECENT)  # seconds of each row more
         self._trust = 1.0  # in them
         self._excess = 1.0  # of the last call of several, over what such calls mostly take
-        # Times as long as usual that calls took behind a decode in which somebody ended.
+        # Times as long as usual that calls took behind a decode in which somebody ended; a little
+        # longer before five were seen.
         self._behind = deque[float]([self._NOISE], maxlen=self._BEHIND)
         # Rows and seconds of those that nobody entered, and whether somebody ended in them.
         self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
@@ -80,7 +81,9 @@ class StallBound:
             rows: of the call.
             behind: somebody ended in the decode before it.
         """
-        if behind and (usual := self._usual(rows, tokens)):
+        # Before rows were measured, or calls of one twice, what is usual is too little.
+        is_known = bool(self._rows) if rows > 1 else self._sums[0] > 1.0
+        if behind and is_known and (usual := self._usual(rows, tokens)):
             self._behind.append(min(seconds / usual, self._CHANGE))
         if rows > 1:
             # Before any call of one, what its rows took cannot be told from the call's own time.
@@ -184,6 +187,11 @@ class StallBound:
         """Seconds that it takes if it takes as much more than usual as the last one."""
         return self._usual(rows, tokens) * self._excess
 
+    def _next(self, rows: int, tokens: int, *, ended: bool) -> float:
+        """Seconds that it takes behind a decode; in which somebody ended, as the worst of these."""
+        excess = max(self._excess, *self._behind) if ended else self._excess
+        return self._usual(rows, tokens) * excess
+
     def joins(self, others: Items[int], tokens: int, *, bounded: bool) -> bool:
         """Whether a chunk is best computed in one call with others.
 
@@ -210,7 +218,7 @@ class StallBound:
         before = self.expected(len(others) * max(others)) or 0.0
         return padded + row <= before + alone  # the others' rows are in both
 
-    def fitting(self, chunks: Items[int], spent: float, rows: int, *, ended: bool = False) -> int:
+    def fitting(self, chunks: Items[int], spent: float, rows: int, *, ended: bool) -> int:
         """Find how many chunks of one call fit behind a decode that may have taken long.
 
         What was foretold of it was too short where the device met new kinds of work: graphs and
@@ -224,21 +232,20 @@ class StallBound:
         """
         over = max(0.0, spent - (self._usual_decode(rows, or_more=True) or 0.0))
         most = self._most_beside(self.expected(self._LEAST))
-        excess = max(self._excess, *self._behind) if ended else self._excess
         count = len(chunks)
         while count > 1:
-            usual = self._usual(count, count * max(chunks[:count]))
-            if over + usual * excess <= most:
+            if over + self._next(count, count * max(chunks[:count]), ended=ended) <= most:
                 break
             count -= 1
         return count
 
     def should_wait(self, tokens: int, spent: float, rows: int, *, ended: bool) -> bool:
-        """Whether a call had better not follow a step's decode, which took much longer than usual.
+        """Whether a call waits for the next step, since its step's decode took too long.
 
-        It had where not even its first prompt fits behind that, or somebody ended in it: calls
-        take longer then, too. Before it is known what such decodes take, those tell that somebody
-        entered; where there were none of these either, all of it counts.
+        It does where the decode took longer than usual by a quarter of the bound, and either
+        somebody ended in it, or not even the first prompt fits behind it. Where no such decode is
+        known, those count in which somebody entered; where there are none of these either, all of
+        the time counts as late.
 
         Args:
             tokens: of the first prompt.
@@ -250,12 +257,10 @@ class StallBound:
         entries = [seconds for _, _, seconds in self._unknown]
         before = statistics.median(entries) if usual is None and entries else usual
         over = spent - (before or 0.0)
-        if over <= self._LATE * self._seconds:
-            return False
-        if ended and usual is not None:
-            return True
         most = self._most_beside(self.expected(self._LEAST))
-        return over + self._now(1, tokens) > most
+        if over <= self._LATE * max(self._seconds, most / self._SURE):
+            return False
+        return (ended and usual is not None) or over + self._next(1, tokens, ended=ended) > most
 
     def _follow(self, tokens: int, seconds: float) -> None:
         """Scale what was measured half the way to a machine of another speed."""

@@ -324,7 +324,7 @@ def test_exact_answers_do_not_depend_on_company(name: str) -> None:
     """A seeded answer has the same tokens alone, in a crowd, and over what is cached."""
     ask = replace(agents(1, user=(30,), answer=(24,), sampling=(SEEDED,))[0], at=40)
     (cold,) = ServerFixture(model(name), MEMORY, exact=True, max_batch=6).serve([ask])
-    server = ServerFixture(model(name), MEMORY, exact=True, max_batch=6)
+    server = ServerFixture(model(name), MEMORY, exact=True, max_batch=6, warmup="quick")
     told = server.serve([*agents(4, user=(9, 40), answer=(28, 6), every=3), ask])
     assert (cold.cached, cold.error) == (0, None)
     assert told[-1].cached

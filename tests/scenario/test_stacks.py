@@ -91,7 +91,7 @@ def held(server: ServerFixture) -> int:
 )
 def test_what_lies_side_by_side_is_held_once(own: list[int]) -> None:
     """By the books and by the allocator: padding, rows' own room and copies included."""
-    server = ServerFixture(model("llama"), 1 << 28, max_batch=8)
+    server = ServerFixture(model("llama"), 1 << 28, max_batch=8, warmup="quick")
     crowd = Crowd(server, own, shared=400)
     token = server.assembly.runner.profile.sizes.token
     crowd.turn()

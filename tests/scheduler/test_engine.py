@@ -590,7 +590,7 @@ class TestTogether:
 
     @pytest.mark.parametrize("ended", [False, True])
     def test_a_call_is_not_put_off_twice(self, *, ended: bool) -> None:
-        """However long each step takes: those who come wait for one step, and no longer."""
+        """However long each step takes: those who come wait in no two steps running."""
         bench = Bench(max_batch=4, prefill_chunk=512, together=True)
         stream = bench.put("stream", [5, 6], max_tokens=90)
         while len(stream.output) < 3:  # so that it is known how long that takes
@@ -601,7 +601,7 @@ class TestTogether:
         assert [fitting(chunks, 0.0, 1, ended=ended) for _ in range(2)] == [chunks, chunks]
 
     def test_calls_behind_who_ends_take_as_long_as_the_last_of_these_did(self) -> None:
-        """How long those take is no matter of how long others do, and is learned apart."""
+        """As many times as long as usual as the worst of the last five of these."""
         bench = Bench(max_batch=16, prefill_chunk=512, together=True)
         _take_time(bench, own=0.02, row=0.02, step=0.01, entry=0.0)
         prefill, ends, calls = bench.runner.prefill, [False], [(0, 0.0)]
@@ -609,7 +609,7 @@ class TestTogether:
         def slow_behind(chunks: Items[tuple[Items[int], FakeState]]) -> None:
             began = bench.clock()
             prefill(chunks)
-            bench.clock.advance((bench.clock() - began) * ends[0])
+            bench.clock.advance(0.8 * (bench.clock() - began) * ends[0])
             calls.append((len(chunks), round(bench.clock() - began, 6)))
 
         bench.runner.prefill = slow_behind  # type: ignore[method-assign]
@@ -627,8 +627,8 @@ class TestTogether:
             behind.append(calls[-1])
             while len(bench.engine._running) > 1:
                 bench.engine.step()
-        # 160 ms are what calls may be foretold to take: 1.25 times as long as usual, then twice.
-        assert behind[2:] == [(4, 0.2), (3, 0.16), (3, 0.16)]
+        # 160 ms are what calls may be foretold to take: 1.25 times as long as usual, then 1.8 times.
+        assert behind[2:] == [(5, 0.216), (3, 0.144), (3, 0.144)]
 
     def test_what_is_done_for_who_starts_counts_too(self) -> None:
         """Streams wait for it in the step in which another enters, as for the entry itself."""
