@@ -183,12 +183,11 @@ class StallBound:
         """Seconds that a call of so many rows mostly takes, with padding so many tokens."""
         return (self.expected(tokens) or 0.0) + (rows - 1) * self._usual_row
 
-    def _now(self, rows: int, tokens: int) -> float:
-        """Seconds that it takes if it takes as much more than usual as the last one."""
-        return self._usual(rows, tokens) * self._excess
+    def _now(self, rows: int, tokens: int, *, ended: bool = False) -> float:
+        """Seconds that it takes if it takes as much more than usual as the last one.
 
-    def _next(self, rows: int, tokens: int, *, ended: bool) -> float:
-        """Seconds that it takes behind a decode; in which somebody ended, as the worst of these."""
+        Behind a decode in which somebody ended, as much as the worst of these at least.
+        """
         excess = max(self._excess, *self._behind) if ended else self._excess
         return self._usual(rows, tokens) * excess
 
@@ -206,7 +205,7 @@ class StallBound:
                 those that are computed here enter their batch.
         """
         longest, rows = max(*others, tokens), len(others) + 1
-        most = self._most_beside(self.expected(self._LEAST))
+        most = self._most_beside()
         if bounded and self._now(rows, rows * longest) + self._entering(rows) > most:
             return False
         row, alone = self._row, self.expected(tokens)
@@ -231,10 +230,10 @@ class StallBound:
             ended: somebody did in it.
         """
         over = max(0.0, spent - (self._usual_decode(rows, or_more=True) or 0.0))
-        most = self._most_beside(self.expected(self._LEAST))
+        most = self._most_beside()
         count = len(chunks)
         while count > 1:
-            if over + self._next(count, count * max(chunks[:count]), ended=ended) <= most:
+            if over + self._now(count, count * max(chunks[:count]), ended=ended) <= most:
                 break
             count -= 1
         return count
@@ -255,12 +254,11 @@ class StallBound:
         """
         usual = self._usual_decode(rows, or_more=True)
         entries = [seconds for _, _, seconds in self._unknown]
-        before = statistics.median(entries) if usual is None and entries else usual
-        over = spent - (before or 0.0)
-        most = self._most_beside(self.expected(self._LEAST))
+        over = spent - (statistics.median(entries or [0.0]) if usual is None else usual)
+        most = self._most_beside()
         if over <= self._LATE * max(self._seconds, most / self._SURE):
             return False
-        return (ended and usual is not None) or over + self._next(1, tokens, ended=ended) > most
+        return (ended and usual is not None) or over + self._now(1, tokens, ended=ended) > most
 
     def _follow(self, tokens: int, seconds: float) -> None:
         """Scale what was measured half the way to a machine of another speed."""
@@ -286,11 +284,12 @@ class StallBound:
     def _most(self) -> float:
         return self._SURE * self._seconds
 
-    def _most_beside(self, least: float | None) -> float:
-        """How long a call may take beside streams, if the shortest takes so long.
+    def _most_beside(self) -> float:
+        """How long a call may take beside streams.
 
-        Where no call fits, short ones save the streams little and cost prompts much.
+        Where not even the shortest fits, short ones save the streams little and cost prompts much.
         """
+        least = self.expected(self._LEAST)
         return self._most if least is None or least <= self._most else 2 * least
 
     def chunk_size(self, limit: int) -> ChunkSize:
@@ -304,7 +303,7 @@ class StallBound:
         least, whole = self.expected(self._LEAST), self.expected(limit)
         if least is None or whole is None:
             return ChunkSize(min(limit, self._UNTRIED))
-        most = self._most_beside(least)
+        most = self._most_beside()
         if whole <= most:
             return ChunkSize(limit)
         each = (whole - least) / (limit - self._LEAST)

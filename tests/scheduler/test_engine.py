@@ -627,7 +627,7 @@ class TestTogether:
             behind.append(calls[-1])
             while len(bench.engine._running) > 1:
                 bench.engine.step()
-        # 160 ms are what calls may be foretold to take: 1.25 times as long as usual, then 1.8 times.
+        # 160 ms are what calls may be foretold to take: 1.25 times as usual, then 1.8 times.
         assert behind[2:] == [(5, 0.216), (3, 0.144), (3, 0.144)]
 
     def test_what_is_done_for_who_starts_counts_too(self) -> None:

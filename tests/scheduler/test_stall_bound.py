@@ -274,9 +274,7 @@ def test_where_no_call_fits_at_all_none_waits_for_a_decode_as_usual() -> None:
         assert bound.should_wait(10, spent, 8, ended=False) == waits
 
 
-def test_before_rows_are_measured_no_call_of_several_says_how_long_they_take_behind_who_ends() -> (
-    None
-):
+def test_behind_who_ends_no_call_of_several_counts_before_rows_are_measured() -> None:
     """What its rows take would be taken for lateness."""
     bound = StallBound(0.2)
     for tokens in (10, 40, 60):
