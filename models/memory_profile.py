@@ -186,7 +186,11 @@ class MemoryProfile:
             offset: the most tokens that one of them looks at.
         """
         rows = self._rounded(rows)
-        return self._transients.estimate(rows, offset) + rows * self._logits
+        return self._transients.estimate(rows, offset) + self.logits(rows)
+
+    def logits(self, rows: int) -> int:
+        """Bytes of so many rows' logits, and of what sampling makes of them."""
+        return rows * self._logits
 
     def gathered(self, rows: int) -> int:
         """Bytes of recurrent layers whose states a step replaces for all rows together."""

@@ -29,11 +29,8 @@ def prefill(
     Raises:
         NotBatchableError: the model cannot compute several prompts in one call.
     """
-    lengths = [len(tokens) for tokens, _ in chunks]
-    width = prompt_tokens(max(lengths), len(lengths), device.prompt_multiple)
-    rows = np.zeros((len(chunks), width), np.int32)
-    for row, (tokens, _) in zip(rows, chunks, strict=True):
-        row[: len(tokens)] = tokens
+    rows, lengths = padded(chunks, device)
+    width = rows.shape[1]
     caches = [cache for _, cache in chunks]
     one = len(chunks) == 1
     layers = caches[0].layers if one else prompt_layers(caches, lengths, width, device, together)
@@ -42,3 +39,15 @@ def prefill(
         cache.advanced(length)
         cache.detach()
     mx.eval([cache.arrays() for cache in caches])
+
+
+def padded(
+    chunks: Sequence[tuple[Sequence[int], SequenceCache]], device: DevicePolicy
+) -> tuple[np.ndarray, list[int]]:
+    """Put tokens into rows of one length, `[prompts, width]`; how many each has comes with that."""
+    lengths = [len(tokens) for tokens, _ in chunks]
+    width = prompt_tokens(max(lengths), len(lengths), device.prompt_multiple)
+    rows = np.zeros((len(chunks), width), np.int32)
+    for row, (tokens, _) in zip(rows, chunks, strict=True):
+        row[: len(tokens)] = tokens
+    return rows, lengths

@@ -24,8 +24,11 @@ from .kv.sequence_cache import SequenceCache
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
 from .load.probe import Batching, Probed, batching, interruptible, probed_once, reads_parts
+from .load.probe_mixed import mixes
 from .load.probe_prefill import prefills_together
 from .memory_profile import Held
+from .mixed_call import MixedCall
+from .output_rows import OutputRows
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
 from .planned_for import Rules
@@ -83,6 +86,7 @@ class ModelRunner:
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
+        self._outputs = OutputRows(loaded.model)
         with interruptible(loaded.model, go_on) as model:
             way = self._find_out(loaded, model, measured)
         self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
@@ -90,13 +94,14 @@ class ModelRunner:
     def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Batching:
         """Try out how the model's sequences run together, and measure what they take."""
         exact = self._exact
-        way, parts, self._prompts_together = self._probe(loaded, model, measured)
+        way, parts, self._prompts_together, mixed = self._probe(loaded, model, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
         self.batches = self.one_by_one is None
         # With `exact` a prompt's chunks are the same whoever else comes.
         self.prefills_together = self._prompts_together is not Together.NEVER and not exact
+        self._mixes = mixed and self.prefills_together
         # Who decodes one by one always does so: with keys in one piece, however they are cut.
         self._reads_parts = self.batches and parts
         self.profile = measure(
@@ -112,8 +117,7 @@ class ModelRunner:
         )
         return way
 
-    @staticmethod
-    def _probe(loaded: LoadedModel, model: Any, folder: Path | None) -> Probed:
+    def _probe(self, loaded: LoadedModel, model: Any, folder: Path | None) -> Probed:
         """Try out how the model's sequences decode together, or look up what was found out."""
 
         def probe() -> Probed:
@@ -121,11 +125,18 @@ class ModelRunner:
             parts = way.one_by_one is None and reads_parts(model, loaded.layout)
             attend = way.one_by_one is None and not way.mask_axes
             together = prefills_together(model, loaded.layout, loaded.device, layers_attend=attend)
-            return Probed(way, parts, together)
+            mixed = attend and parts and together is Together.MASKED
+            mixed = mixed and mixes(model, loaded.layout, loaded.device, self._outputs)
+            return Probed(way, parts, together, mixed)
 
         if folder is None:
             return probe()
         return probed_once(folder, (loaded.fingerprint, loaded.device), probe)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether prompts are best computed by `mix`, beside those who decode."""
+        return self._mixes and self.rules.batches
 
     def use(self, rules: Rules) -> None:
         """Plan by other rules. No sequence may run."""
@@ -182,10 +193,13 @@ class ModelRunner:
         *,
         coming: int = 0,
         may_copy: bool = True,
+        mixed: bool = False,
     ) -> StepPlan:
         """Plan a step for these sequences as they lie now; see `plan_step`."""
-        batch, rules = self.placement, self.rules
-        return plan_step(decode, prefill, batch, rules, coming=coming, may_copy=may_copy)
+        step = plan_step(
+            decode, prefill, self.placement, self.rules, coming=coming, may_copy=may_copy
+        )
+        return replace(step, mixed=mixed)
 
     def cost(self, plan: StepPlan) -> Held:
         """What a plan takes at its peak."""
@@ -236,7 +250,7 @@ class ModelRunner:
         for call in calls:
             part = slice(at, at + len(call.sequences))
             try:
-                logits.append(self._call(call, caches[part], gather(tokens[part])))
+                logits.append(self._call(call, caches[part], gather(tokens[part]), self._model))
             except BaseException as error:
                 if call.kind is Kind.BATCH:
                     raise
@@ -246,22 +260,64 @@ class ModelRunner:
             at = part.stop
         return ForwardOutput(stacked(logits, [len(call.sequences) for call in calls]), errors)
 
-    def _call(self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
+    def mix(
+        self,
+        plan: StepPlan,
+        caches: Sequence[SequenceCache],
+        tokens: Sequence[NextToken],
+        chunks: Sequence[tuple[Sequence[int], SequenceCache]],
+    ) -> ForwardOutput:
+        """Run what was planned as one call of the model, and wait until that is computed.
+
+        Args:
+            plan: of a mixed step, made of these sequences as they lie now.
+            caches: of the sequences that decode, in the order of the plan.
+            tokens: theirs.
+            chunks: of prompts: each one's tokens, and its state.
+
+        Returns:
+            The logits of what follows: of those who decode, and then of the prompts.
+
+        Raises:
+            Exception: the model failed; the states of all are lost.
+        """
+        if plan.decode is None or len(plan.decode.calls) != 1:
+            raise ValueError("a mixed step has one call of those who decode")
+        (call,) = plan.decode.calls
+        mixed = MixedCall(self._model, call.slots or (0,), chunks, self.device, self._outputs)
+        try:
+            logits = self._call(call, caches, gather(tokens), mixed)
+            computed = mixed.advanced()
+            logits = mx.concatenate([logits, mixed.logits])
+            mx.eval(logits, computed)
+        except BaseException:
+            if self.placement.batch is not None:
+                self.placement.clear()
+            raise
+        return ForwardOutput(logits, {})
+
+    def _call(
+        self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array, model: Any
+    ) -> mx.array:
         if call.kind is Kind.BATCH:
-            logits = self._together(call, caches, tokens)
+            logits = self._together(call, caches, tokens, model)
         else:
             self.placement.apply(call.moves, {cache.number: cache for cache in caches})
-            run = self._exactly if call.kind is Kind.EXACT else self._alone
-            logits = run(caches, tokens)
+            if call.kind is Kind.EXACT:
+                logits = self._exactly(caches, tokens)
+            else:
+                logits = self._alone(caches, tokens, model)
         for cache in caches:
             cache.advanced(1)
         return logits
 
-    def _together(self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
+    def _together(
+        self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array, model: Any
+    ) -> mx.array:
         placement = self.placement
         try:
             placement.apply(call.moves, {cache.number: cache for cache in caches})
-            logits = placement.step(self._model, call, tokens)
+            logits = placement.step(model, call, tokens)
             launch(logits, placement.arrays() if self._has_more_than_logits else [])
         except BaseException:
             placement.clear()  # its layers may be at different tokens
@@ -269,11 +325,11 @@ class ModelRunner:
         self._note(placement.shape)
         return logits
 
-    def _alone(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
+    def _alone(self, caches: Sequence[SequenceCache], tokens: mx.array, model: Any) -> mx.array:
         (cache,) = caches
         cache.single_steps += 1
         cache.adopt()
-        logits: mx.array = self._model(tokens[None], cache=cache.layers)[:, -1, :]
+        logits: mx.array = model(tokens[None], cache=cache.layers)[:, -1, :]
         if count := self.placement.launched_layers:
             launch_in_turn(cache.arrays(), count)
         launch(logits, cache.arrays() if self._has_more_than_logits else [])

@@ -154,12 +154,24 @@ class PrefillPlan:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does: tokens for those who decode, and chunks of prompts."""
+    """What one step does: tokens for those who decode, and chunks of prompts.
+
+    Attributes:
+        decode: the former.
+        prefill: the latter.
+        mixed: both are one call of the model, which gives the prompts' logits, too.
+    """
 
     decode: DecodePlan | None
     prefill: PrefillPlan | None
+    mixed: bool = False
 
     def cost(self, profile: MemoryProfile) -> Held:
         """What it takes at its peak, over what is held before it."""
         parts = [part.cost(profile) for part in (self.decode, self.prefill) if part is not None]
-        return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))
+        logits = 0
+        if self.mixed and self.prefill is not None:
+            logits = profile.logits(len(self.prefill.chunks))
+        return Held(
+            logits + sum(part.nbytes for part in parts), sum(part.buffers for part in parts)
+        )

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Generic
 
+import structlog
+
 from .decoder import Decoder
 from .errors import UnavailableError
 from .kv_cache_manager import KVCacheManager
@@ -26,6 +28,8 @@ from .shortage import Shortage
 from .statistics import EngineStatistics
 from .thread import Pace
 from .times import Activity
+
+log = structlog.get_logger()
 
 _STARTING = 0.1
 """Of the longest that a chunk may keep others waiting: for so long requests start in one step."""
@@ -82,6 +86,7 @@ class Engine(Generic[C, P, O, T]):
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
         self._stirs = False  # somebody came or ended in it, or a prompt was computed, beside others
+        self._begun: tuple[Sequence, ...] = ()  # whose first tokens are of a mixed step, the last
         self._starting = _STARTING * max_stall
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
@@ -125,6 +130,7 @@ class Engine(Generic[C, P, O, T]):
         self._record()
         if not self._running:
             self._decoder.drop()
+            self._begun = ()
         if not self._decoder.pending:
             self._memory.release()
         pace = self._pace(step, reading=reading)
@@ -190,6 +196,7 @@ class Engine(Generic[C, P, O, T]):
                 self._prefiller.chunk_size(),
                 self._kv_cache.caches,
                 self._prefiller.joins,
+                mixes=self._prefiller.mixes,
             )
             if step is not None:
                 self._shortage.end()
@@ -283,7 +290,13 @@ class Engine(Generic[C, P, O, T]):
             before: who ran then.
         """
         batch = step.batch
-        entered = sum(s.status is not SequenceStatus.DECODE for s in batch.decode)
+        if batch.mixed:
+            self._mix(step, began)
+            return
+        entered = sum(
+            s.status is not SequenceStatus.DECODE or s in self._begun for s in batch.decode
+        )
+        self._begun = ()
         output, errors = self._decoder.run(batch.decode, step.plan)
         self._decoder.process_output()
         for place, error in errors.items():
@@ -306,6 +319,30 @@ class Engine(Generic[C, P, O, T]):
         if chunks:
             self._publish_events()
             self._prefiller.run(chunks, behind=ended)
+
+    def _mix(self, step: Affordable[P], began: float) -> None:
+        """Run a mixed step: those who decode, and prompts, have their tokens of one call.
+
+        Args:
+            step: that is run.
+            began: when it did.
+        """
+        decode, chunks = step.batch.decode, step.batch.prefill
+        everyone = (*decode, *(chunk.sequence for chunk in chunks))
+        self._stalled = True
+        try:
+            output = self._decoder.mix(decode, step.plan, self._prefiller.work(chunks))
+        except BaseException as error:
+            log.warning("sequences that failed together are computed apart", exc_info=error)
+            self._decoder.process_output()
+            self._prefiller.separate(everyone, error)
+            return
+        self._decoder.process_output()
+        tokens = self._prefiller.advanced(chunks)
+        self._decoder.sample(output, everyone)
+        self._decoder.process_output()
+        self._begun = tuple(s for s in everyone[len(decode) :] if not s.num_left_to_prefill)
+        self._prefiller.mixed(tokens, len(chunks), self._clock() - began, len(decode))
 
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())

@@ -193,13 +193,14 @@ class KVCacheManager(Generic[C]):
         """Give the prompt's state to the cache, for others to share.
 
         It goes span by span, as soon as another request waits for it, and what is left when
-        it is complete. On a grid, complete is what ends on it: the rest is never shared.
+        it is complete, with its last token or without. On a grid, complete is what ends on it: the
+        rest is never shared.
         """
         lease = sequence.lease
         if lease is None or not self._keeps or sequence.num_computed_tokens <= lease.held:
             return
         offset, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
-        ends = offset == last // self._grid * self._grid
+        ends = offset == last // self._grid * self._grid or offset > last
         full = self.caches[sequence].suffix_length >= self._longest
         awaited = sequence.is_awaited and sequence.num_awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):

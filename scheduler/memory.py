@@ -135,6 +135,8 @@ class MemoryPlanner(Generic[C, P]):
         size: ChunkSize,
         caches: Mapping[Sequence, C],
         joins: Joins | None = None,
+        *,
+        mixes: bool = False,
     ) -> Affordable[P] | None:
         """Plan a step that fits, and reserve what it takes.
 
@@ -147,11 +149,12 @@ class MemoryPlanner(Generic[C, P]):
             size: of chunks.
             caches: their state.
             joins: see `policy.plan`.
+            mixes: likewise.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
-        batch = plan(running, size, joins)
+        batch = plan(running, size, joins, mixes=mixes)
         while (planned := self._reserved(batch, caches)) is None:
             if self._runner.release_idle() or self._runner.forget_copies():
                 self.record(caches.values())
@@ -164,7 +167,7 @@ class MemoryPlanner(Generic[C, P]):
                 if batch.empty:
                     return None
             else:
-                batch = plan(running, size, joins)
+                batch = plan(running, size, joins, mixes=mixes)
         return Affordable(batch, planned)
 
     def release(self) -> None:
@@ -183,7 +186,9 @@ class MemoryPlanner(Generic[C, P]):
         costs = []
         ways = [(batch.coming, True), (0, True), (0, False)]
         for coming, may_copy in dict.fromkeys(ways):
-            step = self._runner.plan(decode, prefill, coming=coming, may_copy=may_copy)
+            step = self._runner.plan(
+                decode, prefill, coming=coming, may_copy=may_copy, mixed=batch.mixed
+            )
             cost = self._runner.cost(step)
             if cost not in costs and self._governor.reserve(Size(*cost)):
                 return step

@@ -41,11 +41,14 @@ class Batch:
         prefill: the chunks, the most urgent first.
         decode: the sequences that get a token each.
         coming: how many more will soon: a chunk is left of their prompts at most.
+        mixed: all of it is one call of the model. A chunk that completes its prompt has its last
+            token, too, whose logits begin the answer.
     """
 
     prefill: tuple[PrefillChunk, ...]
     decode: tuple[Sequence, ...]
     coming: int = 0
+    mixed: bool = False
 
     @property
     def empty(self) -> bool:
@@ -77,35 +80,45 @@ class ChunkSize(NamedTuple):
         return ChunkSize(self.most // 2, 0, self.grid)
 
 
-def plan(running: Items[Sequence], size: ChunkSize, joins: Joins | None = None) -> Batch:
+def plan(
+    running: Items[Sequence],
+    size: ChunkSize,
+    joins: Joins | None = None,
+    *,
+    mixes: bool = False,
+) -> Batch:
     """Choose the next step's work.
 
     Prefill chunks also end on the sequence's chunk boundaries and where another request parts
-    from it that waits, and the last one before the last prompt token.
+    from it that waits, and the last one before the last prompt token, or behind it in a mixed step.
 
     Args:
         running: all that run, oldest first.
         size: of chunks.
         joins: where several prompts may advance in one call, which do: see `StallBound.joins`.
             They are rows as long as the longest.
+        mixes: prompts are best computed in the call of those who decode. Who is computed alone
+            is not, nor is anybody beside it.
     """
     prompts = _by_urgency(running)
-    chosen = [PrefillChunk(s, _end(s, size)) for s in prompts[:1]]
+    decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
+    mixed = mixes and bool(decode and prompts)
+    mixed = mixed and not any(s.is_alone for s in (*decode, *prompts[:1]))
+    chosen = [PrefillChunk(s, _end(s, size, mixed=mixed)) for s in prompts[:1]]
     if chosen and joins is not None and not chosen[0].sequence.is_alone:
         lengths = [chosen[0].tokens]
         for sequence in prompts[1:]:
-            chunk = PrefillChunk(sequence, _end(sequence, size))
+            chunk = PrefillChunk(sequence, _end(sequence, size, mixed=mixed))
             fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= min(size.most, _TOGETHER)
             if fits and not sequence.is_alone and joins(lengths, chunk.tokens):
                 chosen.append(chunk)
                 lengths.append(chunk.tokens)
-    decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
     coming = sum(0 < s.num_left_to_prefill <= max(size.most, size.last) for s in running)
-    return Batch(tuple(chosen), decode, coming)
+    return Batch(tuple(chosen), decode, coming, mixed)
 
 
-def _end(sequence: Sequence, size: ChunkSize) -> int:
-    start, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
+def _end(sequence: Sequence, size: ChunkSize, *, mixed: bool) -> int:
+    start, last = sequence.num_computed_tokens, len(sequence.tokens) - (not mixed)
     stops = {*sequence.chunk_boundaries, sequence.num_awaited, last}
     if size.grid > 1:
         stops.add((start // size.grid + 1) * size.grid)

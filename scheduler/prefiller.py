@@ -13,8 +13,9 @@ from .lifecycle import Lifecycle
 from .policy import ChunkSize, Joins, PrefillChunk
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
-from .sequence import Sequence
+from .sequence import Sequence, SequenceStatus
 from .stall_bound import StallBound
+from .times import Activity
 
 log = structlog.get_logger()
 
@@ -63,13 +64,20 @@ class Prefiller(Generic[C, P, O, T]):
         """Which prompts share a call; None where each has calls of its own."""
         if not self._runner.prefills_together:
             return None
-        return partial(self._stall.joins, bounded=self._bounded)
+        return partial(self._stall.joins, bounded=self._bounded, mixed=self.mixes)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether prompts are best computed in the call of those who decode."""
+        return self._runner.mixes and not self._exact
 
     def chunk_size(self) -> ChunkSize:
         """How much the next call computes: less while others decode."""
         if self._exact:
             return ChunkSize(self._most, grid=self._most)
-        return self._stall.chunk_size(self._most) if self._bounded else ChunkSize(self._most)
+        if not self._bounded:
+            return ChunkSize(self._most)
+        return self._stall.chunk_size(self._most, mixed=self.mixes)
 
     @property
     def _bounded(self) -> bool:
@@ -131,26 +139,54 @@ class Prefiller(Generic[C, P, O, T]):
             behind: somebody ended in the decode before it.
         """
         began = self._clock()
-        work = [
+        try:
+            self._runner.prefill(self.work(chunks))
+        except BaseException as error:  # noqa: BLE001  (as in `Lifecycle.guard`)
+            self._failed([sequence for sequence, _ in chunks], error)
+            return
+        tokens = self.advanced(chunks)
+        # What is done for each prompt after the call keeps others waiting, too.
+        self._stall.observe(tokens, self._clock() - began, len(chunks), behind=behind)
+
+    def work(self, chunks: Items[PrefillChunk]) -> list[tuple[list[int], C]]:
+        """The tokens of chunks, and the states that they advance."""
+        return [
             (
                 sequence.tokens[sequence.num_computed_tokens : end].tolist(),
                 self._kv_cache.caches[sequence],
             )
             for sequence, end in chunks
         ]
-        try:
-            self._runner.prefill(work)
-        except BaseException as error:  # noqa: BLE001  (as in `Lifecycle.guard`)
-            self._failed([sequence for sequence, _ in chunks], error)
-            return
+
+    def advanced(self, chunks: Items[PrefillChunk]) -> int:
+        """Count what was computed, and give the cache what is due.
+
+        A sequence whose last token was among it decodes from now on.
+
+        Returns:
+            The tokens of the call, padding included.
+        """
         tokens = len(chunks) * max(chunk.tokens for chunk in chunks)
         self._scheduler.prefilled({chunk.sequence: chunk.tokens for chunk in chunks})
         for sequence, end in chunks:
             self._totals.update(prefill_tokens=end - sequence.num_computed_tokens)
             sequence.num_computed_tokens = end
+            if end == len(sequence.tokens):
+                sequence.status = SequenceStatus.DECODE
+                sequence.note(Activity.DECODE, self._clock())
             self._lifecycle.guard(sequence, self._advanced)
-        # What is done for each prompt after the call keeps others waiting, too.
-        self._stall.observe(tokens, self._clock() - began, len(chunks), behind=behind)
+        return tokens
+
+    def mixed(self, tokens: int, prompts: int, seconds: float, rows: int) -> None:
+        """Hear how long a mixed step took.
+
+        Args:
+            tokens: of its prompts, padding included.
+            prompts: how many.
+            seconds: of the step, until its tokens were there.
+            rows: that decoded in it.
+        """
+        self._stall.observe_mixed(tokens, seconds, prompts, rows)
 
     def _advanced(self, sequence: Sequence) -> None:
         self._kv_cache.advanced(sequence)
@@ -162,6 +198,17 @@ class Prefiller(Generic[C, P, O, T]):
             self._lifecycle.fail(sequences[0], error)
             return
         log.warning("prompts that failed together are computed one by one", exc_info=error)
+        self.separate(sequences, error)
+
+    def separate(self, sequences: Items[Sequence], error: BaseException) -> None:
+        """Have sequences that failed together start again, each in calls of its own.
+
+        Who decodes does so in a batch, but no prompt is computed in its calls any more.
+
+        Args:
+            sequences: of which some may have ended since.
+            error: that was raised.
+        """
         error.__traceback__ = None  # its frames hold the state that is freed now
         for sequence in reversed(self._scheduler.running.copy()):  # the oldest resumes first
             if sequence in sequences:

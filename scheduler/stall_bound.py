@@ -32,6 +32,10 @@ class StallBound:
     questions to see to. So such a call is expected to take as many times as long as usual as the
     worst of the last few of these did.
 
+    In a mixed step prompts are computed in the call of those who decode. What it takes more than a
+    decode is what its prompts take, also for their first tokens: as many times as long as in a call
+    of their own as it did mostly, or as it did in the last one, if that is more.
+
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
     towards that, both parts alike. The fit alone would take the difference for a token's time, or
@@ -65,6 +69,8 @@ class StallBound:
         # Times as long as usual that calls took behind a decode in which somebody ended; a little
         # longer before five were seen.
         self._behind = deque[float]([self._NOISE], maxlen=self._BEHIND)
+        # The same for what prompts add to mixed steps.
+        self._mixed = deque[float]([self._NOISE], maxlen=self._BEHIND)
         # Rows and seconds of those that nobody entered, and whether somebody ended in them.
         self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
         # How many entered others, and seconds more.
@@ -123,6 +129,29 @@ class StallBound:
             if usual is not None:
                 self._entries.append((count, max(0.0, taken - usual)))
                 self._unknown.remove(entry)
+
+    def observe_mixed(self, tokens: int, seconds: float, prompts: int, rows: int) -> None:
+        """Learn from a mixed step how long its prompts take.
+
+        Args:
+            tokens: of the prompts, padding included.
+            seconds: of the step, from its begin until its tokens were there.
+            prompts: how many.
+            rows: that decoded in it. Before it is known what that takes nothing can be learned.
+        """
+        decode = self._usual_decode(rows, or_more=True)
+        if decode is None:
+            return
+        taken = max(0.0, seconds - decode)
+        if self.expected(tokens) is None or (prompts > 1 and not self._rows):
+            self.observe(tokens, taken, prompts)
+        elif usual := self._usual(prompts, tokens):
+            self._mixed.append(min(taken / usual, self._CHANGE))
+
+    @property
+    def _times(self) -> float:
+        """Times as long as in a call of their own that prompts take in a mixed step."""
+        return max(statistics.median(self._mixed), self._mixed[-1])
 
     def _usual_decode(self, rows: int, *, or_more: bool = False) -> float | None:
         """Seconds of decodes of about so many rows that nobody entered; None before there were.
@@ -183,15 +212,15 @@ class StallBound:
         """Seconds that a call of so many rows mostly takes, with padding so many tokens."""
         return (self.expected(tokens) or 0.0) + (rows - 1) * self._usual_row
 
-    def _now(self, rows: int, tokens: int, *, ended: bool = False) -> float:
+    def _now(self, rows: int, tokens: int, *, ended: bool = False, mixed: bool = False) -> float:
         """Seconds that it takes if it takes as much more than usual as the last one.
 
         Behind a decode in which somebody ended, as much as the worst of these at least.
         """
         excess = max(self._excess, *self._behind) if ended else self._excess
-        return self._usual(rows, tokens) * excess
+        return self._usual(rows, tokens) * (self._times if mixed else excess)
 
-    def joins(self, others: Items[int], tokens: int, *, bounded: bool) -> bool:
+    def joins(self, others: Items[int], tokens: int, *, bounded: bool, mixed: bool = False) -> bool:
         """Whether a chunk is best computed in one call with others.
 
         That is where it takes no longer than a call of its own: rows are as long as the longest,
@@ -203,10 +232,12 @@ class StallBound:
             tokens: of the chunk.
             bounded: others decode, and must not wait for longer than the bound, also while
                 those that are computed here enter their batch.
+            mixed: the call is a mixed step.
         """
         longest, rows = max(*others, tokens), len(others) + 1
-        most = self._most_beside()
-        if bounded and self._now(rows, rows * longest) + self._entering(rows) > most:
+        most = self._most_beside(mixed=mixed)
+        now = self._now(rows, rows * longest, mixed=mixed)
+        if bounded and now + self._entering(rows) > most:
             return False
         row, alone = self._row, self.expected(tokens)
         if row is None or alone is None:
@@ -280,30 +311,32 @@ class StallBound:
         self._rows.append(max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1))
         self._trust = 1.0
 
-    @property
-    def _most(self) -> float:
-        return self._SURE * self._seconds
-
-    def _most_beside(self) -> float:
-        """How long a call may take beside streams.
+    def _most_beside(self, *, mixed: bool = False) -> float:
+        """How long a call may take beside streams, or what prompts may add to a mixed step.
 
         Where not even the shortest fits, short ones save the streams little and cost prompts much.
+        No decode that takes longer than foretold comes before a mixed step.
         """
+        most = (self._LAST if mixed else self._SURE) * self._seconds
         least = self.expected(self._LEAST)
-        return self._most if least is None or least <= self._most else 2 * least
+        return most if least is None or least <= most else 2 * least
 
-    def chunk_size(self, limit: int) -> ChunkSize:
+    def chunk_size(self, limit: int, *, mixed: bool = False) -> ChunkSize:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
 
         A chunk that is cut is a multiple of the shortest one: lengths that come again are
         planned, and compiled for, once. The last one of a prompt may take a little longer, and all
         of the bound where the shortest takes half of that: two calls would keep streams waiting for
         longer than one.
+
+        Args:
+            limit: tokens.
+            mixed: it is computed in mixed steps.
         """
         least, whole = self.expected(self._LEAST), self.expected(limit)
         if least is None or whole is None:
             return ChunkSize(min(limit, self._UNTRIED))
-        most = self._most_beside()
+        most = self._most_beside(mixed=mixed) / (self._times if mixed else 1.0)
         if whole <= most:
             return ChunkSize(limit)
         each = (whole - least) / (limit - self._LEAST)

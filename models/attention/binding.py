@@ -21,6 +21,7 @@ from .batched import BatchedLayer
 from .cascade import merge, part_of, scores_of
 from .fetched import Keys, RotatedQueries
 from .latent import LatentLayer
+from .mixed import MixedKeys
 from .padded import PaddedKeys
 from .products import PLAIN, Products
 from .quantized import QuantizedProducts
@@ -79,7 +80,7 @@ class Attention:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        if isinstance(keys, PaddedKeys):
+        if isinstance(keys, PaddedKeys | MixedKeys):
             return keys.attend(queries, scale, mask, sinks, self._attend)
         if isinstance(cache, LatentLayer):
             return cache.attend_expanded(queries, keys, values, scale, mask, sinks)

@@ -50,6 +50,9 @@ class DevicePolicy:
             layers at once where these are compiled. MLX makes CUDA graphs of so many operations, a
             hundred on Hopper, and it takes 2 to 10 ms to make one that was not met yet: so cut, all
             layers of a kind are one graph.
+        mixes: prompts are computed in the call of those who decode, where the model can: products
+            take the time, and each weight is read once for all. Where launches take it, steps are
+            compiled, and a mixed one would not be.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not
@@ -85,6 +88,7 @@ class DevicePolicy:
     prompt_multiple: int
     joined_projections: bool
     launches_layers: bool
+    mixes: bool
     stacks: bool
     prefill_chunk: int
     max_stall_ms: float
@@ -119,6 +123,7 @@ CPU = DevicePolicy(
     prompt_multiple=1,
     joined_projections=False,
     launches_layers=False,
+    mixes=True,
     stacks=False,
     prefill_chunk=512,
     max_stall_ms=400.0,
@@ -151,6 +156,7 @@ GPU = DevicePolicy(
     prompt_multiple=1,
     joined_projections=False,
     launches_layers=False,
+    mixes=False,
     stacks=True,
     prefill_chunk=2048,
     max_stall_ms=200.0,

@@ -64,8 +64,8 @@ _NEIGHBOURS = (
 )
 
 
-_FORMAT = 5  # of what is kept
-_KEPT = {"batches", "mask_axes", "compiles", "reads_parts", "prefills_together"}
+_FORMAT = 6  # of what is kept
+_KEPT = {"batches", "mask_axes", "compiles", "reads_parts", "prefills_together", "mixes"}
 
 _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
@@ -92,11 +92,13 @@ class Probed(NamedTuple):
         batching: how its sequences decode together.
         reads_parts: see `reads_parts`.
         prefills_together: see `probe_prefill.prefills_together`.
+        mixes: see `probe_mixed.mixes`.
     """
 
     batching: Batching
     reads_parts: bool
     prefills_together: Together
+    mixes: bool
 
 
 def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
@@ -111,13 +113,14 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     """
 
     def figures() -> dict[str, float]:
-        (why, mask_axes, compiles), parts, together = probe()
+        (why, mask_axes, compiles), parts, together, mixed = probe()
         return {
             "batches": float(why is None),
             "mask_axes": mask_axes,
             "compiles": float(compiles),
             "reads_parts": float(parts),
             "prefills_together": float(together),
+            "mixes": float(mixed),
         }
 
     versions = getattr(mx, "__version__", ""), mlx_lm.__version__
@@ -128,6 +131,7 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
         Batching(None, int(kept["mask_axes"]), bool(kept["compiles"])),
         bool(kept["reads_parts"]),
         Together(int(kept["prefills_together"])),
+        bool(kept["mixes"]),
     )
 
 

@@ -147,7 +147,8 @@ def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
 def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
     """A later start does not try it out again, but for the words of why not."""
     together = Together.NEVER if reason else Together.LATENT
-    found, tried = probe.Probed(probe.Batching(reason, 4), reason is None, together), []
+    batching = probe.Batching(reason, 4)
+    found, tried = probe.Probed(batching, reason is None, together, reason is None), []
 
     def try_out() -> probe.Probed:
         tried.append(1)
@@ -158,7 +159,7 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
         assert kept == found
     assert len(tried) == (1 if reason is None else 4)
     other = probe.Probed(
-        probe.Batching(None, 0), reads_parts=False, prefills_together=Together.MASKED
+        probe.Batching(None, 0), reads_parts=False, prefills_together=Together.MASKED, mixes=False
     )
     assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other
 

@@ -197,10 +197,10 @@ def test_a_lone_rows_failure_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     bench.runner.use(replace(bench.runner.rules, batches=False))
     real, asks = bench.runner._call, agents(4)
 
-    def call(planned: Call, caches: list[SequenceCache], tokens: mx.array) -> mx.array:
+    def call(planned: Call, caches: list[SequenceCache], *given: Any) -> mx.array:
         if caches[0] is bench.runner._opened[1]:
             raise RuntimeError("the model failed")
-        return real(planned, caches, tokens)
+        return real(planned, caches, *given)
 
     monkeypatch.setattr(bench.runner, "_call", call)
     outcomes = bench.run_together(asks)

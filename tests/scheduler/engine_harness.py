@@ -3,7 +3,6 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Self, cast
@@ -17,8 +16,6 @@ from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.planned_for import Rules
-from umbel.models.runner import ModelRunner
-from umbel.models.step_plan import Call
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 
@@ -46,12 +43,9 @@ class PatientRunner(bench.RecordingRunner):
         super().__init__(loaded, exact=exact)
         self._noted: list[tuple[SequenceCache, mx.array]] = []
 
-    def _call(self, call: Call, caches: Items[SequenceCache], tokens: mx.array) -> mx.array:
-        """Give a token to each and note what will come of it."""
-        logits = ModelRunner._call(self, call, caches, tokens)
-        self.rows.append(len(caches))
-        self._noted += [(cache, logits[row]) for row, cache in enumerate(caches)]
-        return logits
+    def note(self, cache: SequenceCache, logits: mx.array) -> None:
+        """Note what will come of a state's token."""
+        self._noted.append((cache, logits))
 
     def written_of(self, states: SequenceCache) -> list[LogProbs]:
         """What one state has led to; waits for what was noted."""

@@ -1,0 +1,108 @@
+"""Whether a loaded model computes in a mixed step what it computes in calls of their own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import NotBatchableError
+from ..kv.batch_cache import BatchCache
+from ..kv.layout import CacheLayout
+from ..kv.placement import Placement
+from ..kv.sequence_cache import SequenceCache
+from ..mixed_call import MixedCall
+from ..output_rows import OutputRows
+from ..planned_for import Rules
+from ..planner import plan_decode
+from .device import DevicePolicy
+from .faults import explain
+from .probe import BOUND, PROBED, deviation, forward, prefilled
+
+_PROMPTS = ((6, 7, 8, 9, 10), (9, 3))
+_NEXT = 5  # the token whose logits show what the state is worth
+
+
+def mixes(model: Any, layout: CacheLayout, device: DevicePolicy, outputs: OutputRows) -> bool:
+    """Try out whether prompts and rows of a batch get from one call what they get alone.
+
+    A batch is tried beside two prompts that have no tokens of their own yet, and so is a sequence
+    that decodes alone beside one prompt that has: these are computed in two ways, and so are
+    several of which one has; see `prompt_layers`. Models whose state cannot resume at any token
+    are not tried: a checkpoint is due before a prompt's last token, which is computed here with
+    the others.
+
+    Args:
+        model: mlx-lm's; its rows decode in batches, its prompts are computed together, with masks.
+        layout: of its layers.
+        device: how it is run.
+        outputs: of the model.
+    """
+    if not device.mixes or layout.has_checkpoints:
+        return False
+
+    def deviates(decoding: int, held: Sequence[int]) -> float:
+        rows, beside = _sequences(model, layout, decoding, held)
+        together = _mixed(model, layout, device, outputs, rows, beside)
+        rows, beside = _sequences(model, layout, decoding, held)
+        tokens = [*[(token,) for token in PROBED.decoded[0][:decoding]], *_PROMPTS[: len(held)]]
+        fed = zip([*rows, *beside], tokens, strict=True)
+        alone = mx.concatenate([forward(model, cache, own)[:, -1] for cache, own in fed])
+        return deviation(together, mx.concatenate([alone, _after(model, beside)]))
+
+    try:
+        return all(deviates(*trial) < BOUND for trial in ((3, (0, 0)), (3, (2, 0)), (1, (3,))))
+    except NotBatchableError:
+        return False
+    except (AttributeError, TypeError, ValueError) as error:
+        explain(error)
+        return False
+
+
+def _sequences(
+    model: Any, layout: CacheLayout, decoding: int, held: Sequence[int]
+) -> tuple[list[SequenceCache], list[SequenceCache]]:
+    """Some that decode, and some whose prompts are computed beside them.
+
+    Args:
+        model: as above.
+        layout: as above.
+        decoding: how many decode.
+        held: of each of the others, tokens that it has of its own.
+    """
+    rows = prefilled(model, layout, PROBED)
+    first = rows[0]
+    beside = [layout.open(first.offset - first.suffix_length, first.leased) for _ in held]
+    for cache, tokens in zip(beside, held, strict=True):
+        if tokens:
+            forward(model, cache, [*range(1, 1 + tokens)])
+    return rows[:decoding], beside
+
+
+def _mixed(
+    model: Any,
+    layout: CacheLayout,
+    device: DevicePolicy,
+    outputs: OutputRows,
+    rows: list[SequenceCache],
+    beside: list[SequenceCache],
+) -> mx.array:
+    """Logits of a mixed step, and then of a token more of its prompts, `[rows, V]`."""
+    chunks = list(zip(_PROMPTS, beside, strict=False))
+    mixed = MixedCall(model, range(len(rows)), chunks, device, outputs)
+    tokens = mx.array(PROBED.decoded[0][: len(rows)])
+    if len(rows) == 1:
+        logits = mixed(tokens[None], cache=rows[0].layers)[:, -1]
+    else:
+        rules = Rules(own=2)
+        batch = BatchCache(layout.open().layers, device, row_limit=rules.row_limit)
+        placement = Placement(layout, batch)
+        (call,) = plan_decode(rows, placement, rules).calls
+        placement.apply(call.moves, {each.number: each for each in rows})
+        logits = placement.step(mixed, call, tokens)
+    mx.eval(logits, mixed.advanced())
+    return mx.concatenate([logits, mixed.logits, _after(model, beside)])
+
+
+def _after(model: Any, caches: list[SequenceCache]) -> mx.array:
+    """The logits of one token more of each, `[rows, V]`."""
+    return mx.concatenate([forward(model, cache, [_NEXT])[:, -1] for cache in caches])

@@ -1,0 +1,98 @@
+"""Has a model compute the logits of some rows only.
+
+mlx-lm's models compute them of every token that they are called with: in a mixed step that is a
+product with the whole vocabulary for each token of a prompt, of which the last one's is wanted.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+_HEAD = "lm_head"
+"""mlx-lm's name for the layer that computes logits, where that is not the embedding."""
+
+
+class OutputRows:
+    """Which rows of a model's call have logits.
+
+    Args:
+        model: mlx-lm's; those of its layers that compute logits ask this object from now on.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._rows: mx.array | None = None
+        for name, module in model.named_modules():
+            kind = _CLASSES.get(_plain(module))
+            if kind is not None and (issubclass(kind, _Tied) or name.endswith(_HEAD)):
+                module.__class__ = kind
+                vars(module)["_outputs"] = self
+
+    def of(self, hidden: mx.array) -> mx.array:
+        """Choose the rows that are wanted, of `[rows, ...]`."""
+        return hidden if self._rows is None else hidden[self._rows]
+
+    @contextmanager
+    def only(self, rows: Sequence[int]) -> Iterator[None]:
+        """Have calls of the model compute the logits of these rows until the block ends."""
+        self._rows = mx.array(list(rows))
+        try:
+            yield
+        finally:
+            self._rows = None
+
+
+class _Head:
+    """A layer that computes logits of the rows that are wanted."""
+
+    _outputs: OutputRows
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        """Compute them, `[rows, ..., V]`."""
+        logits: mx.array = super().__call__(self._outputs.of(hidden))  # type: ignore[misc]
+        return logits
+
+
+class _Tied:
+    """An embedding that computes logits of the rows that are wanted."""
+
+    _outputs: OutputRows
+
+    def as_linear(self, hidden: mx.array) -> mx.array:
+        """Compute them, `[rows, ..., V]`."""
+        logits: mx.array = super().as_linear(self._outputs.of(hidden))  # type: ignore[misc]
+        return logits
+
+
+class HeadLinear(_Head, Linear):
+    """A head with plain weights."""
+
+
+class HeadQuantizedLinear(_Head, QuantizedLinear):
+    """A head with quantised weights."""
+
+
+class TiedEmbedding(_Tied, Embedding):
+    """An embedding with plain weights."""
+
+
+class TiedQuantizedEmbedding(_Tied, QuantizedEmbedding):
+    """An embedding with quantised weights."""
+
+
+_CLASSES: dict[type, type[_Head | _Tied]] = {
+    Linear: HeadLinear,
+    QuantizedLinear: HeadQuantizedLinear,
+    Embedding: TiedEmbedding,
+    QuantizedEmbedding: TiedQuantizedEmbedding,
+}
+
+
+def _plain(module: Any) -> type:
+    """The class that a layer has in mlx-lm."""
+    kind = type(module)
+    return kind.__bases__[1] if issubclass(kind, _Head | _Tied) else kind
