@@ -341,6 +341,8 @@ class Engine(Generic[C, P, O, T]):
         tokens = self._prefiller.advanced(chunks)
         self._decoder.sample(output, everyone)
         self._decoder.process_output()
+        self._publish_events()  # what is stored is packed first, which takes a while
+        self._prefiller.store(chunks)
         self._begun = tuple(s for s in everyone[len(decode) :] if not s.num_left_to_prefill)
         self._prefiller.mixed(tokens, len(chunks), self._clock() - began, len(decode))
 

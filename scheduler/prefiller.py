@@ -145,6 +145,7 @@ class Prefiller(Generic[C, P, O, T]):
             self._failed([sequence for sequence, _ in chunks], error)
             return
         tokens = self.advanced(chunks)
+        self.store(chunks)
         # What is done for each prompt after the call keeps others waiting, too.
         self._stall.observe(tokens, self._clock() - began, len(chunks), behind=behind)
 
@@ -159,9 +160,7 @@ class Prefiller(Generic[C, P, O, T]):
         ]
 
     def advanced(self, chunks: Items[PrefillChunk]) -> int:
-        """Count what was computed, and give the cache what is due.
-
-        A sequence whose last token was among it decodes from now on.
+        """Count what was computed: a sequence whose last token was among it decodes from now on.
 
         Returns:
             The tokens of the call, padding included.
@@ -174,8 +173,13 @@ class Prefiller(Generic[C, P, O, T]):
             if end == len(sequence.tokens):
                 sequence.status = SequenceStatus.DECODE
                 sequence.note(Activity.DECODE, self._clock())
-            self._lifecycle.guard(sequence, self._advanced)
         return tokens
+
+    def store(self, chunks: Items[PrefillChunk]) -> None:
+        """Give the cache what is due of prompts that advanced and have not ended."""
+        for sequence, _ in chunks:
+            if sequence.status is not SequenceStatus.FINISHED:
+                self._lifecycle.guard(sequence, self._advanced)
 
     def mixed(self, tokens: int, prompts: int, seconds: float, rows: int) -> None:
         """Hear how long a mixed step took.

@@ -236,8 +236,9 @@ class StallBound:
         """
         longest, rows = max(*others, tokens), len(others) + 1
         most = self._most_beside(mixed=mixed)
-        now = self._now(rows, rows * longest, mixed=mixed)
-        if bounded and now + self._entering(rows) > most:
+        # Those who begin in mixed steps enter in others, whose time tells of that.
+        entering = 0.0 if mixed else self._entering(rows)
+        if bounded and self._now(rows, rows * longest, mixed=mixed) + entering > most:
             return False
         row, alone = self._row, self.expected(tokens)
         if row is None or alone is None:

@@ -59,7 +59,9 @@ class DevicePolicy:
             say.
         most_freed: bytes of freed buffers that are kept for the next arrays at most. Other programs
             use the memory of a Mac; a card's is free for them. To free and allocate what a call
-            for several prompts computes with takes the host a fifth of its time.
+            for several prompts computes with takes the host a fifth of its time. MLX keeps a
+            buffer for arrays of nearly its size; a CPU's calls have ever other sizes, and the C
+            library gives what is freed to any: so nothing is kept there.
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
             as many at most.
         row_multiple: of rows for which products are the fastest.
@@ -127,7 +129,7 @@ CPU = DevicePolicy(
     stacks=False,
     prefill_chunk=512,
     max_stall_ms=400.0,
-    most_freed=1 << 30,
+    most_freed=0,
     row_limit=2048,
     row_multiple=16,
     position_sizes=8,

@@ -433,3 +433,28 @@ def test_only_later_ones_of_its_tenant_make_a_prompt_older() -> None:
     first, other, later = sequence(9), sequence(9, tenant="b"), sequence(9)
     age([first, other, later], {later: 5, other: 3})
     assert [each.num_passed_over for each in (first, other, later)] == [5, 0, 0]
+
+
+def test_a_mixed_step_has_the_last_tokens_of_prompts_that_it_completes() -> None:
+    """Their logits begin the answers; a chunk before the last is as long as ever."""
+    decoding, short, long = sequence(5, 4), sequence(20, 5), sequence(90)
+    batch = plan([decoding, short, long], ChunkSize(30), lambda *_: True, mixes=True)
+    assert batch.mixed
+    assert batch.decode == (decoding,)
+    assert batch.prefill == (PrefillChunk(short, 20),)
+    batch = plan([decoding, long], ChunkSize(30), mixes=True)
+    assert batch.prefill == (PrefillChunk(long, 30),)
+    long.num_computed_tokens = 60
+    assert only(plan([decoding, long], ChunkSize(30), mixes=True)).end == 90
+    assert only(plan([decoding, long], ChunkSize(29), mixes=True)).end == 89
+
+
+@pytest.mark.parametrize("case", ["nobody decodes", "no prompt", "row", "prompt", "model"])
+def test_no_step_mixes_where(case: str) -> None:
+    """One who is computed alone has neither prompts beside it nor others who decode."""
+    decoding, prompt = sequence(5, 4), sequence(20)
+    decoding.is_alone, prompt.is_alone = case == "row", case == "prompt"
+    running = {"nobody decodes": [prompt], "no prompt": [decoding]}.get(case, [decoding, prompt])
+    batch = plan(running, ChunkSize(30), mixes=case != "model")
+    assert not batch.mixed
+    assert [chunk.end for chunk in batch.prefill] == [19] * (case != "no prompt")

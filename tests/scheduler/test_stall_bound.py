@@ -318,3 +318,71 @@ def _known() -> StallBound:
     for rows in (2, 3, 4):
         bound.observe(10 * rows, 0.02 + 0.01 * rows + 0.008 * (rows - 1), rows)
     return bound
+
+
+def _mixing(times: float) -> StallBound:
+    """One whose prompts take so many times as long in mixed steps as in calls of their own."""
+    bound = _known()
+    bound.observe_decode(0.05, 0, 8)
+    for _ in range(5):
+        bound.observe_mixed(20, 0.05 + times * 0.048, 2, 8)
+    return bound
+
+
+def _joining(bound: StallBound) -> int:
+    """How many prompts of ten tokens join a mixed step."""
+    others = [10]
+    while bound.joins(others, 10, bounded=True, mixed=True):
+        others.append(10)
+    return len(others)
+
+
+@pytest.mark.parametrize(("times", "count"), [(1.0, 9), (1.5, 6), (0.5, 19)])
+def test_as_many_prompts_join_a_mixed_step_as_take_the_bound(times: float, count: int) -> None:
+    """What they add to a decode is learned; it may be 180 ms."""
+    assert _joining(_mixing(times)) == count
+    longest = (0.02 + 0.01 * count + 0.008 * (count - 1)) * times
+    assert longest <= 0.18 < longest + 0.018 * times
+
+
+def test_the_last_mixed_step_counts_where_it_took_longer_than_most() -> None:
+    """What made it long is often there for the next, too; with that it counts among others."""
+    bound = _mixing(1.0)
+    bound.observe_mixed(20, 0.05 + 1.5 * 0.048, 2, 8)
+    assert _joining(bound) == 6
+    bound.observe_mixed(20, 0.05 + 0.048, 2, 8)
+    assert _joining(bound) == 9
+
+
+def test_before_any_mixed_step_prompts_are_taken_to_take_longer() -> None:
+    """By as much as is noise: what is usual of calls alone may be too little."""
+    assert _joining(_known()) == 7
+
+
+def test_chunks_of_mixed_steps_are_as_long_as_they_may_take() -> None:
+    """Half the time a token lets twice as many be computed."""
+    sizes = [_mixing(times).chunk_size(512, mixed=True).most for times in (1.0, 0.5)]
+    assert sizes == [160, 336]
+    assert _mixing(0.5).chunk_size(512).most == 128
+
+
+def test_before_a_decode_is_known_a_mixed_step_teaches_nothing() -> None:
+    """What its prompts took cannot be told from the rest."""
+    bound = _known()
+    bound.observe_mixed(20, 9.0, 2, 8)
+    assert _joining(bound) == 7
+
+
+def test_mixed_steps_teach_what_calls_take_where_there_were_none() -> None:
+    """Somebody always decodes: no prompt is ever computed alone."""
+    bound = StallBound(0.2)
+    bound.observe_decode(0.05, 0, 8)
+    for tokens in (10, 40):
+        bound.observe_mixed(tokens, 0.05 + 0.02 + 0.001 * tokens, 1, 8)
+    assert bound.expected(10) == pytest.approx(0.03, abs=0.001)
+    bound = StallBound(0.2)
+    bound.observe_decode(0.05, 0, 8)
+    bound.observe(10, 0.03)
+    bound.observe(40, 0.06)
+    bound.observe_mixed(20, 0.05 + 0.048, 2, 8)  # 8 ms for the second row
+    assert _joining(bound) == 7

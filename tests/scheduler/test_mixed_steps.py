@@ -1,0 +1,189 @@
+"""Steps that compute prompts in the call of those who decode, over a fake model."""
+
+from collections.abc import Sequence as Items
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, run_state_machine_as_test
+from structlog.testing import capture_logs
+
+from umbel.scheduler.errors import ComputationError
+from umbel.scheduler.request import Finished, FinishReason, Started
+from umbel.scheduler.sequence import SequenceStatus
+
+from ..fakes import FakeState, reference
+from .test_engine import Bench, EngineMachine
+
+
+class Mixing(Bench):
+    """An engine whose model mixes, and a stream that decodes."""
+
+    def __init__(self, *, prefill_chunk: int = 512) -> None:
+        super().__init__(max_batch=8, prefill_chunk=prefill_chunk, together=True)
+        self.runner.mixes, self.runner.overlaps = True, False  # as on a CPU
+        self.stream = self.put("stream", [5, 6], max_tokens=30)
+        while len(self.stream.output) < 3:
+            self.engine.step()
+
+    def is_answered(self, name: str, prompt: list[int], max_tokens: int = 4) -> None:
+        """Check that a request has its whole answer."""
+        assert self.tokens(name) == reference(prompt, max_tokens)[0]
+        assert self.end(name) == Finished(FinishReason.LENGTH)
+
+
+def test_a_prompt_begins_its_answer_in_the_call_of_others() -> None:
+    """Its last token is computed there, too: no step of decoding comes before its first."""
+    bench, prompt = Mixing(), [1, 2, 3, 4]
+    sequence, before = bench.put("a", prompt), len(bench.tokens("stream"))
+    bench.engine.step()
+    assert bench.runner.mixed == [(1, 1)]
+    assert bench.runner.chunks[-1] == (0, 4)
+    assert bench.tokens("a") == reference(prompt, 1)[0]
+    assert len(bench.tokens("stream")) == before + 1
+    assert sequence.status is SequenceStatus.DECODE
+    bench.engine.step()
+    assert bench.runner.mixed == [(1, 1)]
+    assert bench.tokens("a") == reference(prompt, 2)[0]
+    bench.drain()
+    bench.is_answered("a", prompt)
+    bench.is_answered("stream", [5, 6], 30)
+    seen = bench.engine.statistics()
+    assert (seen.prompt_tokens, seen.prefill_tokens) == (6, 6)
+    assert seen.generation_tokens == 34
+    bench.check_idle()
+
+
+def test_a_long_prompt_is_mixed_chunk_by_chunk() -> None:
+    """Its answer begins with the last one, which has its last token."""
+    bench, prompt = Mixing(prefill_chunk=4), [*range(1, 11)]
+    bench.put("a", prompt)
+    starts = []
+    while not bench.tokens("a"):
+        starts.append(len(bench.tokens("stream")))
+        bench.engine.step()
+    assert bench.runner.chunks[-3:] == [(0, 4), (4, 8), (8, 10)]
+    assert bench.runner.mixed == [(1, 1)] * 3
+    assert starts == [*range(starts[0], starts[0] + 3)], "the stream went on with each"
+    bench.drain()
+    bench.is_answered("a", prompt)
+
+
+def test_an_answer_may_end_in_the_step_that_begins_it() -> None:
+    """One token was asked for: nothing of it is left, and its row goes to nobody."""
+    bench, prompt = Mixing(), [1, 2, 3]
+    bench.put("a", prompt, max_tokens=1)
+    bench.engine.step()
+    bench.is_answered("a", prompt, 1)
+    assert bench.runner.live_states == 1
+    bench.drain()
+    bench.is_answered("stream", [5, 6], 30)
+    bench.check_idle()
+
+
+def test_who_begins_in_a_mixed_step_enters_the_batch_in_the_next() -> None:
+    """What that takes the decode is counted as it is for all who enter."""
+    bench, seen = Mixing(), []
+    observe = bench.engine._prefiller._stall.observe_decode
+
+    def observed(seconds: float, entered: int, rows: int, *, ended: bool = False) -> None:
+        seen.append((entered, rows))
+        observe(seconds, entered, rows, ended=ended)
+
+    bench.engine._prefiller._stall.observe_decode = observed  # type: ignore[method-assign]
+    bench.put("a", [1, 2, 3])
+    for _ in range(3):
+        bench.engine.step()
+    assert seen == [(1, 2), (0, 2)]
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_a_prompts_fault_touches_nobody_else(at: int) -> None:
+    """All of the call start again, each apart: the one at fault ends, the others are answered."""
+    bench, prompts = Mixing(), {"a": [1, 2, 3], "bad": [7, 8, 9], "b": [4, 5, 6]}
+    bench.runner.fail_at(prompts["bad"], at, ValueError("no"))
+    for name, prompt in prompts.items():
+        bench.put(name, prompt)
+    with capture_logs() as logs:
+        bench.drain()
+    assert isinstance(bench.end("bad").error, ComputationError)
+    for name in ("a", "b"):
+        bench.is_answered(name, prompts[name])
+    bench.is_answered("stream", [5, 6], 30)
+    failed = [entry for entry in logs if "computed apart" in entry["event"]]
+    assert len(failed) == (at < 3), "what fails later is its own decode"
+    bench.check_idle()
+
+
+def test_a_streams_fault_touches_nobody_else() -> None:
+    """It fails in the call that a prompt is in: that one is computed again, and the stream ends."""
+    bench, prompt = Mixing(), [1, 2, 3]
+    bench.runner.fail_at([5, 6], 2 + len(bench.stream.output) - 1, ValueError("no"))
+    bench.put("a", prompt)
+    bench.drain()
+    assert isinstance(bench.end("stream").error, ComputationError)
+    bench.is_answered("a", prompt)
+    assert bench.runner.mixed == [(1, 1)]
+    bench.check_idle()
+
+
+def test_no_prompt_is_mixed_with_who_failed_before() -> None:
+    """It would be computed again for each: prompts have calls of their own beside it."""
+    bench = Mixing()
+    mix, failures = bench.runner.mix, [0]
+
+    def fails(
+        plan: object, caches: object, tokens: object, chunks: Items[tuple[Items[int], FakeState]]
+    ) -> None:
+        del plan, caches, tokens, chunks
+        failures[0] += 1
+        raise MemoryError
+
+    bench.runner.mix = fails  # type: ignore[method-assign, assignment]
+    bench.put("a", [1, 2, 3], max_tokens=20)
+    for _ in range(3):
+        bench.engine.step()
+    bench.runner.mix = mix  # type: ignore[method-assign]
+    bench.put("b", [4, 5, 6], max_tokens=9)
+    bench.drain()
+    assert failures == [1]
+    assert bench.runner.mixed == []
+    for name, prompt, tokens in (("a", [1, 2, 3], 20), ("b", [4, 5, 6], 9)):
+        bench.is_answered(name, prompt, tokens)
+    bench.is_answered("stream", [5, 6], 30)
+
+
+class MixingMachine(EngineMachine):
+    """Any schedule of requests, over a model that mixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench.runner.prefills_together = self.bench.runner.mixes = True
+
+    @initialize(overlaps=st.booleans())
+    def begin(self, *, overlaps: bool) -> None:
+        """Tokens may be on their way when the step of others begins."""
+        self.bench.runner.overlaps = overlaps
+
+    @invariant()
+    def states_belong_to_running_sequences(self) -> None:
+        """As in any schedule; who starts again has none."""
+        statistics = self.bench.engine.statistics().running
+        running = [each for each in statistics if each.status is not SequenceStatus.PREEMPTED]
+        assert self.bench.runner.live_states == len(running) <= 3
+
+    def check_statistics(self) -> None:
+        """Compare the counters with what was published: who fails together is computed again."""
+        seen = self.bench.engine.statistics()
+        started = [n for n, e in self.bench.order if isinstance(e, Started)]
+        prompts = [self.sequences[name].request.prompt for name in started]
+        assert seen.prompt_tokens == sum(map(len, prompts))
+        assert seen.generation_tokens == sum(len(self.bench.tokens(n)) for n in started)
+
+
+def test_every_request_ends_once_whatever_is_mixed() -> None:
+    """Over random schedules each request ends once, last, truly, and leaves nothing behind."""
+    with capture_logs():  # as in `test_engine`
+        run_state_machine_as_test(
+            MixingMachine, settings=settings(max_examples=80, stateful_step_count=30, deadline=None)
+        )
