@@ -7,6 +7,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import pytest
+from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import quantize
@@ -206,15 +207,9 @@ class Model:
     """Computes logits as mlx-lm's models do, by a layer of either kind."""
 
     def __init__(self, *, tied: bool, bits: int | None) -> None:
-        from mlx import nn  # noqa: PLC0415
-
-        class Layers(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embed_tokens = Embedding(64, 64)
-                self.lm_head = Linear(64, 64, bias=False)
-
-        self.layers = Layers()
+        self.layers: Any = Module()  # type: ignore[no-untyped-call]
+        self.layers.embed_tokens = Embedding(64, 64)
+        self.layers.lm_head = Linear(64, 64, bias=False)
         if bits:
             quantize(self.layers, bits=bits)
         self.tied = tied
