@@ -151,7 +151,7 @@ class StallBound:
     @property
     def _times(self) -> float:
         """Times as long as in a call of their own that prompts take in a mixed step."""
-        return max(statistics.median(self._mixed), self._mixed[-1])
+        return max(statistics.median_high(self._mixed), self._mixed[-1])
 
     def _usual_decode(self, rows: int, *, or_more: bool = False) -> float | None:
         """Seconds of decodes of about so many rows that nobody entered; None before there were.
