@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from .attention.mixed import Slots, mixed_layers
 from .attention.prompt_layers import Together, prompt_layers
+from .errors import NotBatchableError
 from .kv.sequence_cache import SequenceCache
 from .load.device import DevicePolicy
 from .output_rows import OutputRows
@@ -54,7 +55,8 @@ class MixedCall:
             `[rows, 1, V]` logits, not yet evaluated.
 
         Raises:
-            NotBatchableError: the model's layers cannot be those of a mixed step.
+            NotBatchableError: the model's layers cannot be those of a mixed step, or it computes
+                logits of all tokens.
         """
         _, width = self._tokens.shape
         slots = Slots(self._slots, tokens.shape[0])
@@ -66,8 +68,8 @@ class MixedCall:
         with self._outputs.only(wanted):
             fed = mx.concatenate([slots.gather(tokens), prompts])
             logits: mx.array = self._model(fed, cache=layers)
-        if len(logits) > len(wanted):  # what computes them is not known
-            logits = logits[mx.array(wanted)]
+        if len(logits) > len(wanted):
+            raise NotBatchableError("what computes the model's logits is not known")
         self.logits = logits[slots.count :, -1]
         return slots.spread(logits[: slots.count])
 

@@ -13,8 +13,8 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-_HEAD = "lm_head"
-"""mlx-lm's name for the layer that computes logits, where that is not the embedding."""
+_HEADS = ("lm_head", "output", "embed_out")
+"""mlx-lm's names for the layer that computes logits, where that is not the embedding."""
 
 
 class OutputRows:
@@ -28,7 +28,7 @@ class OutputRows:
         self._rows: mx.array | None = None
         for name, module in model.named_modules():
             kind = _CLASSES.get(_plain(module))
-            if kind is not None and (issubclass(kind, _Tied) or name.endswith(_HEAD)):
+            if kind is not None and (issubclass(kind, _Tied) or name.split(".")[-1] in _HEADS):
                 module.__class__ = kind
                 vars(module)["_outputs"] = self
 

@@ -68,8 +68,12 @@ class Prefiller(Generic[C, P, O, T]):
 
     @property
     def mixes(self) -> bool:
-        """Whether prompts are best computed in the call of those who decode."""
-        return self._runner.mixes and not self._exact
+        """Whether prompts are best computed in the call of those who decode.
+
+        Not while somebody runs who is computed alone, for its call failed with others.
+        """
+        alone = any(sequence.is_alone for sequence in self._scheduler.running)
+        return self._runner.mixes and not self._exact and not alone
 
     def chunk_size(self) -> ChunkSize:
         """How much the next call computes: less while others decode."""
@@ -187,7 +191,7 @@ class Prefiller(Generic[C, P, O, T]):
         Args:
             tokens: of its prompts, padding included.
             prompts: how many.
-            seconds: of the step, until its tokens were there.
+            seconds: of the step, until what it computed was stored.
             rows: that decoded in it.
         """
         self._stall.observe_mixed(tokens, seconds, prompts, rows)

@@ -107,7 +107,10 @@ class Sequence:
 
     @property
     def num_left_to_prefill(self) -> int:
-        """Tokens to prefill before the last; the last one is decoded, for its logits."""
+        """Tokens to prefill before the last.
+
+        The last one is decoded, for its logits, or computed with the others in a mixed step.
+        """
         return max(0, len(self.tokens) - 1 - self.num_computed_tokens)
 
     @property

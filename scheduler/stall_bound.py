@@ -135,18 +135,24 @@ class StallBound:
 
         Args:
             tokens: of the prompts, padding included.
-            seconds: of the step, from its begin until its tokens were there.
+            seconds: of the step, until what it computed was stored.
             prompts: how many.
-            rows: that decoded in it. Before it is known what that takes nothing can be learned.
+            rows: that decoded in it. Before it is known what about as many take nothing can be
+                learned.
         """
-        decode = self._usual_decode(rows, or_more=True)
+        decode = self._usual_decode(rows)
         if decode is None:
             return
         taken = max(0.0, seconds - decode)
-        if self.expected(tokens) is None or (prompts > 1 and not self._rows):
+        if self.expected(tokens) is None or (prompts > 1 and len(self._rows) < _TWO):
             self.observe(tokens, taken, prompts)
-        elif usual := self._usual(prompts, tokens):
-            self._mixed.append(min(taken / usual, self._CHANGE))
+            return
+        if prompts == 1:  # as after a call of one
+            self._trust *= self._DOUBT if len(self._rows) > 1 else self._UNSURE
+        ratio = taken / max(self._usual(prompts, tokens), 1e-9)
+        self._mixed.append(min(max(ratio, 1 / self._CHANGE), self._CHANGE))
+        if not 1 / self._CHANGE < ratio < self._CHANGE:
+            self._follow(tokens, ratio * (self.expected(tokens) or 0.0))
 
     @property
     def _times(self) -> float:
@@ -319,8 +325,8 @@ class StallBound:
         No decode that takes longer than foretold comes before a mixed step.
         """
         most = (self._LAST if mixed else self._SURE) * self._seconds
-        least = self.expected(self._LEAST)
-        return most if least is None or least <= most else 2 * least
+        least = (self.expected(self._LEAST) or 0.0) * (self._times if mixed else 1.0)
+        return most if least <= most else 2 * least
 
     def chunk_size(self, limit: int, *, mixed: bool = False) -> ChunkSize:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
@@ -337,11 +343,13 @@ class StallBound:
         least, whole = self.expected(self._LEAST), self.expected(limit)
         if least is None or whole is None:
             return ChunkSize(min(limit, self._UNTRIED))
-        most = self._most_beside(mixed=mixed) / (self._times if mixed else 1.0)
+        times = self._times if mixed else 1.0
+        least, whole = least * times, whole * times
+        most = self._most_beside(mixed=mixed)
         if whole <= most:
             return ChunkSize(limit)
         each = (whole - least) / (limit - self._LEAST)
         cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
-        longest = max(most * self._LAST / self._SURE, min(2 * least, self._seconds))
-        last = self._LEAST + int((longest - least) / each)
+        more = most if mixed else most * self._LAST / self._SURE
+        last = self._LEAST + int((max(more, min(2 * least, self._seconds)) - least) / each)
         return ChunkSize(min(cut, limit), min(last, limit))

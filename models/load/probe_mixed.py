@@ -53,7 +53,7 @@ def mixes(model: Any, layout: CacheLayout, device: DevicePolicy, outputs: Output
         return all(deviates(*trial) < BOUND for trial in ((3, (0, 0)), (3, (2, 0)), (1, (3,))))
     except NotBatchableError:
         return False
-    except (AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  (without, the model is served all the same)
         explain(error)
         return False
 

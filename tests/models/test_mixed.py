@@ -1,6 +1,7 @@
 """Mixed steps, held to the same tokens in calls of their own."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -14,6 +15,7 @@ from mlx.nn.layers.quantized import quantize
 
 from umbel.models.attention.blocks import BLOCK
 from umbel.models.errors import NotBatchableError
+from umbel.models.kv.placement import Placement
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load import probe_mixed
 from umbel.models.load.device import CPU, CUDA, GPU, device_policy
@@ -157,9 +159,9 @@ def test_no_mixed_step_takes_more_than_its_price(name: str) -> None:
     world = BatchFixture(name)
     branch = world.branch(60)
     agents = [world.come(branch, 5) for _ in range(3)]
-    for lengths in ((30, 30), (1,), (90,), (4, 4, 3, 4)):
+    for lengths, held in (((30, 30), 0), ((1,), 0), ((90,), 0), ((4, 4, 3, 4), 0), ((9, 30), 7)):
         caches = [agent.cache for agent in agents]
-        prompts = [(world.words(n), world.come(branch).cache) for n in lengths]
+        prompts = [(world.words(n), world.come(branch, held).cache) for n in lengths]
         plan = world.runner.plan(
             caches, [(cache, len(words)) for words, cache in prompts], mixed=True
         )
@@ -173,17 +175,23 @@ def test_no_mixed_step_takes_more_than_its_price(name: str) -> None:
         assert mx.get_peak_memory() - before <= price
 
 
-def test_a_failure_leaves_no_row_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states of all are lost; the next batch has nothing of them."""
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(MixedCall, "advanced"), (MixedCall, "__call__"), (Placement, "apply"), (mx, "eval")],
+)
+def test_a_failure_leaves_no_row_behind(
+    owner: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it comes, the states of all are lost; the next batch has nothing of them."""
     world = BatchFixture("llama")
     agents = [world.come(prompt=5) for _ in range(2)]
     world.decode()
 
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("no")
 
     with monkeypatch.context() as patched:
-        patched.setattr(MixedCall, "advanced", fails)
+        patched.setattr(owner, method, fails)
         with pytest.raises(RuntimeError, match="no"):
             mixed(world, agents, [(world.words(4), world.come().cache)])
     assert all(agent.cache.is_lost and agent.cache.slot is None for agent in agents)
@@ -194,13 +202,16 @@ def test_a_failure_leaves_no_row_behind(monkeypatch: pytest.MonkeyPatch) -> None
     world.check(*others)
 
 
-def test_a_plan_of_several_calls_is_refused() -> None:
-    """Models that decode one by one have no mixed step."""
+def test_only_a_plan_of_one_call_is_mixed() -> None:
+    """Not where nobody decodes, nor where sequences decode one by one."""
     world = BatchFixture("llama")
-    cache = world.come(prompt=3).cache
-    plan = world.runner.plan([], [(cache, 2)], mixed=True)
-    with pytest.raises(ValueError, match="one call"):
-        world.runner.mix(plan, [], [], [([1, 2], cache)])
+    world.runner.use(replace(world.runner.rules, batches=False))
+    assert not world.runner.mixes
+    cache, *others = [world.come(prompt=3).cache for _ in range(3)]
+    for decoding in ([], others):
+        plan = world.runner.plan(decoding, [(cache, 2)], mixed=True)
+        with pytest.raises(ValueError, match="one call"):
+            world.runner.mix(plan, decoding, [1] * len(decoding), [([1, 2], cache)])
 
 
 class Model:
@@ -239,20 +250,18 @@ def test_logits_of_some_rows_only(bits: int | None, *, tied: bool) -> None:
     assert model.layers.embed_tokens(mx.array([2])).shape == (1, 64)
 
 
-def test_a_head_of_another_name_computes_all() -> None:
-    """What is not wanted is cut off then."""
+def test_a_model_that_computes_all_logits_is_not_mixed() -> None:
+    """Its head has another name: nothing is reserved for logits of each token of a prompt."""
     world = BatchFixture("llama")
-    words, cache = world.words(5), world.come().cache
     outputs = OutputRows(zoo.make("llama"))
-    mixed_call = MixedCall(world.model, [0], [(words, cache)], device_policy(), outputs)
-    agent = world.come(prompt=4)
-    logits = mixed_call(mx.array([[7]]), cache=agent.cache.layers)
-    assert (logits.shape[0], mixed_call.logits.shape[0]) == (1, 1)
-    mixed_call.advanced()
-    is_as_alone(world, Branch(), cache, words, mixed_call.logits[0])
+    agent, cache = world.come(prompt=4), world.come().cache
+    call = MixedCall(world.model, [0], [(world.words(5), cache)], device_policy(), outputs)
+    with pytest.raises(NotBatchableError, match="logits"):
+        call(mx.array([[7]]), cache=agent.cache.layers)
+    assert not probe_mixed.mixes(world.model, world.layout, CPU, outputs)
 
 
-@pytest.mark.parametrize("error", [NotBatchableError, TypeError])
+@pytest.mark.parametrize("error", [NotBatchableError, TypeError, RuntimeError])
 def test_a_model_that_cannot_is_not_mixed(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:

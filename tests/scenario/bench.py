@@ -119,6 +119,7 @@ class RecordingRunner(ModelRunner):
         self, call: Call, caches: Items[SequenceCache], tokens: mx.array, model: Any
     ) -> mx.array:
         """Give a token to each and note what came of it."""
+        self._prompts = {}
         logits = super()._call(call, caches, tokens, model)
         self.rows.append(len(caches))
         for row, cache in enumerate(caches):
@@ -143,7 +144,6 @@ class RecordingRunner(ModelRunner):
         for place, cache in self._prompts.items():
             if place in rows and output.logits is not None:
                 self.note(cache, output.logits[place])
-        self._prompts = {}
         return super().sample(output, rows)
 
     def note(self, cache: SequenceCache, logits: mx.array) -> None:

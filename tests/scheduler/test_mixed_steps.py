@@ -12,7 +12,7 @@ from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import Finished, FinishReason, Started
 from umbel.scheduler.sequence import SequenceStatus
 
-from ..fakes import FakeState, reference
+from ..fakes import FakeOutput, FakePlan, FakeState, reference
 from .test_engine import Bench, EngineMachine
 
 
@@ -151,6 +151,61 @@ def test_no_prompt_is_mixed_with_who_failed_before() -> None:
     for name, prompt, tokens in (("a", [1, 2, 3], 20), ("b", [4, 5, 6], 9)):
         bench.is_answered(name, prompt, tokens)
     bench.is_answered("stream", [5, 6], 30)
+
+
+def test_no_step_is_mixed_while_one_runs_that_failed() -> None:
+    """Calls are then as long as those of prompts by themselves."""
+    bench = Mixing()
+    assert bench.engine._prefiller.mixes
+    bench.stream.is_alone = True
+    assert not bench.engine._prefiller.mixes
+    bench.drain()
+    assert bench.engine._prefiller.mixes
+
+
+def test_when_many_end_those_who_come_beside_the_last_are_served() -> None:
+    """A mixed step of one row takes less than the decodes of 16 did: that is no negative time."""
+    bench = Bench(max_batch=16, prefill_chunk=512, together=True)
+    bench.runner.mixes, bench.runner.overlaps = True, False
+    run, mix, prefill = bench.runner.run, bench.runner.mix, bench.runner.prefill
+
+    def slow_run(plan: FakePlan, caches: Items[FakeState], tokens: Items[int]) -> FakeOutput:
+        bench.clock.advance(0.06 + 0.003 * len(caches))
+        return run(plan, caches, tokens)
+
+    def slow_mix(
+        plan: FakePlan,
+        caches: Items[FakeState],
+        tokens: Items[int],
+        chunks: Items[tuple[Items[int], FakeState]],
+    ) -> FakeOutput:
+        computed = sum(len(fed) for fed, _ in chunks)
+        bench.clock.advance(0.06 + 0.002 * (len(caches) + computed))
+        return mix(plan, caches, tokens, chunks)
+
+    def slow_prefill(chunks: Items[tuple[Items[int], FakeState]]) -> None:
+        bench.clock.advance(0.05 + 0.002 * sum(len(fed) for fed, _ in chunks))
+        prefill(chunks)
+
+    bench.runner.run, bench.runner.mix = slow_run, slow_mix  # type: ignore[method-assign]
+    bench.runner.prefill = slow_prefill  # type: ignore[method-assign]
+    prompts = {f"first {n}": [n + 1, 2, 3] for n in range(16)}
+    for number, (name, prompt) in enumerate(prompts.items()):
+        bench.put(name, prompt, max_tokens=9 if number else 60)
+    while len(bench.engine._running) != 1 or not bench.tokens("first 0"):
+        bench.engine.step()
+    for turn in range(4):
+        for number in range(2):
+            name = f"{turn} {number}"
+            prompts[name] = [turn + 30, number + 50, *range(60, 64 + 30 * turn)]
+            bench.put(name, prompts[name])
+            for _ in range(2):
+                bench.engine.step()
+    bench.drain()
+    for name, prompt in prompts.items():
+        tokens = {"first 0": 60}.get(name, 9 if name.startswith("first") else 4)
+        assert bench.tokens(name) == reference(prompt, tokens)[0]
+    assert len(bench.runner.mixed) >= 8
 
 
 class MixingMachine(EngineMachine):

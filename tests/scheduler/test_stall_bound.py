@@ -386,3 +386,73 @@ def test_mixed_steps_teach_what_calls_take_where_there_were_none() -> None:
     bound.observe(40, 0.06)
     bound.observe_mixed(20, 0.05 + 0.048, 2, 8)  # 8 ms for the second row
     assert _joining(bound) == 7
+
+
+def test_a_mixed_step_that_takes_no_longer_than_a_decode_teaches_no_more_than_half() -> None:
+    """Times differ from step to step: prompts never take nothing."""
+    bound = _known()
+    bound.observe_decode(0.05, 0, 8)
+    for _ in range(9):
+        bound.observe_mixed(20, 0.01, 1, 8)
+    size = bound.chunk_size(512, mixed=True)
+    assert 16 <= size.most < 512
+
+
+def test_mixed_steps_follow_a_machine_of_another_speed() -> None:
+    """What they take is no more than twice as long as in a call: beyond that all takes longer."""
+    bound = StallBound(0.4)
+    for tokens in (16, 64, 128) * 6:
+        bound.observe(tokens, 0.02 + 0.001 * tokens)
+    bound.observe_decode(0.05, 0, 4)
+    for _ in range(8):
+        bound.observe_mixed(64, 0.05 + 4 * 0.084, 1, 4)
+    assert (bound.expected(64) or 0.0) * bound._times == pytest.approx(4 * 0.084, rel=0.2)
+
+
+def test_decodes_of_many_more_rows_say_nothing_of_a_mixed_step() -> None:
+    """One row takes less than 16: its prompts would seem to take nothing."""
+    bound = _known()
+    bound.observe_decode(0.11, 0, 16)
+    for _ in range(5):
+        bound.observe_mixed(20, 0.115, 1, 1)
+    assert _joining(bound) == 7, "as before any mixed step"
+
+
+@given(
+    own=st.floats(0.001, 1.0),
+    each=st.floats(0.0001, 0.02),
+    times=st.floats(0.1, 4.0),
+    seconds=st.sampled_from([0.05, 0.2, 0.4]),
+)
+def test_chunks_of_mixed_steps_always_advance(
+    own: float, each: float, times: float, seconds: float
+) -> None:
+    """However slow the model: 16 tokens at least, within the bound or twice the shortest call."""
+    bound = StallBound(seconds)
+    for tokens in (16, 64, 512, 16, 128):
+        bound.observe(tokens, own + each * tokens)
+    bound.observe_decode(0.05, 0, 4)
+    for _ in range(6):
+        bound.observe_mixed(64, 0.05 + times * (own + each * 64), 1, 4)
+    size = bound.chunk_size(512, mixed=True)
+    assert size.most >= 16
+    least, most, last = (
+        (bound.expected(tokens) or 0.0) * bound._times
+        for tokens in (16, size.most, size.last or size.most)
+    )
+    allowed = max(seconds, 2 * least) * (1 + 1e-6)
+    assert most <= allowed
+    assert last <= allowed
+
+
+def test_who_was_late_once_joins_again() -> None:
+    """The first two prompts of one call met new kernels: with each one alone that counts less."""
+    bound = StallBound(0.2)
+    for tokens in (10, 40, 60, 10, 20, 60):
+        bound.observe(tokens, 0.02 + 0.001 * tokens)
+    bound.observe_decode(0.05, 0, 8)
+    bound.observe_mixed(20, 0.05 + 0.34, 2, 8)
+    assert _joining(bound) == 1
+    for _ in range(20):
+        bound.observe_mixed(10, 0.05 + 0.03, 1, 8)
+    assert _joining(bound) > 1
