@@ -1103,14 +1103,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     def check_statistics(self) -> None:
         """Compare the counters with what was published and computed."""
+        prompts = self.check_published()
+        fed = self.bench.runner.fed
+        computed = sum(min(len(f), len(p)) for f, p in zip(fed, prompts, strict=True))
+        assert self.bench.engine.statistics().prefill_tokens == computed
+
+    def check_published(self) -> list[list[int]]:
+        """Compare the counters with what was published; returns the prompts that were begun."""
         seen = self.bench.engine.statistics()
         started = [n for n, e in self.bench.order if isinstance(e, Started)]
         prompts = [self.sequences[name].request.prompt for name in started]
         assert seen.prompt_tokens == sum(map(len, prompts))
         assert seen.generation_tokens == sum(len(self.bench.tokens(n)) for n in started)
-        fed = self.bench.runner.fed
-        computed = sum(min(len(f), len(p)) for f, p in zip(fed, prompts, strict=True))
-        assert seen.prefill_tokens == computed
+        return prompts
 
 
 def test_every_request_ends_once_whatever_happens() -> None:

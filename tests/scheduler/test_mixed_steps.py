@@ -9,7 +9,7 @@ from hypothesis.stateful import initialize, invariant, run_state_machine_as_test
 from structlog.testing import capture_logs
 
 from umbel.scheduler.errors import ComputationError
-from umbel.scheduler.request import Finished, FinishReason, Started
+from umbel.scheduler.request import Finished, FinishReason
 from umbel.scheduler.sequence import SequenceStatus
 
 from ..fakes import FakeOutput, FakePlan, FakeState, reference
@@ -229,11 +229,7 @@ class MixingMachine(EngineMachine):
 
     def check_statistics(self) -> None:
         """Compare the counters with what was published: who fails together is computed again."""
-        seen = self.bench.engine.statistics()
-        started = [n for n, e in self.bench.order if isinstance(e, Started)]
-        prompts = [self.sequences[name].request.prompt for name in started]
-        assert seen.prompt_tokens == sum(map(len, prompts))
-        assert seen.generation_tokens == sum(len(self.bench.tokens(n)) for n in started)
+        self.check_published()
 
 
 def test_every_request_ends_once_whatever_is_mixed() -> None:
