@@ -359,7 +359,10 @@ async def test_idle_ones_are_unloaded() -> None:
     over.set()
     await using
     world.clock.advance(11)
-    await asyncio.sleep(0.6)
+    for _ in range(300):
+        if len(world.loader.order) == 3:
+            break
+        await asyncio.sleep(0.1)
     assert world.loader.order == ["+b", "+a", "-b"]
     sweeping.cancel()
 
