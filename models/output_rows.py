@@ -21,29 +21,34 @@ class OutputRows:
     """Which rows of a model's call have logits.
 
     Args:
-        model: mlx-lm's; those of its layers that compute logits ask this object from now on.
+        model: mlx-lm's; those of its layers that compute logits ask this object from now on, or
+            the one that they ask already, which then speaks for this one, too.
     """
 
     def __init__(self, model: Any) -> None:
-        self._rows: mx.array | None = None
+        self._chosen: list[mx.array | None] = [None]
         for name, module in model.named_modules():
             kind = _CLASSES.get(_plain(module))
-            if kind is not None and (issubclass(kind, _Tied) or name.split(".")[-1] in _HEADS):
-                module.__class__ = kind
-                vars(module)["_outputs"] = self
+            if kind is None or not (issubclass(kind, _Tied) or name.split(".")[-1] in _HEADS):
+                continue
+            if "_outputs" in vars(module):
+                self._chosen = vars(module)["_outputs"]._chosen  # noqa: SLF001  (its like)
+            module.__class__ = kind
+            vars(module)["_outputs"] = self
 
     def of(self, hidden: mx.array) -> mx.array:
         """Choose the rows that are wanted, of `[rows, ...]`."""
-        return hidden if self._rows is None else hidden[self._rows]
+        (rows,) = self._chosen
+        return hidden if rows is None else hidden[rows]
 
     @contextmanager
     def only(self, rows: Sequence[int]) -> Iterator[None]:
         """Have calls of the model compute the logits of these rows until the block ends."""
-        self._rows = mx.array(list(rows))
+        self._chosen[0] = mx.array(list(rows))
         try:
             yield
         finally:
-            self._rows = None
+            self._chosen[0] = None
 
 
 class _Head:

@@ -241,8 +241,7 @@ def test_logits_of_some_rows_only(bits: int | None, *, tied: bool) -> None:
     model = Model(tied=tied, bits=bits)
     hidden = mx.random.normal((5, 1, 64))
     whole = model(hidden)
-    for _ in range(2):
-        outputs = OutputRows(model.layers)
+    for outputs in [OutputRows(model.layers) for _ in range(2)]:
         with outputs.only([3, 1]):
             some = model(hidden)
         assert mx.allclose(some, whole[mx.array([3, 1])], atol=1e-5)
