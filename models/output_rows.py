@@ -18,37 +18,42 @@ _HEADS = ("lm_head", "output", "embed_out")
 
 
 class OutputRows:
-    """Which rows of a model's call have logits.
+    """Which rows of a model's call have logits: all, unless it is said."""
 
-    Args:
-        model: mlx-lm's; those of its layers that compute logits ask this object from now on, or
-            the one that they ask already, which then speaks for this one, too.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._chosen: list[mx.array | None] = [None]
-        for name, module in model.named_modules():
-            kind = _CLASSES.get(_plain(module))
-            if kind is None or not (issubclass(kind, _Tied) or name.split(".")[-1] in _HEADS):
-                continue
-            if "_outputs" in vars(module):
-                self._chosen = vars(module)["_outputs"]._chosen  # noqa: SLF001  (its like)
-            module.__class__ = kind
-            vars(module)["_outputs"] = self
+    def __init__(self) -> None:
+        self._rows: mx.array | None = None
 
     def of(self, hidden: mx.array) -> mx.array:
         """Choose the rows that are wanted, of `[rows, ...]`."""
-        (rows,) = self._chosen
-        return hidden if rows is None else hidden[rows]
+        return hidden if self._rows is None else hidden[self._rows]
 
     @contextmanager
     def only(self, rows: Sequence[int]) -> Iterator[None]:
         """Have calls of the model compute the logits of these rows until the block ends."""
-        self._chosen[0] = mx.array(list(rows))
+        self._rows = mx.array(list(rows))
         try:
             yield
         finally:
-            self._chosen[0] = None
+            self._rows = None
+
+
+def output_rows(model: Any) -> OutputRows:
+    """Have those of a model's layers that compute logits ask which: one object for a model.
+
+    Args:
+        model: mlx-lm's.
+    """
+    heads = {}
+    for name, module in model.named_modules():
+        kind = _CLASSES.get(_plain(module))
+        if kind is not None and (issubclass(kind, _Tied) or name.split(".")[-1] in _HEADS):
+            heads[name] = module, kind
+    asked = (vars(module).get("_outputs") for module, _ in heads.values())
+    outputs = next((each for each in asked if each is not None), OutputRows())
+    for module, kind in heads.values():
+        module.__class__ = kind
+        vars(module)["_outputs"] = outputs
+    return outputs
 
 
 class _Head:

@@ -28,7 +28,7 @@ from .load.probe_mixed import mixes
 from .load.probe_prefill import prefills_together
 from .memory_profile import Held
 from .mixed_call import MixedCall
-from .output_rows import OutputRows
+from .output_rows import output_rows
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
 from .planned_for import Rules
@@ -86,7 +86,7 @@ class ModelRunner:
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
-        self._outputs = OutputRows(loaded.model)
+        self._outputs = output_rows(loaded.model)
         with interruptible(loaded.model, go_on) as model:
             way = self._find_out(loaded, model, measured)
         self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))

@@ -19,10 +19,8 @@ from ..runtime import launch
 from . import blocks
 from .batched import BatchedLayer
 from .cascade import merge, part_of, scores_of
-from .fetched import Keys, RotatedQueries
+from .fetched import CallKeys, Keys, RotatedQueries
 from .latent import LatentLayer
-from .mixed import MixedKeys
-from .padded import PaddedKeys
 from .products import PLAIN, Products
 from .quantized import QuantizedProducts
 from .softmax import softmaxes
@@ -80,7 +78,7 @@ class Attention:
         mask: Any,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        if isinstance(keys, PaddedKeys | MixedKeys):
+        if isinstance(keys, CallKeys):
             return keys.attend(queries, scale, mask, sinks, self._attend)
         if isinstance(cache, LatentLayer):
             return cache.attend_expanded(queries, keys, values, scale, mask, sinks)

@@ -16,7 +16,8 @@ from mlx_lm.models.cache import KVCache
 from ..errors import NotBatchableError
 from ..kv.token_layer import TokenLayerCache
 from .batched import BatchedLayer
-from .padded import Attend, PaddedLayer
+from .fetched import Attend, CallKeys
+from .padded import PaddedLayer
 
 _ONE = (TokenLayerCache, KVCache)
 """Layers of one sequence, whose keys lie apart or in one piece."""
@@ -34,38 +35,15 @@ class Parts(NamedTuple):
     prompts: Any
 
 
-class MixedKeys(mx.array):
-    """A mixed step's keys, which know what each part reads.
+class MixedKeys(CallKeys):
+    """A mixed step's keys, a token a row, which know what each part reads."""
 
-    Args:
-        keys: `[rows, kv_heads, 1, size]`, a token a row.
-        layer: whose they are.
-        fetched: what the layers of both parts returned.
-    """
-
-    def __init__(self, keys: mx.array, layer: "MixedLayer", fetched: Parts) -> None:
-        super().__init__(keys)
-        self._layer = layer
-        self._fetched = fetched
+    _layer: "MixedLayer"
 
     def attend(
         self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None, attend: Attend
     ) -> mx.array:
-        """Compute attention of both parts.
-
-        Args:
-            queries: `[rows, heads, 1, size]`, a token a row.
-            scale: of the scores.
-            mask: what the layer made.
-            sinks: `[heads]`, or None.
-            attend: computes one part's.
-
-        Returns:
-            `[rows, heads, 1, size of a value]`.
-
-        Raises:
-            NotBatchableError: the model changed the mask.
-        """
+        """Compute attention of both parts; see `CallKeys.attend`."""
         if not isinstance(mask, Parts):
             raise NotBatchableError("the model brings a mask of its own for a mixed step")
         layer = self._layer
@@ -112,16 +90,8 @@ class MixedLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[MixedKeys, mx.array]:
         """Append each row's token to its sequence, `[rows, kv_heads, 1, size]`."""
-        fetched = Parts(
-            *[
-                layer.update_and_fetch(*own)
-                for layer, own in zip(
-                    self.parts,
-                    zip(self.parted(keys), self.parted(values), strict=True),
-                    strict=True,
-                )
-            ]
-        )
+        parts = zip(self.parts, self.parted(keys), self.parted(values), strict=True)
+        fetched = Parts(*[layer.update_and_fetch(*own) for layer, *own in parts])
         return MixedKeys(keys, self, fetched), values
 
     def parted(self, tokens: mx.array) -> Parts:

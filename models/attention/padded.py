@@ -4,7 +4,7 @@ The model's products are computed for all rows together. Each row looks at its o
 writes to the caches of its own sequence: no padding gets there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -12,10 +12,8 @@ import mlx.core as mx
 from ..errors import NotBatchableError
 from ..kv.token_layer import TokenLayerCache
 from ..load.device import DevicePolicy
+from .fetched import Attend, CallKeys
 from .joint import Prompts, attend_jointly, own_tensors, shared_segments
-
-Attend = Callable[..., mx.array]
-"""mlx-lm's `scaled_dot_product_attention`, or what is bound in its place."""
 
 
 class RowMasks(NamedTuple):
@@ -29,42 +27,15 @@ class RowMasks(NamedTuple):
         return all(mask is None or isinstance(mask, str) for mask in self.masks)
 
 
-class PaddedKeys(mx.array):
-    """A call's keys, which know where each row's are.
+class PaddedKeys(CallKeys):
+    """A call's keys, padded, which know where each row's are: all that its cache returned."""
 
-    They are what the model holds of all rows' keys and values in one piece: these are freed with
-    the last of its references, as if it had been called with one row.
-
-    Args:
-        keys: `[rows, kv_heads, tokens, size]`, padded.
-        layer: whose they are.
-        fetched: what each row's cache returned, all of its tokens.
-    """
-
-    def __init__(self, keys: mx.array, layer: "PaddedLayer", fetched: Sequence[Any]) -> None:
-        super().__init__(keys)
-        self._layer = layer
-        self._fetched = fetched
+    _layer: "PaddedLayer"
 
     def attend(
         self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None, attend: Attend
     ) -> mx.array:
-        """Compute every row's attention to its own tokens.
-
-        Args:
-            queries: `[rows, heads, tokens, size]`, padded.
-            scale: of the scores.
-            mask: what a `PaddedLayer` made.
-            sinks: `[heads]`, or None.
-            attend: computes one row's.
-
-        Returns:
-            `[rows, heads, tokens, size of a value]`. What stands behind a row's own tokens means
-            nothing.
-
-        Raises:
-            NotBatchableError: the model changed the mask.
-        """
+        """Compute every row's attention to its own tokens; see `CallKeys.attend`."""
         if not isinstance(mask, RowMasks):
             raise NotBatchableError("the model brings a mask of its own for prompts of a batch")
         outputs = []

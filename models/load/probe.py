@@ -64,6 +64,7 @@ _NEIGHBOURS = (
 )
 
 
+_NEXT = 5  # a token
 _FORMAT = 6  # of what is kept
 _KEPT = {"batches", "mask_axes", "compiles", "reads_parts", "prefills_together", "mixes"}
 
@@ -259,9 +260,7 @@ def _together(
     placement = Placement(layout, batch)
     logits = []
     for tokens in trial.decoded:
-        (call,) = plan_decode(caches, placement, rules).calls
-        placement.apply(call.moves, {each.number: each for each in caches})
-        logits.append(placement.step(model, call, mx.array(tokens)))
+        logits.append(decoded(model, placement, caches, rules, tokens))
         for each in caches:
             each.advanced(1)
     together = mx.stack(logits)
@@ -269,6 +268,19 @@ def _together(
     if batch.compiles != way.compiles:
         raise NotBatchableError("a step cannot be compiled")
     return together
+
+
+def decoded(
+    model: Any,
+    placement: Placement,
+    caches: Sequence[SequenceCache],
+    rules: Rules,
+    tokens: Sequence[int],
+) -> mx.array:
+    """Give sequences a token each, as rows of a batch; `[rows, V]`, not yet evaluated."""
+    (call,) = plan_decode(caches, placement, rules).calls
+    placement.apply(call.moves, {each.number: each for each in caches})
+    return placement.step(model, call, mx.array(list(tokens)))
 
 
 def _alone(model: Any, layout: CacheLayout) -> mx.array:
@@ -322,6 +334,11 @@ def forward(model: Any, cache: SequenceCache, tokens: Sequence[int]) -> mx.array
     cache.advanced(len(tokens))
     mx.eval(logits, cache.arrays())
     return logits
+
+
+def next_logits(model: Any, caches: Sequence[SequenceCache]) -> mx.array:
+    """The logits of one token more of each, which show what its state is worth; `[rows, V]`."""
+    return mx.concatenate([forward(model, cache, [_NEXT])[:, -1] for cache in caches])
 
 
 def _row(logits: mx.array, row: int) -> mx.array:

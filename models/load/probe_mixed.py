@@ -13,13 +13,11 @@ from ..kv.sequence_cache import SequenceCache
 from ..mixed_call import MixedCall
 from ..output_rows import OutputRows
 from ..planned_for import Rules
-from ..planner import plan_decode
 from .device import DevicePolicy
 from .faults import explain
-from .probe import BOUND, PROBED, deviation, forward, prefilled
+from .probe import BOUND, PROBED, decoded, deviation, forward, next_logits, prefilled
 
 _PROMPTS = ((6, 7, 8, 9, 10), (9, 3))
-_NEXT = 5  # the token whose logits show what the state is worth
 
 
 def mixes(model: Any, layout: CacheLayout, device: DevicePolicy, outputs: OutputRows) -> bool:
@@ -47,7 +45,7 @@ def mixes(model: Any, layout: CacheLayout, device: DevicePolicy, outputs: Output
         tokens = [*[(token,) for token in PROBED.decoded[0][:decoding]], *_PROMPTS[: len(held)]]
         fed = zip([*rows, *beside], tokens, strict=True)
         alone = mx.concatenate([forward(model, cache, own)[:, -1] for cache, own in fed])
-        return deviation(together, mx.concatenate([alone, _after(model, beside)]))
+        return deviation(together, mx.concatenate([alone, next_logits(model, beside)]))
 
     try:
         return all(deviates(*trial) < BOUND for trial in ((3, (0, 0)), (3, (2, 0)), (1, (3,))))
@@ -89,20 +87,12 @@ def _mixed(
     """Logits of a mixed step, and then of a token more of its prompts, `[rows, V]`."""
     chunks = list(zip(_PROMPTS, beside, strict=False))
     mixed = MixedCall(model, range(len(rows)), chunks, device, outputs)
-    tokens = mx.array(PROBED.decoded[0][: len(rows)])
+    tokens = PROBED.decoded[0][: len(rows)]
     if len(rows) == 1:
-        logits = mixed(tokens[None], cache=rows[0].layers)[:, -1]
+        logits = mixed(mx.array([tokens]), cache=rows[0].layers)[:, -1]
     else:
         rules = Rules(own=2)
         batch = BatchCache(layout.open().layers, device, row_limit=rules.row_limit)
-        placement = Placement(layout, batch)
-        (call,) = plan_decode(rows, placement, rules).calls
-        placement.apply(call.moves, {each.number: each for each in rows})
-        logits = placement.step(mixed, call, tokens)
+        logits = decoded(mixed, Placement(layout, batch), rows, rules, tokens)
     mx.eval(logits, mixed.advanced())
-    return mx.concatenate([logits, mixed.logits, _after(model, beside)])
-
-
-def _after(model: Any, caches: list[SequenceCache]) -> mx.array:
-    """The logits of one token more of each, `[rows, V]`."""
-    return mx.concatenate([forward(model, cache, [_NEXT])[:, -1] for cache in caches])
+    return mx.concatenate([logits, mixed.logits, next_logits(model, beside)])

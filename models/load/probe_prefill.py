@@ -11,11 +11,10 @@ from ..kv.sequence_cache import SequenceCache
 from ..prefill import prefill
 from .device import DevicePolicy
 from .faults import explain
-from .probe import BOUND, MARGIN, PROBED, deviation, forward, prefilled
+from .probe import BOUND, MARGIN, PROBED, deviation, next_logits, prefilled
 
 _CHUNKS = ((6, 7, 8, 9, 10, 11, 12), (9, 3), (2, 9, 4, 1))
 _NEIGHBOURS = ((6, 7, 8, 9, 10, 11, 12), (4, 8), (7, 3, 3, 8, 1, 2, 5, 6, 9))
-_NEXT = 5  # the token whose logits show what the state is worth
 
 
 def prefills_together(
@@ -55,7 +54,7 @@ def _as_alone(model: Any, layout: CacheLayout, device: DevicePolicy, way: Togeth
             if cut:
                 prefill(model, [(tokens[:cut], cache) for tokens, cache in calls], device, way)
             prefill(model, [(tokens[cut:], cache) for tokens, cache in calls], device, way)
-        return _logits(model, caches)
+        return next_logits(model, caches)
 
     try:
         found = [
@@ -85,8 +84,3 @@ def _stored(layout: CacheLayout, cache: SequenceCache) -> SequenceCache:
     """Have a sequence lease all of its tokens, as one does whose prompt was met before."""
     checkpoint = cache.capture() if layout.has_checkpoints else None
     return layout.open(cache.offset, [*cache.leased, *cache.take_packed()], checkpoint)
-
-
-def _logits(model: Any, caches: list[SequenceCache]) -> mx.array:
-    """The logits of one token more of each, `[rows, V]`."""
-    return mx.concatenate([forward(model, cache, [_NEXT])[:, -1] for cache in caches])

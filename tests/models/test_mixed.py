@@ -20,7 +20,7 @@ from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load import probe_mixed
 from umbel.models.load.device import CPU, CUDA, GPU, device_policy
 from umbel.models.mixed_call import MixedCall
-from umbel.models.output_rows import OutputRows
+from umbel.models.output_rows import output_rows
 from umbel.models.runtime import resident_bytes
 
 from .. import zoo
@@ -241,7 +241,7 @@ def test_logits_of_some_rows_only(bits: int | None, *, tied: bool) -> None:
     model = Model(tied=tied, bits=bits)
     hidden = mx.random.normal((5, 1, 64))
     whole = model(hidden)
-    for outputs in [OutputRows(model.layers) for _ in range(2)]:
+    for outputs in [output_rows(model.layers) for _ in range(2)]:
         with outputs.only([3, 1]):
             some = model(hidden)
         assert mx.allclose(some, whole[mx.array([3, 1])], atol=1e-5)
@@ -252,7 +252,7 @@ def test_logits_of_some_rows_only(bits: int | None, *, tied: bool) -> None:
 def test_a_model_that_computes_all_logits_is_not_mixed() -> None:
     """Its head has another name: nothing is reserved for logits of each token of a prompt."""
     world = BatchFixture("llama")
-    outputs = OutputRows(zoo.make("llama"))
+    outputs = output_rows(zoo.make("llama"))
     agent, cache = world.come(prompt=4), world.come().cache
     call = MixedCall(world.model, [0], [(world.words(5), cache)], device_policy(), outputs)
     with pytest.raises(NotBatchableError, match="logits"):
@@ -270,7 +270,7 @@ def test_a_model_that_cannot_is_not_mixed(
         raise error("no")
 
     world = BatchFixture("llama")
-    outputs = OutputRows(world.model)
+    outputs = output_rows(world.model)
     assert probe_mixed.mixes(world.model, world.layout, CPU, outputs)
     monkeypatch.setattr(MixedCall, "__call__", fails)
     assert not probe_mixed.mixes(world.model, world.layout, CPU, outputs)
@@ -279,7 +279,7 @@ def test_a_model_that_cannot_is_not_mixed(
 def test_a_model_that_computes_otherwise_is_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it gives is compared, and not only whether it gives something."""
     world = BatchFixture("llama")
-    outputs = OutputRows(world.model)
+    outputs = output_rows(world.model)
     call = MixedCall.__call__
 
     def wrong(mixed_call: MixedCall, tokens: mx.array, **options: Any) -> mx.array:
