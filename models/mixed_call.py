@@ -10,8 +10,8 @@ from .attention.prompt_layers import Together, prompt_layers
 from .errors import NotBatchableError
 from .kv.sequence_cache import SequenceCache
 from .load.device import DevicePolicy
-from .output_rows import OutputRows
-from .prefill import padded
+from .output_rows import HEAD_UNKNOWN, OutputRows
+from .prefill import last_tokens, padded
 
 
 class MixedCall:
@@ -63,13 +63,13 @@ class MixedCall:
         positions = [cache.offset for cache in self._caches]
         layers = mixed_layers(cache, self._prompts(width), slots, positions, width)
         prompts = mx.array(self._tokens.reshape(-1, 1), tokens.dtype)
-        ends = [n * width + length for n, length in enumerate(self._lengths)]
-        wanted = [*range(slots.count), *[slots.count + end - 1 for end in ends]]
+        ends = [slots.count + last for last in last_tokens(self._lengths, width)]
+        wanted = [*range(slots.count), *ends]
         with self._outputs.only(wanted):
             fed = mx.concatenate([slots.gather(tokens), prompts])
             logits: mx.array = self._model(fed, cache=layers)
         if len(logits) > len(wanted):
-            raise NotBatchableError("what computes the model's logits is not known")
+            raise NotBatchableError(HEAD_UNKNOWN)
         self.logits = logits[slots.count :, -1]
         return slots.spread(logits[: slots.count])
 

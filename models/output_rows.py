@@ -1,7 +1,7 @@
-"""Has a model compute the logits of some rows only.
+"""Has a model compute the logits of some tokens only.
 
-mlx-lm's models compute them of every token that they are called with: in a mixed step that is a
-product with the whole vocabulary for each token of a prompt, of which the last one's is wanted.
+mlx-lm's models compute them of every token that they are called with: where a prompt's last one
+begins its answer, that is a product with the whole vocabulary for each token before it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,29 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 _HEADS = ("lm_head", "output", "embed_out")
 """mlx-lm's names for the layer that computes logits, where that is not the embedding."""
 
+HEAD_UNKNOWN = "what computes the model's logits is not known"
+"""Why a model is not called so that some tokens only have logits."""
+
 
 class OutputRows:
-    """Which rows of a model's call have logits: all, unless it is said."""
+    """Which tokens of a model's call have logits: all, unless it is said."""
 
     def __init__(self) -> None:
         self._rows: mx.array | None = None
 
     def of(self, hidden: mx.array) -> mx.array:
-        """Choose the rows that are wanted, of `[rows, ...]`."""
-        return hidden if self._rows is None else hidden[self._rows]
+        """Choose the tokens that are wanted, of `[rows, tokens, size]`: `[wanted, 1, size]`."""
+        if self._rows is None:
+            return hidden
+        return hidden.reshape(-1, 1, hidden.shape[-1])[self._rows]
 
     @contextmanager
     def only(self, rows: Sequence[int]) -> Iterator[None]:
-        """Have calls of the model compute the logits of these rows until the block ends."""
+        """Have calls of the model compute the logits of these tokens until the block ends.
+
+        Args:
+            rows: their numbers, counted through all rows of a call.
+        """
         self._rows = mx.array(list(rows))
         try:
             yield
@@ -57,23 +66,23 @@ def output_rows(model: Any) -> OutputRows:
 
 
 class _Head:
-    """A layer that computes logits of the rows that are wanted."""
+    """A layer that computes logits of the tokens that are wanted."""
 
     _outputs: OutputRows
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        """Compute them, `[rows, ..., V]`."""
+        """Compute them: `[rows, tokens, V]`, or `[wanted, 1, V]`."""
         logits: mx.array = super().__call__(self._outputs.of(hidden))  # type: ignore[misc]
         return logits
 
 
 class _Tied:
-    """An embedding that computes logits of the rows that are wanted."""
+    """An embedding that computes logits of the tokens that are wanted."""
 
     _outputs: OutputRows
 
     def as_linear(self, hidden: mx.array) -> mx.array:
-        """Compute them, `[rows, ..., V]`."""
+        """Compute them: `[rows, tokens, V]`, or `[wanted, 1, V]`."""
         logits: mx.array = super().as_linear(self._outputs.of(hidden))  # type: ignore[misc]
         return logits
 

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import structlog
@@ -33,7 +33,7 @@ from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
 from .planned_for import Rules
 from .planner import plan_step
-from .prefill import prefill
+from .prefill import begin, prefill
 from .rules import rules_of, rules_within
 from .runtime import launch, launch_in_turn, peak_of, resident_bytes
 from .sampling import sample
@@ -42,6 +42,8 @@ from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
 _NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
 
 log = structlog.get_logger()
+
+R = TypeVar("R")
 
 
 class ModelRunner:
@@ -221,11 +223,24 @@ class ModelRunner:
         Args:
             chunks: each sequence's tokens, and its state. One only unless `prefills_together`.
         """
+        self._observed(
+            chunks, lambda: prefill(self._model, chunks, self.device, self._prompts_together)
+        )
+
+    def _begin(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> mx.array:
+        outputs = self._outputs
+        return self._observed(chunks, lambda: begin(self._model, chunks, self.device, outputs))
+
+    def _observed(
+        self, chunks: Sequence[tuple[Sequence[int], SequenceCache]], compute: Callable[[], R]
+    ) -> R:
+        """Compute prompts, and learn what memory that takes."""
         (tokens, cache), *others = chunks
         offset = cache.offset
-        _, peak = peak_of(lambda: prefill(self._model, chunks, self.device, self._prompts_together))
+        result, peak = peak_of(compute)
         if not others:  # what suffixes grow by is much of a peak of several
             self.profile.observe(len(tokens), offset, peak)
+        return result
 
     def run(
         self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]
@@ -271,7 +286,7 @@ class ModelRunner:
 
         Args:
             plan: of a mixed step, made of these sequences as they lie now.
-            caches: of the sequences that decode, in the order of the plan.
+            caches: of the sequences that decode, in the order of the plan; maybe none.
             tokens: theirs.
             chunks: of prompts: each one's tokens, and its state.
 
@@ -281,7 +296,9 @@ class ModelRunner:
         Raises:
             Exception: the model failed; the states of all are lost.
         """
-        if plan.decode is None or len(plan.decode.calls) != 1:
+        if plan.decode is None:
+            return ForwardOutput(self._begin(chunks), {})
+        if len(plan.decode.calls) != 1:
             raise ValueError("a mixed step has one call of those who decode")
         (call,) = plan.decode.calls
         mixed = MixedCall(self._model, call.slots or (0,), chunks, self.device, self._outputs)

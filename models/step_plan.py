@@ -159,7 +159,7 @@ class StepPlan:
     Attributes:
         decode: the former.
         prefill: the latter.
-        mixed: both are one call of the model, which gives the prompts' logits, too.
+        mixed: all is one call of the model, which gives the prompts' logits, too.
     """
 
     decode: DecodePlan | None

@@ -130,7 +130,7 @@ class Engine(Generic[C, P, O, T]):
         self._record()
         if not self._running:
             self._decoder.drop()
-            self._begun = ()
+            self._begun, self._stalled = (), False
         if not self._decoder.pending:
             self._memory.release()
         pace = self._pace(step, reading=reading)
@@ -321,13 +321,15 @@ class Engine(Generic[C, P, O, T]):
             self._prefiller.run(chunks, behind=ended)
 
     def _mix(self, step: Affordable[P], began: float) -> None:
-        """Run a mixed step: those who decode, and prompts, have their tokens of one call.
+        """Run a mixed step: those who decode, if any, and prompts have their tokens of one call.
 
         Args:
             step: that is run.
-            began: when it did.
+            began: when it did: what was done for it until now keeps streams waiting, too.
         """
         decode, chunks = step.batch.decode, step.batch.prefill
+        if not decode:
+            began = self._clock()
         everyone = (*decode, *(chunk.sequence for chunk in chunks))
         self._stalled = True
         try:

@@ -41,8 +41,8 @@ class Batch:
         prefill: the chunks, the most urgent first.
         decode: the sequences that get a token each.
         coming: how many more will soon: a chunk is left of their prompts at most.
-        mixed: all of it is one call of the model. A chunk that completes its prompt has its last
-            token, too, whose logits begin the answer.
+        mixed: all of it is one call of the model, also where nobody decodes. A chunk that completes
+            its prompt has its last token, too, whose logits begin the answer.
     """
 
     prefill: tuple[PrefillChunk, ...]
@@ -97,13 +97,12 @@ def plan(
         size: of chunks.
         joins: where several prompts may advance in one call, which do: see `StallBound.joins`.
             They are rows as long as the longest.
-        mixes: prompts are best computed in the call of those who decode. Who is computed alone
-            is not, nor is anybody beside it.
+        mixes: prompts are best computed in the call of those who decode, or begin their answers in
+            their own. Who is computed alone does not, nor does anybody beside it.
     """
     prompts = _by_urgency(running)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
-    mixed = mixes and bool(decode and prompts)
-    mixed = mixed and not any(s.is_alone for s in (*decode, *prompts[:1]))
+    mixed = mixes and bool(prompts) and not any(s.is_alone for s in (*decode, *prompts[:1]))
     chosen = [PrefillChunk(s, _end(s, size, mixed=mixed)) for s in prompts[:1]]
     if chosen and joins is not None and not chosen[0].sequence.is_alone:
         lengths = [chosen[0].tokens]
@@ -113,6 +112,8 @@ def plan(
             if fits and not sequence.is_alone and joins(lengths, chunk.tokens):
                 chosen.append(chunk)
                 lengths.append(chunk.tokens)
+    completes = any(chunk.end == len(chunk.sequence.tokens) for chunk in chosen)
+    mixed = mixed and (bool(decode) or completes)  # else no logits are wanted
     coming = sum(0 < s.num_left_to_prefill <= max(size.most, size.last) for s in running)
     return Batch(tuple(chosen), decode, coming, mixed)
 

@@ -68,7 +68,7 @@ class Prefiller(Generic[C, P, O, T]):
 
     @property
     def mixes(self) -> bool:
-        """Whether prompts are best computed in the call of those who decode.
+        """Whether prompts are best computed with those who decode, or begin answers in their calls.
 
         Not while somebody runs who is computed alone, for its call failed with others.
         """
@@ -192,9 +192,12 @@ class Prefiller(Generic[C, P, O, T]):
             tokens: of its prompts, padding included.
             prompts: how many.
             seconds: of the step, until what it computed was stored.
-            rows: that decoded in it.
+            rows: that decoded in it; none where it was a call of prompts.
         """
-        self._stall.observe_mixed(tokens, seconds, prompts, rows)
+        if rows:
+            self._stall.observe_mixed(tokens, seconds, prompts, rows)
+        else:
+            self._stall.observe(tokens, seconds, prompts)
 
     def _advanced(self, sequence: Sequence) -> None:
         self._kv_cache.advanced(sequence)

@@ -151,7 +151,7 @@ class StepPlanner(Protocol[C_contra, P]):
             prefill: sequences whose prompts advance, in one call, and by how many tokens each.
             coming: how many more will soon get a token each, with those that do now.
             may_copy: state may be copied where the step could do without.
-            mixed: both are computed in one call of the model.
+            mixed: all are computed in one call of the model.
         """
         ...
 
@@ -178,7 +178,7 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
         shapes: shapes of batches that were computed with.
         overlaps: whether the device computes while the host goes on.
         prefills_together: whether prompts of several sequences advance in one call.
-        mixes: whether they best do so in the call of those who decode.
+        mixes: whether they best do so in the call of those who decode, and begin answers there.
     """
 
     @property
@@ -210,6 +210,8 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
         chunks: Sequence[tuple[Sequence[int], C_contra]],
     ) -> O:
         """Do both in one call of the model, as planned: what comes of the prompts is last.
+
+        Nobody may decode in it.
 
         Raises whatever the model raises: the states of all are lost.
         """

@@ -21,6 +21,7 @@ from umbel.models.load import probe_mixed
 from umbel.models.load.device import CPU, CUDA, GPU, device_policy
 from umbel.models.mixed_call import MixedCall
 from umbel.models.output_rows import output_rows
+from umbel.models.prefill import begin
 from umbel.models.runtime import resident_bytes
 
 from .. import zoo
@@ -153,12 +154,13 @@ def test_rows_that_nobody_has_are_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     world.check(*left)
 
 
+@pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize("name", MIXING)
-def test_no_mixed_step_takes_more_than_its_price(name: str) -> None:
+def test_no_mixed_step_takes_more_than_its_price(name: str, rows: int) -> None:
     """All of it is reserved: what both parts compute with, and the prompts' logits."""
     world = BatchFixture(name)
     branch = world.branch(60)
-    agents = [world.come(branch, 5) for _ in range(3)]
+    agents = [world.come(branch, 5) for _ in range(rows)]
     for lengths, held in (((30, 30), 0), ((1,), 0), ((90,), 0), ((4, 4, 3, 4), 0), ((9, 30), 7)):
         caches = [agent.cache for agent in agents]
         prompts = [(world.words(n), world.come(branch, held).cache) for n in lengths]
@@ -171,7 +173,7 @@ def test_no_mixed_step_takes_more_than_its_price(name: str) -> None:
         mx.clear_cache()
         before = resident_bytes()
         mx.reset_peak_memory()
-        world.runner.mix(plan, caches, world.words(3), prompts)
+        world.runner.mix(plan, caches, world.words(rows), prompts)
         assert mx.get_peak_memory() - before <= price
 
 
@@ -202,16 +204,52 @@ def test_a_failure_leaves_no_row_behind(
     world.check(*others)
 
 
+@pytest.mark.parametrize("lengths", [(9,), (7, 1, 4), (5, 5), (BLOCK + 9, 3)])
+@pytest.mark.parametrize("name", MIXING)
+def test_prompts_by_themselves_begin_answers(name: str, lengths: tuple[int, ...]) -> None:
+    """Nobody decodes: each has the logits that a call of its own gives, and its state."""
+    world = BatchFixture(name)
+    branch = world.branch(40)
+    places = [branch, world.branch(11, branch), Branch()]
+    prompts = [
+        (world.words(length), world.come(place).cache)
+        for place, length in zip(places, lengths, strict=False)
+    ]
+    begun = mixed(world, [], prompts)
+    assert len(begun) == len(lengths)
+    for place, (words, cache), logits in zip(places, prompts, begun, strict=False):
+        is_as_alone(world, place, cache, words, logits)
+
+
+def test_a_prompt_by_itself_whose_head_is_not_known_fails() -> None:
+    """Logits of all of its tokens were not reserved."""
+    world = BatchFixture("llama")
+    outputs = output_rows(zoo.make("llama"))
+    for lengths in ((5,), (5, 2)):
+        prompts = [(world.words(length), world.come().cache) for length in lengths]
+        with pytest.raises(NotBatchableError, match="logits"):
+            begin(world.model, prompts, CPU, outputs)
+
+
+def test_a_prompt_by_itself_teaches_what_memory_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where no answer begins with it; of several a part is what their suffixes are."""
+    world, seen = BatchFixture("llama"), []
+    branch = world.branch(40)
+    monkeypatch.setattr(world.runner.profile, "observe", lambda *call: seen.append(call[:2]))
+    mixed(world, [], [(world.words(6), world.come(branch).cache)])
+    mixed(world, [], [(world.words(6), world.come(branch).cache) for _ in range(2)])
+    assert seen == [(6, 40)]
+
+
 def test_only_a_plan_of_one_call_is_mixed() -> None:
-    """Not where nobody decodes, nor where sequences decode one by one."""
+    """Not where sequences decode one by one."""
     world = BatchFixture("llama")
     world.runner.use(replace(world.runner.rules, batches=False))
     assert not world.runner.mixes
-    cache, *others = [world.come(prompt=3).cache for _ in range(3)]
-    for decoding in ([], others):
-        plan = world.runner.plan(decoding, [(cache, 2)], mixed=True)
-        with pytest.raises(ValueError, match="one call"):
-            world.runner.mix(plan, decoding, [1] * len(decoding), [([1, 2], cache)])
+    cache, *decoding = [world.come(prompt=3).cache for _ in range(3)]
+    plan = world.runner.plan(decoding, [(cache, 2)], mixed=True)
+    with pytest.raises(ValueError, match="one call"):
+        world.runner.mix(plan, decoding, [1, 1], [([1, 2], cache)])
 
 
 class Model:

@@ -1,6 +1,7 @@
 """Steps that compute prompts in the call of those who decode, over a fake model."""
 
 from collections.abc import Sequence as Items
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,6 +26,7 @@ class Mixing(Bench):
         self.stream = self.put("stream", [5, 6], max_tokens=30)
         while len(self.stream.output) < 3:
             self.engine.step()
+        self.runner.mixed.clear()
 
     def is_answered(self, name: str, prompt: list[int], max_tokens: int = 4) -> None:
         """Check that a request has its whole answer."""
@@ -67,6 +69,67 @@ def test_a_long_prompt_is_mixed_chunk_by_chunk() -> None:
     assert starts == [*range(starts[0], starts[0] + 3)], "the stream went on with each"
     bench.drain()
     bench.is_answered("a", prompt)
+
+
+def test_a_prompt_by_itself_begins_its_answer_in_its_last_chunks_call() -> None:
+    """No step of decoding comes before the first token; chunks before have no logits."""
+    bench, prompt = Bench(prefill_chunk=4, together=True), [*range(1, 11)]
+    bench.runner.mixes, bench.runner.overlaps = True, False
+    sequence = bench.put("a", prompt)
+    for chunk, mixed in (((0, 4), []), ((4, 8), []), ((8, 10), [(0, 1)])):
+        assert bench.tokens("a") == []
+        bench.engine.step()
+        assert (bench.runner.chunks[-1], bench.runner.mixed) == (chunk, mixed)
+    assert bench.tokens("a") == reference(prompt, 1)[0]
+    assert sequence.status is SequenceStatus.DECODE
+    bench.drain()
+    assert bench.tokens("a") == reference(prompt, 4)[0]
+    assert len(bench.runner.mixed) == 1
+    seen = bench.engine.statistics()
+    assert (seen.prefill_tokens, seen.generation_tokens) == (10, 4)
+    bench.check_idle()
+
+
+def test_prompts_by_themselves_begin_their_answers_together() -> None:
+    """All that a call completes have their first tokens of it; what it took is a call's time."""
+    bench, taken = Bench(max_batch=8, prefill_chunk=512, together=True), []
+    bench.runner.mixes, bench.runner.overlaps = True, False
+    stall = bench.engine._prefiller._stall
+    stall.observe = lambda *call, **_: taken.append(call)  # type: ignore[method-assign]
+    mix = bench.runner.mix
+
+    def slow(*call: Any) -> FakeOutput:
+        bench.clock.advance(0.25)
+        return mix(*call)
+
+    bench.runner.mix = slow  # type: ignore[method-assign, assignment]
+    prompts = {name: [n, 2, 3] for n, name in enumerate("abc", 4)}
+    for name, prompt in prompts.items():
+        bench.put(name, prompt)
+    bench.engine.step()
+    assert bench.runner.mixed == [(0, 3)]
+    assert taken == [(9, 0.25, 3)]
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == reference(prompt, 1)[0]
+    bench.drain()
+    for name, prompt in prompts.items():
+        assert bench.tokens(name) == reference(prompt, 4)[0]
+
+
+def test_one_at_fault_among_prompts_by_themselves_is_alone_with_it() -> None:
+    """All are computed again, each by itself, and only that one ends."""
+    bench, prompts = Bench(max_batch=8, together=True), {"a": [1, 2, 3], "bad": [7, 8], "b": [4, 5]}
+    bench.runner.mixes, bench.runner.overlaps = True, False
+    bench.runner.fail_at(prompts["bad"], 1, ValueError("no"))
+    for name, prompt in prompts.items():
+        bench.put(name, prompt)
+    with capture_logs():
+        bench.drain()
+    assert isinstance(bench.end("bad").error, ComputationError)
+    for name in ("a", "b"):
+        assert bench.tokens(name) == reference(prompts[name], 4)[0]
+        assert bench.end(name) == Finished(FinishReason.LENGTH)
+    bench.check_idle()
 
 
 def test_an_answer_may_end_in_the_step_that_begins_it() -> None:

@@ -449,12 +449,30 @@ def test_a_mixed_step_has_the_last_tokens_of_prompts_that_it_completes() -> None
     assert only(plan([decoding, long], ChunkSize(29), mixes=True)).end == 89
 
 
-@pytest.mark.parametrize("case", ["nobody decodes", "no prompt", "row", "prompt", "model"])
+def test_a_call_of_prompts_begins_the_answers_of_those_that_it_completes() -> None:
+    """Where nobody decodes no logits are asked for before that."""
+    short, long = sequence(20), sequence(90)
+    batch = plan([short, long], ChunkSize(60), lambda *_: True, mixes=True)
+    assert batch.mixed
+    assert (batch.decode, batch.prefill) == ((), (PrefillChunk(short, 20),))
+    assert not plan([long], ChunkSize(60), mixes=True).mixed
+    batch = plan([short, long], ChunkSize(180), lambda *_: True, mixes=True)
+    assert batch.mixed
+    assert batch.prefill == (PrefillChunk(short, 20), PrefillChunk(long, 90))
+    long.num_computed_tokens = 60
+    for most, end in ((30, 90), (29, 89)):
+        batch = plan([long], ChunkSize(most), mixes=True)
+        assert batch.prefill == (PrefillChunk(long, end),)
+        assert batch.mixed == (end == 90)
+
+
+@pytest.mark.parametrize("case", ["no prompt", "row", "prompt", "alone", "model", "model, alone"])
 def test_no_step_mixes_where(case: str) -> None:
     """One who is computed alone has neither prompts beside it nor others who decode."""
     decoding, prompt = sequence(5, 4), sequence(20)
-    decoding.is_alone, prompt.is_alone = case == "row", case == "prompt"
-    running = {"nobody decodes": [prompt], "no prompt": [decoding]}.get(case, [decoding, prompt])
-    batch = plan(running, ChunkSize(30), mixes=case != "model")
+    decoding.is_alone, prompt.is_alone = case == "row", case in {"prompt", "alone"}
+    running = [decoding, prompt] if "alone" not in case else [prompt]
+    running = [decoding] if case == "no prompt" else running
+    batch = plan(running, ChunkSize(30), mixes="model" not in case)
     assert not batch.mixed
     assert [chunk.end for chunk in batch.prefill] == [19] * (case != "no prompt")
