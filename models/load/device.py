@@ -46,6 +46,8 @@ class DevicePolicy:
             products have kernels by how many tokens there are, which are loaded when they are first
             met: 10 to 33 ms for a call of a length that was not.
         joined_projections: projections of the same input are one product.
+        rotary_tables: sines and cosines of positions are computed once a call, and not by each
+            layer: MLX has no kernel that does it on the way.
         launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
             layers at once where these are compiled. MLX makes CUDA graphs of so many operations, a
             hundred on Hopper, and it takes 2 to 10 ms to make one that was not met yet: so cut, all
@@ -89,6 +91,7 @@ class DevicePolicy:
     length_multiple: int
     prompt_multiple: int
     joined_projections: bool
+    rotary_tables: bool
     launches_layers: bool
     mixes: bool
     stacks: bool
@@ -124,6 +127,7 @@ CPU = DevicePolicy(
     length_multiple=1,
     prompt_multiple=1,
     joined_projections=False,
+    rotary_tables=True,
     launches_layers=False,
     mixes=True,
     stacks=False,
@@ -157,6 +161,7 @@ GPU = DevicePolicy(
     length_multiple=1,
     prompt_multiple=1,
     joined_projections=False,
+    rotary_tables=False,
     launches_layers=False,
     mixes=False,
     stacks=True,
