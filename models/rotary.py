@@ -19,8 +19,8 @@ Offset = int | mx.array
 """Positions of the first tokens: one for all rows, or `[rows]`."""
 
 
-class _Rotation:
-    """What modules that rotate alike have together: the sines and cosines of the last call.
+class Rotation:
+    """What modules that rotate alike have together: the sines and cosines of a call.
 
     Args:
         dims: numbers of a head that are rotated.
@@ -33,7 +33,7 @@ class _Rotation:
         self._inverse = inverse
         self._scale = scale
         self._of: tuple[object, int] | None = None
-        self._tables = mx.zeros(0), mx.zeros(0)
+        self._tables: tuple[mx.array, mx.array] | None = None
 
     def rotate(self, x: mx.array, offset: Offset) -> mx.array:
         """Rotate `[rows, heads, tokens, dims]`."""
@@ -45,7 +45,7 @@ class _Rotation:
     def _tables_of(self, offset: Offset, tokens: int) -> tuple[mx.array, mx.array]:
         """Both, twice in a row as the halves of a head are, the first sines negative."""
         of = (offset.tolist() if isinstance(offset, mx.array) else offset), tokens
-        if of != self._of:
+        if self._tables is None or of != self._of:
             first = mx.array(offset)
             if first.size > 1:
                 first = first[:, None, None]
@@ -57,11 +57,15 @@ class _Rotation:
             self._of, self._tables = of, (doubled[0], doubled[1])
         return self._tables
 
+    def forget(self) -> None:
+        """Let go of them: the call is over, and no ledger knows them."""
+        self._tables = None
+
 
 class _Tabled:
     """A module that looks up what it multiplies with."""
 
-    _rotation: _Rotation
+    _rotation: Rotation
 
     def __call__(self, x: mx.array, offset: Offset = 0) -> mx.array:
         """Rotate `[rows, heads, tokens, size]`; what is not rotated here is by MLX."""
@@ -96,19 +100,26 @@ def bind(model: Any, *, by_table: bool) -> bool:
     else:
         changed = [module for module in model.modules() if isinstance(module, _Tabled)]
         for module in changed:
-            del vars(module)["_rotation"]
             module.__class__ = type(module).__bases__[1]
     return bool(changed)
 
 
+def rotations(model: Any) -> list[Rotation]:
+    """What a model's modules that look up have together; who calls it has them `forget`."""
+    found = [vars(each)["_rotation"] for each in model.modules() if isinstance(each, _Tabled)]
+    return list(dict.fromkeys(found))
+
+
 def _look_up(modules: Sequence[Any]) -> None:
-    rotations: dict[tuple[Any, ...], _Rotation] = {}
+    made: dict[tuple[Any, ...], Rotation] = {}
     for module in modules:
         inverse, scale = _inverse(module), getattr(module, "scale", 1.0)
         alike = module.dims, scale, np.array(inverse).tobytes()
-        rotation = rotations.setdefault(alike, _Rotation(module.dims, inverse, scale))
+        rotation = made.setdefault(alike, Rotation(module.dims, inverse, scale))
         module.__class__ = _CLASSES[type(module)]
-        vars(module)["_rotation"] = rotation
+        vars(module).setdefault(
+            "_rotation", rotation
+        )  # a model that was bound before keeps its own
 
 
 def _inverse(module: Any) -> mx.array:

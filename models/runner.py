@@ -34,6 +34,7 @@ from .params import Row
 from .planned_for import Rules
 from .planner import plan_step
 from .prefill import begin, prefill
+from .rotary import rotations
 from .rules import rules_of, rules_within
 from .runtime import launch, launch_in_turn, peak_of, resident_bytes
 from .sampling import sample
@@ -89,8 +90,10 @@ class ModelRunner:
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
         self._outputs = output_rows(loaded.model)
+        self._rotations = rotations(loaded.model)
         with interruptible(loaded.model, go_on) as model:
             way = self._find_out(loaded, model, measured)
+        self._forget_tables()
         self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
 
     def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Batching:
@@ -237,7 +240,10 @@ class ModelRunner:
         """Compute prompts, and learn what memory that takes."""
         (tokens, cache), *others = chunks
         offset = cache.offset
-        result, peak = peak_of(compute)
+        try:
+            result, peak = peak_of(compute)
+        finally:
+            self._forget_tables()
         if not others:  # what suffixes grow by is much of a peak of several
             self.profile.observe(len(tokens), offset, peak)
         return result
@@ -316,17 +322,24 @@ class ModelRunner:
     def _call(
         self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array, model: Any
     ) -> mx.array:
-        if call.kind is Kind.BATCH:
-            logits = self._together(call, caches, tokens, model)
-        else:
-            self.placement.apply(call.moves, {cache.number: cache for cache in caches})
-            if call.kind is Kind.EXACT:
-                logits = self._exactly(caches, tokens)
+        try:
+            if call.kind is Kind.BATCH:
+                logits = self._together(call, caches, tokens, model)
             else:
-                logits = self._alone(caches, tokens, model)
+                self.placement.apply(call.moves, {cache.number: cache for cache in caches})
+                if call.kind is Kind.EXACT:
+                    logits = self._exactly(caches, tokens)
+                else:
+                    logits = self._alone(caches, tokens, model)
+        finally:
+            self._forget_tables()
         for cache in caches:
             cache.advanced(1)
         return logits
+
+    def _forget_tables(self) -> None:
+        for rotation in self._rotations:
+            rotation.forget()
 
     def _together(
         self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array, model: Any

@@ -147,9 +147,9 @@ class PrefillPlan:
     sequences: tuple[int, ...]
     chunks: tuple[PlannedChunk, ...]
 
-    def cost(self, profile: MemoryProfile) -> Held:
-        """What it takes at its peak."""
-        return profile.prefill(self.chunks)
+    def cost(self, profile: MemoryProfile, *, begins: bool = False) -> Held:
+        """What it takes at its peak; `begins` as in `MemoryProfile.prefill`."""
+        return profile.prefill(self.chunks, begins=begins)
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,8 @@ class StepPlan:
 
     def cost(self, profile: MemoryProfile) -> Held:
         """What it takes at its peak, over what is held before it."""
+        if self.decode is None and self.prefill is not None:
+            return self.prefill.cost(profile, begins=self.mixed)
         parts = [part.cost(profile) for part in (self.decode, self.prefill) if part is not None]
         logits = 0
         if self.mixed and self.prefill is not None:

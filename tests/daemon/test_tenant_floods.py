@@ -11,7 +11,7 @@ from .running import RunningDaemon, eventually, running
 
 pytestmark = pytest.mark.slow  # each test starts daemons of its own
 
-CACHE = 3 << 20
+CACHE = 13 << 18
 """Bytes that the daemon keeps in memory: of a few of the flood's prompts."""
 
 CHAT = "/v1/chat/completions"

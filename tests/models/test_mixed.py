@@ -21,6 +21,7 @@ from umbel.models.load import probe_mixed
 from umbel.models.load.device import CPU, CUDA, GPU, device_policy
 from umbel.models.mixed_call import MixedCall
 from umbel.models.output_rows import output_rows
+from umbel.models.params import Row, SamplingParams
 from umbel.models.prefill import begin
 from umbel.models.runtime import resident_bytes
 
@@ -35,6 +36,7 @@ APART = {
 """Models whose prompts are computed together, but in calls of their own, and why."""
 
 MIXING = ["llama", "qwen3"]
+GREEDY = SamplingParams(seed=0, temperature=0)
 
 
 def mixed(
@@ -169,12 +171,30 @@ def test_no_mixed_step_takes_more_than_its_price(name: str, rows: int) -> None:
         )
         apart = world.runner.plan(caches, [(cache, len(words)) for words, cache in prompts])
         price = world.runner.cost(plan).nbytes
-        assert price > world.runner.cost(apart).nbytes
+        assert (price > world.runner.cost(apart).nbytes) == bool(rows)
         mx.clear_cache()
         before = resident_bytes()
         mx.reset_peak_memory()
-        world.runner.mix(plan, caches, world.words(rows), prompts)
+        output = world.runner.mix(plan, caches, world.words(rows), prompts)
+        choosing = {place: Row(GREEDY, [], []) for place in range(rows + len(prompts))}
+        world.runner.sample(output, choosing).read()
         assert mx.get_peak_memory() - before <= price
+
+
+@pytest.mark.parametrize("logits", [1, 1 << 24])
+def test_prompts_by_themselves_take_their_layers_or_their_logits(
+    logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ones are gone when the others come: little memory keeps no answer from beginning."""
+    world = BatchFixture("llama")
+    monkeypatch.setattr(world.runner.profile, "_logits", logits)
+    prompts = [(world.come().cache, 40) for _ in range(2)]
+    apart, begun = (
+        world.runner.cost(world.runner.plan([], prompts, mixed=mixed)).nbytes
+        for mixed in (False, True)
+    )
+    suffixes = 2 * world.runner.profile.sizes.suffix(40)
+    assert begun == apart if logits == 1 else 2 * logits + suffixes <= begun < apart + 2 * logits
 
 
 @pytest.mark.parametrize(

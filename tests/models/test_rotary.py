@@ -15,6 +15,7 @@ from umbel.models.binding import bind
 from umbel.models.load.device import CPU, CUDA, GPU
 
 from .. import zoo
+from .batch_fixture import BatchFixture
 
 LLAMA3 = {"factor": 8.0, "original_max_position_embeddings": 64}
 KINDS: dict[str, Any] = {
@@ -123,5 +124,43 @@ def test_a_model_is_bound_for_its_device() -> None:
             bind(model, device)
             assert {type(each) for each in embeddings} == {kind}
     assert len({id(vars(each)["_rotation"]) for each in embeddings}) == 1
+    (rotation,) = rotary.rotations(model)
     bind(model, CUDA)
-    assert not any("_rotation" in vars(each) for each in embeddings)
+    assert rotary.rotations(model) == []
+    bind(model, CPU)
+    assert rotary.rotations(model) == [rotation], "whoever has it forget goes on to"
+
+
+def test_no_table_outlives_its_call() -> None:
+    """Of prompts, of those who decode and of both; what is active then is what is accounted for."""
+    world = BatchFixture("llama")
+    (rotation,) = rotary.rotations(world.model)
+    agents = [world.come(prompt=5) for _ in range(2)]
+    caches = [agent.cache for agent in agents]
+    assert rotation._tables is None
+    seen = []
+    rotate = rotation.rotate
+
+    def rotated(x: mx.array, offset: rotary.Offset) -> mx.array:
+        result = rotate(x, offset)
+        seen.append(rotation._tables is not None)
+        return result
+
+    rotation.rotate = rotated  # type: ignore[method-assign]
+    try:
+        for mixed in (True, False):
+            for decoding in ([], caches[:1], caches):
+                prompt = world.come().cache
+                chunks = [([1, 2, 3], prompt)]
+                plan = world.runner.plan(decoding, [(prompt, 3)], mixed=mixed)
+                if mixed:
+                    world.runner.mix(plan, decoding, [1] * len(decoding), chunks)
+                else:
+                    world.runner.run(plan, decoding, [1] * len(decoding))
+                    world.runner.prefill(chunks)
+                assert seen
+                assert all(seen)
+                assert rotation._tables is None
+                seen.clear()
+    finally:
+        del vars(rotation)["rotate"]
