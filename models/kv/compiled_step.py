@@ -109,12 +109,14 @@ class _Way:
     """How steps of one form are run.
 
     Attributes:
+        after: steps that run before one is compiled.
         steps: that were.
         asked: what readers asked each buffer for.
         arrays: how many the rows had afterwards.
         compiled: the function; None where it is not made yet.
     """
 
+    after: int
     steps: int = 0
     asked: list[list[str]] = field(default_factory=list)
     arrays: int = 0
@@ -128,7 +130,8 @@ class CompiledStep:
 
     Attributes:
         after: steps of a form that run before one is compiled; 0 for never, and once one could
-            not be.
+            not be. One does where it is a form that is compiled, with other positions: rows that
+            grew stay as they are for about as long as they were.
 
     Args:
         state: of the rows.
@@ -142,7 +145,7 @@ class CompiledStep:
         self._state = state
         self._leased = leased
         self._gathers = gathers
-        self._ways: dict[Hashable, _Way] = {}  # those used last at the end
+        self._ways: dict[tuple[Hashable, ...], _Way] = {}  # those used last at the end
 
     def run(self, model: Any, layers: list[Any], tokens: mx.array) -> mx.array:
         """Compute a step's logits, `[rows, V]`, and write the rows' state.
@@ -157,7 +160,7 @@ class CompiledStep:
         way = self._way(tokens.size)
         way.steps += 1
         # Before a batch's first step rows have no arrays.
-        if way.steps <= self.after or way.arrays != len(self._state.arrays()):
+        if way.steps <= way.after or way.arrays != len(self._state.arrays()):
             logits = _logits(model, layers, tokens)
             way.asked, way.arrays = self._state.asked, len(self._state.arrays())
             return logits
@@ -180,11 +183,16 @@ class CompiledStep:
         """How steps of the present form are run."""
         plan = self._state.plan if self._gathers else 0
         form = rows, plan, self._leased.form, self._state.form
-        way = self._ways.pop(form) if form in self._ways else _Way()
+        way = self._ways.pop(form) if form in self._ways else _Way(self._after(form))
         self._ways[form] = way
         if len(self._ways) > _MOST:
             del self._ways[next(iter(self._ways))]
         return way
+
+    def _after(self, form: tuple[Hashable, ...]) -> int:
+        *alike, _ = form
+        grown = any(way.compiled and [*known[:-1]] == alike for known, way in self._ways.items())
+        return 1 if grown else self.after
 
 
 def _logits(model: Any, layers: list[Any], tokens: mx.array) -> mx.array:

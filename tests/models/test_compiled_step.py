@@ -83,6 +83,40 @@ def test_one_function_serves_whoever_comes(
             world.leave(agent)
 
 
+def test_rows_that_grew_are_compiled_after_one_step(
+    traced: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others had as many, and are compiled; other numbers of rows are waited for as ever."""
+    calls: list[int] = []  # of the model, those that trace included
+    real = compiled_step._logits
+
+    def counting(*args: object) -> mx.array:
+        calls.append(len(calls))
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compiled_step, "_logits", counting)
+    world = BatchFixture("llama", device=DEVICE)
+    branch = world.branch(20)
+    for _ in range(2):
+        world.come(branch, 3)
+    traced.clear()
+    seen: dict[tuple[int, ...], int] = {}
+    for _ in range(150):
+        before = len(calls)
+        world.decode()
+        shape = tuple(world.placement.shape)
+        seen[shape] = seen.get(shape, 0) + len(calls) - before
+    first, *grown = seen.values()
+    assert first == AFTER + 1, "as they are, and one that is traced"
+    assert grown == [2] * len(grown)
+    assert len(traced) == len(seen) > 2
+    world.come(branch, 3)
+    before = len(traced)
+    world.decode(steps=AFTER)
+    assert len(traced) == before
+    world.check()
+
+
 def test_a_few_steps_are_not_compiled(traced: list[int]) -> None:
     """To compile one costs what several save."""
     world = BatchFixture("llama", device=DEVICE)
