@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import structlog
@@ -43,8 +43,6 @@ from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
 _NOT_APART = "exact rows attend each by itself, and this model's attention takes them together"
 
 log = structlog.get_logger()
-
-R = TypeVar("R")
 
 
 class ModelRunner:
@@ -111,7 +109,7 @@ class ModelRunner:
         self._reads_parts = self.batches and parts
         self.profile = measure(
             loaded.layout,
-            lambda chunks: prefill(model, chunks, loaded.device, self._prompts_together),
+            lambda chunks: self._prefill(model, chunks),
             loaded.device,
             loaded.text.vocab_size,
             contiguous=exact,
@@ -140,7 +138,7 @@ class ModelRunner:
 
     @property
     def mixes(self) -> bool:
-        """Whether prompts are best computed by `mix`, beside those who decode."""
+        """Whether prompts are best computed by `mix`, beside those who decode or by themselves."""
         return self._mixes and self.rules.batches
 
     def use(self, rules: Rules) -> None:
@@ -226,27 +224,27 @@ class ModelRunner:
         Args:
             chunks: each sequence's tokens, and its state. One only unless `prefills_together`.
         """
-        self._observed(
-            chunks, lambda: prefill(self._model, chunks, self.device, self._prompts_together)
-        )
-
-    def _begin(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> mx.array:
-        outputs = self._outputs
-        return self._observed(chunks, lambda: begin(self._model, chunks, self.device, outputs))
-
-    def _observed(
-        self, chunks: Sequence[tuple[Sequence[int], SequenceCache]], compute: Callable[[], R]
-    ) -> R:
-        """Compute prompts, and learn what memory that takes."""
         (tokens, cache), *others = chunks
         offset = cache.offset
-        try:
-            result, peak = peak_of(compute)
-        finally:
-            self._forget_tables()
+        _, peak = peak_of(lambda: self._prefill(self._model, chunks))
         if not others:  # what suffixes grow by is much of a peak of several
             self.profile.observe(len(tokens), offset, peak)
-        return result
+
+    def _prefill(self, model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
+        try:
+            prefill(model, chunks, self.device, self._prompts_together)
+        finally:
+            self._forget_tables()
+
+    def _begin(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> mx.array:
+        """Advance sequences as `prefill` does; returns the logits of what follows, `[n, V]`.
+
+        What memory that takes teaches nothing: how much of it are logits is not known.
+        """
+        try:
+            return begin(self._model, chunks, self.device, self._outputs)
+        finally:
+            self._forget_tables()
 
     def run(
         self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]

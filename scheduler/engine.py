@@ -334,19 +334,23 @@ class Engine(Generic[C, P, O, T]):
         self._stalled = True
         try:
             output = self._decoder.mix(decode, step.plan, self._prefiller.work(chunks))
-        except BaseException as error:
-            log.warning("sequences that failed together are computed apart", exc_info=error)
+        except BaseException as error:  # noqa: BLE001  (as in `Lifecycle.guard`)
             self._decoder.process_output()
-            self._prefiller.separate(everyone, error)
+            self._prefiller.failed(everyone, error)
             return
+        called = self._clock()
         self._decoder.process_output()
         tokens = self._prefiller.advanced(chunks)
         self._decoder.sample(output, everyone)
         self._decoder.process_output()
         self._publish_events()  # what is stored is packed first, which takes a while
+        stores = self._clock()
         self._prefiller.store(chunks)
         self._begun = tuple(s for s in everyone[len(decode) :] if not s.num_left_to_prefill)
-        self._prefiller.mixed(tokens, len(chunks), self._clock() - began, len(decode))
+        # Who decodes waited for answers that are complete, too; a call of prompts did not.
+        between = 0.0 if decode else stores - called
+        taken = self._clock() - began - between
+        self._prefiller.mixed(tokens, len(chunks), taken, len(decode))
 
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())

@@ -146,7 +146,7 @@ class Prefiller(Generic[C, P, O, T]):
         try:
             self._runner.prefill(self.work(chunks))
         except BaseException as error:  # noqa: BLE001  (as in `Lifecycle.guard`)
-            self._failed([sequence for sequence, _ in chunks], error)
+            self.failed([sequence for sequence, _ in chunks], error)
             return
         tokens = self.advanced(chunks)
         self.store(chunks)
@@ -203,15 +203,15 @@ class Prefiller(Generic[C, P, O, T]):
         self._kv_cache.advanced(sequence)
         self._kv_cache.prefilled(sequence)
 
-    def _failed(self, sequences: list[Sequence], error: BaseException) -> None:
-        """Fail a prompt that was computed alone; of several, have each be computed alone."""
+    def failed(self, sequences: Items[Sequence], error: BaseException) -> None:
+        """Fail one that was computed alone; have several that failed together be computed apart."""
         if len(sequences) == 1:
             self._lifecycle.fail(sequences[0], error)
             return
-        log.warning("prompts that failed together are computed one by one", exc_info=error)
-        self.separate(sequences, error)
+        log.warning("sequences that failed together are computed apart", exc_info=error)
+        self._separate(sequences, error)
 
-    def separate(self, sequences: Items[Sequence], error: BaseException) -> None:
+    def _separate(self, sequences: Items[Sequence], error: BaseException) -> None:
         """Have sequences that failed together start again, each in calls of its own.
 
         Who decodes does so in a batch, but no prompt is computed in its calls any more.

@@ -130,8 +130,8 @@ class CompiledStep:
 
     Attributes:
         after: steps of a form that run before one is compiled; 0 for never, and once one could
-            not be. One does where it is a form that is compiled, with other positions: rows that
-            grew stay as they are for about as long as they were.
+            not be. One does where it is a form that is compiled, with other positions: rows mostly
+            get these by growing, and then stay as they are for long.
 
     Args:
         state: of the rows.

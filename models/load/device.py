@@ -23,7 +23,7 @@ class DevicePolicy:
         compiles: small functions are compiled into one kernel.
         compile_after: steps of one form after which a batch's steps are compiled, as what the host
             does is what a step takes; 0 for never. To compile one takes as long as it saves in so
-            many.
+            many. One is enough where the rows were compiled with other positions.
         fuses_fast: to fuse operations into a kernel takes no time that counts. On CUDA it takes ten
             seconds for each, once a machine.
         overlaps: the device computes while the host goes on, so that a step is launched before
@@ -52,9 +52,9 @@ class DevicePolicy:
             layers at once where these are compiled. MLX makes CUDA graphs of so many operations, a
             hundred on Hopper, and it takes 2 to 10 ms to make one that was not met yet: so cut, all
             layers of a kind are one graph.
-        mixes: prompts are computed in the call of those who decode, where the model can: products
-            take the time, and each weight is read once for all. Where launches take it, steps are
-            compiled, and a mixed one would not be.
+        mixes: prompts are computed in the call of those who decode, if any do, and begin their
+            answers in it, where the model can: products take the time, and each weight is read once
+            for all. Where launches take it, steps are compiled, and a mixed one would not be.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not

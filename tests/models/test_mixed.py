@@ -251,14 +251,16 @@ def test_a_prompt_by_itself_whose_head_is_not_known_fails() -> None:
             begin(world.model, prompts, CPU, outputs)
 
 
-def test_a_prompt_by_itself_teaches_what_memory_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does where no answer begins with it; of several a part is what their suffixes are."""
+def test_a_call_that_begins_answers_teaches_nothing_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How much of its peak were logits is not known; one that begins none teaches its own."""
     world, seen = BatchFixture("llama"), []
     branch = world.branch(40)
     monkeypatch.setattr(world.runner.profile, "observe", lambda *call: seen.append(call[:2]))
     mixed(world, [], [(world.words(6), world.come(branch).cache)])
-    mixed(world, [], [(world.words(6), world.come(branch).cache) for _ in range(2)])
-    assert seen == [(6, 40)]
+    world.runner.prefill([(world.words(7), world.come(branch).cache)])
+    assert seen == [(7, 40)]
 
 
 def test_only_a_plan_of_one_call_is_mixed() -> None:

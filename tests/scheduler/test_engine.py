@@ -481,7 +481,7 @@ class TestTogether:
             assert bench.tokens(str(number)) == reference([number + 1] * 6, 4)[0]
         assert bench.runner.live_states == 0
         said = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
-        assert said == ["prompts that failed together are computed one by one", "request failed"]
+        assert said == ["sequences that failed together are computed apart", "request failed"]
 
     def test_who_is_passed_over_ages_by_what_others_computed(self) -> None:
         """A long prompt that does not fit into the call beside short ones counts their tokens."""

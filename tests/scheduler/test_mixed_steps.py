@@ -116,6 +116,46 @@ def test_prompts_by_themselves_begin_their_answers_together() -> None:
         assert bench.tokens(name) == reference(prompt, 4)[0]
 
 
+def test_a_prompt_by_itself_that_fails_ends() -> None:
+    """It is nobody else's fault: it is not computed again, and others mix as ever."""
+    bench, prompt = Bench(max_batch=8, together=True), [7, 8]
+    bench.runner.mixes, bench.runner.overlaps = True, False
+    bench.runner.fail_at(prompt, 1, ValueError("no"))
+    sequence = bench.put("bad", prompt)
+    with capture_logs() as logs:
+        bench.engine.step()
+    assert isinstance(bench.end("bad").error, ComputationError)
+    assert not sequence.is_alone
+    assert [entry["event"] for entry in logs] == ["request failed"]
+    bench.put("a", [1, 2, 3])
+    bench.drain()
+    assert bench.tokens("a") == reference([1, 2, 3], 4)[0]
+    assert bench.runner.mixed[-1] == (0, 1)
+    bench.check_idle()
+
+
+def test_what_a_first_token_waits_for_is_no_time_of_its_call() -> None:
+    """Whether an answer is complete may take long to know; the next chunks are no shorter."""
+    bench, taken = Bench(max_batch=8, together=True), []
+    bench.runner.mixes, bench.runner.overlaps = True, False
+    stall = bench.engine._prefiller._stall
+    stall.observe = lambda *call, **_: taken.append(call)  # type: ignore[method-assign]
+    mix, sample = bench.runner.mix, bench.runner.sample
+
+    def slow(*call: Any) -> FakeOutput:
+        bench.clock.advance(0.25)
+        return mix(*call)
+
+    def slower(*call: Any) -> Any:
+        bench.clock.advance(9.0)
+        return sample(*call)
+
+    bench.runner.mix, bench.runner.sample = slow, slower  # type: ignore[method-assign, assignment]
+    bench.put("a", [1, 2, 3])
+    bench.engine.step()
+    assert taken == [(3, 0.25, 1)]
+
+
 def test_one_at_fault_among_prompts_by_themselves_is_alone_with_it() -> None:
     """All are computed again, each by itself, and only that one ends."""
     bench, prompts = Bench(max_batch=8, together=True), {"a": [1, 2, 3], "bad": [7, 8], "b": [4, 5]}
