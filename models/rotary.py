@@ -7,7 +7,8 @@ bit (`mx.fast.rope`'s fallback, `mlx/fast.cpp` of MLX 0.32), with eight.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -24,11 +25,12 @@ class Rotation:
 
     Args:
         dims: numbers of a head that are rotated.
-        inverse: `[dims / 2]`, by what positions are multiplied.
+        inverse: `[dims / 2]`, by what positions are multiplied. It outlives calls: not in MLX's
+            memory, all of which is accounted for.
         scale: of positions.
     """
 
-    def __init__(self, dims: int, inverse: mx.array, scale: float) -> None:
+    def __init__(self, dims: int, inverse: np.ndarray, scale: float) -> None:
         self.dims = dims
         self._inverse = inverse
         self._scale = scale
@@ -50,7 +52,7 @@ class Rotation:
             if first.size > 1:
                 first = first[:, None, None]
             positions = (mx.arange(tokens, dtype=mx.float32) + first) * self._scale
-            angles = positions[..., None] * self._inverse
+            angles = positions[..., None] * mx.array(self._inverse)
             cosines, sines = mx.cos(angles), mx.sin(angles)
             doubled = [mx.concatenate(two, axis=-1) for two in ([cosines] * 2, [-sines, sines])]
             mx.eval(doubled)
@@ -105,16 +107,26 @@ def bind(model: Any, *, by_table: bool) -> bool:
 
 
 def rotations(model: Any) -> list[Rotation]:
-    """What a model's modules that look up have together; who calls it has them `forget`."""
+    """What a model's modules that look up have together; who calls it has them forget."""
     found = [vars(each)["_rotation"] for each in model.modules() if isinstance(each, _Tabled)]
     return list(dict.fromkeys(found))
+
+
+@contextmanager
+def forgetting(rotations: Sequence[Rotation]) -> Iterator[None]:
+    """Have them forget when the block ends, however it does."""
+    try:
+        yield
+    finally:
+        for rotation in rotations:
+            rotation.forget()
 
 
 def _look_up(modules: Sequence[Any]) -> None:
     made: dict[tuple[Any, ...], Rotation] = {}
     for module in modules:
         inverse, scale = _inverse(module), getattr(module, "scale", 1.0)
-        alike = module.dims, scale, np.array(inverse).tobytes()
+        alike = module.dims, scale, inverse.tobytes()
         rotation = made.setdefault(alike, Rotation(module.dims, inverse, scale))
         module.__class__ = _CLASSES[type(module)]
         vars(module).setdefault(
@@ -122,10 +134,10 @@ def _look_up(modules: Sequence[Any]) -> None:
         )  # a model that was bound before keeps its own
 
 
-def _inverse(module: Any) -> mx.array:
+def _inverse(module: Any) -> np.ndarray:
     """By what a module multiplies positions, `[dims / 2]`."""
     if type(module) is Llama3RoPE:
-        inverse: mx.array = 1 / module._freqs  # noqa: SLF001  (mlx-lm's; see the tests)
-        return inverse
+        return np.array(1 / module._freqs)  # noqa: SLF001  (mlx-lm's; see the tests)
     half = module.dims // 2
-    return mx.exp(mx.arange(0, -half, -1, dtype=mx.float32) * (math.log(module.base) / half))
+    powers = mx.arange(0, -half, -1, dtype=mx.float32) * (math.log(module.base) / half)
+    return np.array(mx.exp(powers))
