@@ -61,7 +61,8 @@ class MixedCall:
         _, width = self._tokens.shape
         slots = Slots(self._slots, tokens.shape[0])
         positions = [cache.offset for cache in self._caches]
-        layers = mixed_layers(cache, self._prompts(width), slots, positions, width)
+        own = prompt_layers(self._caches, self._lengths, width, self._device, Together.MASKED)
+        layers = mixed_layers(cache, own, slots, positions, width)
         prompts = mx.array(self._tokens.reshape(-1, 1), tokens.dtype)
         ends = [slots.count + last for last in last_tokens(self._lengths, width)]
         wanted = [*range(slots.count), *ends]
@@ -78,9 +79,3 @@ class MixedCall:
         for cache, length in zip(self._caches, self._lengths, strict=True):
             cache.advanced(length)
         return [self.logits, *[cache.arrays() for cache in self._caches]]
-
-    def _prompts(self, width: int) -> Sequence[Any]:
-        first, *others = self._caches
-        if not others:
-            return first.layers
-        return prompt_layers(self._caches, self._lengths, width, self._device, Together.MASKED)

@@ -78,8 +78,7 @@ def _launch(
 ) -> mx.array:
     """Call the model with prompts, and count their tokens; returns its logits."""
     caches, width = [cache for _, cache in chunks], rows.shape[1]
-    one = len(chunks) == 1
-    layers = caches[0].layers if one else prompt_layers(caches, lengths, width, device, together)
+    layers = prompt_layers(caches, lengths, width, device, together)
     logits: mx.array = model(mx.array(rows), cache=layers)
     for cache, length in zip(caches, lengths, strict=True):
         cache.advanced(length)

@@ -34,7 +34,7 @@ from .params import Row
 from .planned_for import Rules
 from .planner import plan_step
 from .prefill import begin, prefill
-from .rotary import rotations
+from .rotary import forgetting, rotations
 from .rules import rules_of, rules_within
 from .runtime import launch, launch_in_turn, peak_of, resident_bytes
 from .sampling import sample
@@ -89,9 +89,8 @@ class ModelRunner:
         bind(loaded.model, loaded.device)
         self._outputs = output_rows(loaded.model)
         self._rotations = rotations(loaded.model)
-        with interruptible(loaded.model, go_on) as model:
+        with interruptible(loaded.model, go_on) as model, forgetting(self._rotations):
             way = self._find_out(loaded, model, measured)
-        self._forget_tables()
         self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
 
     def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Batching:
@@ -231,20 +230,16 @@ class ModelRunner:
             self.profile.observe(len(tokens), offset, peak)
 
     def _prefill(self, model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
-        try:
+        with forgetting(self._rotations):
             prefill(model, chunks, self.device, self._prompts_together)
-        finally:
-            self._forget_tables()
 
     def _begin(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> mx.array:
         """Advance sequences as `prefill` does; returns the logits of what follows, `[n, V]`.
 
         What memory that takes teaches nothing: how much of it are logits is not known.
         """
-        try:
+        with forgetting(self._rotations):
             return begin(self._model, chunks, self.device, self._outputs)
-        finally:
-            self._forget_tables()
 
     def run(
         self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]
@@ -320,7 +315,7 @@ class ModelRunner:
     def _call(
         self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array, model: Any
     ) -> mx.array:
-        try:
+        with forgetting(self._rotations):
             if call.kind is Kind.BATCH:
                 logits = self._together(call, caches, tokens, model)
             else:
@@ -329,15 +324,9 @@ class ModelRunner:
                     logits = self._exactly(caches, tokens)
                 else:
                     logits = self._alone(caches, tokens, model)
-        finally:
-            self._forget_tables()
         for cache in caches:
             cache.advanced(1)
         return logits
-
-    def _forget_tables(self) -> None:
-        for rotation in self._rotations:
-            rotation.forget()
 
     def _together(
         self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array, model: Any

@@ -36,7 +36,7 @@ def prompt_layers(
     device: DevicePolicy,
     together: Together,
 ) -> list[Any]:
-    """View the caches of several sequences as those of one call.
+    """View the caches of several sequences as those of one call; one has its own.
 
     Args:
         caches: for each row its sequence's.
@@ -48,7 +48,9 @@ def prompt_layers(
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
-    first = caches[0]
+    first, *others = caches
+    if not others:
+        return first.layers
     if any(type(layer) is ChunkedKVCache for layer in layer_caches_of(first.layers)):
         raise NotBatchableError("prompts of layers that attend in chunks are computed one by one")
     # A suffix that grows is written after all else: old and new would be there for all layers.

@@ -23,14 +23,25 @@ DEVICE = replace(GPU, fp32=True, compiles=False, warms_up=False)
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often a step was traced: once, while MLX runs what was compiled."""
+    return counted(monkeypatch, "_traced")
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the model was called, to trace a step included."""
+    return counted(monkeypatch, "_logits")
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """Count the calls of a function of the module."""
     calls: list[int] = []
-    trace = compiled_step._traced
+    real = getattr(compiled_step, name)
 
-    def counting(*args: object) -> list[mx.array]:
+    def counting(*args: object) -> object:
         calls.append(len(calls))
-        return trace(*args)  # type: ignore[arg-type]
+        return real(*args)
 
-    monkeypatch.setattr(compiled_step, "_traced", counting)
+    monkeypatch.setattr(compiled_step, name, counting)
     return calls
 
 
@@ -53,18 +64,8 @@ def test_compiled_steps_answer_as_mlx_lm_does(name: str, traced: list[int]) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_function_serves_whoever_comes(
-    name: str, traced: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_function_serves_whoever_comes(name: str, traced: list[int], called: list[int]) -> None:
     """Others lease the same, or as much of something else, and have as many rows."""
-    calls: list[int] = []  # of the model, those that trace included
-    real = compiled_step._logits
-
-    def counting(*args: object) -> mx.array:
-        calls.append(len(calls))
-        return real(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compiled_step, "_logits", counting)
     world = BatchFixture(name, device=DEVICE, own=8)
     branches = [world.branch(128), world.branch(128)]
     for number, branch in enumerate(branches):
@@ -72,29 +73,19 @@ def test_one_function_serves_whoever_comes(
             world.come(branch, prompt)
         if not number:
             world.decode(steps=AFTER + 2)
-        before = len(traced), len(calls)
+        before = len(traced), len(called)
         for _ in range(4):
             world.leave(world.agents[0])
             world.come(branch, 4)
             world.decode(steps=AFTER - 1)
         if not world.runner.rules.gathers:
-            assert (len(traced), len(calls)) == before
+            assert (len(traced), len(called)) == before
         for agent in list(world.agents):
             world.leave(agent)
 
 
-def test_rows_that_grew_are_compiled_after_one_step(
-    traced: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_grew_are_compiled_after_one_step(traced: list[int], called: list[int]) -> None:
     """Others had as many, and are compiled; other numbers of rows are waited for as ever."""
-    calls: list[int] = []  # of the model, those that trace included
-    real = compiled_step._logits
-
-    def counting(*args: object) -> mx.array:
-        calls.append(len(calls))
-        return real(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compiled_step, "_logits", counting)
     world = BatchFixture("llama", device=DEVICE)
     branch = world.branch(20)
     for _ in range(2):
@@ -102,10 +93,10 @@ def test_rows_that_grew_are_compiled_after_one_step(
     traced.clear()
     seen: dict[tuple[int, ...], int] = {}
     for _ in range(150):
-        before = len(calls)
+        before = len(called)
         world.decode()
         shape = tuple(world.placement.shape)
-        seen[shape] = seen.get(shape, 0) + len(calls) - before
+        seen[shape] = seen.get(shape, 0) + len(called) - before
     first, *grown = seen.values()
     assert first == AFTER + 1, "as they are, and one that is traced"
     assert grown == [2] * len(grown)
