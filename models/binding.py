@@ -11,7 +11,7 @@ from typing import Any
 from mlx_lm.models import activations, base, gated_delta
 from mlx_lm.models.cache import ChunkedKVCache
 
-from . import projections, rotary, short_convolution
+from . import projections, residual, rotary, short_convolution
 from .activations import Swiglu
 from .attention.binding import Attention
 from .attention.chunked import CountsByRow
@@ -30,8 +30,9 @@ def bind(model: Any, device: DevicePolicy) -> None:
     """Have a model's modules call what is computed for this device."""
     if device.joined_projections:
         projections.join(model)
+    residual.bind(model, by_kernel=device.residual_kernel)
     short_convolution.bind(model, by_kernel=device.convolution_kernel)
-    rotary.bind(model, by_table=device.rotary_tables)
+    rotary.bind(model, by_table=device.rotary_tables, by_kernel=device.attention_kernels)
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
         for name, (function, bound) in BOUND.items():
             present = getattr(module, name, None)

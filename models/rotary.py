@@ -1,13 +1,16 @@
-"""Rotary position embedding on a CPU: sines and cosines are computed once a call, not by layers.
+"""Rotary position embedding with fewer operations than mlx-lm's layers have.
 
-Where MLX has no kernel for it, `mx.fast.rope` is 33 operations, most of which compute sines and
-cosines of positions that are the same in all layers, for queries and for keys: 66 of the 157
-operations of a layer of SmolLM2 in a step of 16 rows. What is computed here is the same to the last
-bit (`mx.fast.rope`'s fallback, `mlx/fast.cpp` of MLX 0.32), with eight.
+On a CPU sines and cosines are computed once a call, not by layers. Where MLX has no kernel for it,
+`mx.fast.rope` is 33 operations, most of which compute sines and cosines of positions that are the
+same in all layers, for queries and for keys: 66 of the 157 operations of a layer of SmolLM2 in a
+step of 16 rows. What is computed here is the same to the last bit (`mx.fast.rope`'s fallback,
+`mlx/fast.cpp` of MLX 0.32), with eight. On CUDA one kernel rotates a step's queries and keys
+(`rotary_kernel`).
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +18,10 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models.rope_utils import Llama3RoPE
+
+from . import rotary_kernel
+from .attention.fetched import StepQueries
+from .rotary_kernel import Turn, pairs
 
 Offset = int | mx.array
 """Positions of the first tokens: one for all rows, or `[rows]`."""
@@ -86,23 +93,67 @@ class TabledLlama3RoPE(_Tabled, Llama3RoPE):  # type: ignore[misc]
     """By Llama 3's frequencies."""
 
 
-_CLASSES: dict[type, type[_Tabled]] = {RoPE: TabledRoPE, Llama3RoPE: TabledLlama3RoPE}
+class _Paired:
+    """A module whose keys of a step are rotated by a kernel, together with the queries before."""
+
+    _turn: Turn
+    _queries: "weakref.ref[StepQueries] | None" = None  # the model's: no call holds them
+
+    def __call__(self, x: mx.array, offset: Offset = 0) -> mx.array:
+        """Rotate `[rows, heads, tokens, size]`; a step's queries are the first of two calls."""
+        queries = None if self._queries is None else self._queries()
+        vars(self)["_queries"] = None
+        if not isinstance(offset, mx.array) or not rotary_kernel.reads(x, offset, self._turn.dims):
+            return self._usual(x, offset)
+        plain = None if queries is None or queries.positions is not offset else queries.plain
+        if queries is not None and plain is not None and pairs(plain, x):
+            queries.grouped, keys = rotary_kernel.rotate(plain, x, offset, self._turn)
+            return keys
+        queries = StepQueries(self._usual(x, offset), x, offset)
+        vars(self)["_queries"] = weakref.ref(queries)
+        return queries
+
+    def _usual(self, x: mx.array, offset: Offset) -> mx.array:
+        rotated: mx.array = super().__call__(x, offset)  # type: ignore[misc]
+        return rotated
 
 
-def bind(model: Any, *, by_table: bool) -> bool:
-    """Have a model's rotary embeddings look up sines and cosines, or compute them as MLX does.
+class PairedRoPE(_Paired, RoPE):
+    """By the powers of a base."""
+
+
+class PairedLlama3RoPE(_Paired, Llama3RoPE):  # type: ignore[misc]
+    """By Llama 3's frequencies."""
+
+
+_TABLED: dict[type, type[_Tabled]] = {RoPE: TabledRoPE, Llama3RoPE: TabledLlama3RoPE}
+_PAIRED: dict[type, type[_Paired]] = {RoPE: PairedRoPE, Llama3RoPE: PairedLlama3RoPE}
+
+
+def bind(model: Any, *, by_table: bool = False, by_kernel: bool = False) -> bool:
+    """Have a model's rotary embeddings be of one kind.
+
+    Args:
+        model: mlx-lm's.
+        by_table: they look up sines and cosines.
+        by_kernel: those of a step are a kernel's. Where neither is said, all are MLX's.
 
     Returns:
-        Whether any did otherwise before.
+        Whether any was of another kind before.
     """
+    classes: Mapping[type, type] = _TABLED if by_table else _PAIRED if by_kernel else {}
+    changed = []
+    for module in model.modules():
+        own = type(module).__bases__[1] if isinstance(module, _Tabled | _Paired) else type(module)
+        wanted = own if getattr(module, "traditional", True) else classes.get(own, own)
+        if wanted is not type(module):
+            module.__class__ = wanted
+            changed.append(module)
     if by_table:
-        plain = [each for each in model.modules() if type(each) in _CLASSES]
-        changed = [module for module in plain if not module.traditional]
         _look_up(changed)
-    else:
-        changed = [module for module in model.modules() if isinstance(module, _Tabled)]
+    elif by_kernel:
         for module in changed:
-            module.__class__ = type(module).__bases__[1]
+            vars(module)["_turn"] = _turn_of(module)
     return bool(changed)
 
 
@@ -128,7 +179,6 @@ def _look_up(modules: Sequence[Any]) -> None:
         inverse, scale = _inverse(module), getattr(module, "scale", 1.0)
         alike = module.dims, scale, inverse.tobytes()
         rotation = made.setdefault(alike, Rotation(module.dims, inverse, scale))
-        module.__class__ = _CLASSES[type(module)]
         vars(module).setdefault(
             "_rotation", rotation
         )  # a model that was bound before keeps its own
@@ -136,8 +186,15 @@ def _look_up(modules: Sequence[Any]) -> None:
 
 def _inverse(module: Any) -> np.ndarray:
     """By what a module multiplies positions, `[dims / 2]`."""
-    if type(module) is Llama3RoPE:
+    if isinstance(module, Llama3RoPE):
         return np.array(1 / module._freqs)  # noqa: SLF001  (mlx-lm's; see the tests)
     half = module.dims // 2
     powers = mx.arange(0, -half, -1, dtype=mx.float32) * (math.log(module.base) / half)
     return np.array(mx.exp(powers))
+
+
+def _turn_of(module: Any) -> Turn:
+    """By how much it rotates."""
+    if isinstance(module, Llama3RoPE):
+        return Turn(module.dims, 1.0, 1.0, module._freqs)  # noqa: SLF001  (as above)
+    return Turn(module.dims, module.scale, module.base, None)

@@ -20,6 +20,7 @@ _SOURCE = f"""
   const int rows = queries_shape[0];
   const int row = blockIdx.x / KV;
   const int head = blockIdx.x % KV;
+  constexpr int Sets = 1;
   const size_t mine = (static_cast<size_t>(row) * KV + head) * G;
 {QUERIES}
   const size_t ring = (static_cast<size_t>(row) * KV + head) * keys_shape[2] * D;
@@ -60,9 +61,8 @@ MERGED
 
 def reads(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     """Whether `attend` knows these shapes and types."""
-    group = queries.shape[1] // keys.shape[1]
     known = queries.dtype == keys.dtype and keys.dtype in TYPES
-    return known and group <= MOST_HEADS and kernel_source.reads(keys, values)
+    return known and queries.shape[2] <= MOST_HEADS and kernel_source.reads(keys, values)
 
 
 class Ring(NamedTuple):
@@ -92,7 +92,7 @@ def attend(
     """Compute attention of rows to their own keys in a ring and to few others, and merge it.
 
     Args:
-        queries: `[rows, heads, 1, size]`.
+        queries: `[rows, kv_heads, group, size]`.
         ring: the rows' own keys.
         scale: of the scores.
         sinks: `[heads]`, or None.
@@ -105,9 +105,7 @@ def attend(
     Returns:
         `[rows, heads, 1, size]`.
     """
-    rows, heads, _, size = queries.shape
-    kv_heads = ring.keys.shape[1]
-    group = heads // kv_heads
+    rows, kv_heads, group, size = queries.shape
     warps = kernel_source.warps_of(group, size)
     none = number(1.0)
     found: list[mx.array] = kernel()(
@@ -130,7 +128,7 @@ def attend(
         ],
         grid=(rows * kv_heads * warps * WARP, 1, 1),
         threadgroup=(warps * WARP, 1, 1),
-        output_shapes=[queries.shape],
+        output_shapes=[(rows, kv_heads * group, 1, size)],
         output_dtypes=[queries.dtype],
     )
     return found[0]

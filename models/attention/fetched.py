@@ -72,6 +72,72 @@ class Keys(mx.array):
         return self._layer()
 
 
+class NotedArray(mx.array):
+    """An array with notes on what it was computed of, which hold until its numbers are changed."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop the notes."""
+
+
+def _changing(name: str) -> Callable[..., Any]:
+    """A method of MLX that changes an array, for one with notes."""
+    change = getattr(mx.array, name)
+
+    def forget_and_change(array: NotedArray, *given: Any) -> Any:
+        array.forget()
+        return change(array, *given)
+
+    return forget_and_change
+
+
+_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
+for _name in ("__setitem__", *[f"__i{operator}__" for operator in _OPERATORS.split()]):
+    setattr(NotedArray, _name, _changing(_name))
+
+
+class StepQueries(NotedArray):
+    """Queries of a step of decoding, which a kernel rotates together with the keys.
+
+    To whoever looks at them they are MLX's, and these are computed only then.
+
+    Attributes:
+        grouped: `[rows, kv_heads, group, size]`, by the kernel; None while the keys are not known.
+
+    Args:
+        rotated: `[rows, heads, 1, size]`, by MLX.
+        plain: the same, not rotated; None once somebody has changed them.
+        positions: `[rows]`.
+    """
+
+    grouped: mx.array | None = None
+
+    def __init__(self, rotated: mx.array, plain: mx.array, positions: mx.array) -> None:
+        super().__init__(rotated)
+        self.plain: mx.array | None = plain
+        self.positions = positions
+
+    def forget(self) -> None:
+        """Be what MLX makes of them."""
+        self.plain = self.grouped = None
+
+
+def grouped_queries(queries: mx.array, kv_heads: int) -> mx.array:
+    """Put those side by side that look at the same keys.
+
+    Args:
+        queries: `[rows, heads, 1, size]`.
+        kv_heads: heads of keys.
+
+    Returns:
+        `[rows, kv_heads, group, size]`.
+    """
+    known = queries.grouped if isinstance(queries, StepQueries) else None
+    if known is not None and known.shape[1] == kv_heads:
+        return known
+    return queries.reshape(queries.shape[0], kv_heads, -1, queries.shape[3])
+
+
 class Rotated(mx.array):
     """Values of a step, or of a call of prompts, which in MLA are the rotated part of keys.
 

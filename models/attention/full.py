@@ -14,7 +14,7 @@ from ..kv.span_run import SpanRun
 from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
-from .fetched import RotatedQueries
+from .fetched import RotatedQueries, grouped_queries
 from .products import PIECED, PLAIN, Latent, Products, Queries, Segment
 from .softmax import softmaxes
 from .tails import Few
@@ -46,42 +46,44 @@ class BatchedTokenLayer(AttendingLayer):
         products, step = self._products(rotated, scale), self._step
         if step.splits is not None and products is not PLAIN:
             raise NotBatchableError("the model's latents look like keys and values")
-        splits = self._attend_splits(queries, scale)
+        grouped = grouped_queries(queries, self._held[0].shape[1])
+        splits = self._attend_splits(grouped, scale)
         if rotated is not None:
             asked: Queries = (queries, rotated.queries)
             if sinks is None and self._in_kernel and latent_kernel.reads(asked, *self._held):
                 return self._attend_to_latents(asked, scale, products)
-        elif products is PLAIN and self._in_kernel and decode_kernel.reads(queries, *self._held):
-            return self._attend_in_kernel(queries, scale, sinks, splits)
+            asked = self._grouped(asked)
+        elif products is PLAIN and self._in_kernel and decode_kernel.reads(grouped, *self._held):
+            return self._attend_in_kernel(grouped, scale, sinks, splits)
         else:
-            asked = (queries * scale,)
+            asked = (grouped * scale,)
         shared = [*step.shared, *step.rests]
-        parts = self._parts(self._grouped(asked), shared, products, own=self._held)
+        parts = self._parts(asked, shared, products, own=self._held)
         if splits is not None:
             parts.append(split_kernel.merged(splits, self._held[0].shape[1], queries.dtype))
         output = merge(parts, sinks, step.device)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
-    def _attend_splits(self, queries: mx.array, scale: float) -> tuple[mx.array, mx.array] | None:
+    def _attend_splits(self, grouped: mx.array, scale: float) -> tuple[mx.array, mx.array] | None:
         """Have a kernel read what rows alone lease, if it does."""
         splits = self._step.splits
         if splits is None:
             return None
         segments = splits.segments(self._index)
-        return split_kernel.attend(queries, segments, splits.table, scale)
+        return split_kernel.attend(grouped, segments, splits.table, scale)
 
     def _attend_in_kernel(
         self,
-        queries: mx.array,
+        grouped: mx.array,
         scale: float,
         sinks: mx.array | None,
         splits: tuple[mx.array, mx.array] | None,
     ) -> mx.array:
         """Have one kernel read what is the rows' own, and merge it with what they share."""
         # Who computes the softmax there scales, too: that is an operation less.
-        shared = self._parts(self._grouped((queries,)), self._step.shared, PLAIN, scale=scale)
+        shared = self._parts((grouped,), self._step.shared, PLAIN, scale=scale)
         return decode_kernel.attend(
-            queries, self._ring(), scale, sinks, few=self._few(), others=shared, splits=splits
+            grouped, self._ring(), scale, sinks, few=self._few(), others=shared, splits=splits
         )
 
     def _attend_to_latents(self, queries: Queries, scale: float, products: Products) -> mx.array:
@@ -105,7 +107,7 @@ class BatchedTokenLayer(AttendingLayer):
     def _grouped(self, queries: Queries) -> Queries:
         """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`."""
         kv_heads = self._held[0].shape[1]
-        return tuple(each.reshape(each.shape[0], kv_heads, -1, each.shape[3]) for each in queries)
+        return tuple(grouped_queries(each, kv_heads) for each in queries)
 
     def _parts(
         self,

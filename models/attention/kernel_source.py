@@ -18,7 +18,7 @@ _WARPS = 8  # of a block; with more of them threads have too few registers
 _SHARED = 40_000  # bytes of a block's shared memory, of which each has 48 KiB
 
 QUERIES = """
-  // For `row` and `head`, which counts blocks of G heads.
+  // For `row` and `head`, which counts blocks of G heads: Sets of them ask the same keys.
   constexpr int Lanes = D / 8;
   constexpr int Keys = 32 / Lanes;
   constexpr int Each = 2;
@@ -32,7 +32,8 @@ QUERIES = """
   float sum[G];
 #pragma unroll
   for (int g = 0; g < G; ++g) {
-    const T* asks = queries + row * queries_strides[0] + (head * G + g) * queries_strides[1];
+    const T* asks = queries + row * queries_strides[0] + head / Sets * queries_strides[1];
+    asks += (head % Sets * G + g) * queries_strides[2];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       query[g][j] = static_cast<float>(asks[(at * 8 + j) * queries_strides[3]]) * scale[0];

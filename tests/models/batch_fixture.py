@@ -14,7 +14,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import projections, rotary, short_convolution
+from umbel.models import projections, residual, rotary, short_convolution
 from umbel.models.batch_planner import leave, pack
 from umbel.models.binding import BOUND
 from umbel.models.kv.batch_cache import BatchCache
@@ -228,8 +228,10 @@ def replaced(
 def mlx_lm_alone(model: Any) -> Iterator[None]:
     """Run a model with mlx-lm's and MLX's own functions, and each projection by itself."""
     joined = projections.separate(model)
-    by_kernel = short_convolution.bind(model, by_kernel=False)
-    by_table = rotary.bind(model, by_table=False)
+    kept = [(each, type(each)) for each in model.modules()]
+    residual.bind(model, by_kernel=False)
+    short_convolution.bind(model, by_kernel=False)
+    rotary.bind(model)
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     with pytest.MonkeyPatch.context() as patch:
         for name, (function, _) in BOUND.items():
@@ -237,9 +239,7 @@ def mlx_lm_alone(model: Any) -> Iterator[None]:
                 if hasattr(each, name):
                     patch.setattr(each, name, function)
         yield
+    for each, kind in kept:
+        each.__class__ = kind
     if joined:
         projections.join(model)
-    if by_kernel:
-        short_convolution.bind(model, by_kernel=True)
-    if by_table:
-        rotary.bind(model, by_table=True)

@@ -21,8 +21,9 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import gated_delta, short_convolution
+from umbel.models import gated_delta, residual, rotary_kernel, short_convolution
 from umbel.models.attention import decode_kernel, latent_kernel, softmax_kernel, split_kernel
 from umbel.models.binding import bind
 from umbel.models.kv import row_kernel
@@ -282,7 +283,7 @@ def check_model(model: Any, device: DevicePolicy) -> int:
     tokens, after = mx.array([[3, 1, 4, 1, 5]]), mx.array([[9]])
 
     def logits() -> list[mx.array]:
-        cache = model.make_cache()
+        cache: Any = make_prompt_cache(model)
         return [model(tokens, cache=cache), model(after, cache=cache)]
 
     bind(model, CPU)
@@ -308,7 +309,7 @@ def traced_only() -> Iterator[None]:
 def _forget() -> None:
     """Have kernels made anew where they are met next."""
     attention = (softmax_kernel, decode_kernel, latent_kernel, split_kernel)
-    for module in (gated_delta, short_convolution, *attention, row_kernel):
+    for module in (gated_delta, short_convolution, *attention, row_kernel, rotary_kernel, residual):
         module.kernel.cache_clear()
 
 

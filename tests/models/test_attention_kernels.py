@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from umbel.models.attention.decode_kernel import Ring, attend, reads
+from umbel.models.attention.fetched import grouped_queries
 from umbel.models.attention.joint import prompts_of
 from umbel.models.attention.softmax_kernel import softmax
 from umbel.models.attention.tails import MOST, Few
@@ -123,7 +124,8 @@ def test_attend(shape: Shape, tails: Sequence[int], parts: str, sinks: bool) -> 
     weights = mx.random.normal((heads,)) if sinks else None
     own = Ring(seen[0].keys, seen[0].values, held.spans)
     few = Few(given, mx.array(read))
-    found = attend(queries, own, scale, weights, few=few, others=others)
+    asked = grouped_queries(queries, kv_heads)
+    found = attend(asked, own, scale, weights, few=few, others=others)
     expected, _ = attended(grouped, seen, weights)
     assert mx.abs(found - expected.reshape(queries.shape)).max() < SMALL
 
@@ -183,7 +185,7 @@ def test_what_the_kernel_reads(
     size: int, values: int, heads: int, dtype: mx.Dtype, *, fits: bool
 ) -> None:
     """Whole packs, whole warps, and few heads a key; values as long as keys."""
-    queries = mx.zeros((2, heads, 1, size), dtype)
+    queries = mx.zeros((2, 8, heads // 8, size), dtype)
     keys = mx.zeros((2, 8, 4, size), dtype)
     assert reads(queries, keys, mx.zeros((2, 8, 4, values), dtype)) == fits
     assert not reads(queries.astype(mx.int32), keys, keys)

@@ -11,6 +11,7 @@ import pytest
 
 from umbel.models.attention import split_kernel, splits
 from umbel.models.attention.cascade import Part
+from umbel.models.attention.fetched import grouped_queries
 from umbel.models.attention.splits import Reading, splits_of
 from umbel.models.kv.token_layer import Tensors, starts
 from umbel.models.load.device import CUDA
@@ -69,7 +70,8 @@ def test_rows_of_many_lengths(
     found = splits_of(sources, readings, 4, 2)
     assert found is not None
     queries = mx.random.normal((4, 1, heads + 1, size))[:, :, 1:].swapaxes(1, 2)
-    outputs = split_kernel.attend(queries, found.segments(1), found.table, size**-0.5)
+    asked = grouped_queries(queries, kv_heads)
+    outputs = split_kernel.attend(asked, found.segments(1), found.table, size**-0.5)
     assert outputs[1].shape[1] >= (1 if least > 40 else 9)
     part = split_kernel.merged(outputs, kv_heads, mx.float32)
     for slot in range(4):
