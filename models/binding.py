@@ -30,9 +30,9 @@ def bind(model: Any, device: DevicePolicy) -> None:
     """Have a model's modules call what is computed for this device."""
     if device.joined_projections:
         projections.join(model)
-    residual.bind(model, by_kernel=device.residual_kernel)
+    residual.bind(model, by_kernel=device.step_kernels)
     short_convolution.bind(model, by_kernel=device.convolution_kernel)
-    rotary.bind(model, by_table=device.rotary_tables, by_kernel=device.attention_kernels)
+    rotary.bind(model, by_table=device.rotary_tables, by_kernel=device.step_kernels)
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
         for name, (function, bound) in BOUND.items():
             present = getattr(module, name, None)

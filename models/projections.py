@@ -15,6 +15,8 @@ import mlx.core as mx
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
+from .step_arrays import Cut, Flat, flat
+
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names that modules of mlx-lm give to projections of the same input."""
 
@@ -45,11 +47,19 @@ class _Product:
             if self._outputs:
                 return self._apart(index, x)
             self._input = x
-            self._outputs = dict(enumerate(mx.split(self._whole(x), self._ends, axis=-1)))
+            self._outputs = dict(enumerate(self._parts(x)))
         output = self._outputs.pop(index)
         if not self._outputs:
             self._input = None
         return output
+
+    def _parts(self, x: mx.array) -> Sequence[mx.array]:
+        if not isinstance(x, Flat):
+            return [*mx.split(self._whole(x), self._ends, axis=-1)]
+        product = self._whole(flat(x))
+        split = mx.split(product[:, None], self._ends, axis=-1)
+        begins = [0, *self._ends]
+        return [Cut(part, product, begin) for part, begin in zip(split, begins, strict=True)]
 
     def end(self) -> None:
         """Have every projection compute for itself, as mlx-lm has it."""

@@ -14,18 +14,17 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from .attention.fetched import NotedArray
 from .attention.kernel_source import PACK, WARP
 from .attention.softmax_kernel import TYPES, number
+from .step_arrays import Flat, NotedArray, flat, is_step
 
-_LAST = ("o_proj", "out_proj")
-"""Names that mlx-lm gives to the last projection of attention or of a recurrence. What an MLP adds
-need not be known: it is added to a sum."""
+_LAST = ("o_proj", "out_proj", "down_proj")
+"""Names that mlx-lm gives to the last projection of attention, of a recurrence, or of an MLP."""
 
 _THREADS = 1024  # of a block at most, which has a row
 _SOURCE = """
   struct alignas(sizeof(T) * Width) Pack { T x[Width]; };
-  const int packs = left_shape[Axes - 1] / Width;
+  const int packs = left_shape[1] / Width;
   const size_t first = static_cast<size_t>(blockIdx.x) * packs;
   const Pack* lefts = reinterpret_cast<const Pack*>(left) + first;
   const Pack* rights = reinterpret_cast<const Pack*>(right) + first;
@@ -72,8 +71,8 @@ _SOURCE = """
 """
 
 
-class Addend(mx.array):
-    """What the first sublayer of a layer gives in a step, `[rows, 1, size]`: mostly it is added."""
+class Addend(Flat):
+    """What the first sublayer of a layer gives in a step: mostly it is added."""
 
     def __radd__(self, other: Any) -> mx.array:
         """Have the sum wait for its norm. Python asks the right side first if it is a subclass."""
@@ -106,7 +105,7 @@ class Sum(NotedArray):
         self.parts = self.total = None
 
     def __add__(self, other: Any) -> mx.array:
-        """Add to what the norm has computed."""
+        """Add to what the norm has computed, if there was one."""
         return _sum(self if self.total is None else self.total, other)
 
 
@@ -122,9 +121,9 @@ class _Last:
 
     def __call__(self, x: mx.array) -> mx.array:
         """Compute it; a step's output knows that it will be added."""
-        output: mx.array = super().__call__(x)  # type: ignore[misc]
-        step = output.ndim == 3 and output.shape[1] == 1  # noqa: PLR2004
-        return Addend(output) if step and output.dtype in TYPES else output
+        step = is_step(x) and x.dtype in TYPES
+        output: mx.array = super().__call__(flat(x) if step else x)  # type: ignore[misc]
+        return Addend(output) if step else output
 
 
 class LastLinear(_Last, Linear):
@@ -140,11 +139,14 @@ class SumNorm(RMSNorm):
 
     def __call__(self, x: mx.array) -> mx.array:
         """Compute it, of `[..., size]`."""
-        if isinstance(x, Sum) and x.parts is not None and x.total is None:
-            left, right = x.parts
-            if self.weight.dtype == x.dtype:
-                x.total, normed = sum_and_norm(left, right, self.weight, self.eps)
-                return normed
+        parts = x.parts if isinstance(x, Sum) and x.total is None else None
+        if isinstance(x, Sum) and parts is not None and self.weight.dtype == x.dtype:
+            left, right = (flat(part) for part in parts)
+            total, normed = sum_and_norm(left, right, self.weight, self.eps)
+            x.total = Flat(total)
+            return Flat(normed)
+        if is_step(x):
+            return Flat(super().__call__(flat(x)))  # type: ignore[no-untyped-call]
         usual: mx.array = super().__call__(x)  # type: ignore[no-untyped-call]
         return usual
 
@@ -178,14 +180,14 @@ def bind(model: Any, *, by_kernel: bool) -> bool:
 def sum_and_norm(
     left: mx.array, right: mx.array, weight: mx.array, eps: float
 ) -> tuple[mx.array, mx.array]:
-    """Add two arrays, and compute the norm of the sum: both `[..., size]`."""
-    size = left.shape[-1]
+    """Add two arrays, and compute the norm of the sum: all are `[rows, size]`."""
+    rows, size = left.shape
     width = PACK if size % PACK == 0 else 1
     threads = min(_THREADS, -(-size // width // WARP) * WARP)
     total, normed = kernel()(
         inputs=[left, right, weight, number(eps)],
-        template=[("T", left.dtype), ("Axes", left.ndim), ("Width", width)],
-        grid=(left.size // size * threads, 1, 1),
+        template=[("T", left.dtype), ("Width", width)],
+        grid=(rows * threads, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[left.shape, left.shape],
         output_dtypes=[left.dtype, left.dtype],

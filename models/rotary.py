@@ -4,8 +4,8 @@ On a CPU sines and cosines are computed once a call, not by layers. Where MLX ha
 `mx.fast.rope` is 33 operations, most of which compute sines and cosines of positions that are the
 same in all layers, for queries and for keys: 66 of the 157 operations of a layer of SmolLM2 in a
 step of 16 rows. What is computed here is the same to the last bit (`mx.fast.rope`'s fallback,
-`mlx/fast.cpp` of MLX 0.32), with eight. On CUDA one kernel rotates a step's queries and keys
-(`rotary_kernel`).
+`mlx/fast.cpp` of MLX 0.32), with eight. On CUDA a step's queries and keys are
+rotated where their layer writes the keys (`append_kernel`).
 """
 
 import math
@@ -19,9 +19,8 @@ import numpy as np
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from . import rotary_kernel
-from .attention.fetched import StepQueries
-from .rotary_kernel import Turn, pairs
+from .attention.append_kernel import Turn, rotates
+from .step_arrays import StepKeys, StepQueries
 
 Offset = int | mx.array
 """Positions of the first tokens: one for all rows, or `[rows]`."""
@@ -94,28 +93,23 @@ class TabledLlama3RoPE(_Tabled, Llama3RoPE):  # type: ignore[misc]
 
 
 class _Paired:
-    """A module whose keys of a step are rotated by a kernel, together with the queries before."""
+    """A module by whose keys of a step their layer knows the queries that were rotated before."""
 
     _turn: Turn
     _queries: "weakref.ref[StepQueries] | None" = None  # the model's: no call holds them
 
     def __call__(self, x: mx.array, offset: Offset = 0) -> mx.array:
         """Rotate `[rows, heads, tokens, size]`; a step's queries are the first of two calls."""
+        rotated: mx.array = super().__call__(x, offset)  # type: ignore[misc]
         queries = None if self._queries is None else self._queries()
         vars(self)["_queries"] = None
-        if not isinstance(offset, mx.array) or not rotary_kernel.reads(x, offset, self._turn.dims):
-            return self._usual(x, offset)
-        plain = None if queries is None or queries.positions is not offset else queries.plain
-        if queries is not None and plain is not None and pairs(plain, x):
-            queries.grouped, keys = rotary_kernel.rotate(plain, x, offset, self._turn)
-            return keys
-        queries = StepQueries(self._usual(x, offset), x, offset)
+        if not isinstance(offset, mx.array) or not rotates(x, offset, self._turn.dims):
+            return rotated
+        if queries is not None and queries.positions is offset:
+            return StepKeys(rotated, x, queries)
+        queries = StepQueries(rotated, x, offset, self._turn)
         vars(self)["_queries"] = weakref.ref(queries)
         return queries
-
-    def _usual(self, x: mx.array, offset: Offset) -> mx.array:
-        rotated: mx.array = super().__call__(x, offset)  # type: ignore[misc]
-        return rotated
 
 
 class PairedRoPE(_Paired, RoPE):
@@ -136,7 +130,7 @@ def bind(model: Any, *, by_table: bool = False, by_kernel: bool = False) -> bool
     Args:
         model: mlx-lm's.
         by_table: they look up sines and cosines.
-        by_kernel: those of a step are a kernel's. Where neither is said, all are MLX's.
+        by_kernel: a step's are left to a kernel. Where neither is said, all are MLX's.
 
     Returns:
         Whether any was of another kind before.

@@ -11,10 +11,12 @@ import mlx.core as mx
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_run import SpanRun
-from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel
+from ..step_arrays import StepKeys, StepQueries
+from . import append_kernel, decode_kernel, kernel_arguments, latent_kernel, split_kernel
+from .append_kernel import Token
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
-from .fetched import RotatedQueries, grouped_queries
+from .fetched import RotatedQueries
 from .products import PIECED, PLAIN, Latent, Products, Queries, Segment
 from .softmax import softmaxes
 from .tails import Few
@@ -32,9 +34,36 @@ class BatchedTokenLayer(AttendingLayer):
         super().__init__(step, buffer, first)
         self._index = index
         self._nothing: Part | None = None
+        self._waiting: tuple[Token, mx.array, mx.array] | None = None  # with what MLX would write
+
+    def end_step(self) -> None:
+        """Let go of what the step read."""
+        super().end_step()
+        self._waiting = None
 
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None
+
+    def _append(self, keys: mx.array, values: mx.array) -> None:
+        """Write a token of each row; where a kernel does, it does so when the queries come."""
+        token = _token(keys, values) if isinstance(keys, StepKeys) else None
+        if token is None or not self._step.device.step_kernels:
+            super()._append(keys, values)
+            return
+        self._held = self._buffer.pair(self._first, keys, values)
+        self._waiting = token, keys, values
+
+    def _append_waiting(self, queries: mx.array) -> None:
+        """Have the kernel write the token, or else write it as usual."""
+        if self._waiting is None:
+            return
+        (token, keys, values), self._waiting = self._waiting, None
+        if isinstance(queries, StepQueries) and queries.plain is token.queries:
+            asked = append_kernel.append(token, self._held, self._buffer.spans)
+            queries.together = asked
+            self._held = self._buffer.written(self._first, asked)
+        else:
+            super()._append(keys, values)
 
     def _attend(
         self,
@@ -43,47 +72,60 @@ class BatchedTokenLayer(AttendingLayer):
         sinks: mx.array | None,
         rotated: RotatedQueries | None,
     ) -> mx.array:
+        self._append_waiting(queries)
         products, step = self._products(rotated, scale), self._step
         if step.splits is not None and products is not PLAIN:
             raise NotBatchableError("the model's latents look like keys and values")
-        grouped = grouped_queries(queries, self._held[0].shape[1])
-        splits = self._attend_splits(grouped, scale)
+        kv_heads = self._held[0].shape[1]
+        if rotated is None and products is PLAIN and self._in_kernel:
+            asked = self._asked(queries, kv_heads)
+            if decode_kernel.reads(asked, *self._held):
+                return self._attend_in_kernel(asked, scale, sinks)
+        whole: Queries = (queries * scale,)
         if rotated is not None:
-            asked: Queries = (queries, rotated.queries)
-            if sinks is None and self._in_kernel and latent_kernel.reads(asked, *self._held):
-                return self._attend_to_latents(asked, scale, products)
-            asked = self._grouped(asked)
-        elif products is PLAIN and self._in_kernel and decode_kernel.reads(grouped, *self._held):
-            return self._attend_in_kernel(grouped, scale, sinks, splits)
-        else:
-            asked = (grouped * scale,)
+            whole = queries, rotated.queries
+            if sinks is None and self._in_kernel and latent_kernel.reads(whole, *self._held):
+                return self._attend_to_latents(whole, scale, products)
         shared = [*step.shared, *step.rests]
-        parts = self._parts(asked, shared, products, own=self._held)
+        parts = self._parts(self._grouped(whole), shared, products, own=self._held)
+        splits = self._attend_splits(self._asked(queries, kv_heads), scale)
         if splits is not None:
-            parts.append(split_kernel.merged(splits, self._held[0].shape[1], queries.dtype))
+            parts.append(split_kernel.merged(splits, kv_heads, queries.dtype))
         output = merge(parts, sinks, step.device)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
-    def _attend_splits(self, grouped: mx.array, scale: float) -> tuple[mx.array, mx.array] | None:
+    def _asked(self, queries: mx.array, kv_heads: int) -> mx.array:
+        """Queries as kernels read them.
+
+        Returns:
+            `[1, kv_heads, rows * group, size]` where all that is shared is shared by all and a
+            kernel put them so; else `[rows, kv_heads, group, size]`.
+        """
+        step = self._step
+        together = queries.together if isinstance(queries, StepQueries) else None
+        if together is None:
+            return queries.reshape(len(queries), kv_heads, -1, queries.shape[3])
+        some = any(members is not None for _, members in step.shared)
+        if not (some or step.stacks or step.private):
+            return together
+        by_head = together.reshape(kv_heads, len(queries), -1, together.shape[3])
+        return by_head.swapaxes(0, 1)
+
+    def _attend_splits(self, asked: mx.array, scale: float) -> tuple[mx.array, mx.array] | None:
         """Have a kernel read what rows alone lease, if it does."""
         splits = self._step.splits
         if splits is None:
             return None
         segments = splits.segments(self._index)
-        return split_kernel.attend(grouped, segments, splits.table, scale)
+        return split_kernel.attend(asked, segments, splits.table, scale)
 
-    def _attend_in_kernel(
-        self,
-        grouped: mx.array,
-        scale: float,
-        sinks: mx.array | None,
-        splits: tuple[mx.array, mx.array] | None,
-    ) -> mx.array:
+    def _attend_in_kernel(self, asked: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
         """Have one kernel read what is the rows' own, and merge it with what they share."""
+        splits = self._attend_splits(asked, scale)
         # Who computes the softmax there scales, too: that is an operation less.
-        shared = self._parts((grouped,), self._step.shared, PLAIN, scale=scale)
+        shared = self._parts((asked,), self._step.shared, PLAIN, scale=scale)
         return decode_kernel.attend(
-            grouped, self._ring(), scale, sinks, few=self._few(), others=shared, splits=splits
+            asked, self._ring(), scale, sinks, few=self._few(), others=shared, splits=splits
         )
 
     def _attend_to_latents(self, queries: Queries, scale: float, products: Products) -> mx.array:
@@ -107,7 +149,7 @@ class BatchedTokenLayer(AttendingLayer):
     def _grouped(self, queries: Queries) -> Queries:
         """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`."""
         kv_heads = self._held[0].shape[1]
-        return tuple(grouped_queries(each, kv_heads) for each in queries)
+        return tuple(each.reshape(each.shape[0], kv_heads, -1, each.shape[3]) for each in queries)
 
     def _parts(
         self,
@@ -198,3 +240,12 @@ class BatchedTokenLayer(AttendingLayer):
                 mx.full((1, *shape[:-1], 1), -mx.inf, part.lse.dtype),
             )
         return self._nothing
+
+
+def _token(keys: StepKeys, values: mx.array) -> Token | None:
+    """What a kernel would append, if it can."""
+    queries = keys.queries
+    if queries is None or queries.plain is None or keys.plain is None:
+        return None
+    token = Token(queries.plain, keys.plain, values, queries.positions, queries.turn)
+    return token if append_kernel.appends(token) else None

@@ -54,11 +54,16 @@ def parts(others: Sequence[tuple[mx.array, mx.array]], filler: mx.array) -> list
     """Parts as arguments.
 
     Args:
-        others: as in `kinds_of`.
+        others: as in `kinds_of`. What lies by head is as products give it: in one piece.
         filler: of the type of their outputs.
     """
     unused = (filler, number(1.0)) * (MOST - len(others))
-    return [*[mx.contiguous(array) for other in others for array in other], *unused]
+    given = [
+        array if other[0].shape[0] == 1 else mx.contiguous(array)
+        for other in others
+        for array in other
+    ]
+    return [*given, *unused]
 
 
 def tail_arrays(segments: Sequence[Segment], filler: Segment) -> list[mx.array]:

@@ -38,16 +38,16 @@ class DevicePolicy:
             rows and tokens, which takes the host a fifth of a second.
         recurrence_chunks: prompts go through it chunk by chunk, as products: these are fast, and
             the many operations of each token are not.
-        attention_kernels: rotary embeddings before the products of attention, and what follows
-            these, are kernels of ours: launches are what a step of a batch takes.
+        attention_kernels: what follows the products of attention is kernels of ours: launches are
+            what a step of a batch takes.
         row_kernel: what rows have is put side by side by a kernel of ours, for the same reason.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         prompt_multiple: of tokens, to which rows of several prompts in one call are padded. CUDA's
             products have kernels by how many tokens there are, which are loaded when they are first
             met: 10 to 33 ms for a call of a length that was not.
         joined_projections: projections of the same input are one product.
-        residual_kernel: what is added to a layer's input in a step, and the norm of the sum, are
-            one kernel of ours.
+        step_kernels: what a step does between its products is kernels of ours: rotations and
+            writes, gates, sums and norms. What launches and views take is what a step takes.
         rotary_tables: sines and cosines of positions are computed once a call, and not by each
             layer: MLX has no kernel that does it on the way.
         launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
@@ -93,7 +93,7 @@ class DevicePolicy:
     length_multiple: int
     prompt_multiple: int
     joined_projections: bool
-    residual_kernel: bool
+    step_kernels: bool
     rotary_tables: bool
     launches_layers: bool
     mixes: bool
@@ -130,7 +130,7 @@ CPU = DevicePolicy(
     length_multiple=1,
     prompt_multiple=1,
     joined_projections=False,
-    residual_kernel=False,
+    step_kernels=False,
     rotary_tables=True,
     launches_layers=False,
     mixes=True,
@@ -165,7 +165,7 @@ GPU = DevicePolicy(
     length_multiple=1,
     prompt_multiple=1,
     joined_projections=False,
-    residual_kernel=False,
+    step_kernels=False,
     rotary_tables=False,
     launches_layers=False,
     mixes=False,
@@ -191,7 +191,7 @@ CUDA = replace(
     length_multiple=8,
     prompt_multiple=16,
     joined_projections=True,
-    residual_kernel=True,
+    step_kernels=True,
     launches_layers=True,
     most_freed=8 << 30,
 )

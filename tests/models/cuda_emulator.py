@@ -23,8 +23,14 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import gated_delta, residual, rotary_kernel, short_convolution
-from umbel.models.attention import decode_kernel, latent_kernel, softmax_kernel, split_kernel
+from umbel.models import activations, gated_delta, residual, short_convolution
+from umbel.models.attention import (
+    append_kernel,
+    decode_kernel,
+    latent_kernel,
+    softmax_kernel,
+    split_kernel,
+)
 from umbel.models.binding import bind
 from umbel.models.kv import row_kernel
 from umbel.models.load.device import CPU, DevicePolicy
@@ -308,8 +314,8 @@ def traced_only() -> Iterator[None]:
 
 def _forget() -> None:
     """Have kernels made anew where they are met next."""
-    attention = (softmax_kernel, decode_kernel, latent_kernel, split_kernel)
-    for module in (gated_delta, short_convolution, *attention, row_kernel, rotary_kernel, residual):
+    attention = (softmax_kernel, append_kernel, decode_kernel, latent_kernel, split_kernel)
+    for module in (gated_delta, short_convolution, *attention, row_kernel, activations, residual):
         module.kernel.cache_clear()
 
 

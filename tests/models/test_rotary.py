@@ -1,7 +1,5 @@
-"""Rotary embeddings: by table, which is MLX's to the last bit, and by kernel in a step."""
+"""Rotary embeddings: by table, which is MLX's to the last bit, and a step's."""
 
-import gc
-import math
 from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -13,14 +11,12 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from umbel.models import rotary
-from umbel.models.attention.fetched import grouped_queries
-from umbel.models.attention.softmax_kernel import number
 from umbel.models.binding import bind
 from umbel.models.load.device import CPU, CUDA, GPU
+from umbel.models.step_arrays import StepKeys
 
 from .. import zoo
 from .batch_fixture import BatchFixture
-from .cuda_emulator import EmulatedKernel
 
 LLAMA3 = {"factor": 8.0, "original_max_position_embeddings": 64}
 KINDS: dict[str, Any] = {
@@ -171,107 +167,70 @@ def test_no_table_outlives_its_call() -> None:
         del vars(rotation)["rotate"]
 
 
-def paired(kind: str) -> tuple[Any, Any]:
-    """A module whose keys are rotated together with the queries, and MLX's own."""
+def paired(kind: str = "base") -> tuple[Any, Any]:
+    """A module whose keys of a step are left to their layer, and MLX's own."""
     module, usual = KINDS[kind](), KINDS[kind]()
     rotary.bind(Layers(module), by_kernel=True)
     return module, usual
 
 
-def step(rows: int, heads: int, size: int) -> tuple[mx.array, mx.array]:
-    """A step's queries, and keys of two heads, parts of one product as models cut it."""
-    mx.random.seed(rows + heads)
-    product = mx.random.normal((rows, 1, heads + 4, size))
-    queries, keys, _ = mx.split(product, [heads, heads + 2], axis=2)
-    return queries.swapaxes(1, 2), keys.swapaxes(1, 2)
+def step() -> tuple[mx.array, mx.array]:
+    """A step's queries of eight heads, and keys of two."""
+    mx.random.seed(3)
+    return mx.random.normal((3, 8, 1, 64)), mx.random.normal((3, 2, 1, 64))
 
 
-@pytest.mark.parametrize("wider", [0, 10])
-@pytest.mark.parametrize(("rows", "heads"), [(1, 2), (3, 8), (5, 6)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kernel_rotates_a_steps_queries_and_keys(
-    kernels: list[EmulatedKernel], kind: str, rows: int, heads: int, wider: int
-) -> None:
-    """Each row at its position; numbers of a head that are not rotated stay as they are."""
+@pytest.mark.parametrize("kind", ["base", "scaled", "llama3"])
+def test_a_steps_keys_know_their_queries(kind: str) -> None:
+    """And what both were before they were rotated; to whoever else looks they are MLX's."""
     module, usual = paired(kind)
-    queries, keys = step(rows, heads, module.dims + wider)
-    positions = mx.array([0, 511, 30000, 7, 1][:rows])
-    asked, rotated = module(queries, offset=positions), module(keys, offset=positions)
-    expected = usual(queries, offset=positions)
-    # An angle of 30,000 has an error of 0.002 in fp32, which is another by one operation more.
-    assert mx.allclose(rotated, usual(keys, offset=positions), atol=1e-2)
-    for n in range(rows):
-        if positions[n] < 1000:
-            assert mx.allclose(rotated[n], usual(keys, offset=positions)[n], atol=1e-4)
-    grouped = grouped_queries(asked, 2)
-    assert grouped is asked.grouped
-    assert grouped.shape == (rows, 2, heads // 2, module.dims + wider)
-    assert mx.allclose(grouped.reshape(expected.shape), expected, atol=1e-2)
-    assert mx.array_equal(asked, expected), "to whoever else looks they are MLX's"
-    assert [kernel.launches for kernel in kernels] == [1]
+    queries, keys = step()
+    at = mx.array([0, 511, 30000])
+    asked, rotated = module(queries, offset=at), module(keys, offset=at)
+    assert rotated.queries is asked
+    assert (asked.plain is queries, rotated.plain is keys, asked.positions is at) == (True,) * 3
+    assert mx.array_equal(asked, usual(queries, offset=at))
+    assert mx.array_equal(rotated, usual(keys, offset=at))
+    del asked
+    assert rotated.queries is None
 
 
-def test_what_are_no_pairs_is_mlxs(kernels: list[EmulatedKernel]) -> None:
-    """Keys first, other positions, other heads, prompts, one position for all, queries let go."""
-    module, usual = paired("base")
-    queries, keys = step(3, 8, 64)
+def test_what_are_no_pairs() -> None:
+    """Other positions, prompts, one position for all, other numbers, queries that were let go."""
+    module, usual = paired()
+    queries, keys = step()
     at, later = mx.array([1, 2, 3]), mx.array([4, 5, 6])
     long = mx.random.normal((3, 2, 5, 64))
     for first, second in (
-        [(keys, at), (queries, at)],
         [(queries, at), (keys, later)],
-        [(queries, at), (mx.concatenate([keys, keys[:, :1]], axis=1), at)],
         [(queries, at), (long, at)],
         [(queries, 7), (keys, 7)],
         [(queries, at.astype(mx.int64)), (keys, at.astype(mx.int64))],
     ):
-        found = [module(x, offset=offset) for x, offset in (first, second)]
-        for each, (x, offset) in zip(found, (first, second), strict=True):
+        asked, rotated = (module(x, offset=offset) for x, offset in (first, second))
+        assert not isinstance(rotated, StepKeys)
+        for each, (x, offset) in zip((asked, rotated), (first, second), strict=True):
             assert mx.array_equal(each, usual(x, offset=offset))
-            assert mx.array_equal(grouped_queries(each, 1), each.reshape(len(x), 1, -1, 64))
-        del found, each  # whoever holds queries may still have keys for them
+        del asked, rotated, each  # whoever holds queries may still have keys for them
     module(queries, offset=at)
-    assert mx.array_equal(module(keys, offset=at), usual(keys, offset=at))
-    assert kernels == []
+    assert not isinstance(module(keys, offset=at), StepKeys)
 
 
-def test_queries_that_are_changed_are_what_they_were_made(kernels: list[EmulatedKernel]) -> None:
-    """In place, before the keys come and afterwards."""
-    for before in (True, False):
-        module, usual = paired("base")
-        queries, keys = step(3, 8, 64)
-        at = mx.array([1, 2, 3])
-        asked = module(queries, offset=at)
-        if before:
-            asked *= 2.0
-        rotated = module(keys, offset=at)
-        if not before:
-            asked *= 2.0
-        expected = 2 * usual(queries, offset=at)
-        assert mx.array_equal(grouped_queries(asked, 2).reshape(expected.shape), expected)
-        assert mx.allclose(rotated, usual(keys, offset=at), atol=1e-5)
-    assert sum(kernel.launches for kernel in kernels) == 1
-
-
-def test_nothing_of_a_step_outlives_it(kernels: list[EmulatedKernel]) -> None:
-    """A module holds neither queries whose keys did not come nor those whose did."""
-    module, _ = paired("base")
+def test_queries_and_keys_that_are_changed_are_no_notes() -> None:
+    """In place, by a model that scales them, say."""
+    module, usual = paired()
+    queries, keys = step()
     at = mx.array([1, 2, 3])
-    mx.eval(at)
-    before = mx.get_active_memory()
-    queries, keys = step(3, 8, 64)
-    mx.eval(queries, keys)
-    for given in ([queries], [queries, keys]):
-        mx.eval([module(x, offset=at) for x in given])
-    del queries, keys, given
-    gc.collect()
-    kept = sum(array.nbytes for array in (number(1.0), number(math.log2(1e5))))
-    assert mx.get_active_memory() <= before + kept
-    assert len(kernels) == 1
+    asked, rotated = module(queries, offset=at), module(keys, offset=at)
+    asked *= 2.0
+    rotated *= 3.0
+    assert (asked.plain, rotated.plain) == (None, None)
+    assert mx.array_equal(asked, 2 * usual(queries, offset=at))
+    assert mx.array_equal(rotated, 3 * usual(keys, offset=at))
 
 
 def test_a_model_is_bound_for_a_kernel() -> None:
-    """Where the policy says that attention is kernels; for another device all is as before."""
+    """Where the policy says that steps are kernels; for another device all is as before."""
     model: Any = zoo.make("llama")
     embeddings = [layer.self_attn.rope for layer in model.layers]
     for device, kind in (

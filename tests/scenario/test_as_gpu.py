@@ -47,8 +47,11 @@ _SHORTEST = 80
 KINDS = ("llama", "qwen3_next", "gemma3_text", "deepseek_v3")
 """Full attention, a hybrid, sliding windows, and latents."""
 
-ATTENDING = {"softmax_lse", "attend", "arrange", "rotate", "sum_norm"}
+ATTENDING = {"softmax_lse", "attend", "arrange", "sum_norm"}
 """Kernels of layers with keys and values."""
+
+LATENT = {"softmax_lse", "attend_latents", "arrange", "sum_norm", "swiglu"}
+"""Those of layers with latents, and of MLPs beside them."""
 
 RECURRENT = {"gated_delta", "short_convolution"}
 """Kernels of layers whose rule is the gated delta rule."""
@@ -116,14 +119,11 @@ def test_every_architecture_starts_and_answers(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("qwen3_next", {*RECURRENT, *ATTENDING, "attend_split"}),
-        ("kimi_linear", {*RECURRENT, "softmax_lse", "attend_latents", "arrange", "sum_norm"}),
-        ("llama", {*ATTENDING, "attend_split"}),
-        pytest.param(
-            *("gpt_oss", {*ATTENDING, "attend_split"} - {"rotate"}),  # its embedding is YaRN's
-            marks=pytest.mark.slow,
-        ),
-        ("deepseek_v3", {"softmax_lse", "attend_latents", "arrange", "sum_norm"}),
+        ("qwen3_next", {*RECURRENT, *ATTENDING, "attend_split", "append", "swiglu"}),
+        ("kimi_linear", {*RECURRENT, *LATENT}),
+        ("llama", {*ATTENDING, "attend_split", "append_cut", "swiglu"}),
+        pytest.param("gpt_oss", {*ATTENDING, "attend_split"}, marks=pytest.mark.slow),
+        ("deepseek_v3", LATENT),
     ],
 )
 def test_with_kernels(name: str, kernels: set[str], kernel_folder: Path) -> None:
