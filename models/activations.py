@@ -36,8 +36,7 @@ _SOURCE = """
   Pack done;
   for (int j = 0; j < Width; ++j) {
     const float gate = static_cast<float>(gates.x[j]);
-    const float open = static_cast<float>(static_cast<T>(1.0f / (1.0f + expf(-gate))));
-    const float silu = static_cast<float>(static_cast<T>(gate * open));
+    const float silu = gate / (1.0f + expf(-gate));
     done.x[j] = static_cast<T>(silu * static_cast<float>(others.x[j]));
   }
   reinterpret_cast<Pack*>(gated)[i] = done;
