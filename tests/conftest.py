@@ -7,8 +7,11 @@ others does without.
 import gc
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +27,6 @@ from .daemon.fixtures import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from umbel.models.load.loader import LoadedModel
 
 # Here, or the tests of the daemon and those of its clients would each have their own.
@@ -57,9 +58,31 @@ def pytest_configure(config: pytest.Config) -> None:
     # What daemons measure of a model is kept for later starts: here, and not in the user's folder.
     if config.cache is not None:
         os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("home"))
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            _keep_measurements(config.cache.mkdir("measured"))
     # A process imports a thousand modules: compiling them takes longer than what it is for.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) and config.cache is not None:
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.cache.mkdir("bytecode")))
+
+
+def _keep_measurements(folder: Path) -> None:
+    """Have processes, and later runs, know what one has measured of a tiny model.
+
+    That depends on the code and on what it is installed with: what was kept of other code goes.
+    """
+    root = Path(__file__).parents[1]
+    sources = sorted(
+        [*root.glob("models/**/*.py"), root / "tests/zoo.py", root / "tests/shared.py"]
+    )
+    digest = sha256()
+    for path in [*sources, root / "requirements.lock"]:
+        digest.update(path.read_bytes())
+    kept = folder / digest.hexdigest()
+    for other in folder.iterdir():
+        if other != kept:
+            shutil.rmtree(other, ignore_errors=True)
+    kept.mkdir(exist_ok=True)
+    os.environ["MEASURED_OF_TINY_MODELS"] = str(kept)
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -67,11 +90,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return 2 * (os.cpu_count() or 1)
 
 
-def _may_hold_slow_tests(path: "Path") -> bool:
+def _may_hold_slow_tests(path: Path) -> bool:
     return re.search(rb'\bslow\b|parametrize\("name"', path.read_bytes()) is not None
 
 
-def pytest_ignore_collect(collection_path: "Path", config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no file for the slow tests that holds none: every worker would."""
     if config.option.markexpr != "slow" or not collection_path.name.startswith("test_"):
         return None
@@ -148,13 +171,13 @@ def smollm2() -> "LoadedModel":
 
 
 @pytest.fixture(scope="session")
-def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where emulated CUDA kernels are compiled: many tests run the same ones."""
     return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture(scope="session")
-def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the tiny random model once; tests must not change the folder."""
     from .tiny import tiny_model_dir  # noqa: PLC0415
 
@@ -162,7 +185,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> "Path":
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_dir: "Path") -> "LoadedModel":
+def tiny(tiny_dir: Path) -> "LoadedModel":
     """Load the tiny random model once; its arrays belong to the main thread."""
     from umbel.models.load.loader import load  # noqa: PLC0415
 

@@ -6,9 +6,14 @@ is most of what a short test computes, and says the same of the same model each 
 
 import copy
 import functools
+import os
+import pickle
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,14 +57,32 @@ TINY = {
 }
 """What stands for a shape of `benchmarks/shapes.py` where a benchmark is only to run."""
 
+KEPT = "MEASURED_OF_TINY_MODELS"
+"""Environment variable: the folder that processes share what they measure in, if they do."""
+
 _measured: dict[tuple[Any, ...], Any] = {}
 _models: list[Any] = []  # that were measured: no other may get the id of one
+_labels: dict[int, str] = {}  # by the ids of models that stay
 
 
 @functools.cache
 def shared_model(name: str, **overrides: Any) -> Any:
     """Make a model as `zoo.make` does, once. Its arrays belong to the main thread."""
-    return zoo.make(name, **overrides)
+    return labelled(zoo.make(name, **overrides), name, **overrides)
+
+
+def labelled(model: Any, name: str, dtype: str = "float32", **overrides: Any) -> Any:
+    """Say what a model is in every process: what one of them measures of it, all know.
+
+    Args:
+        model: that was made as the rest says, and that nobody changes.
+        name: in the zoo.
+        dtype: of its weights.
+        overrides: as for `zoo.make`.
+    """
+    _labels[id(model)] = repr((name, dtype, sorted(overrides.items())))
+    _models.append(model)
+    return model
 
 
 @contextmanager
@@ -69,7 +92,7 @@ def measured_once(model: Any) -> Iterator[None]:
     What was measured is the maker's own: it goes on learning.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("batching", "reads_parts", "prefills_together", "measure"):
+        for name in ("batching", "reads_parts", "prefills_together", "mixes", "measure"):
             patch.setattr(runner, name, _once(getattr(runner, name), model))
         yield
 
@@ -77,10 +100,32 @@ def measured_once(model: Any) -> Iterator[None]:
 def _once(real: Callable[..., Any], model: Any) -> Callable[..., Any]:
     def known(*args: Any, **options: Any) -> Any:
         chosen = [arg for arg in args if isinstance(arg, int) or is_dataclass(arg)]
-        key = id(model), real.__name__, *chosen, *sorted(options.items())
+        label = _labels.get(id(model))
+        key = label or id(model), real.__name__, *chosen, *sorted(options.items())
         if key not in _measured:
-            _measured[key] = real(*args, **options)
+            # What is kept in a folder of its own is for one test.
+            shared = label is not None and options.get("folder") is None
+            path = _path_of(key) if shared else None
+            _measured[key] = _kept(path, lambda: real(*args, **options))
             _models.append(model)
         return copy.deepcopy(_measured[key])
 
     return known
+
+
+def _path_of(key: tuple[Any, ...]) -> Path | None:
+    folder = os.environ.get(KEPT)
+    return None if folder is None else Path(folder, sha256(repr(key).encode()).hexdigest())
+
+
+def _kept(path: Path | None, measure: Callable[[], Any]) -> Any:
+    """Read what any process has measured; measure it where none has."""
+    if path is None:
+        return measure()
+    if path.exists():
+        return pickle.loads(path.read_bytes())  # noqa: S301  (we wrote it)
+    found = measure()
+    temporary = path.with_name(secrets.token_hex(8))
+    temporary.write_bytes(pickle.dumps(found))
+    temporary.replace(path)
+    return found

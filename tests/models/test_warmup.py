@@ -18,6 +18,7 @@ from umbel.models.attention import planned
 from umbel.models.attention.cascade import Part, merge
 from umbel.models.attention.planned import Kind, Shape
 from umbel.models.kv.buckets import prompt_tokens
+from umbel.models.load.device import DevicePolicy
 from umbel.models.planned_for import Rules
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import resident_bytes
@@ -34,7 +35,7 @@ from umbel.models.warmup.scenarios import Prompts, Start, padded_prompts, quick
 from umbel.scheduler import policy
 
 from ..scenario.memory_tools import zoo_model
-from ..shared import AS_GPU, padding
+from ..shared import AS_GPU, measured_once, padding
 from .batch_fixture import NAMES, BatchFixture
 
 CHUNK = 32  # tokens of a prompt that a warm-up computes at once
@@ -129,6 +130,13 @@ def test_every_number_of_rows(name: str) -> None:
     fixture.check()
 
 
+def runner_on(device: DevicePolicy) -> ModelRunner:
+    """Make a runner of a model that another may have measured."""
+    loaded = zoo_model("llama", device=device)
+    with measured_once(loaded.model):
+        return ModelRunner(loaded)
+
+
 @pytest.fixture
 def plans_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take attention of the tests' models, which cuDNN does not compute, for planned."""
@@ -141,8 +149,7 @@ def test_attention_of_long_prompts_is_planned() -> None:
 
     Neither by the chunks of a prompt, nor by what a turn adds to whatever came before.
     """
-    loaded = zoo_model("llama", device=PLANNING)
-    runner = ModelRunner(loaded)
+    runner = runner_on(PLANNING)
     met = set[tuple[Any, ...]]()
     real = mx.fast.scaled_dot_product_attention
 
@@ -187,7 +194,7 @@ def test_no_longer_attention_is_planned_than_is_served(
 
     monkeypatch.setattr(Kind, "compute", noted)
     monkeypatch.setattr(Kind, "decode", lambda _, room: rooms.append(room))
-    runner = ModelRunner(zoo_model("llama", device=PLANNING))
+    runner = runner_on(PLANNING)
     with capture_logs() as lines:
         warm_up(runner, 2, chunk=2 * SHORT, context=context)
     assert (max(keys), max(rooms)) == (most, last)
@@ -195,7 +202,7 @@ def test_no_longer_attention_is_planned_than_is_served(
     assert line["plans"] == len(keys) + len(rooms)
     keys.clear()
     rooms.clear()
-    warm_up(ModelRunner(zoo_model("llama", device=UNPADDED)), 2, chunk=CHUNK)
+    warm_up(runner_on(UNPADDED), 2, chunk=CHUNK)
     assert not keys + rooms
 
 
@@ -205,7 +212,7 @@ def test_what_products_compute_is_not_planned() -> None:
     assert kind.is_planned
     assert not kind._replace(dtype=mx.float32).is_planned
     assert not kind._replace(value_size=192).is_planned
-    runner = ModelRunner(zoo_model("llama", device=PLANNING))
+    runner = runner_on(PLANNING)
     with capture_logs() as lines:
         warm_up(runner, 2, chunk=CHUNK)
     assert [line["plans"] for line in lines if line["event"] == "warmed up"] == [0]
@@ -215,7 +222,7 @@ def test_what_products_compute_is_not_planned() -> None:
 def test_attention_that_is_not_planned_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes last, and the rest was run."""
     monkeypatch.setattr(Kind, "nbytes", lambda *_: 1 << 60)
-    runner = ModelRunner(zoo_model("llama", device=PLANNING))
+    runner = runner_on(PLANNING)
     with capture_logs() as lines:
         warm_up(runner, 2, chunk=CHUNK, nbytes=1 << 40)
     names = ["attention of one alone", "attention of long prompts"]

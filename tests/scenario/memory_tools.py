@@ -40,7 +40,7 @@ from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.thread import Pace
 
 from .. import zoo
-from ..shared import measured_once
+from ..shared import labelled, measured_once
 
 if TYPE_CHECKING:
     from umbel.models.load.loader import LoadedModel
@@ -71,6 +71,7 @@ def zoo_model(
         if dtype != mx.float32:
             model.set_dtype(dtype)
             mx.eval(model.parameters())
+        labelled(model, name, str(dtype).removeprefix("mlx.core."))
         _loaded[key] = cast(
             "LoadedModel",
             SimpleNamespace(
