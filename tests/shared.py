@@ -9,7 +9,7 @@ import functools
 import os
 import pickle
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from hashlib import sha256
@@ -86,13 +86,18 @@ def labelled(model: Any, name: str, dtype: str = "float32", **overrides: Any) ->
 
 
 @contextmanager
-def measured_once(model: Any) -> Iterator[None]:
+def measured_once(model: Any, *, anew: Container[str] = ()) -> Iterator[None]:
     """Have a `ModelRunner` that is made here measure the model only where none has done so before.
 
     What was measured is the maker's own: it goes on learning.
+
+    Args:
+        model: of the runner.
+        anew: functions that are called all the same.
     """
+    names = ("batching", "reads_parts", "prefills_together", "mixes", "measure")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("batching", "reads_parts", "prefills_together", "mixes", "measure"):
+        for name in (name for name in names if name not in anew):
             patch.setattr(runner, name, _once(getattr(runner, name), model))
         yield
 

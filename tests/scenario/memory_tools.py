@@ -9,7 +9,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -184,6 +184,8 @@ _SETTINGS: dict[str, Any] = {
 class ServerFixture:
     """One assembled engine. Without other settings it does not warm up.
 
+    What its model was measured to take may be known; see `shared.measured_once`.
+
     Attributes:
         told: what clients have heard, by request.
         live: the sequences, by request.
@@ -197,6 +199,7 @@ class ServerFixture:
         disk: Path | None = None,
         measured: Path | None = None,
         memory: MemoryBudget | None = None,
+        anew: Container[str] = (),
         **more: Any,
     ) -> None:
         gc.collect()  # what is freed later would be taken for this server's
@@ -210,7 +213,7 @@ class ServerFixture:
         self.events: list[tuple[Sequence, Event]] = []
         self.woken = threading.Event()
         self.memory = memory or MemoryBudget(settings, device_memory())
-        with measured_once(loaded.model):
+        with measured_once(loaded.model, anew=anew):
             self.assembly: Assembly = assemble(
                 loaded,
                 settings,
