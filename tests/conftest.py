@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -40,6 +41,8 @@ __all__ = [
     "tiny_daemon",
 ]
 
+_DAY = 24 * 3600.0
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set what all processes inherit, those that run tests and those that tests start."""
@@ -68,7 +71,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def _keep_measurements(folder: Path) -> None:
     """Have processes, and later runs, know what one has measured of a tiny model.
 
-    That depends on the code and on what it is installed with: what was kept of other code goes.
+    That depends on the code and on what it is installed with. What was kept of other code goes once
+    no run can be using it.
     """
     root = Path(__file__).parents[1]
     sources = sorted(
@@ -79,7 +83,7 @@ def _keep_measurements(folder: Path) -> None:
         digest.update(path.read_bytes())
     kept = folder / digest.hexdigest()
     for other in folder.iterdir():
-        if other != kept:
+        if other != kept and other.stat().st_mtime < time.time() - _DAY:
             shutil.rmtree(other, ignore_errors=True)
     kept.mkdir(exist_ok=True)
     os.environ["MEASURED_OF_TINY_MODELS"] = str(kept)
