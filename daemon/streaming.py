@@ -13,6 +13,9 @@ from .protocols.answers import AnswerEncoder
 
 T = TypeVar("T")
 
+_SMALL = 16 << 10
+"""Bytes that a transport takes at once where it holds none: writers wait from 64 KiB on."""
+
 
 class EventStream:
     """Writes events to a client, and gives up on one that does not read them.
@@ -138,6 +141,11 @@ class EventStream:
 
     async def _write(self, data: bytes) -> None:
         if not data:
+            return
+        transport = self._request.transport
+        if transport is not None and len(data) < _SMALL and not transport.get_write_buffer_size():
+            # The client has taken all so far: nothing of this can wait for it, whatever it does.
+            await self._response.write(data)
             return
         async with asyncio.timeout(self._write_timeout):
             await self._response.write(data)
