@@ -6,6 +6,7 @@ for its norm, and both are computed by one. The arithmetic is that of MLX
 (`mlx/backend/cuda/rms_norm.cu` of MLX 0.32): sums and products are rounded as often.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlx.nn.layers.quantized import QuantizedLinear
 
 from .attention.kernel_source import PACK, WARP
 from .attention.softmax_kernel import TYPES, number
+from .projections import across
 from .step_arrays import Flat, NotedArray, flat, is_step
 
 _LAST = ("o_proj", "out_proj", "down_proj")
@@ -119,9 +121,13 @@ def _sum(left: Any, right: Any) -> mx.array:
 class _Last:
     """A projection whose outputs are added to what came into the layer."""
 
+    _across: Callable[[mx.array], mx.array] | None
+
     def __call__(self, x: mx.array) -> mx.array:
         """Compute it; a step's output knows that it will be added."""
         step = is_step(x) and x.dtype in TYPES
+        if step and self._across is not None:
+            return Addend(self._across(flat(x)))
         output: mx.array = super().__call__(flat(x) if step else x)  # type: ignore[misc]
         return Addend(output) if step else output
 
@@ -172,6 +178,8 @@ def bind(model: Any, *, by_kernel: bool) -> bool:
             adds = usual in _BOUND and (usual is RMSNorm or name in _LAST)
             wanted = _BOUND[usual] if by_kernel and adds else usual
             if wanted is not kind:
+                if issubclass(wanted, _Last):
+                    vars(child)["_across"] = across(child)
                 child.__class__ = wanted
                 changed.append(child)
     return bool(changed)

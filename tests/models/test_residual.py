@@ -15,6 +15,7 @@ from mlx.nn.layers.quantized import quantize
 from umbel.models import residual
 from umbel.models.binding import bind
 from umbel.models.load.device import CPU, CUDA
+from umbel.models.projections import across
 from umbel.models.residual import Addend, LastLinear, LastQuantizedLinear, Sum, SumNorm
 from umbel.models.step_arrays import Flat
 
@@ -125,6 +126,7 @@ def test_other_sums_are_mlxs(other: Any) -> None:
 def test_only_a_steps_output_is_added_later() -> None:
     """Prompts have their own way, and so have numbers that the kernel does not know."""
     last = LastLinear(8, 8)
+    vars(last)["_across"] = across(last)
     assert isinstance(last(mx.ones((4, 1, 8))), Addend)
     assert type(last(mx.ones((4, 2, 8)))) is mx.array
     assert type(last(mx.ones((4, 1, 8), mx.int32))) is mx.array
