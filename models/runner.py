@@ -86,7 +86,7 @@ class ModelRunner:
         self.overlaps = loaded.device.overlaps
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
-        bind(loaded.model, loaded.device)
+        bind(loaded.model, loaded.device, step_kernels=False)
         self._outputs = output_rows(loaded.model)
         self._rotations = rotations(loaded.model)
         with interruptible(loaded.model, go_on) as model, forgetting(self._rotations):
@@ -97,6 +97,7 @@ class ModelRunner:
         """Try out how the model's sequences run together, and measure what they take."""
         exact = self._exact
         way, parts, self._prompts_together, mixed = self._probe(loaded, model, measured)
+        bind(loaded.model, loaded.device, step_kernels=way.compiles and not exact)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
@@ -123,7 +124,10 @@ class ModelRunner:
         """Try out how the model's sequences decode together, or look up what was found out."""
 
         def probe() -> Probed:
-            way = batching(model, loaded.layout, loaded.device)
+            way = batching(
+                *(model, loaded.layout, loaded.device),
+                prepare=lambda compiles: bind(loaded.model, loaded.device, step_kernels=compiles),
+            )
             parts = way.one_by_one is None and reads_parts(model, loaded.layout)
             attend = way.one_by_one is None and not way.mask_axes
             together = prefills_together(model, loaded.layout, loaded.device, layers_attend=attend)

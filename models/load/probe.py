@@ -166,7 +166,12 @@ def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[
         raise interruption.error from None
 
 
-def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
+def batching(
+    model: Any,
+    layout: CacheLayout,
+    device: DevicePolicy,
+    prepare: Callable[[bool], object] = lambda _: None,
+) -> Batching:
     """Try out whether the model gives rows of a batch what it gives single sequences, and how.
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
@@ -183,6 +188,7 @@ def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
         model: mlx-lm's.
         layout: of its layers.
         device: how attention is computed.
+        prepare: has the model compute as it does where steps are compiled, or are not.
     """
     why = []
     # Recurrences, and attention that is not the layers', have many operations to be fused.
@@ -190,6 +196,7 @@ def batching(model: Any, layout: CacheLayout, device: DevicePolicy) -> Batching:
     ways = (True, False) if device.compile_after and few else (False,)
     for mask_axes in _MASK_AXES:
         for compiles in ways:
+            prepare(compiles)
             way = Batching(None, mask_axes, compiles)
             reason = _why_not(model, layout, device, way)
             if reason is None:
