@@ -87,7 +87,7 @@ class Sum(NotedArray):
     What is added next is a sum likewise.
 
     Attributes:
-        parts: what is added; None once somebody has changed the sum.
+        parts: what is added, `[rows, size]`; None once somebody has changed the sum.
         total: by the kernel; None before a norm.
 
     Args:
@@ -100,7 +100,7 @@ class Sum(NotedArray):
 
     def __init__(self, left: mx.array, right: mx.array) -> None:
         super().__init__(mx.add(left, right))
-        self.parts = left, right
+        self.parts = flat(left), flat(right)  # of their own: a model may change what it added
 
     def forget(self) -> None:
         """Be no sum any more."""
@@ -147,8 +147,7 @@ class SumNorm(RMSNorm):
         """Compute it, of `[..., size]`."""
         parts = x.parts if isinstance(x, Sum) and x.total is None else None
         if isinstance(x, Sum) and parts is not None and self.weight.dtype == x.dtype:
-            left, right = (flat(part) for part in parts)
-            total, normed = sum_and_norm(left, right, self.weight, self.eps)
+            total, normed = sum_and_norm(*parts, self.weight, self.eps)
             x.total = Flat(total)
             return Flat(normed)
         if is_step(x):
