@@ -117,20 +117,6 @@ def pytest_collectstart() -> None:
     settings.load_profile("any machine")
 
 
-_LONG = (
-    *("test_installs.py", "test_upgrade.py", "test_several_models.py", "test_tenant_floods.py"),
-    *("test_restart_warm.py", "test_systemd.py", "test_stuck_engine.py", "test_disk_flips.py"),
-)
-"""Files whose slow tests take a minute and more each, those that take longest first."""
-
-
-def _place(item: pytest.Item) -> tuple[bool, int]:
-    """When a test is begun: long ones early, or one worker would end minutes after the others."""
-    slow = item.get_closest_marker("slow") is not None
-    long = slow and item.path.name in _LONG
-    return not _uses_smollm2(item), _LONG.index(item.path.name) if long else len(_LONG)
-
-
 def _uses_smollm2(item: pytest.Item) -> bool:
     fixtures = {"smollm2", "smollm2_daemon", "embedded_daemon"}
     return bool(fixtures & set(getattr(item, "fixturenames", ()))) or "[smollm2]" in item.name
@@ -140,14 +126,12 @@ def _uses_smollm2(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what is tested with a twin of another architecture; put SmolLM2 first.
 
-    Then what takes longest.
-
     Half of the list goes to each worker and is taken from the end of it by others, so that one
     worker only, and not each, measures and loads that model and starts a daemon with it.
     """
     from .zoo import TWINS  # noqa: PLC0415
 
-    items.sort(key=_place)
+    items.sort(key=lambda item: not _uses_smollm2(item))
     for item in items:
         parameters = getattr(item, "callspec", None)
         if parameters is not None and parameters.params.get("name") in TWINS:
