@@ -1,8 +1,8 @@
 """Arrays of a decode step that know what they were made of, so that kernels compute what follows.
 
 A model of mlx-lm's cuts a product into heads, exchanges axes, adds, and takes an array from three
-axes to two and back around each product: of the 56 operations of a llama's layer three quarters are
-such views. A view runs nothing on the device, but on the host it costs as much as half a kernel.
+axes to two and back around each product: of the 50 operations of a llama's layer 28 are such views.
+A view runs nothing on the device, but on the host it costs as much as half a kernel.
 
 What is defined here is to the model the array that it expects. It is that, too, and is computed
 where anybody looks; who knows it takes what it was made of, and what nobody takes is not computed.

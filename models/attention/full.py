@@ -76,40 +76,39 @@ class BatchedTokenLayer(AttendingLayer):
         products, step = self._products(rotated, scale), self._step
         if step.splits is not None and products is not PLAIN:
             raise NotBatchableError("the model's latents look like keys and values")
-        kv_heads = self._held[0].shape[1]
-        if rotated is None and products is PLAIN and self._in_kernel:
-            asked = self._asked(queries, kv_heads)
-            if decode_kernel.reads(asked, *self._held):
-                return self._attend_in_kernel(asked, scale, sinks)
-        whole: Queries = (queries * scale,)
+        grouped = self._grouped(queries)
+        whole: Queries = (grouped * scale,)
         if rotated is not None:
-            whole = queries, rotated.queries
-            if sinks is None and self._in_kernel and latent_kernel.reads(whole, *self._held):
-                return self._attend_to_latents(whole, scale, products)
-        shared = [*step.shared, *step.rests]
-        parts = self._parts(self._grouped(whole), shared, products, own=self._held)
-        splits = self._attend_splits(self._asked(queries, kv_heads), scale)
+            asked = queries, rotated.queries
+            if sinks is None and self._in_kernel and latent_kernel.reads(asked, *self._held):
+                return self._attend_to_latents(asked, scale, products)
+            whole = grouped, self._grouped(rotated.queries)
+        elif products is PLAIN and self._in_kernel and decode_kernel.reads(grouped, *self._held):
+            return self._attend_in_kernel(self._together(queries, grouped), scale, sinks)
+        parts = self._parts(whole, [*step.shared, *step.rests], products, own=self._held)
+        splits = self._attend_splits(grouped, scale)
         if splits is not None:
-            parts.append(split_kernel.merged(splits, kv_heads, queries.dtype))
+            parts.append(split_kernel.merged(splits, grouped.shape[1], queries.dtype))
         output = merge(parts, sinks, step.device)
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
-    def _asked(self, queries: mx.array, kv_heads: int) -> mx.array:
-        """Queries as kernels read them.
+    def _grouped(self, queries: mx.array) -> mx.array:
+        """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`.
 
-        Returns:
-            `[1, kv_heads, rows * group, size]` where all that is shared is shared by all and a
-            kernel put them so; else `[rows, kv_heads, group, size]`.
+        Where a kernel has rotated them they are its: what reads what it wrote comes after it.
         """
-        step = self._step
+        kv_heads = self._held[0].shape[1]
         together = queries.together if isinstance(queries, StepQueries) else None
         if together is None:
             return queries.reshape(len(queries), kv_heads, -1, queries.shape[3])
+        return together.reshape(kv_heads, len(queries), -1, together.shape[3]).swapaxes(0, 1)
+
+    def _together(self, queries: mx.array, grouped: mx.array) -> mx.array:
+        """Queries as a kernel has put them, if it has and all read the same, or else `grouped`."""
+        step = self._step
         some = any(members is not None for _, members in step.shared)
-        if not (some or step.stacks or step.private):
-            return together
-        by_head = together.reshape(kv_heads, len(queries), -1, together.shape[3])
-        return by_head.swapaxes(0, 1)
+        together = queries.together if isinstance(queries, StepQueries) else None
+        return grouped if together is None or some or step.stacks or step.private else together
 
     def _attend_splits(self, asked: mx.array, scale: float) -> tuple[mx.array, mx.array] | None:
         """Have a kernel read what rows alone lease, if it does."""
@@ -130,7 +129,8 @@ class BatchedTokenLayer(AttendingLayer):
 
     def _attend_to_latents(self, queries: Queries, scale: float, products: Products) -> mx.array:
         """Do the same where what rows have are latents."""
-        shared = self._parts(self._grouped(queries), self._step.shared, products)
+        grouped = tuple(self._grouped(each) for each in queries)
+        shared = self._parts(grouped, self._step.shared, products)
         return latent_kernel.attend(queries, self._ring(), scale, few=self._few(), others=shared)
 
     def _ring(self) -> decode_kernel.Ring:
@@ -145,11 +145,6 @@ class BatchedTokenLayer(AttendingLayer):
         step = self._step
         parts = len(step.shared) + bool(step.stacks) + bool(step.private)
         return step.device.attention_kernels and parts <= kernel_arguments.MOST
-
-    def _grouped(self, queries: Queries) -> Queries:
-        """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`."""
-        kv_heads = self._held[0].shape[1]
-        return tuple(each.reshape(each.shape[0], kv_heads, -1, each.shape[3]) for each in queries)
 
     def _parts(
         self,

@@ -1,5 +1,6 @@
 """The kernel that rotates a step's queries and keys and writes keys and values, against MLX's."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -10,9 +11,12 @@ import pytest
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models.rope_utils import Llama3RoPE
 
+from umbel.models.attention import append_kernel, decode_kernel
 from umbel.models.attention.append_kernel import Token, Turn, append, appends, rotates
+from umbel.models.load.device import CUDA
 from umbel.models.step_arrays import Cut
 
+from .batch_fixture import BatchFixture
 from .cuda_emulator import EmulatedKernel
 from .rings import Places, places
 
@@ -140,3 +144,24 @@ def test_what_it_does_not_know() -> None:
         (x[:2], keys, keys),
     ):
         assert not appends(Token(queries, one, values, at, turn))
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["a kernel", "products"])
+def test_who_reads_what_it_wrote_needs_its_queries(
+    kernels: list[EmulatedKernel],
+    monkeypatch: pytest.MonkeyPatch,
+    reads: bool,  # noqa: FBT001
+) -> None:
+    """Nothing else tells a GPU that it is written before it is read."""
+    if not reads:
+        monkeypatch.setattr(decode_kernel, "reads", lambda *_: False)
+    device = replace(CUDA, fp32=True, compiles=False, compile_after=1, warms_up=False)
+    world = BatchFixture("llama", device=device)
+    caches = [world.come(prompt=5).cache for _ in range(2)]
+    world.decode(steps=2)
+    world.check()
+    assert "append_cut" in {kernel.name for kernel in kernels if kernel.launches}
+    monkeypatch.setattr(append_kernel, "append", lambda *given: append(*given) * mx.nan)
+    output = world.runner.run(world.runner.plan(caches), caches, [1, 2])
+    assert output.logits is not None
+    assert mx.isnan(output.logits).all()
