@@ -26,6 +26,7 @@ from .load.memory_probe import measure
 from .load.probe import Batching, Probed, batching, interruptible, probed_once, reads_parts
 from .load.probe_mixed import mixes
 from .load.probe_prefill import prefills_together
+from .load.trials import Trials
 from .memory_profile import Held
 from .mixed_call import MixedCall
 from .output_rows import output_rows
@@ -124,15 +125,16 @@ class ModelRunner:
         """Try out how the model's sequences decode together, or look up what was found out."""
 
         def probe() -> Probed:
+            trials = Trials(model, loaded.layout)
             way = batching(
-                *(model, loaded.layout, loaded.device),
+                *(trials, loaded.device),
                 prepare=lambda compiles: bind(loaded.model, loaded.device, step_kernels=compiles),
             )
-            parts = way.one_by_one is None and reads_parts(model, loaded.layout)
+            parts = way.one_by_one is None and reads_parts(trials)
             attend = way.one_by_one is None and not way.mask_axes
-            together = prefills_together(model, loaded.layout, loaded.device, layers_attend=attend)
+            together = prefills_together(trials, loaded.device, layers_attend=attend)
             mixed = attend and parts and together is Together.MASKED
-            mixed = mixed and mixes(model, loaded.layout, loaded.device, self._outputs)
+            mixed = mixed and mixes(trials, loaded.device, self._outputs)
             return Probed(way, parts, together, mixed)
 
         if folder is None:

@@ -1,9 +1,8 @@
 """Measures what a loaded model's state and its computing take in memory."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +128,7 @@ def measure_transients(
     layout: CacheLayout, prefill: Any, device: DevicePolicy, *, together: bool = False
 ) -> Transients:
     """Compute short and longer chunks, at the start and after a context, and fit the peaks."""
-
-    def peak(tokens: int, context: int, rows: int = 1, *, alone: bool = False) -> int:
-        return _highest(layout, prefill, tokens, context, rows, alone=alone)
-
+    peak = Peaks(layout, prefill)
     long, context = (_LONG_FUSED, _CONTEXT_FUSED) if device.fused else (_LONG, _CONTEXT)
     probes = [(tokens, before) for before in (0, context) for tokens in (_FEW, long)]
     peaks = np.array([peak(*probe) for probe in probes], float)
@@ -154,7 +150,7 @@ def measure_transients(
     return fitted
 
 
-def _fit_blocks(fitted: Transients, peak: Callable[[int, int], int]) -> None:
+def _fit_blocks(fitted: Transients, peak: "Peaks") -> None:
     """Find out whether attention is computed in blocks of a chunk.
 
     Some models bring an attention, or scores, of their own: of all of a chunk together. If some
@@ -175,58 +171,75 @@ def _fit_blocks(fitted: Transients, peak: Callable[[int, int], int]) -> None:
         fitted.within = max(fitted.within, above / pairs)
 
 
-def _highest(
-    layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int, *, alone: bool
-) -> int:
-    """Run a probe until its peak is the highest it can be, or nearly.
+class Peaks:
+    """Computes chunks, and says what they take in memory beside their state.
 
     A buffer is free once the operation that reads it has run. How many have not depends on how
     far launching is ahead of computing. It is as far as can be where an operation takes longer
     than its launch; where it does not, that varies by a fifth, and a run takes no time.
+
+    Args:
+        layout: the model's.
+        prefill: advances sequences; see `models.prefill`.
     """
-    # How long the first run takes says nothing: it may load kernels, or compile them.
-    peaks = [_peak(layout, prefill, tokens, context, rows, alone=alone)]
-    begun = time.process_time()  # a busy machine is no reason for fewer
-    while True:
-        started = time.monotonic()
-        peaks.append(_peak(layout, prefill, tokens, context, rows, alone=alone))
-        slow = time.monotonic() - started >= _SLOW
-        if slow or _settled(peaks) or time.process_time() - begun >= _QUICK:
-            return max(peaks)
+
+    def __init__(self, layout: CacheLayout, prefill: Any) -> None:
+        self._layout = layout
+        self._prefill = prefill
+        self._like: PackedSpan | None = None  # of a few tokens
+
+    def __call__(self, tokens: int, context: int, rows: int = 1, *, alone: bool = False) -> int:
+        """Run a probe until its peak is the highest it can be, or nearly; in bytes.
+
+        Args:
+            tokens: of each chunk.
+            context: tokens before them, which nobody needs to compute.
+            rows: chunks in a call.
+            alone: each has a context of its own.
+        """
+        # How long the first run takes says nothing: it may load kernels, or compile them.
+        peaks = [self.once(tokens, context, rows, alone=alone)]
+        begun = time.process_time()  # a busy machine is no reason for fewer
+        while True:
+            started = time.monotonic()
+            peaks.append(self.once(tokens, context, rows, alone=alone))
+            slow = time.monotonic() - started >= _SLOW
+            if slow or _settled(peaks) or time.process_time() - begun >= _QUICK:
+                return max(peaks)
+
+    def once(self, tokens: int, context: int, rows: int, *, alone: bool) -> int:
+        """The peak of one run; see `__call__`."""
+        shared = [1] * rows if alone else [rows]
+        caches = [cache for number in shared for cache in self._after(context, number)]
+        chunks = [([1] * tokens, cache) for cache in caches]
+        # A buffer that MLX reuses may be two pages larger than what is asked for, and counts as
+        # it is.
+        mx.clear_cache()
+        _, peak = peak_of(lambda: self._prefill(chunks))
+        return peak
+
+    def _after(self, context: int, rows: int) -> list[SequenceCache]:
+        """Make caches that share a context to look at."""
+        if not context:
+            return [self._layout.open() for _ in range(rows)]
+        if self._like is None:
+            caches = [self._layout.open() for _ in range(rows)]
+            for cache in caches:
+                self._prefill([([1, 2], cache)])
+            spans = caches[0].take_packed()
+            if not spans:
+                return caches
+            (self._like,) = spans
+        like = self._like
+        arrays = [mx.zeros((*a.shape[:2], context, a.shape[3]), a.dtype) for a in like.arrays]
+        mx.eval(arrays)
+        span = PackedSpan(Storage(arrays, like.places))
+        return [self._layout.open(context, [span]) for _ in range(rows)]
 
 
 def _settled(peaks: list[int]) -> bool:
     highest = sum(peak >= _ALIKE * max(peaks) for peak in peaks)
     return highest == _AGAIN or len(peaks) == _TIMES
-
-
-def _peak(
-    layout: CacheLayout, prefill: Any, tokens: int, context: int, rows: int, *, alone: bool
-) -> int:
-    after = partial(_after, layout, prefill, context)
-    caches = [cache for _ in range(rows) for cache in after(1)] if alone else after(rows)
-    chunks = [([1] * tokens, cache) for cache in caches]
-    # A buffer that MLX reuses may be two pages larger than what is asked for, and counts as it is.
-    mx.clear_cache()
-    _, peak = peak_of(lambda: prefill(chunks))
-    return peak
-
-
-def _after(layout: CacheLayout, prefill: Any, context: int, rows: int) -> list[SequenceCache]:
-    """Make caches that share a context to look at, which nobody needs to compute."""
-    caches = [layout.open() for _ in range(rows)]
-    if not context:
-        return caches
-    for cache in caches:
-        prefill([([1, 2], cache)])
-    spans = caches[0].take_packed()
-    if not spans:
-        return caches
-    (span,) = spans
-    arrays = [mx.zeros((*a.shape[:2], context, a.shape[3]), a.dtype) for a in span.arrays]
-    mx.eval(arrays)
-    span = PackedSpan(Storage(arrays, span.places))
-    return [layout.open(context, [span]) for _ in range(rows)]
 
 
 def _per_token(pair: Iterable[Any]) -> int:

@@ -10,9 +10,7 @@ import mlx_lm
 
 from ..attention.prompt_layers import Together
 from ..errors import NotBatchableError
-from ..kv.alignment import FEW
 from ..kv.batch_cache import BatchCache
-from ..kv.layout import CacheLayout
 from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
 from ..planned_for import Rules
@@ -20,6 +18,7 @@ from ..planner import plan_decode
 from .device import DevicePolicy
 from .faults import explain
 from .measured import key_of, measured_once
+from .trials import NEIGHBOURS, PROBED, Trial, Trials, deviation
 
 BOUND = 0.05
 """Of the logits' spread: rounding of most models is far below it, another row's keys far above."""
@@ -32,39 +31,6 @@ _APART = 0.01
 """Of the logits' spread, by which neighbours may move a row: a step of the same shapes rounds
 alike, whatever stands in other rows."""
 
-_MANY = FEW // 4 + 2  # with one token more: on CUDA there is a product, and a token beside it
-_PREFIX = (*(1, 2, 3, 4) * _MANY, 5)
-_OTHER = (*(4, 3, 1, 1) * _MANY, 2)
-
-
-class _Trial(NamedTuple):
-    """Three sequences: two lease a prefix, one does not.
-
-    Attributes:
-        prefix: tokens that the first two begin with.
-        own: what each of them has of its own.
-        decoded: tokens that they decode, by step.
-    """
-
-    prefix: tuple[int, ...]
-    own: tuple[tuple[int, ...], ...]
-    decoded: tuple[tuple[int, ...], ...]
-
-    def prompts(self) -> list[tuple[int, ...]]:
-        """All tokens of each before the first that is decoded."""
-        first, second, third = self.own
-        return [self.prefix + first, self.prefix + second, third]
-
-
-PROBED = _Trial(_PREFIX, ((6, 7, 8), (9,), (2, 9, 4, 1)), ((3, 4, 5), (6, 7, 8)))
-_NEIGHBOURS = (
-    # What each row's neighbours could hold instead: as many tokens, so that shapes stay.
-    (0, _Trial(_PREFIX, ((6, 7, 8), (5,), (7, 3, 3, 8)), ((3, 9, 1), (6, 2, 4)))),
-    (2, _Trial(_OTHER, ((5, 2, 9), (8,), (2, 9, 4, 1)), ((8, 1, 5), (2, 9, 8)))),
-)
-
-
-_NEXT = 5  # a token
 _FORMAT = 6  # of what is kept
 _KEPT = {"batches", "mask_axes", "compiles", "reads_parts", "prefills_together", "mixes"}
 
@@ -167,8 +133,7 @@ def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[
 
 
 def batching(
-    model: Any,
-    layout: CacheLayout,
+    trials: Trials,
     device: DevicePolicy,
     prepare: Callable[[bool], object] = lambda _: None,
 ) -> Batching:
@@ -185,37 +150,36 @@ def batching(
       bf16 a near-tie of two experts makes that a fifth of the logits' spread.
 
     Args:
-        model: mlx-lm's.
-        layout: of its layers.
+        trials: of the model.
         device: how attention is computed.
         prepare: has the model compute as it does where steps are compiled, or are not.
     """
     why = []
     # Recurrences, and attention that is not the layers', have many operations to be fused.
-    few = device.fuses_fast or (not layout.has_recurrences and reads_parts(model, layout))
+    few = device.fuses_fast or (not trials.layout.has_recurrences and reads_parts(trials))
     ways = (True, False) if device.compile_after and few else (False,)
     for mask_axes in _MASK_AXES:
         for compiles in ways:
             prepare(compiles)
             way = Batching(None, mask_axes, compiles)
-            reason = _why_not(model, layout, device, way)
+            reason = _why_not(trials, device, way)
             if reason is None:
                 return way
         why.append(reason)
     return Batching(why[0])
 
 
-def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, way: Batching) -> str | None:
+def _why_not(trials: Trials, device: DevicePolicy, way: Batching) -> str | None:
     """Try out one way; says what is wrong with it."""
 
-    def together_as(trial: _Trial) -> mx.array:
-        return _together(model, layout, device, trial, way)
+    def together_as(trial: Trial) -> mx.array:
+        return _together(trials, device, trial, way)
 
     try:
         together = together_as(PROBED)
         moved = max(
             deviation(_row(together_as(trial), row), _row(together, row))
-            for row, trial in _NEIGHBOURS
+            for row, trial in NEIGHBOURS
         )
     except NotBatchableError as error:
         return str(error)
@@ -226,11 +190,11 @@ def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, way: Batchin
             f"rows of a batch would change each other's answers: with other neighbours logits "
             f"differ by {moved:.1%} of their spread"
         )
-    alone = _alone(model, layout)
+    alone = trials.alone()
     differs = deviation(together, alone)
     if differs < BOUND:
         return None  # without the model's own rounding, which takes as long as all before it
-    allowed = max(BOUND, MARGIN * _rounding(model, layout, alone))
+    allowed = max(BOUND, MARGIN * _rounding(trials, alone))
     if not differs < allowed:
         return (
             f"rows of a batch would get other answers than alone: logits differ by "
@@ -239,22 +203,20 @@ def _why_not(model: Any, layout: CacheLayout, device: DevicePolicy, way: Batchin
     return None
 
 
-def reads_parts(model: Any, layout: CacheLayout) -> bool:
+def reads_parts(trials: Trials) -> bool:
     """Try out whether a single token's attention reads prefix and suffix one by one.
 
     Where attention is the model's own, or computes with the keys, it asks for them in one piece.
     """
-    cache = prefilled(model, layout, PROBED)[0]
+    cache = trials.prefilled(PROBED)[0]
     for layer in cache.token_layers:
         layer.withholds = True
-    return not bool(mx.isnan(forward(model, cache, [3])).any())
+    return not bool(mx.isnan(trials.forward(cache, [3])).any())
 
 
-def _together(
-    model: Any, layout: CacheLayout, device: DevicePolicy, trial: _Trial, way: Batching
-) -> mx.array:
+def _together(trials: Trials, device: DevicePolicy, trial: Trial, way: Batching) -> mx.array:
     """Decode as rows of one batch, `[steps, rows, V]`; all steps but the first may be compiled."""
-    caches = prefilled(model, layout, trial)
+    layout, caches = trials.layout, trials.prefilled(trial)
     # As little of their own as can be, so that rows read prefixes of their own, too.
     rules = Rules(own=2, gathers=way.mask_axes > 0)
     batch = BatchCache(
@@ -267,7 +229,7 @@ def _together(
     placement = Placement(layout, batch)
     logits = []
     for tokens in trial.decoded:
-        logits.append(decoded(model, placement, caches, rules, tokens))
+        logits.append(decoded(trials.model, placement, caches, rules, tokens))
         for each in caches:
             each.advanced(1)
     together = mx.stack(logits)
@@ -290,20 +252,7 @@ def decoded(
     return placement.step(model, call, mx.array(list(tokens)))
 
 
-def _alone(model: Any, layout: CacheLayout) -> mx.array:
-    """Decode one by one, `[steps, rows, V]`."""
-    caches = prefilled(model, layout, PROBED)
-    return mx.stack(
-        [
-            mx.concatenate(
-                [forward(model, s, [t])[:, -1] for t, s in zip(tokens, caches, strict=True)]
-            )
-            for tokens in PROBED.decoded
-        ]
-    )
-
-
-def _rounding(model: Any, layout: CacheLayout, alone: mx.array) -> float:
+def _rounding(trials: Trials, alone: mx.array) -> float:
     """By how much the model differs from itself: the same tokens at once, and in chunks."""
     steps = len(PROBED.decoded)
     answers = zip(*PROBED.decoded, strict=True)
@@ -312,9 +261,9 @@ def _rounding(model: Any, layout: CacheLayout, alone: mx.array) -> float:
     for chunk in (max(map(len, whole)), 5):
         ends = []
         for tokens in whole:
-            cache = layout.open()
+            cache = trials.layout.open()
             parts = [
-                forward(model, cache, tokens[start : start + chunk])[0]
+                trials.forward(cache, tokens[start : start + chunk])[0]
                 for start in range(0, len(tokens), chunk)
             ]
             ends.append(mx.concatenate(parts)[-steps:])
@@ -322,38 +271,5 @@ def _rounding(model: Any, layout: CacheLayout, alone: mx.array) -> float:
     return max(differences)
 
 
-def prefilled(model: Any, layout: CacheLayout, trial: _Trial) -> list[SequenceCache]:
-    """Prefill a trial's sequences; those who share a prefix lease it."""
-    shared = layout.open()
-    forward(model, shared, trial.prefix)
-    checkpoint = shared.capture() if layout.has_checkpoints else None
-    spans = shared.take_packed()
-    caches = [layout.open(shared.offset, spans, checkpoint) for _ in range(2)]
-    caches.append(layout.open())
-    for each, tokens in zip(caches, trial.own, strict=True):
-        forward(model, each, tokens)
-    return caches
-
-
-def forward(model: Any, cache: SequenceCache, tokens: Sequence[int]) -> mx.array:
-    """Advance a sequence; its logits."""
-    logits: mx.array = model(mx.array([tokens]), cache=cache.layers)
-    cache.advanced(len(tokens))
-    mx.eval(logits, cache.arrays())
-    return logits
-
-
-def next_logits(model: Any, caches: Sequence[SequenceCache]) -> mx.array:
-    """The logits of one token more of each, which show what its state is worth; `[rows, V]`."""
-    return mx.concatenate([forward(model, cache, [_NEXT])[:, -1] for cache in caches])
-
-
 def _row(logits: mx.array, row: int) -> mx.array:
     return logits[:, row : row + 1]
-
-
-def deviation(logits: mx.array, expected: mx.array) -> float:
-    """The mean difference of logits `[..., V]`, as a share of their greatest deviation in a row."""
-    expected = expected.astype(mx.float32)
-    spread = mx.sqrt(mx.var(expected, axis=-1)).max()
-    return float(mx.abs(logits.astype(mx.float32) - expected).mean() / spread)

@@ -1,13 +1,11 @@
 """Whether a loaded model computes in a mixed step what it computes in calls of their own."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 
 from ..errors import NotBatchableError
 from ..kv.batch_cache import BatchCache
-from ..kv.layout import CacheLayout
 from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
 from ..mixed_call import MixedCall
@@ -15,12 +13,13 @@ from ..output_rows import OutputRows
 from ..planned_for import Rules
 from .device import DevicePolicy
 from .faults import explain
-from .probe import BOUND, PROBED, decoded, deviation, forward, next_logits, prefilled
+from .probe import BOUND, decoded
+from .trials import PROBED, Trials, deviation
 
 _PROMPTS = ((6, 7, 8, 9, 10), (9, 3))
 
 
-def mixes(model: Any, layout: CacheLayout, device: DevicePolicy, outputs: OutputRows) -> bool:
+def mixes(trials: Trials, device: DevicePolicy, outputs: OutputRows) -> bool:
     """Try out whether prompts and rows of a batch get from one call what they get alone.
 
     A batch is tried beside two prompts that have no tokens of their own yet, and so is a sequence
@@ -30,22 +29,23 @@ def mixes(model: Any, layout: CacheLayout, device: DevicePolicy, outputs: Output
     the others.
 
     Args:
-        model: mlx-lm's; its rows decode in batches, its prompts are computed together, with masks.
-        layout: of its layers.
+        trials: of the model; its rows decode in batches, its prompts are computed together, with
+            masks.
         device: how it is run.
         outputs: of the model.
     """
-    if not device.mixes or layout.has_checkpoints:
+    if not device.mixes or trials.layout.has_checkpoints:
         return False
 
     def deviates(decoding: int, held: Sequence[int]) -> float:
-        rows, beside = _sequences(model, layout, decoding, held)
-        together = _mixed(model, layout, device, outputs, rows, beside)
-        rows, beside = _sequences(model, layout, decoding, held)
-        tokens = [*[(token,) for token in PROBED.decoded[0][:decoding]], *_PROMPTS[: len(held)]]
-        fed = zip([*rows, *beside], tokens, strict=True)
-        alone = mx.concatenate([forward(model, cache, own)[:, -1] for cache, own in fed])
-        return deviation(together, mx.concatenate([alone, next_logits(model, beside)]))
+        rows, beside = _sequences(trials, decoding, held)
+        together = _mixed(trials, device, outputs, rows, beside)
+        _, beside = _sequences(trials, decoding, held)
+        ends = [
+            trials.forward(cache, own)[:, -1] for own, cache in zip(_PROMPTS, beside, strict=False)
+        ]
+        alone = [trials.alone()[0, :decoding], *ends, trials.next_logits(beside)]
+        return deviation(together, mx.concatenate(alone))
 
     try:
         return all(deviates(*trial) < BOUND for trial in ((3, (0, 0)), (3, (2, 0)), (1, (3,))))
@@ -57,28 +57,26 @@ def mixes(model: Any, layout: CacheLayout, device: DevicePolicy, outputs: Output
 
 
 def _sequences(
-    model: Any, layout: CacheLayout, decoding: int, held: Sequence[int]
+    trials: Trials, decoding: int, held: Sequence[int]
 ) -> tuple[list[SequenceCache], list[SequenceCache]]:
     """Some that decode, and some whose prompts are computed beside them.
 
     Args:
-        model: as above.
-        layout: as above.
+        trials: as above.
         decoding: how many decode.
         held: of each of the others, tokens that it has of its own.
     """
-    rows = prefilled(model, layout, PROBED)
+    rows, layout = trials.prefilled(PROBED), trials.layout
     first = rows[0]
     beside = [layout.open(first.offset - first.suffix_length, first.leased) for _ in held]
     for cache, tokens in zip(beside, held, strict=True):
         if tokens:
-            forward(model, cache, [*range(1, 1 + tokens)])
+            trials.forward(cache, [*range(1, 1 + tokens)])
     return rows[:decoding], beside
 
 
 def _mixed(
-    model: Any,
-    layout: CacheLayout,
+    trials: Trials,
     device: DevicePolicy,
     outputs: OutputRows,
     rows: list[SequenceCache],
@@ -86,13 +84,13 @@ def _mixed(
 ) -> mx.array:
     """Logits of a mixed step, and then of a token more of its prompts, `[rows, V]`."""
     chunks = list(zip(_PROMPTS, beside, strict=False))
-    mixed = MixedCall(model, range(len(rows)), chunks, device, outputs)
+    mixed = MixedCall(trials.model, range(len(rows)), chunks, device, outputs)
     tokens = PROBED.decoded[0][: len(rows)]
     if len(rows) == 1:
         logits = mixed(mx.array([tokens]), cache=rows[0].layers)[:, -1]
     else:
         rules = Rules(own=2)
-        batch = BatchCache(layout.open().layers, device, row_limit=rules.row_limit)
-        logits = decoded(mixed, Placement(layout, batch), rows, rules, tokens)
+        batch = BatchCache(trials.layout.open().layers, device, row_limit=rules.row_limit)
+        logits = decoded(mixed, Placement(trials.layout, batch), rows, rules, tokens)
     mx.eval(logits, mixed.advanced())
-    return mx.concatenate([logits, mixed.logits, next_logits(model, beside)])
+    return mx.concatenate([logits, mixed.logits, trials.next_logits(beside)])

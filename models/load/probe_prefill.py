@@ -1,7 +1,5 @@
 """Whether a loaded model prefills several prompts in one call as it does one by one."""
 
-from typing import Any
-
 import mlx.core as mx
 
 from ..attention.prompt_layers import Together
@@ -11,15 +9,14 @@ from ..kv.sequence_cache import SequenceCache
 from ..prefill import prefill
 from .device import DevicePolicy
 from .faults import explain
-from .probe import BOUND, MARGIN, PROBED, deviation, next_logits, prefilled
+from .probe import BOUND, MARGIN
+from .trials import PROBED, Trials, deviation
 
 _CHUNKS = ((6, 7, 8, 9, 10, 11, 12), (9, 3), (2, 9, 4, 1))
 _NEIGHBOURS = ((6, 7, 8, 9, 10, 11, 12), (4, 8), (7, 3, 3, 8, 1, 2, 5, 6, 9))
 
 
-def prefills_together(
-    model: Any, layout: CacheLayout, device: DevicePolicy, *, layers_attend: bool
-) -> Together:
+def prefills_together(trials: Trials, device: DevicePolicy, *, layers_attend: bool) -> Together:
     """Try out whether rows of different lengths leave the state that they leave alone, and how.
 
     Models treat padding in many ways (some recurrent layers have no mask for it), so this is
@@ -29,32 +26,33 @@ def prefills_together(
     masks these are computed in two ways; see `prompt_layers`.
 
     Args:
-        model: mlx-lm's.
-        layout: of its layers.
+        trials: of the model.
         device: how attention is computed.
         layers_attend: rows of a batch are attended to by the layers when the model decodes. What
             another one does with latents may differ by how many there are (deepseek_v32 chooses
             among more than 2,048), which no short trial shows.
     """
     ways = (Together.MASKED, Together.LATENT) if layers_attend else (Together.MASKED,)
-    return next((way for way in ways if _as_alone(model, layout, device, way)), Together.NEVER)
+    return next((way for way in ways if _as_alone(trials, device, way)), Together.NEVER)
 
 
-def _as_alone(model: Any, layout: CacheLayout, device: DevicePolicy, way: Together) -> bool:
+def _as_alone(trials: Trials, device: DevicePolicy, way: Together) -> bool:
     """Whether prompts that are computed together leave what they leave alone, but for rounding."""
 
     def after(
         chunks: tuple[tuple[int, ...], ...], *, together: bool, stored: bool = False, cut: int = 0
     ) -> mx.array:
-        caches = prefilled(model, layout, PROBED)
+        caches = trials.prefilled(PROBED)
         if stored:
-            caches = [_stored(layout, cache) for cache in caches]
+            caches = [_stored(trials.layout, cache) for cache in caches]
         parts = list(zip(chunks, caches, strict=True))
         for calls in [parts] if together else [[part] for part in parts]:
             if cut:
-                prefill(model, [(tokens[:cut], cache) for tokens, cache in calls], device, way)
-            prefill(model, [(tokens[cut:], cache) for tokens, cache in calls], device, way)
-        return next_logits(model, caches)
+                prefill(
+                    trials.model, [(tokens[:cut], cache) for tokens, cache in calls], device, way
+                )
+            prefill(trials.model, [(tokens[cut:], cache) for tokens, cache in calls], device, way)
+        return trials.next_logits(caches)
 
     try:
         found = [

@@ -22,7 +22,7 @@ from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load import memory_probe
 from umbel.models.load.device import device_policy
-from umbel.models.load.memory_probe import measure_transients
+from umbel.models.load.memory_probe import Peaks, measure_transients
 from umbel.models.memory_profile import (
     GROWTH,
     Held,
@@ -332,28 +332,27 @@ def test_probes_are_fitted(
         block, within = 1 << 30, 0  # nothing is cut there
 
     def peak(
-        layout: object,
-        prefill: object,
+        peaks: object,
         tokens: int,
         context: int,
         rows: int = 1,
         *,
         alone: bool = False,
     ) -> int:
-        del layout, prefill
+        del peaks
         seen, beyond = context + tokens, max(0, min(tokens, step) - BLOCK)
         each = 200 + 5 * min(tokens, block) + (7 * tokens if rows > 1 else 0)
         each_row = 3000 * tokens + each * seen + within * beyond**2
         return 500_000 + rows * (each_row + (11 * context if alone else 0))
 
-    monkeypatch.setattr(memory_probe, "_peak", peak)
+    monkeypatch.setattr(Peaks, "once", peak)
     fitted = measure_transients(loaded.layout, None, loaded.device, together=True)
-    joint = peak(None, None, 20, 500, rows=5) + 2**16
+    joint = peak(None, 20, 500, rows=5) + 2**16
     assert fitted.estimate(20, *[500] * 5) == pytest.approx(1.25 * joint, abs=2)
-    copied = peak(None, None, 20, 500, rows=5, alone=True) + 2**16
+    copied = peak(None, 20, 500, rows=5, alone=True) + 2**16
     assert fitted.estimate(20, *[500] * 5, copied=2500) == pytest.approx(1.25 * copied, abs=2)
     for tokens, context in ((1, 0), (32, 0), (100, 77), (128, 5000), (300, 1000), (2048, 7)):
-        measured_now = peak(None, None, tokens, context) + 2**16
+        measured_now = peak(None, tokens, context) + 2**16
         assert fitted.estimate(tokens, context) == pytest.approx(1.25 * measured_now, abs=2)
         assert fitted.worst_case(tokens, context) == fitted.estimate(tokens, context)
 
@@ -364,25 +363,24 @@ def test_long_chunks_are_tried_where_none_is_cut(monkeypatch: pytest.MonkeyPatch
     tried: list[tuple[int, int]] = []
 
     def peak(
-        layout: object,
-        prefill: object,
+        peaks: object,
         tokens: int,
         context: int,
         rows: int = 1,
         *,
         alone: bool = False,
     ) -> int:
-        del layout, prefill, rows, alone
+        del peaks, rows, alone
         tried.append((tokens, context))
         ahead = 1500 * tokens if tokens < 128 else 2600 * tokens - 140_000
         return 500_000 + ahead + 130 * (context + tokens)
 
-    monkeypatch.setattr(memory_probe, "_peak", peak)
+    monkeypatch.setattr(Peaks, "once", peak)
     fitted = measure_transients(loaded.layout, None, replace(loaded.device, fused=True))
     assert max(tokens for tokens, _ in tried) >= 512
     assert max(context for _, context in tried) >= 2048
     for tokens, context in itertools.product((33, 256, 1024, 2048), (0, 8000, 16_000)):
-        real = peak(None, None, tokens, context)
+        real = peak(None, tokens, context)
         assert real <= fitted.estimate(tokens, context) < 1.5 * real
 
 
@@ -393,14 +391,12 @@ def test_a_slow_probe_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     loaded, runs, now = zoo_model("llama"), list[int](), itertools.count(step=3.0)
 
-    def peak(
-        layout: object, prefill: object, tokens: int, context: int, rows: int, *, alone: bool
-    ) -> int:
-        del layout, prefill, rows, alone
+    def peak(peaks: Peaks, tokens: int, context: int, rows: int, *, alone: bool) -> int:
+        del peaks, rows, alone
         runs.append(tokens)
         return 500_000 + 3000 * tokens + 200 * (tokens + context) + 20_000 * (len(runs) % 5)
 
-    monkeypatch.setattr(memory_probe, "_peak", peak)
+    monkeypatch.setattr(Peaks, "once", peak)
     monkeypatch.setattr(
         memory_probe,
         "time",
@@ -417,16 +413,14 @@ def test_a_probe_that_computed_at_once_is_run_again(
     """A chunk takes more the further its launch is ahead; the highest peak seen is fitted."""
     loaded, times = zoo_model("llama"), itertools.count(1)
 
-    def peak(
-        layout: object, prefill: object, tokens: int, context: int, rows: int, *, alone: bool
-    ) -> int:
-        del layout, prefill, rows, alone
+    def peak(peaks: Peaks, tokens: int, context: int, rows: int, *, alone: bool) -> int:
+        del peaks, rows, alone
         full = 500_000 + 3000 * tokens + 200 * (tokens + context)
         number = next(times)
         part = 20 if number % often == 0 else 10 + number % 7
         return full * part // 20
 
-    monkeypatch.setattr(memory_probe, "_peak", peak)
+    monkeypatch.setattr(Peaks, "once", peak)
     fitted = measure_transients(loaded.layout, None, loaded.device)
     expected = 1.25 * (500_000 + 3000 * 100 + 200 * 177 + 2**16)
     assert fitted.estimate(100, 77) == pytest.approx(expected, abs=2)

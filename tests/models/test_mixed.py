@@ -19,6 +19,7 @@ from umbel.models.kv.placement import Placement
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load import probe_mixed
 from umbel.models.load.device import CPU, CUDA, GPU, device_policy
+from umbel.models.load.trials import Trials
 from umbel.models.mixed_call import MixedCall
 from umbel.models.output_rows import output_rows
 from umbel.models.params import Row, SamplingParams
@@ -317,7 +318,7 @@ def test_a_model_that_computes_all_logits_is_not_mixed() -> None:
     call = MixedCall(world.model, [0], [(world.words(5), cache)], device_policy(), outputs)
     with pytest.raises(NotBatchableError, match="logits"):
         call(mx.array([[7]]), cache=agent.cache.layers)
-    assert not probe_mixed.mixes(world.model, world.layout, CPU, outputs)
+    assert not probe_mixed.mixes(Trials(world.model, world.layout), CPU, outputs)
 
 
 @pytest.mark.parametrize("error", [NotBatchableError, TypeError, RuntimeError])
@@ -331,9 +332,9 @@ def test_a_model_that_cannot_is_not_mixed(
 
     world = BatchFixture("llama")
     outputs = output_rows(world.model)
-    assert probe_mixed.mixes(world.model, world.layout, CPU, outputs)
+    assert probe_mixed.mixes(Trials(world.model, world.layout), CPU, outputs)
     monkeypatch.setattr(MixedCall, "__call__", fails)
-    assert not probe_mixed.mixes(world.model, world.layout, CPU, outputs)
+    assert not probe_mixed.mixes(Trials(world.model, world.layout), CPU, outputs)
 
 
 def test_a_model_that_computes_otherwise_is_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,4 +349,4 @@ def test_a_model_that_computes_otherwise_is_not_mixed(monkeypatch: pytest.Monkey
         return logits
 
     monkeypatch.setattr(MixedCall, "__call__", wrong)
-    assert not probe_mixed.mixes(world.model, world.layout, CPU, outputs)
+    assert not probe_mixed.mixes(Trials(world.model, world.layout), CPU, outputs)

@@ -20,6 +20,7 @@ from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.load import probe
 from umbel.models.load.device import CUDA, GPU, device_policy
 from umbel.models.load.probe_prefill import prefills_together
+from umbel.models.load.trials import Trials
 
 from .. import zoo
 from ..shared import AS_GPU, shared_model
@@ -29,7 +30,7 @@ def reason(model: Any, called: Any = None) -> str | None:
     """Probe a model, or something that is called in its place."""
     device = device_policy()
     bind(model, device)
-    return probe.batching(called or model, CacheLayout(model), device).one_by_one
+    return probe.batching(Trials(called or model, CacheLayout(model)), device).one_by_one
 
 
 def near_ties() -> Any:
@@ -126,7 +127,7 @@ def test_prompts_that_fail_together_for_a_fault_of_ours_are_told_of(
     monkeypatch.delattr(JointLayer, "attend")
     with capture_logs() as logs:
         assert not prefills_together(
-            model, CacheLayout(model), device_policy(), layers_attend=False
+            Trials(model, CacheLayout(model)), device_policy(), layers_attend=False
         )
     (line,) = logs
     assert line["log_level"] == "error"
@@ -140,7 +141,7 @@ def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
     """Latents are multiplied by the model itself, in one piece; other keys where they lie."""
     model = shared_model(name)
     bind(model, device_policy())
-    assert probe.reads_parts(model, CacheLayout(model)) == parts
+    assert probe.reads_parts(Trials(model, CacheLayout(model))) == parts
 
 
 @pytest.mark.parametrize("reason", [None, "it cannot"])
@@ -174,7 +175,7 @@ def test_who_attends_by_itself(name: str) -> None:
     model = shared_model(name)
     for device in (device_policy(), AS_GPU):
         bind(model, device)
-        way = probe.batching(model, CacheLayout(model), device)
+        way = probe.batching(Trials(model, CacheLayout(model)), device)
         assert way.one_by_one is None
         assert bool(way.mask_axes) == (name in GATHERED)
 
@@ -189,5 +190,5 @@ def test_what_fuses_slowly_is_compiled_where_it_is_little(name: str, *, on_cuda:
     for fuses_fast in (GPU.fuses_fast, CUDA.fuses_fast):
         device = replace(AS_GPU, fuses_fast=fuses_fast, compile_after=CUDA.compile_after)
         bind(model, device)
-        way = probe.batching(model, CacheLayout(model), device)
+        way = probe.batching(Trials(model, CacheLayout(model)), device)
         assert way.compiles == (fuses_fast or on_cuda)

@@ -14,6 +14,7 @@ from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load import probe
 from umbel.models.load.device import CPU, device_policy
+from umbel.models.load.trials import Trials
 from umbel.models.params import Row, SamplingParams
 from umbel.models.sampling import sample_tokens as real_sample
 from umbel.models.step_plan import EXACT_ROWS, Call
@@ -50,7 +51,7 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
     monkeypatch.setattr(probe, "MARGIN", 0.0)
     net, device = zoo.make("llama"), device_policy()
     bind(net, device)
-    reason = probe.batching(net, CacheLayout(net), device).one_by_one
+    reason = probe.batching(Trials(net, CacheLayout(net)), device).one_by_one
     assert reason is not None
     assert "logits differ by 0.0% of their spread, and 0% are allowed" in reason
 
