@@ -34,24 +34,31 @@ class Rotation:
         inverse: `[dims / 2]`, by what positions are multiplied. It outlives calls: not in MLX's
             memory, all of which is accounted for.
         scale: of positions.
+        neighbours: a pair is two neighbours (MLX calls that traditional), and not one of each half.
     """
 
-    def __init__(self, dims: int, inverse: np.ndarray, scale: float) -> None:
+    def __init__(self, dims: int, inverse: np.ndarray, scale: float, *, neighbours: bool) -> None:
         self.dims = dims
         self._inverse = inverse
         self._scale = scale
+        self._neighbours = neighbours
         self._of: tuple[object, int] | None = None
         self._tables: tuple[mx.array, mx.array] | None = None
 
     def rotate(self, x: mx.array, offset: Offset) -> mx.array:
         """Rotate `[rows, heads, tokens, dims]`."""
-        half = self.dims // 2
         cosines, sines = self._tables_of(offset, x.shape[2])
-        swapped = mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
-        return x * cosines + swapped * sines
+        return x * cosines + self._swapped(x) * sines
+
+    def _swapped(self, x: mx.array) -> mx.array:
+        """Put the other one of its pair in the place of each number."""
+        half = self.dims // 2
+        if self._neighbours:
+            return x.reshape(*x.shape[:-1], half, 2)[..., ::-1].reshape(x.shape)
+        return mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
 
     def _tables_of(self, offset: Offset, tokens: int) -> tuple[mx.array, mx.array]:
-        """Both, twice in a row as the halves of a head are, the first sines negative."""
+        """Both, for each number of a head; the sines of the first of each pair are negative."""
         of = (offset.tolist() if isinstance(offset, mx.array) else offset), tokens
         if self._tables is None or of != self._of:
             first = mx.array(offset)
@@ -60,7 +67,11 @@ class Rotation:
             positions = (mx.arange(tokens, dtype=mx.float32) + first) * self._scale
             angles = positions[..., None] * mx.array(self._inverse)
             cosines, sines = mx.cos(angles), mx.sin(angles)
-            doubled = [mx.concatenate(two, axis=-1) for two in ([cosines] * 2, [-sines, sines])]
+            # As pairs lie in a head.
+            join = mx.stack if self._neighbours else mx.concatenate
+            shape = *angles.shape[:-1], self.dims
+            of_pairs = [cosines, cosines], [-sines, sines]
+            doubled = [join(both, axis=-1).reshape(shape) for both in of_pairs]
             mx.eval(doubled)
             self._of, self._tables = of, (doubled[0], doubled[1])
         return self._tables
@@ -139,7 +150,9 @@ def bind(model: Any, *, by_table: bool = False, by_kernel: bool = False) -> bool
     changed = []
     for module in model.modules():
         own = type(module).__bases__[1] if isinstance(module, _Tabled | _Paired) else type(module)
-        wanted = own if getattr(module, "traditional", True) else classes.get(own, own)
+        wanted = classes.get(own, own)
+        if by_kernel and getattr(module, "traditional", True):
+            wanted = own
         if wanted is not type(module):
             module.__class__ = wanted
             changed.append(module)
@@ -171,8 +184,10 @@ def _look_up(modules: Sequence[Any]) -> None:
     made: dict[tuple[Any, ...], Rotation] = {}
     for module in modules:
         inverse, scale = _inverse(module), getattr(module, "scale", 1.0)
-        alike = module.dims, scale, inverse.tobytes()
-        rotation = made.setdefault(alike, Rotation(module.dims, inverse, scale))
+        neighbours = bool(module.traditional)
+        alike = module.dims, scale, neighbours, inverse.tobytes()
+        made.setdefault(alike, Rotation(module.dims, inverse, scale, neighbours=neighbours))
+        rotation = made[alike]
         vars(module).setdefault(
             "_rotation", rotation
         )  # a model that was bound before keeps its own

@@ -63,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("home"))
         if "PYTEST_XDIST_WORKER" not in os.environ:
             _keep_measurements(config.cache.mkdir("measured"))
+            _forget_old(config.cache.mkdir("kernels"))
     # A process imports a thousand modules: compiling them takes longer than what it is for.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) and config.cache is not None:
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.cache.mkdir("bytecode")))
@@ -82,11 +83,19 @@ def _keep_measurements(folder: Path) -> None:
     for path in [*sources, root / "requirements.lock"]:
         digest.update(path.read_bytes())
     kept = folder / digest.hexdigest()
-    for other in folder.iterdir():
-        if other != kept and other.stat().st_mtime < time.time() - _DAY:
-            shutil.rmtree(other, ignore_errors=True)
+    _forget_old(folder, kept)
     kept.mkdir(exist_ok=True)
     os.environ["MEASURED_OF_TINY_MODELS"] = str(kept)
+
+
+def _forget_old(folder: Path, kept: Path | None = None) -> None:
+    """Remove what no run can be using any more."""
+    for path in folder.iterdir():
+        if path != kept and path.stat().st_mtime < time.time() - _DAY:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -175,9 +184,14 @@ def smollm2() -> "LoadedModel":
 
 
 @pytest.fixture(scope="session")
-def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where emulated CUDA kernels are compiled: many tests run the same ones."""
-    return tmp_path_factory.mktemp("kernels")
+def kernel_folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where emulated CUDA kernels are compiled: many tests, and processes, run the same ones.
+
+    Each is named by all that it is made of.
+    """
+    if pytestconfig.cache is None:
+        return tmp_path_factory.mktemp("kernels")
+    return pytestconfig.cache.mkdir("kernels")
 
 
 @pytest.fixture(scope="session")

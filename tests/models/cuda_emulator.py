@@ -10,6 +10,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -242,12 +243,9 @@ class EmulatedKernel:
             assignments="\n  ".join(f"global_{name} = {name};" for name, _, _, _ in given),
             arguments=", ".join(as_given.replace("$", "global_") for *_, as_given in given),
         )
-        file = self._folder / f"{self.name}{sha256(code.encode()).hexdigest()[:16]}.cpp"
-        library = file.with_suffix(".so")
+        library = self._folder / f"{self.name}{sha256(code.encode()).hexdigest()[:16]}.so"
         if not library.exists():
-            file.write_text(code)
-            options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
-            subprocess.run(["g++", *options, str(file), "-o", str(library)], check=True)
+            _build(code, library)
         return ctypes.CDLL(str(library))
 
 
@@ -310,6 +308,16 @@ def traced_only() -> Iterator[None]:
         yield
     finally:
         mx.enable_compile()
+
+
+def _build(code: str, library: Path) -> None:
+    """Compile a kernel. Other processes may, too: each puts it there as a whole."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        file, built = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+        file.write_text(code)
+        options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
+        subprocess.run(["g++", *options, str(file), "-o", str(built)], check=True)
+        built.replace(library)
 
 
 def _forget() -> None:

@@ -24,6 +24,8 @@ KINDS: dict[str, Any] = {
     "narrow": lambda: RoPE(6),
     "scaled": lambda: RoPE(64, scale=0.25),
     "llama3": lambda: Llama3RoPE(64, base=5e5, scaling_config=LLAMA3),
+    "neighbours": lambda: RoPE(64, base=1e5, traditional=True),
+    "llama3 neighbours": lambda: Llama3RoPE(64, base=5e5, traditional=True, scaling_config=LLAMA3),
 }
 OFFSETS: dict[str, Any] = {
     "none": 0,
@@ -109,11 +111,15 @@ def test_what_is_left_to_mlx(x: mx.array, monkeypatch: pytest.MonkeyPatch) -> No
     assert seen == []
 
 
-def test_pairs_side_by_side_are_left_to_mlx() -> None:
-    """A traditional embedding rotates other pairs."""
-    module = RoPE(8, traditional=True)
-    assert not rotary.bind(Layers(module), by_table=True)
-    assert type(module) is RoPE
+def test_neighbours_have_a_table_of_their_own() -> None:
+    """They are rotated by the same angles, which lie otherwise in a head; by kernel are none."""
+    modules = [RoPE(8), RoPE(8, traditional=True)]
+    rotary.bind(Layers(*modules), by_table=True)
+    x = mx.random.normal((1, 2, 3, 8))
+    for module, usual in zip(modules, (RoPE(8), RoPE(8, traditional=True)), strict=True):
+        assert mx.array_equal(module(x, offset=4), usual(x, offset=4))
+    assert rotary.bind(Layers(*modules), by_kernel=True)
+    assert [type(module) for module in modules] == [rotary.PairedRoPE, RoPE]
 
 
 def test_a_model_is_bound_for_its_device() -> None:
