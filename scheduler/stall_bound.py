@@ -33,8 +33,10 @@ class StallBound:
     worst of the last few of these did.
 
     In a mixed step prompts are computed in the call of those who decode. What it takes more than a
-    decode is what its prompts take, also for their first tokens: as many times as long as in a call
-    of their own as it did mostly, or as it did in the last one, if that is more.
+    decode is what its prompts take, also for their first tokens: as much more than in a call of
+    their own as it mostly did, or as it did in the last one, if that is more. That is seconds, and
+    not times as long: the weights are read once less and the rest of the call is there twice,
+    however many prompts there are.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -69,8 +71,8 @@ class StallBound:
         # Times as long as usual that calls took behind a decode in which somebody ended; a little
         # longer before five were seen.
         self._behind = deque[float]([self._NOISE], maxlen=self._BEHIND)
-        # The same for what prompts add to mixed steps.
-        self._mixed = deque[float]([self._NOISE], maxlen=self._BEHIND)
+        # Seconds more than in a call of their own that prompts took in mixed steps.
+        self._mixed = deque[float](maxlen=self._BEHIND)
         # Rows and seconds of those that nobody entered, and whether somebody ended in them.
         self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
         # How many entered others, and seconds more.
@@ -137,27 +139,40 @@ class StallBound:
             tokens: of the prompts, padding included.
             seconds: of the step, until what it computed was stored.
             prompts: how many.
-            rows: that decoded in it. Before it is known what about as many take nothing can be
-                learned.
+            rows: that decoded in it. Before it is known what about as many take, or both fewer and
+                more do, nothing can be learned.
         """
         decode = self._usual_decode(rows)
         if decode is None:
+            decode = self._decode_between(rows)
+        if decode is None:
             return
         taken = max(0.0, seconds - decode)
-        if self.expected(tokens) is None or (prompts > 1 and len(self._rows) < _TWO):
+        if self.expected(tokens) is None or (prompts > 1 and not self._rows):
             self.observe(tokens, taken, prompts)
             return
         if prompts == 1:  # as after a call of one
             self._trust *= self._DOUBT if len(self._rows) > 1 else self._UNSURE
-        ratio = taken / max(self._usual(prompts, tokens), 1e-9)
-        self._mixed.append(min(max(ratio, 1 / self._CHANGE), self._CHANGE))
-        if not 1 / self._CHANGE < ratio < self._CHANGE:
-            self._follow(tokens, ratio * (self.expected(tokens) or 0.0))
+        usual = max(self._usual(prompts, tokens), 1e-9)
+        self._mixed.append(taken - usual)
+        # One may have met new kernels, or a busy machine. If most are far off, each token is.
+        mostly = (usual + statistics.median_low(self._mixed)) / usual
+        is_far = len(self._mixed) >= self._MANY and not 1 / self._CHANGE < mostly < self._CHANGE
+        if is_far and self._follow(tokens, mostly * (self.expected(tokens) or 0.0)):
+            self._mixed.clear()
 
-    @property
-    def _times(self) -> float:
-        """Times as long as in a call of their own that prompts take in a mixed step."""
-        return max(statistics.median_high(self._mixed), self._mixed[-1])
+    def _in_mixed_step(self, usual: float) -> float:
+        """Estimate what prompts add to a mixed step.
+
+        Before there was any they are taken to take longer, by what is noise.
+
+        Args:
+            usual: seconds that a call of their own takes.
+        """
+        if not self._mixed:
+            return usual * self._NOISE
+        more = max(statistics.median_high(self._mixed), self._mixed[-1])
+        return max(usual + more, usual / self._CHANGE)
 
     def _usual_decode(self, rows: int, *, or_more: bool = False) -> float | None:
         """Seconds of decodes of about so many rows that nobody entered; None before there were.
@@ -174,6 +189,15 @@ class StallBound:
             if alike:
                 return statistics.median(alike)
         return None
+
+    def _decode_between(self, rows: int) -> float | None:
+        """Seconds of a decode of so many rows, by the last of fewer and of more; None without."""
+        fewer = max((n for n, _, _ in self._decodes if n <= rows), default=0)
+        more = min((n for n, _, _ in self._decodes if n > rows), default=0)
+        if not fewer or not more:
+            return None
+        last = {n: seconds for n, seconds, _ in self._decodes}
+        return last[fewer] + (last[more] - last[fewer]) * (rows - fewer) / (more - fewer)
 
     @property
     def _row(self) -> float | None:
@@ -223,8 +247,10 @@ class StallBound:
 
         Behind a decode in which somebody ended, as much as the worst of these at least.
         """
-        excess = max(self._excess, *self._behind) if ended else self._excess
-        return self._usual(rows, tokens) * (self._times if mixed else excess)
+        usual = self._usual(rows, tokens)
+        if mixed:
+            return self._in_mixed_step(usual)
+        return usual * (max(self._excess, *self._behind) if ended else self._excess)
 
     def joins(self, others: Items[int], tokens: int, *, bounded: bool, mixed: bool = False) -> bool:
         """Whether a chunk is best computed in one call with others.
@@ -298,16 +324,17 @@ class StallBound:
             return False
         return (ended and usual is not None) or over + self._now(1, tokens, ended=ended) > most
 
-    def _follow(self, tokens: int, seconds: float) -> None:
-        """Scale what was measured half the way to a machine of another speed."""
+    def _follow(self, tokens: int, seconds: float) -> bool:
+        """Scale what was measured half the way to a machine of another speed; whether it is one."""
         expected = self.expected(tokens)
         if self._sums[0] < self._KNOWN or not expected:
-            return
+            return False
         if 1 / self._NOISE <= seconds / expected <= self._NOISE:
-            return
+            return False
         ratio = math.sqrt(min(max(seconds / expected, 1 / self._CHANGE), self._CHANGE))
         count, n, t, nn, nt = self._sums
         self._sums = count, n, t * ratio, nn, nt * ratio
+        return True
 
     def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
         if self._rows:
@@ -325,7 +352,9 @@ class StallBound:
         No decode that takes longer than foretold comes before a mixed step.
         """
         most = (self._LAST if mixed else self._SURE) * self._seconds
-        least = (self.expected(self._LEAST) or 0.0) * (self._times if mixed else 1.0)
+        least = self.expected(self._LEAST) or 0.0
+        if mixed:
+            least = self._in_mixed_step(least)
         return most if least <= most else 2 * least
 
     def chunk_size(self, limit: int, *, mixed: bool = False) -> ChunkSize:
@@ -343,8 +372,8 @@ class StallBound:
         least, whole = self.expected(self._LEAST), self.expected(limit)
         if least is None or whole is None:
             return ChunkSize(min(limit, self._UNTRIED))
-        times = self._times if mixed else 1.0
-        least, whole = least * times, whole * times
+        if mixed:
+            least, whole = self._in_mixed_step(least), self._in_mixed_step(whole)
         most = self._most_beside(mixed=mixed)
         if whole <= most:
             return ChunkSize(limit)

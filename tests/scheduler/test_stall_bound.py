@@ -320,12 +320,12 @@ def _known() -> StallBound:
     return bound
 
 
-def _mixing(times: float) -> StallBound:
-    """One whose prompts take so many times as long in mixed steps as in calls of their own."""
+def _mixing(more: float) -> StallBound:
+    """One whose prompts take so many seconds more in mixed steps than in calls of their own."""
     bound = _known()
     bound.observe_decode(0.05, 0, 8)
     for _ in range(5):
-        bound.observe_mixed(20, 0.05 + times * 0.048, 2, 8)
+        bound.observe_mixed(20, 0.05 + 0.048 + more, 2, 8)
     return bound
 
 
@@ -337,19 +337,28 @@ def _joining(bound: StallBound) -> int:
     return len(others)
 
 
-@pytest.mark.parametrize(("times", "count"), [(1.0, 9), (1.5, 6), (0.5, 19)])
-def test_as_many_prompts_join_a_mixed_step_as_take_the_bound(times: float, count: int) -> None:
+@pytest.mark.parametrize(("more", "count"), [(0.0, 9), (0.02, 8), (-0.02, 10)])
+def test_as_many_prompts_join_a_mixed_step_as_take_the_bound(more: float, count: int) -> None:
     """What they add to a decode is learned; it may be 180 ms."""
-    assert _joining(_mixing(times)) == count
-    longest = (0.02 + 0.01 * count + 0.008 * (count - 1)) * times
-    assert longest <= 0.18 < longest + 0.018 * times
+    assert _joining(_mixing(more)) == count
+    longest = 0.02 + 0.01 * count + 0.008 * (count - 1) + more
+    assert longest <= 0.18 < longest + 0.018
+
+
+def test_what_one_prompt_takes_more_is_no_part_of_each() -> None:
+    """The call takes longer, and that once, however many are in it."""
+    bound = _known()
+    bound.observe_decode(0.05, 0, 8)
+    for _ in range(5):
+        bound.observe_mixed(10, 0.05 + 0.05, 1, 8)  # two thirds more
+    assert _joining(bound) == 8
 
 
 def test_the_last_mixed_step_counts_where_it_took_longer_than_most() -> None:
     """What made it long is often there for the next, too; with that it counts among others."""
-    bound = _mixing(1.0)
-    bound.observe_mixed(20, 0.05 + 1.5 * 0.048, 2, 8)
-    assert _joining(bound) == 6
+    bound = _mixing(0.0)
+    bound.observe_mixed(20, 0.05 + 0.048 + 0.02, 2, 8)
+    assert _joining(bound) == 8
     bound.observe_mixed(20, 0.05 + 0.048, 2, 8)
     assert _joining(bound) == 9
 
@@ -360,10 +369,10 @@ def test_before_any_mixed_step_prompts_are_taken_to_take_longer() -> None:
 
 
 def test_chunks_of_mixed_steps_are_as_long_as_they_may_take() -> None:
-    """Half the time a token lets twice as many be computed."""
-    sizes = [_mixing(times).chunk_size(512, mixed=True).most for times in (1.0, 0.5)]
-    assert sizes == [160, 336]
-    assert _mixing(0.5).chunk_size(512).most == 128
+    """What is spared of the call is had by more tokens."""
+    sizes = [_mixing(more).chunk_size(512, mixed=True).most for more in (0.0, -0.02)]
+    assert sizes == [160, 176]
+    assert _mixing(-0.02).chunk_size(512).most == 128
 
 
 def test_before_a_decode_is_known_a_mixed_step_teaches_nothing() -> None:
@@ -406,7 +415,7 @@ def test_mixed_steps_follow_a_machine_of_another_speed() -> None:
     bound.observe_decode(0.05, 0, 4)
     for _ in range(8):
         bound.observe_mixed(64, 0.05 + 4 * 0.084, 1, 4)
-    assert (bound.expected(64) or 0.0) * bound._times == pytest.approx(4 * 0.084, rel=0.2)
+    assert bound._in_mixed_step(bound.expected(64) or 0.0) == pytest.approx(4 * 0.084, rel=0.2)
 
 
 def test_decodes_of_many_more_rows_say_nothing_of_a_mixed_step() -> None:
@@ -416,6 +425,29 @@ def test_decodes_of_many_more_rows_say_nothing_of_a_mixed_step() -> None:
     for _ in range(5):
         bound.observe_mixed(20, 0.115, 1, 1)
     assert _joining(bound) == 7, "as before any mixed step"
+
+
+def test_decodes_of_fewer_and_of_more_rows_say_what_lies_between() -> None:
+    """All but one have ended, and come back one after the other while no step only decodes."""
+    bound = _known()
+    bound.observe_decode(0.05, 0, 1)
+    bound.observe_decode(0.2, 0, 16)
+    for _ in range(5):
+        bound.observe_mixed(20, 0.1 + 0.048 + 0.02, 2, 6)  # a third of the way
+    assert _joining(bound) == 8
+
+
+def test_what_a_mixed_step_takes_more_is_not_what_a_row_takes() -> None:
+    """One call of several has told that; it was the first."""
+    bound = StallBound(0.2)
+    for tokens in (10, 60, 40):
+        bound.observe(tokens, 0.02 + 0.001 * tokens)
+    bound.observe(30, 0.02 + 0.03 + 2 * 0.008, 3)
+    bound.observe_decode(0.05, 0, 8)
+    for _ in range(5):
+        bound.observe_mixed(20, 0.05 + 0.048 + 0.05, 2, 8)
+    expected = [0.02 + 0.01 * n + 0.008 * (n - 1) + 0.05 for n in range(1, 9)]
+    assert _joining(bound) == sum(seconds <= 0.18 for seconds in expected)
 
 
 @given(
@@ -437,7 +469,7 @@ def test_chunks_of_mixed_steps_always_advance(
     size = bound.chunk_size(512, mixed=True)
     assert size.most >= 16
     least, most, last = (
-        (bound.expected(tokens) or 0.0) * bound._times
+        bound._in_mixed_step(bound.expected(tokens) or 0.0)
         for tokens in (16, size.most, size.last or size.most)
     )
     allowed = max(seconds, 2 * least) * (1 + 1e-6)
