@@ -34,9 +34,11 @@ class StallBound:
 
     In a mixed step prompts are computed in the call of those who decode. What it takes more than a
     decode is what its prompts take, also for their first tokens: as much more than in a call of
-    their own as it mostly did, or as it did in the last one, if that is more. That is seconds, and
-    not times as long: the weights are read once less and the rest of the call is there twice,
-    however many prompts there are.
+    their own as it mostly did, or as it did in the last one, if that is more. That is in seconds,
+    and not a ratio: what makes it longer is a second attention in the call, and what makes it
+    shorter are weights that are read once, however many prompts there are. Half to twice as long
+    counts. Where most of the long ones took longer or shorter than that, the machine has another
+    speed.
 
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
@@ -73,6 +75,8 @@ class StallBound:
         self._behind = deque[float]([self._NOISE], maxlen=self._BEHIND)
         # Seconds more than in a call of their own that prompts took in mixed steps.
         self._mixed = deque[float](maxlen=self._BEHIND)
+        # Times as long as in a call of their own that many tokens took in them.
+        self._speeds = deque[float](maxlen=self._BEHIND)
         # Rows and seconds of those that nobody entered, and whether somebody ended in them.
         self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
         # How many entered others, and seconds more.
@@ -149,17 +153,26 @@ class StallBound:
             return
         taken = max(0.0, seconds - decode)
         if self.expected(tokens) is None or (prompts > 1 and not self._rows):
-            self.observe(tokens, taken, prompts)
+            more = statistics.median(self._mixed) if self._mixed else 0.0
+            self.observe(tokens, max(0.0, taken - more), prompts)
             return
         if prompts == 1:  # as after a call of one
             self._trust *= self._DOUBT if len(self._rows) > 1 else self._UNSURE
         usual = max(self._usual(prompts, tokens), 1e-9)
-        self._mixed.append(taken - usual)
-        # One may have met new kernels, or a busy machine. If most are far off, each token is.
-        mostly = (usual + statistics.median_low(self._mixed)) / usual
-        is_far = len(self._mixed) >= self._MANY and not 1 / self._CHANGE < mostly < self._CHANGE
-        if is_far and self._follow(tokens, mostly * (self.expected(tokens) or 0.0)):
-            self._mixed.clear()
+        self._mixed.append(min(max(taken, usual / self._CHANGE), usual * self._CHANGE) - usual)
+        if usual >= self._LATE * self._seconds:
+            self._follow_mixed(tokens, taken / usual)
+
+    def _follow_mixed(self, tokens: int, ratio: float) -> None:
+        """Hear how many times as long as usual many tokens took; follow if most of such did."""
+        self._speeds.append(ratio)
+        least, most = statistics.median_low(self._speeds), statistics.median_high(self._speeds)
+        far = least >= self._CHANGE or most <= 1 / self._CHANGE
+        if not far or len(self._speeds) < self._MANY:
+            return
+        self._follow(tokens, least * (self.expected(tokens) or 0.0))
+        self._speeds.clear()
+        self._mixed.clear()
 
     def _in_mixed_step(self, usual: float) -> float:
         """Estimate what prompts add to a mixed step.
@@ -191,13 +204,18 @@ class StallBound:
         return None
 
     def _decode_between(self, rows: int) -> float | None:
-        """Seconds of a decode of so many rows, by the last of fewer and of more; None without."""
-        fewer = max((n for n, _, _ in self._decodes if n <= rows), default=0)
-        more = min((n for n, _, _ in self._decodes if n > rows), default=0)
-        if not fewer or not more:
-            return None
-        last = {n: seconds for n, seconds, _ in self._decodes}
-        return last[fewer] + (last[more] - last[fewer]) * (rows - fewer) / (more - fewer)
+        """Seconds of a decode of so many rows, by those of fewer and of more; None without."""
+        for ends in (False, True):  # as in `_usual_decode`
+            known = [(n, seconds) for n, seconds, ended in self._decodes if ended <= ends]
+            fewer = max((n for n, _ in known if n <= rows), default=0)
+            more = min((n for n, _ in known if n > rows), default=0)
+            if fewer and more:
+                low, high = (
+                    statistics.median(seconds for n, seconds in known if n == size)
+                    for size in (fewer, more)
+                )
+                return low + (high - low) * (rows - fewer) / (more - fewer)
+        return None
 
     @property
     def _row(self) -> float | None:
@@ -324,17 +342,16 @@ class StallBound:
             return False
         return (ended and usual is not None) or over + self._now(1, tokens, ended=ended) > most
 
-    def _follow(self, tokens: int, seconds: float) -> bool:
-        """Scale what was measured half the way to a machine of another speed; whether it is one."""
+    def _follow(self, tokens: int, seconds: float) -> None:
+        """Scale what was measured half the way to a machine of another speed."""
         expected = self.expected(tokens)
         if self._sums[0] < self._KNOWN or not expected:
-            return False
+            return
         if 1 / self._NOISE <= seconds / expected <= self._NOISE:
-            return False
+            return
         ratio = math.sqrt(min(max(seconds / expected, 1 / self._CHANGE), self._CHANGE))
         count, n, t, nn, nt = self._sums
         self._sums = count, n, t * ratio, nn, nt * ratio
-        return True
 
     def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
         if self._rows:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,13 +90,15 @@ def _keep_measurements(folder: Path) -> None:
 
 
 def _forget_old(folder: Path, kept: Path | None = None) -> None:
-    """Remove what no run can be using any more."""
+    """Remove what no run has used for a day. Other runs may do so, too."""
     for path in folder.iterdir():
-        if path != kept and path.stat().st_mtime < time.time() - _DAY:
+        with suppress(FileNotFoundError):
+            if path == kept or path.stat().st_mtime >= time.time() - _DAY:
+                continue
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                path.unlink()
 
 
 def pytest_xdist_auto_num_workers() -> int:

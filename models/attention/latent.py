@@ -41,7 +41,7 @@ class LatentLayer(SharingLayer):
         for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
             new = latents[row : row + 1, :, :length], rotated[row : row + 1, :, :length]
             if cache.suffix.empty():
-                cache.begin_suffix(*new)
+                cache.begin_suffix(new)
             else:
                 cache.update_and_fetch(*new)
                 cache.let_go()

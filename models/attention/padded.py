@@ -155,7 +155,7 @@ class JointLayer(SharingLayer, PaddedLayer):
         own = own_tensors(self._prompts, self._index, (keys, values))
         for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
             part = slice(row, row + 1), slice(None), slice(0, length)
-            cache.begin_suffix(keys[part], values[part])
+            cache.begin_suffix((keys[part], values[part]))
         return JointKeys(keys, self, own), values
 
     def attend(

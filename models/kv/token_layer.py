@@ -117,15 +117,10 @@ class TokenLayerCache:
         self._fetched = self._whole(_flat(self.suffix.update_and_fetch(keys, values)))
         return self._fetched
 
-    def begin_suffix(self, keys: Any, values: Any) -> None:
-        """Have these tokens as the suffix, which is empty. They are not copied, nor fetched.
-
-        Args:
-            keys: `[1, heads, tokens, size]`, or the three arrays of quantised ones.
-            values: likewise.
-        """
-        self.suffix.keys, self.suffix.values = keys, values
-        self.suffix.offset = _flat((keys, values))[0].shape[-2]
+    def begin_suffix(self, tensors: Tensors) -> None:
+        """Have these tokens as the suffix, which is empty. They are not copied, nor fetched."""
+        self.suffix.keys, self.suffix.values = _pair(tensors)
+        self.suffix.offset = tensors[0].shape[-2]
 
     def keys_and_values(self) -> Any:
         """Keys and values of all tokens, without writing."""

@@ -33,12 +33,14 @@ _MANY = 2 * BLOCK  # tokens of a chunk, and before it, that show whether it is c
 _MOST = 4 * BLOCK  # tokens of a chunk that show what is not cut though attention is
 _AGAIN, _TIMES = 3, 12  # runs of a probe that see its highest peak, and in all
 _QUICK = 0.2  # seconds of the processor for them
+_SHORT = 0.1  # the same of a run whose operations take about as long as their launch
+_FEWEST = 5  # runs of these: a busy machine makes them seem longer
 _SLOW = 2.0  # seconds of one in which operations take far longer than their launch
 _ALIKE = 0.98  # of the highest peak, that is as high
 _ROWS = 3  # of a call that shows what several take more
 _GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 10  # of what is kept
+_FORMAT = 11  # of what is kept
 
 
 def measure(
@@ -204,7 +206,9 @@ class Peaks:
             started = time.monotonic()
             peaks.append(self.once(tokens, context, rows, alone=alone))
             slow = time.monotonic() - started >= _SLOW
-            if slow or _settled(peaks) or time.process_time() - begun >= _QUICK:
+            spent, again = time.process_time() - begun, len(peaks) - 1
+            enough = spent >= _QUICK and (again >= _FEWEST or spent >= _SHORT * again)
+            if slow or enough or _settled(peaks):
                 return max(peaks)
 
     def once(self, tokens: int, context: int, rows: int, *, alone: bool) -> int:

@@ -154,6 +154,8 @@ def batching(
         device: how attention is computed.
         prepare: has the model compute as it does where steps are compiled, or are not.
     """
+    prepare(False)
+    trials.alone()  # by MLX's own operations, with which each way is compared
     why = []
     # Recurrences, and attention that is not the layers', have many operations to be fused.
     few = device.fuses_fast or (not trials.layout.has_recurrences and reads_parts(trials))

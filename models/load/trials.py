@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ..kv.alignment import FEW
 from ..kv.layout import CacheLayout
-from ..kv.packed import PackedCheckpoint, PackedSpan
+from ..kv.packed import PackedCheckpoint, PackedSpan, pack_suffix
 from ..kv.sequence_cache import SequenceCache
 
 _MANY = FEW // 4 + 2  # with one token more: on CUDA there is a product, and a token beside it
@@ -50,13 +50,13 @@ class _Computed(NamedTuple):
         offset: its tokens.
         leased: the first of them.
         checkpoint: what is not token-addressable, if anything is.
-        suffix: keys and values of what comes after those that are leased, by layer.
+        suffix: what comes after those that are leased, if anything does.
     """
 
     offset: int
     leased: tuple[PackedSpan, ...]
     checkpoint: PackedCheckpoint | None
-    suffix: tuple[Any, ...]
+    suffix: PackedSpan | None
 
 
 class Trials:
@@ -120,22 +120,23 @@ class Trials:
             self.forward(cache, prefix)
             checkpoint = self._checkpoint_of(cache)
             spans = tuple(cache.take_packed())
-            self._begun[prefix] = _Computed(cache.offset, spans, checkpoint, ())
+            self._begun[prefix] = _Computed(cache.offset, spans, checkpoint, None)
         return self._begun[prefix]
 
     def _taken(self, cache: SequenceCache) -> _Computed:
-        suffix = [layer.suffix.keys_and_values() for layer in cache.token_layers]
-        mx.eval(suffix)
-        checkpoint = self._checkpoint_of(cache)
-        return _Computed(cache.offset, tuple(cache.leased), checkpoint, tuple(suffix))
+        checkpoint, suffix = self._checkpoint_of(cache), cache.suffix()
+        # Packed: a slice would keep all of a cache's room.
+        packed = pack_suffix(suffix) if suffix else None
+        return _Computed(cache.offset, tuple(cache.leased), checkpoint, packed)
 
     def _checkpoint_of(self, cache: SequenceCache) -> PackedCheckpoint | None:
         return cache.capture() if self.layout.has_checkpoints else None
 
     def _continued(self, computed: _Computed) -> SequenceCache:
         cache = self.layout.open(computed.offset, computed.leased, computed.checkpoint)
-        for layer, pair in zip(cache.token_layers, computed.suffix, strict=False):
-            layer.begin_suffix(*pair)
+        if computed.suffix is not None:
+            for index, layer in enumerate(cache.token_layers):
+                layer.begin_suffix(computed.suffix.layer(index))
         return cache
 
 

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from umbel.models.kv import row_kernel
 from umbel.models.load.device import CPU, DevicePolicy
 
 _WARP = 32
+_OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas")
 _ALIGNED = re.compile(r"alignas\((?:[^()]|\([^()]*\))*\)")
 """Of what is read at once, which a CPU needs not: MLX's memory has 8 bytes there."""
 _TYPES = {mx.float32: "float", mx.bool_: "bool", mx.int32: "int", mx.uint32: "unsigned"}
@@ -243,8 +245,11 @@ class EmulatedKernel:
             assignments="\n  ".join(f"global_{name} = {name};" for name, _, _, _ in given),
             arguments=", ".join(as_given.replace("$", "global_") for *_, as_given in given),
         )
-        library = self._folder / f"{self.name}{sha256(code.encode()).hexdigest()[:16]}.so"
-        if not library.exists():
+        made_of = "\n".join([code, *_OPTIONS, _compiler()])
+        library = self._folder / f"{self.name}{sha256(made_of.encode()).hexdigest()[:16]}.so"
+        if library.exists():
+            library.touch()  # it is in use
+        else:
             _build(code, library)
         return ctypes.CDLL(str(library))
 
@@ -310,13 +315,17 @@ def traced_only() -> Iterator[None]:
         mx.enable_compile()
 
 
+@cache
+def _compiler() -> str:
+    return subprocess.run(["g++", "--version"], check=True, capture_output=True, text=True).stdout
+
+
 def _build(code: str, library: Path) -> None:
     """Compile a kernel. Other processes may, too: each puts it there as a whole."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         file, built = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
         file.write_text(code)
-        options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
-        subprocess.run(["g++", *options, str(file), "-o", str(built)], check=True)
+        subprocess.run(["g++", *_OPTIONS, str(file), "-o", str(built)], check=True)
         built.replace(library)
 
 
