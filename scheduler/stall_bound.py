@@ -170,9 +170,9 @@ class StallBound:
         far = least >= self._CHANGE or most <= 1 / self._CHANGE
         if not far or len(self._speeds) < self._MANY:
             return
-        self._follow(tokens, least * (self.expected(tokens) or 0.0))
-        self._speeds.clear()
-        self._mixed.clear()
+        if self._follow(tokens, least * (self.expected(tokens) or 0.0)):
+            self._speeds.clear()
+            self._mixed.clear()
 
     def _in_mixed_step(self, usual: float) -> float:
         """Estimate what prompts add to a mixed step.
@@ -342,16 +342,17 @@ class StallBound:
             return False
         return (ended and usual is not None) or over + self._now(1, tokens, ended=ended) > most
 
-    def _follow(self, tokens: int, seconds: float) -> None:
-        """Scale what was measured half the way to a machine of another speed."""
+    def _follow(self, tokens: int, seconds: float) -> bool:
+        """Scale what was measured half the way to a machine of another speed, if it is known."""
         expected = self.expected(tokens)
         if self._sums[0] < self._KNOWN or not expected:
-            return
+            return False
         if 1 / self._NOISE <= seconds / expected <= self._NOISE:
-            return
+            return False
         ratio = math.sqrt(min(max(seconds / expected, 1 / self._CHANGE), self._CHANGE))
         count, n, t, nn, nt = self._sums
         self._sums = count, n, t * ratio, nn, nt * ratio
+        return True
 
     def _observe_rows(self, tokens: int, seconds: float, rows: int) -> None:
         if self._rows:

@@ -421,6 +421,18 @@ def test_mixed_steps_follow_a_machine_of_another_speed(times: float) -> None:
     assert bound._in_mixed_step(bound.expected(128) or 0.0) == pytest.approx(times * 0.148)
 
 
+def test_what_mixed_steps_took_is_kept_where_nothing_else_is_known() -> None:
+    """After few calls nobody can tell the parts of a call's time, which would be scaled alike."""
+    bound = StallBound(0.4)
+    for tokens in (16, 128):
+        bound.observe(tokens, 0.02 + 0.001 * tokens)
+    bound.observe_decode(0.05, 0, 4)
+    for _ in range(7):
+        bound.observe_mixed(128, 0.05 + 4 * 0.148, 1, 4)
+        assert bound.expected(128) == pytest.approx(0.148)
+        assert bound._in_mixed_step(0.148) == pytest.approx(2 * 0.148)
+
+
 def test_what_short_calls_take_more_says_nothing_of_the_machine() -> None:
     """A second attention takes as long as a few tokens do: not each of them takes longer."""
     bound = _known()
