@@ -186,11 +186,9 @@ def _look_up(modules: Sequence[Any]) -> None:
         inverse, scale = _inverse(module), getattr(module, "scale", 1.0)
         neighbours = bool(module.traditional)
         alike = module.dims, scale, neighbours, inverse.tobytes()
-        made.setdefault(alike, Rotation(module.dims, inverse, scale, neighbours=neighbours))
-        rotation = made[alike]
-        vars(module).setdefault(
-            "_rotation", rotation
-        )  # a model that was bound before keeps its own
+        new = Rotation(module.dims, inverse, scale, neighbours=neighbours)
+        # A model that was bound before keeps its own.
+        vars(module).setdefault("_rotation", made.setdefault(alike, new))
 
 
 def _inverse(module: Any) -> np.ndarray:
