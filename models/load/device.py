@@ -107,8 +107,8 @@ class DevicePolicy:
     spare_steps: int
 
 
-# MLX's exponential is slow on x86, and products take all the time: OpenBLAS multiplies 16 rows in
-# less time than 12, and 32 in less than 24. To compile is to start a C++ compiler. Beside
+# MLX's exponential is slow on x86, and products take all the time: OpenBLAS multiplies 8 rows in
+# less time than 6, and 16 in less than 12. To compile is to start a C++ compiler. Beside
 # streams 28 tokens of SmolLM2 took 180 ms on two cores, and three such prompts in one call 290.
 CPU = DevicePolicy(
     fp32=True,
@@ -139,7 +139,7 @@ CPU = DevicePolicy(
     max_stall_ms=400.0,
     most_freed=0,
     row_limit=2048,
-    row_multiple=16,
+    row_multiple=8,
     position_sizes=8,
     spare_steps=0,
 )
