@@ -77,7 +77,7 @@ def test_free_rows_do_not_matter(name: str) -> None:
     for prompt in (20, 3, 30, 1, 9):
         fixture.come(prompt=prompt)
     fixture.decode(steps=2)
-    assert fixture.batch.rows == 6
+    assert fixture.batch.rows > 5  # so the last one is free
     overwrite(fixture, 5, float("nan"))
     fixture.decode(steps=3)
     fixture.check()
@@ -178,13 +178,13 @@ def test_closing_late_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def long_prefix(fixture: BatchFixture) -> tuple[Branch, int]:
-    """A branch of 4,000 tokens without their computation, and its bytes."""
-    shape = (2 * len(fixture.batch._attending), 2, 4000, 32)
+    """A branch of 8,000 tokens without their computation, and its bytes."""
+    shape = (2 * len(fixture.batch._attending), 2, 8000, 32)
     keys = mx.random.normal(shape)
     mx.eval(keys)
     places = tuple(((0, 2 * i), (0, 2 * i + 1)) for i in range(len(fixture.batch._attending)))
     span = PackedSpan(Storage([keys], places))
-    return Branch([0] * 4000, [span]), span.nbytes
+    return Branch([0] * 8000, [span]), span.nbytes
 
 
 def settled() -> int:
@@ -197,7 +197,7 @@ def settled() -> int:
 
 
 def test_entering_copies_no_lease() -> None:
-    """Sitting down, standing up and decoding over 4,000 leased tokens copies none of them."""
+    """Sitting down, standing up and decoding over 8,000 leased tokens copies none of them."""
     fixture = BatchFixture("llama")
     for _ in range(2):
         fixture.come(prompt=1)
