@@ -123,7 +123,7 @@ def test_every_number_of_rows(name: str) -> None:
     assert held[1] - held[0] <= _CONSTANTS
     most = fixture.runner.profile.worst_case(longest(fixture.runner)).nbytes
     assert peaks[1] - held[0] <= 5 * most
-    assert {shape[0] for shape in fixture.runner.shapes} == {2, 3, 4, 6}
+    assert {shape[0] for shape in fixture.runner.shapes} == {2, 3, 4, 8}
     for prompt in (20, 3, 30):
         fixture.come(prompt=prompt)
     fixture.decode(steps=3)
