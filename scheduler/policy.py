@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .fairness.entry import Priority
 from .sequence import Sequence
 
-_TOGETHER = 512
+_TOGETHER = 1024
 """Tokens of a call of several prompts, each as long as the longest: each brings work after the
 call, too."""
 _LESS_URGENT = 4096

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence as Items
-from itertools import product
+from itertools import combinations, product
 
 from .policy import ChunkSize
 
@@ -19,13 +19,13 @@ class StallBound:
     A chunk takes a time of its own, to read the weights, and more for each token; both are
     fitted to the chunks that ran, newer ones counting more. A chunk's own time is why halving
     one does not halve its time, and why short chunks are a bad bargain. A call of several rows
-    takes more for each row, which some layers compute by itself. A number of rows that was not met
-    yet takes several times as long, once. So whether several rows pay is judged by nearly the least
-    that a row took lately, and whether streams can wait for them by what it mostly took. If the
-    last call of several took longer than that, the next one is expected to, as much, up to twice as
-    long: what makes one longer is often there for the next, too. With each call of one that counts
-    for less. Each row then enters the batch of those who decode, which keeps them waiting, too: its
-    state is written there.
+    takes more: for all of them, and for each row, which some layers compute by itself. A number of
+    rows that was not met yet takes several times as long, once. So whether several rows pay is
+    judged by nearly the least that a row took lately, and whether streams can wait for them by what
+    rows mostly took. If the last call of several took longer than that, the next one is expected
+    to, as much, up to twice as long: what makes one longer is often there for the next, too. With
+    each call of one that counts for less. Each row then enters the batch of those who decode, which
+    keeps them waiting, too: its state is written there.
 
     A call behind a decode in which somebody ended takes longer on some machines, and much longer on
     slow ones: the device packs what they leave, and the front end has their answers and next
@@ -67,7 +67,8 @@ class StallBound:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
-        self._rows = deque[float](maxlen=self._RECENT)  # seconds of each row more
+        # Rows of calls of several, and seconds more than one of one row takes for as many tokens.
+        self._rows = deque[tuple[int, float]](maxlen=self._RECENT)
         self._trust = 1.0  # in them
         self._excess = 1.0  # of the last call of several, over what such calls mostly take
         # Times as long as usual that calls took behind a decode in which somebody ended; a little
@@ -222,16 +223,30 @@ class StallBound:
         """Seconds of each row more, at best; None before any was measured."""
         if not self._rows:
             return None
-        least, *others = sorted(self._rows)
+        least, *others = sorted(seconds / (rows - 1) for rows, seconds in self._rows)
         # The very least of many may be noise, as may all but the least of a few.
         return self._trust * (others[0] if len(others) >= self._MANY else least)
 
-    @property
-    def _usual_row(self) -> float:
-        """What it mostly is; 0 before any was measured, and doubted while one was."""
-        if not self._rows:
+    def _usual_rows(self, rows: int) -> float:
+        """Seconds that so many rows mostly take more than one; 0 before any were measured.
+
+        Part of it may be the same for two and for many, as where a layer attends to prompts by
+        other operations than to one. That shows where calls had different numbers of rows (the
+        median of the slopes between them: Theil-Sen). Of one number it is taken to be the rows'.
+        What was measured once is doubted.
+        """
+        if not self._rows or rows == 1:
             return 0.0
-        return statistics.median(self._rows) * (self._trust if len(self._rows) == 1 else 1.0)
+        alone = statistics.median(seconds / (count - 1) for count, seconds in self._rows)
+        slopes = [
+            (more - seconds) / (larger - count)
+            for (count, seconds), (larger, more) in combinations(self._rows, 2)
+            if larger != count
+        ]
+        each = min(max(statistics.median(slopes), 0.0), alone) if slopes else alone
+        same = statistics.median(seconds - each * (count - 1) for count, seconds in self._rows)
+        trust = self._trust if len(self._rows) == 1 else 1.0
+        return max(0.0, same + each * (rows - 1)) * trust
 
     def _entering(self, rows: int) -> float:
         """Estimate how many seconds it takes that so many enter a batch.
@@ -241,7 +256,7 @@ class StallBound:
         """
         entries = self._entries
         if not entries:  # it takes about as long as a row does in a call
-            return rows * self._usual_row
+            return self._usual_rows(rows + 1)
         near = [seconds for entered, seconds in entries if rows <= 2 * entered <= 4 * rows]
         each = [seconds * rows / entered for entered, seconds in entries]
         return statistics.median(near or each)
@@ -258,7 +273,7 @@ class StallBound:
 
     def _usual(self, rows: int, tokens: int) -> float:
         """Seconds that a call of so many rows mostly takes, with padding so many tokens."""
-        return (self.expected(tokens) or 0.0) + (rows - 1) * self._usual_row
+        return (self.expected(tokens) or 0.0) + self._usual_rows(rows)
 
     def _now(self, rows: int, tokens: int, *, ended: bool = False, mixed: bool = False) -> float:
         """Seconds that it takes if it takes as much more than usual as the last one.
@@ -360,7 +375,7 @@ class StallBound:
             self._excess = min(max(ratio, 1.0), self._CHANGE)
         if seconds < (self.expected(tokens) or 0.0):  # rows only take more: the machine is faster
             self._follow(tokens, seconds)
-        self._rows.append(max(0.0, seconds - (self.expected(tokens) or 0.0)) / (rows - 1))
+        self._rows.append((rows, max(0.0, seconds - (self.expected(tokens) or 0.0))))
         self._trust = 1.0
 
     def _most_beside(self, *, mixed: bool = False) -> float:

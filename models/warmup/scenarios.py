@@ -24,7 +24,7 @@ multiple of eight."""
 
 _TURN = 70
 """Tokens that a turn adds to a conversation."""
-_JOINT = 512
+_JOINT = 1024
 """Tokens of prompts that are computed in one call, at most: as in `scheduler/policy.py`."""
 _BESIDE = 8
 """Prompts of one call, at most, whose every length is met: more are rare beside streams."""

@@ -196,11 +196,11 @@ def test_prompts_join_where_a_call_of_their_own_takes_longer() -> None:
     assert [chunk.tokens for chunk in plan(running, ChunkSize(512)).prefill] == [10]
 
 
-def test_several_prompts_have_512_tokens_at_most() -> None:
+def test_several_prompts_have_1024_tokens_at_most() -> None:
     """However many one may have: each brings work after the call."""
-    running = [sequence(101) for _ in range(9)]
+    running = [sequence(101) for _ in range(12)]
     batch = plan(running, ChunkSize(2048), functools.partial(taking(1, 0).joins, bounded=False))
-    assert [chunk.tokens for chunk in batch.prefill] == [100] * 5
+    assert [chunk.tokens for chunk in batch.prefill] == [100] * 10
     assert only(plan([sequence(1500)], ChunkSize(2048))).tokens == 1499
 
 

@@ -157,6 +157,91 @@ def test_what_is_foretold_is_a_time(chunks: list[tuple[int, float]]) -> None:
     assert 16 <= bound.chunk_size(512).most <= 512
 
 
+def several(same: float, each: float, calls: list[int]) -> StallBound:
+    """Learn of calls of one, of 30 ms and 0.1 ms a token, and of several, which take more.
+
+    Args:
+        same: seconds, however many rows there are.
+        each: seconds more of each row but the first.
+        calls: rows of each call of several, of 64 tokens a row.
+    """
+    bound = StallBound(0.2)
+    for tokens in (512, 64, 16, 128):
+        bound.observe(tokens, 0.03 + 0.0001 * tokens)
+    for rows in calls:
+        more = same + each * (rows - 1)
+        bound.observe(64 * rows, 0.03 + 0.0001 * 64 * rows + more, rows)
+    return bound
+
+
+def most_that_join(bound: StallBound) -> int:
+    """How many prompts of 64 tokens one call has beside streams."""
+    rows = 1
+    while rows < 100 and bound.joins([64] * rows, 64, bounded=True):
+        rows += 1
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("same", "each", "calls"),
+    [
+        (0.04, 0.0, [2, 7, 4]),
+        (0.04, 0.001, [2, 7, 4]),
+        (0.0, 0.005, [2, 7, 4]),
+        (0.02, 0.003, [7, 2, 2, 3]),
+    ],
+)
+def test_what_several_take_more_is_for_all_and_for_each(
+    same: float, each: float, calls: list[int]
+) -> None:
+    """So that a call of more than ever were is foretold."""
+    bound = several(same, each, calls)
+    bound.observe_decode(0.01, 0, 8)
+    bound.observe_decode(0.01, 4, 8)  # to enter takes nothing here
+    fitting = [n for n in range(2, 60) if 0.03 + n * 0.0064 + same + each * (n - 1) <= 0.16]
+    assert most_that_join(bound) == max(fitting)
+
+
+def test_of_one_number_of_rows_all_is_taken_to_be_the_rows() -> None:
+    """What others take is not known then: of twice as many twice as much."""
+    bound = several(0.06, 0.0, [4, 4])
+    bound.observe_decode(0.01, 0, 8)
+    bound.observe_decode(0.01, 4, 8)
+    assert most_that_join(bound) == 5  # 30 ms, 6.4 for each, and 20 for each but the first
+
+
+def test_a_call_that_compiles_does_not_change_what_rows_take() -> None:
+    """One of seven takes ten times as long, once: neither part is learned of it."""
+    usual = several(0.04, 0.001, [2, 7, 4, 3, 5, 6])
+    other = several(0.04, 0.001, [2, 7, 4, 3, 5])
+    other.observe(384, 1.0, 6)
+    for bound in (usual, other):
+        bound.observe_decode(0.01, 0, 8)
+        bound.observe_decode(0.01, 4, 8)
+        bound.observe(64, 0.0364)
+        for rows in (4, 5):  # the last call of several was as long as foretold
+            bound.observe(64 * rows, 0.03 + 0.0064 * rows + 0.04 + 0.001 * (rows - 1), rows)
+    assert most_that_join(other) == most_that_join(usual)
+
+
+@given(
+    calls=st.lists(
+        st.tuples(st.integers(2, 40), st.floats(0, 5)),
+        min_size=1,
+        max_size=9,
+    ),
+    rows=st.integers(1, 60),
+)
+def test_more_rows_never_take_less(calls: list[tuple[int, float]], rows: int) -> None:
+    """However calls took, by chance: what is foretold is a time, and grows with the rows."""
+    bound = StallBound(0.2)
+    bound.observe(64, 0.03)
+    for count, seconds in calls:
+        bound.observe(64 * count, seconds, count)
+    one, two = (bound._usual(n, 64) for n in (rows, rows + 1))
+    assert 0 <= one <= two + 1e-9
+
+
 def test_calls_of_several_rows_show_a_faster_machine() -> None:
     """Where all calls have several, nothing else does; a row's own time stays what it is more."""
     bound = StallBound(0.2)
