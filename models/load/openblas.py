@@ -114,8 +114,8 @@ def _file_of(wheel: Distribution, name: str) -> Path:
     Raises:
         FileNotFoundError: it has installed none of this name.
     """
-    paths = [Path(str(file.locate())) for file in wheel.files or () if file.name == name]
-    for path in paths:
-        if path.is_file():
-            return path.resolve()
-    raise FileNotFoundError(f"{wheel.name} {wheel.version} has no {name}")
+    found = (Path(str(file.locate())) for file in wheel.files or () if file.name == name)
+    path = next(filter(Path.is_file, found), None)
+    if path is None:
+        raise FileNotFoundError(f"{wheel.name} {wheel.version} has no {name}")
+    return path

@@ -27,7 +27,7 @@ _TURN = 70
 _JOINT = 1024
 """Tokens of prompts that are computed in one call, at most: as in `scheduler/policy.py`."""
 _BESIDE = 8
-"""Prompts of one call, at most, whose every length is met: more are rare beside streams."""
+"""Prompts of one call, at most, whose every length is met; of more a turn's is, in `_together`."""
 _LONG = 4096 + 11
 """Tokens of a long beginning, for which products have other kernels than for `COMMON`. It has half
 of the context at most."""

@@ -61,6 +61,23 @@ def test_openblas_is_loaded_and_used() -> None:
 
 
 @on_cpu_wheel
+def test_mlx_multiplies_with_the_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who imports umbel has it in front of MLX's, and it multiplies."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    printed = python(
+        "import ctypes, pathlib, umbel.models\n"
+        "import mlx.core as mx\n"
+        "mx.set_default_device(mx.cpu)\n"
+        f"(kept,) = pathlib.Path({str(tmp_path)!r}, 'umbel', 'blas').iterdir()\n"
+        "found = [ctypes.CDLL(path).cblas_sgemm for path in (None, str(kept))]\n"
+        "print(len({ctypes.cast(each, ctypes.c_void_p).value for each in found}))\n"
+        "product = mx.arange(12.0).reshape(3, 4) @ mx.arange(20.0).reshape(4, 5)\n"
+        "print(product[2].tolist() == [310, 348, 386, 424, 462])"
+    )
+    assert printed == ["1", "True"]
+
+
+@on_cpu_wheel
 def test_without_openblas_the_advice_is_to_install_it() -> None:
     """The slow path says what is wrong and which package mends it."""
     printed = python(

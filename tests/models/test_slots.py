@@ -77,7 +77,7 @@ def test_free_rows_do_not_matter(name: str) -> None:
     for prompt in (20, 3, 30, 1, 9):
         fixture.come(prompt=prompt)
     fixture.decode(steps=2)
-    assert fixture.batch.rows > 5  # so the last one is free
+    assert fixture.batch.rows == 8
     overwrite(fixture, 5, float("nan"))
     fixture.decode(steps=3)
     fixture.check()
@@ -208,10 +208,10 @@ def test_entering_copies_no_lease() -> None:
         active = settled()
         fixture.decode()
         mx.eval(fixture.batch.arrays())
-        assert mx.get_peak_memory() - active < size / 8
+        assert mx.get_peak_memory() - active < size / 12
     fixture.leave_batch(fixture.agents[-1])
     fixture.decode(fixture.agents[:-1])
-    assert mx.get_peak_memory() - active < size / 8
+    assert mx.get_peak_memory() - active < size / 12
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
