@@ -202,6 +202,10 @@ class _Flow:
         self.connection = connection
         self._inflow = inflow
         self._transport = transport
+        # What each token asks for is found without a detour.
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.get_write_buffer_size = transport.get_write_buffer_size
 
     def pause_reading(self) -> None:
         self._inflow.hold()

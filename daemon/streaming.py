@@ -10,6 +10,7 @@ from ..scheduler.errors import SlowConsumerError
 from .failures import as_api_error
 from .generations import ChoiceDeltas, Generations
 from .protocols.answers import AnswerEncoder
+from .silence import Silence
 
 T = TypeVar("T")
 
@@ -93,18 +94,23 @@ class EventStream:
         Raises:
             RequestError: a request ended with an error before the stream began.
         """
+        silence = Silence(self._keepalive)
         try:
-            await self._send(generations, encoder)
+            await self._send(generations, encoder, silence)
         except TimeoutError:
             generations.fail(SlowConsumerError("the client stopped reading its answer"))
             self._cut_off()
         except ConnectionError:
             pass  # the client left: leaving the generations cancels them
+        finally:
+            silence.close()
         return self._response
 
-    async def _send(self, generations: Generations, encoder: AnswerEncoder) -> None:
+    async def _send(
+        self, generations: Generations, encoder: AnswerEncoder, silence: Silence
+    ) -> None:
         try:
-            while (more := await self._next(generations, encoder)) is not None:
+            while (more := await self._next(generations, encoder, silence)) is not None:
                 await self._begin(encoder)
                 await self._write(_encoded(more, encoder))
         except (TimeoutError, ConnectionError):
@@ -130,11 +136,12 @@ class EventStream:
             self.prepared = True
             await self._response.prepare(self._request)
 
-    async def _next(self, generations: Generations, encoder: AnswerEncoder) -> ChoiceDeltas | None:
+    async def _next(
+        self, generations: Generations, encoder: AnswerEncoder, silence: Silence
+    ) -> ChoiceDeltas | None:
         while True:
             try:
-                async with asyncio.timeout(self._keepalive):
-                    return await generations.next()
+                return await silence.bound(generations.next())
             except TimeoutError:
                 await self._begin(encoder)
                 await self._write(encoder.keepalive())

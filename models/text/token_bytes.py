@@ -7,7 +7,10 @@ from typing import Any
 
 
 class TokenBytes:
-    """What each token of a vocabulary writes. Immutable, so safe from any thread."""
+    """What each token of a vocabulary writes. Safe from any thread: nothing of it ever changes.
+
+    What was read within a text is kept, for at most as many tokens as there are.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -23,6 +26,7 @@ class TokenBytes:
         self._before = next(
             (t for w in ("a", "A", "0", ".") if (t := tokenizer.token_to_id(w)) is not None), None
         )
+        self._within: dict[int, bytes | None] = {}
 
     def read(
         self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
@@ -33,6 +37,13 @@ class TokenBytes:
             Bytes, not always whole characters; None for unknown tokens, and for special ones
             but those `visible`.
         """
+        if first or token in visible:
+            return self._read(token, first=first, visible=visible)
+        if token not in self._within:
+            self._within[token] = self._read(token, first=False, visible=frozenset())
+        return self._within[token]
+
+    def _read(self, token: int, *, first: bool, visible: frozenset[int]) -> bytes | None:
         special = token in self.special
         word: str | None = None
         if not special or token in visible:
