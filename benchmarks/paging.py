@@ -31,6 +31,7 @@ from umbel.cachestore.state import Layout
 from umbel.cachestore.tries import Namespace
 from umbel.models.kv.packed import PackedSpan, pack_suffix
 from umbel.models.kv.stored import DiskCodec, HostArray
+from umbel.models.kv.token_layer import in_parts
 from umbel.models.runtime import backend
 
 MIB = 1 << 20
@@ -129,7 +130,7 @@ class Way:
 def _state(tokens: int, layers: int, heads: int) -> PackedSpan:
     shape = (1, heads, tokens, 128)
     kv = [mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2)]
-    return pack_suffix([(kv[0] + layer, kv[1] + layer) for layer in range(layers)])
+    return pack_suffix(in_parts([(kv[0] + layer, kv[1] + layer) for layer in range(layers)]))
 
 
 def main() -> None:

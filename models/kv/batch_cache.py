@@ -26,7 +26,7 @@ from .recurrent import BatchedRecurrentLayer
 from .sequence_cache import layer_caches_of
 from .span_run import SpanRun
 from .span_stacks import SpanStacks, order_of
-from .token_layer import Tensors
+from .token_layer import TokenParts
 
 _LAUNCHED = 8
 """Layers that are launched at once where steps are compiled.
@@ -154,13 +154,13 @@ class BatchCache:
         for window, tensors in by_window.items():
             self.windows[window].put(slot, tensors)
 
-    def suffix_of(self, slot: int, tokens: int) -> list[Tensors]:
+    def suffix_of(self, slot: int, tokens: int) -> list[list[TokenParts]]:
         """Look at a row's newest tokens, for each token-addressable layer; see `newest`."""
         if not tokens:
             return []
         flat = self._suffixes.newest(slot, tokens)
         each = len(flat) // self._num_token_layers
-        return [tuple(flat[i : i + each]) for i in range(0, len(flat), each)]
+        return [flat[i : i + each] for i in range(0, len(flat), each)]
 
     def non_trimmable_of(self, slot: int, offset: int) -> list[Any]:
         """Copy a row's non-trimmable layers into caches of mlx-lm's.

@@ -11,9 +11,10 @@ from typing import Any, Self
 import mlx.core as mx
 
 from .non_trimmable import Record
+from .row_kernel import Arrangement
 from .span_run import SpanRun
 from .storage import Places, Storage, copied
-from .token_layer import Tensors
+from .token_layer import Tensors, TokenParts, in_one
 
 _PARTS = 8
 """Arrays that the tensors of one shape become in a span, at most: they move one after the other."""
@@ -244,40 +245,74 @@ class PackedCheckpoint:
         ]
 
 
-def pack_suffix(layers: Sequence[Tensors]) -> PackedSpan:
-    """Pack the suffixes of all token-addressable layers."""
-    return PackedSpan(Storage(*pack([list(tensors) for tensors in layers], parts=_PARTS)))
+def pack_suffix(layers: Sequence[Sequence[TokenParts]], *, in_kernel: bool = False) -> PackedSpan:
+    """Pack the suffixes of all token-addressable layers.
+
+    Args:
+        layers: for each layer its tensors.
+        in_kernel: a kernel of ours puts them together; see `row_kernel`.
+    """
+    groups, places = _grouped(layers, _PARTS)
+    packed = _arranged(groups) if in_kernel else _concatenated(groups)
+    mx.eval(packed)
+    return PackedSpan(Storage(packed, places))
 
 
-def pack(layers: list[list[mx.array]], parts: int = 1) -> tuple[list[mx.array], Places]:
-    """Put arrays of one shape and type together, each in buffers of its own, evaluated.
+def pack(layers: list[list[mx.array]]) -> tuple[list[mx.array], Places]:
+    """Put arrays of one shape and type together, in a buffer of their own, evaluated.
 
     Args:
         layers: for each layer its arrays, `[1, ...]` each.
-        parts: how many arrays those of one shape become, at most.
     """
-    alike = Counter(_form(array) for arrays in layers for array in arrays)
+    groups, places = _grouped([[(array,) for array in arrays] for arrays in layers], 1)
+    packed = _concatenated(groups)
+    mx.eval(packed)
+    return packed, places
+
+
+_Groups = list[list[TokenParts]]
+"""Tensors that become one array each."""
+
+
+def _grouped(layers: Sequence[Sequence[TokenParts]], most: int) -> tuple[_Groups, Places]:
+    """Say which tensors become one array, those of one shape `most` arrays, and where each is."""
+    alike = Counter(_form(tensor) for tensors in layers for tensor in tensors)
     seen = Counter[tuple[Any, ...]]()
-    groups: dict[tuple[Any, ...], list[mx.array]] = {}
+    groups: dict[tuple[Any, ...], list[TokenParts]] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     places = []
-    for arrays in layers:
+    for tensors in layers:
         place = []
-        for array in arrays:
-            form = _form(array)
-            key = (*form, seen[form] * parts // alike[form])
+        for tensor in tensors:
+            form = _form(tensor)
+            key = (*form, seen[form] * most // alike[form])
             seen[form] += 1
             group = groups.setdefault(key, [])
             place.append((numbers.setdefault(key, len(numbers)), len(group)))
-            group.append(array)
+            group.append(tensor)
         places.append(tuple(place))
-    packed = [mx.contiguous(mx.concatenate(group, axis=0)) for group in groups.values()]
-    mx.eval(packed)
-    return packed, tuple(places)
+    return [*groups.values()], tuple(places)
 
 
-def _form(array: mx.array) -> tuple[Any, ...]:
-    return (*array.shape, array.dtype)
+def _concatenated(groups: _Groups) -> list[mx.array]:
+    return [mx.contiguous(mx.concatenate([*map(in_one, g)], axis=0)) for g in groups]
+
+
+def _arranged(groups: _Groups) -> list[mx.array]:
+    """One launch for several tensors, where each is a copy by MLX's operations."""
+    made: dict[tuple[int, ...], Arrangement] = {}
+    packed = []
+    for group in groups:
+        count, lengths = len(group), [part.shape[2] for part in group[0]]
+        if (count, *lengths) not in made:
+            arrangement = Arrangement([lengths] * count, [0] * count, sum(lengths))
+            made[count, *lengths] = arrangement
+        packed.append(made[count, *lengths].arrange(group))
+    return packed
+
+
+def _form(parts: TokenParts) -> tuple[Any, ...]:
+    return (*[part.shape for part in parts], parts[0].dtype)
 
 
 def _views(arrays: Sequence[mx.array], place: tuple[tuple[int, int], ...]) -> Tensors:

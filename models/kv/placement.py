@@ -24,7 +24,7 @@ from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
 from .span_run import SpanRun
 from .stacking import Stack
-from .token_layer import Tensors
+from .token_layer import TokenParts, in_parts
 
 
 class Placement:
@@ -39,10 +39,14 @@ class Placement:
     Args:
         layout: of the model's layers.
         batch: as above.
+        in_kernel: a kernel of ours packs suffixes; see `row_kernel`.
     """
 
-    def __init__(self, layout: CacheLayout, batch: BatchCache | None) -> None:
+    def __init__(
+        self, layout: CacheLayout, batch: BatchCache | None, *, in_kernel: bool = False
+    ) -> None:
         self._layout = layout
+        self._in_kernel = in_kernel
         self.batch = batch
         self.sequences: dict[int, SequenceCache] = {}
         self.groups: tuple[PrefixGroup, ...] | None = None
@@ -123,7 +127,8 @@ class Placement:
         Follow it with `replace_own`, or close the sequence.
         """
         self._check(cache)
-        return cache.take_packed(self._suffix(cache, cache.suffix_length))
+        suffix = self._suffix(cache, cache.suffix_length)
+        return cache.take_packed(suffix, in_kernel=self._in_kernel)
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
         """Have a sequence lease what was packed of it, too, and start an empty suffix."""
@@ -209,7 +214,7 @@ class Placement:
     def _pack(self, cache: SequenceCache, merges: int) -> None:
         tokens = cache.suffix_length
         if tokens:
-            packed = pack_suffix(self._suffix(cache, tokens))
+            packed = pack_suffix(self._suffix(cache, tokens), in_kernel=self._in_kernel)
             cache.give_back()
             cache.add_packed(packed, merges)
             self._restart_suffix(cache)
@@ -278,9 +283,9 @@ class Placement:
             raise ValueError("this model's sequences are not in a batch")
         return self.batch
 
-    def _suffix(self, cache: SequenceCache, tokens: int) -> list[Tensors]:
+    def _suffix(self, cache: SequenceCache, tokens: int) -> list[list[TokenParts]]:
         if cache.slot is None:
-            return cache.suffix()
+            return in_parts(cache.suffix())
         return self._batch.suffix_of(cache.slot, tokens)
 
     @staticmethod

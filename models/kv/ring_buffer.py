@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import NotBatchableError
 from .resizing import resized
 from .row_kernel import Arrangement
+from .token_layer import TokenParts, in_one
 
 _LOOKS = ("mask", "spans")
 
@@ -107,10 +108,10 @@ class RingBuffer:
 
     def take(self, row: int, count: int) -> list[mx.array]:
         """Copy the newest `count` tokens of a row, oldest first."""
-        return [mx.contiguous(tensor) for tensor in self.newest(row, count)]
+        return [mx.contiguous(in_one(parts)) for parts in self.newest(row, count)]
 
-    def newest(self, row: int, count: int) -> list[mx.array]:
-        """Look at the newest `count` tokens of a row, oldest first.
+    def newest(self, row: int, count: int) -> list[TokenParts]:
+        """Look at the newest `count` tokens of a row, oldest first: two parts where the ring ends.
 
         What comes of it is to be computed before the next write: that would be a copy of all rows.
         """
@@ -118,7 +119,7 @@ class RingBuffer:
         wrapped = [(start % self.positions, self.positions), (0, self._next)]
         parts = wrapped if start < 0 else [(start, self._next)]
         return [
-            mx.concatenate([t[row : row + 1, :, a:b] for a, b in parts if a < b], axis=2)
+            [t[row : row + 1, :, a:b] for a, b in parts if a < b]
             for t in self.tensors
             if t is not None
         ]

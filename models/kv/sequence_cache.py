@@ -14,7 +14,7 @@ from .contiguous import ContiguousKeys
 from .non_trimmable import capture
 from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, pack, pack_suffix, runs_of
 from .storage import Storage
-from .token_layer import Tensors, TokenLayerCache
+from .token_layer import Tensors, TokenLayerCache, TokenParts, in_parts
 
 
 class SequenceCache:
@@ -161,18 +161,21 @@ class SequenceCache:
             merged = merged.merge(other)
         self.packed[-1 - merges :] = [merged]
 
-    def take_packed(self, suffix: Sequence[Tensors] | None = None) -> list[PackedSpan]:
+    def take_packed(
+        self, suffix: Sequence[Sequence[TokenParts]] | None = None, *, in_kernel: bool = False
+    ) -> list[PackedSpan]:
         """Hand over all that it does not lease, in order, in packed spans.
 
         Follow it with `lease` and `restart_suffix`, or use the cache no more.
 
         Args:
             suffix: its suffix's tokens, where they lie elsewhere.
+            in_kernel: as `pack_suffix` takes it.
         """
-        suffix = self.suffix() if suffix is None else suffix
+        suffix = in_parts(self.suffix()) if suffix is None else suffix
         parts, self.packed = self.packed, []
         if suffix:
-            parts.append(pack_suffix(suffix))
+            parts.append(pack_suffix(suffix, in_kernel=in_kernel))
         del suffix  # slices, which would keep all of what is given back
         self.give_back()
         return parts

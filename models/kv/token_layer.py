@@ -17,6 +17,9 @@ Tensors = tuple[mx.array, ...]
 """One segment of one layer: `(keys, values)`, each `[1, heads, tokens, size]`, or the six
 arrays of a quantised pair."""
 
+TokenParts = Sequence[mx.array]
+"""One of these tensors, as parts that follow each other."""
+
 
 class TokenLayerCache:
     """Prefix and suffix of one layer.
@@ -219,6 +222,16 @@ def _flat(pair: Any) -> Tensors:
     if isinstance(keys, mx.array):
         return keys, values
     return (*keys, *values)
+
+
+def in_one(parts: TokenParts) -> mx.array:
+    """A tensor whose parts lie apart; a copy, where there are several."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=2)
+
+
+def in_parts(layers: Sequence[Tensors]) -> list[list[TokenParts]]:
+    """The tensors of layers, of which each lies in one piece, as parts."""
+    return [[(tensor,) for tensor in tensors] for tensors in layers]
 
 
 def starts(tensors: Tensors) -> Tensors:

@@ -9,6 +9,7 @@ from ..kv.alignment import FEW
 from ..kv.layout import CacheLayout
 from ..kv.packed import PackedCheckpoint, PackedSpan, pack_suffix
 from ..kv.sequence_cache import SequenceCache
+from ..kv.token_layer import in_parts
 
 _MANY = FEW // 4 + 2  # with one token more: on CUDA there is a product, and a token beside it
 _PREFIX = (*(1, 2, 3, 4) * _MANY, 5)
@@ -126,7 +127,7 @@ class Trials:
     def _taken(self, cache: SequenceCache) -> _Computed:
         checkpoint, suffix = self._checkpoint_of(cache), cache.suffix()
         # Packed: a slice would keep all of a cache's room.
-        packed = pack_suffix(suffix) if suffix else None
+        packed = pack_suffix(in_parts(suffix)) if suffix else None
         return _Computed(cache.offset, tuple(cache.leased), checkpoint, packed)
 
     def _checkpoint_of(self, cache: SequenceCache) -> PackedCheckpoint | None:

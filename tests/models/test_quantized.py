@@ -21,7 +21,7 @@ from umbel.models.kv.packed import PackedSpan, pack_suffix, runs_of
 from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.kv.span_stacks import SpanStacks, order_of
 from umbel.models.kv.stacking import Stack, StackRow, runs_in
-from umbel.models.kv.token_layer import QuantizedTokenLayerCache
+from umbel.models.kv.token_layer import QuantizedTokenLayerCache, in_parts
 from umbel.models.load.device import GPU, DevicePolicy, device_policy
 from umbel.models.load.loader import _try_quantized
 from umbel.models.params import KVQuantization
@@ -58,7 +58,7 @@ def part(pair: Pair, start: int, stop: int) -> Pair:
 
 def span(pair: Pair, start: int, stop: int, bits: int) -> PackedSpan:
     """Some of its tokens, packed."""
-    return pack_suffix([held(part(pair, start, stop), bits)])
+    return pack_suffix(in_parts([held(part(pair, start, stop), bits)]))
 
 
 def expected(queries: mx.array, pair: Pair, bits: int) -> mx.array:

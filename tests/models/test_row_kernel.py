@@ -9,6 +9,7 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 import pytest
 
+from umbel.models.kv.packed import pack_suffix
 from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.kv.row_kernel import MOST, Arrangement
 
@@ -104,3 +105,23 @@ def test_a_ring_buffer_writes_rows_as_it_does_one_by_one() -> None:
         for expected, found in zip(one.take(row, count), many.take(row, count), strict=True):
             assert mx.array_equal(expected, found)
     assert not any(mx.isnan(held).any() for held in many.tensors if held is not None)
+
+
+def test_a_suffix_is_packed_as_without_the_kernel(launched: list[EmulatedKernel]) -> None:
+    """In the same arrays, also of two shapes and where a ring ends: one launch for each array."""
+    mx.random.seed(2)
+    layers = [
+        [[part(3, heads, size), part(8, heads, size)] for heads, size in ((2, 8), (1, 12))]
+        for _ in range(9)
+    ]
+    expected = pack_suffix(layers)
+    assert not launched
+    found = pack_suffix(layers, in_kernel=True)
+    assert found.length == expected.length == 11
+    assert found.places == expected.places
+    for one, other in zip(found.arrays, expected.arrays, strict=True):
+        assert mx.array_equal(one, other)
+    for number, layer in enumerate(layers):
+        for tensor, parts in zip(found.layer(number), layer, strict=True):
+            assert mx.array_equal(tensor, mx.concatenate(parts, axis=2))
+    assert [kernel.launches for kernel in launched] == [len(expected.arrays)]
