@@ -91,6 +91,8 @@ class BatchPlanner:
         spare = self._batch.spare_steps + 1 if soon < self._batch.rows else 0
         has_room = self._stays and needed <= self._batch.rows
         rows = self._batch.rows if has_room else max(soon, self._batch.rows)
+        if not self._stays and may_copy and self._rules.spare_steps:
+            rows = max(rows, self._batch.rows_before)  # those who left are soon followed by others
         if may_copy and spare > self._rules.spare_steps:
             self._relocate(soon)
             rows, spare = soon, 0

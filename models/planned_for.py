@@ -79,6 +79,7 @@ class Batch(Protocol):
     Attributes:
         sequences: by their slots.
         rows: how many there are, free ones included.
+        rows_before: how many there were when the last one left, if that was a moment ago; else 0.
         spare_steps: steps for which fewer rows were enough.
         suffixes: the rows' tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
@@ -93,6 +94,8 @@ class Batch(Protocol):
     def sequences(self) -> Mapping[int, State]: ...  # noqa: D102  (described above, as those below)
     @property
     def rows(self) -> int: ...  # noqa: D102
+    @property
+    def rows_before(self) -> int: ...  # noqa: D102
     @property
     def spare_steps(self) -> int: ...  # noqa: D102
     @property

@@ -4,6 +4,8 @@ One object moves it, as plans say. References go one way, from here to a sequenc
 the batch's buffers, so that what nobody runs any more is freed at once.
 """
 
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -25,6 +27,10 @@ from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
 from .span_run import SpanRun
 from .stacking import Stack
 from .token_layer import TokenParts, in_parts
+
+_MOMENT = 2.0
+"""Seconds for which an empty batch's rows are known: agents go on a moment after their answers, and
+a batch of fewer rows would grow with each few who come, by steps that have not been compiled."""
 
 
 class Placement:
@@ -51,6 +57,7 @@ class Placement:
         self.sequences: dict[int, SequenceCache] = {}
         self.groups: tuple[PrefixGroup, ...] | None = None
         self.spare_steps = 0
+        self._emptied: tuple[int, float] = (0, -math.inf)  # how many rows were left by all, when
         self._restacking = RestackTimer()
 
     @property
@@ -82,6 +89,12 @@ class Placement:
     def rows(self) -> int:
         """How many rows the batch has, free ones included."""
         return 0 if self.batch is None else self.batch.rows
+
+    @property
+    def rows_before(self) -> int:
+        """How many rows there were when the last one left, if that was a moment ago; else 0."""
+        rows, at = self._emptied
+        return rows if time.monotonic() < at + _MOMENT else 0
 
     @property
     def suffixes(self) -> RingBuffer | None:
@@ -127,8 +140,10 @@ class Placement:
         Follow it with `replace_own`, or close the sequence.
         """
         self._check(cache)
-        suffix = self._suffix(cache, cache.suffix_length)
-        return cache.take_packed(suffix, in_kernel=self._in_kernel)
+        # In no variable: slices would keep all of what is given back.
+        return cache.take_packed(
+            self._suffix(cache, cache.suffix_length), in_kernel=self._in_kernel
+        )
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
         """Have a sequence lease what was packed of it, too, and start an empty suffix."""
@@ -148,6 +163,7 @@ class Placement:
         self._batch.free(slot)
         self._regroup()
         if not self.sequences:
+            self._emptied = self.rows, time.monotonic()
             self._batch.clear()
 
     def clear(self) -> None:

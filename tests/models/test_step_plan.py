@@ -75,6 +75,7 @@ class Batch:
 
     sequences: dict[int, State] = field(default_factory=dict)
     rows: int = 0
+    rows_before: int = 0
     spare_steps: int = 0
     suffixes: Buffer | None = field(default_factory=Buffer)
     windows: dict[int, Buffer] = field(default_factory=dict)
@@ -271,6 +272,21 @@ def test_a_batch_that_grows_has_rows_for_those_who_come() -> None:
     left = [State(n, 10) for n in range(7, 10)]
     assert planned(left, in_batch(*[State(n, 10) for n in range(4)]), coming=5).rows == 8
     assert planned(left, in_batch(*[State(n, 10) for n in range(16)]), coming=5).rows == 8
+
+
+def test_a_batch_that_was_left_by_all_has_as_many_rows_for_those_who_follow() -> None:
+    """They are more than are there yet; they become fewer as others do, and need no memory."""
+    states = [State(n, 10) for n in range(3)]
+    batch, patient = Batch(rows_before=32), Rules(spare_steps=2)
+    assert planned(states, batch, patient).rows == 32
+    assert planned(states, Batch(rows_before=2), patient, coming=9).rows == 12
+    assert planned(states, batch, Rules()).rows == 3, "where rows become fewer at once"
+    sparing = plan_step(states, (), batch, patient, may_copy=False).decode
+    assert sparing is not None
+    assert sparing.calls[0].rows == 3
+    there = in_batch(*states[:2], rows=4)
+    there.rows_before = 32
+    assert planned(states, there, patient).rows == 4, "somebody stays"
 
 
 def test_a_batch_does_not_shrink_while_others_come() -> None:
