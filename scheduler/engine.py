@@ -121,7 +121,7 @@ class Engine(Generic[C, P, O, T]):
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
-        self._report.publish()  # so that a step that hangs is seen with who hangs in it
+        self._report.publish_running()
         if step is not None:
             self._run(step, began, before)
         chunk = step is not None and self._stalled
@@ -175,10 +175,11 @@ class Engine(Generic[C, P, O, T]):
         """Start all who may, and beside those who decode no more than a few at a time."""
         until = self._clock() + (self._starting if self._scheduler.decoding else math.inf)
         while True:
-            while sequence := self._scheduler.start_next():
-                self._begin(sequence)
-                if self._clock() >= until:
-                    return
+            with self._scheduler.starting():
+                while sequence := self._scheduler.start_next():
+                    self._begin(sequence)
+                    if self._clock() >= until:
+                        return
             if not self._prefiller.share():
                 return
 

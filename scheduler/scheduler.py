@@ -1,6 +1,7 @@
 """Who waits, who runs, who is preempted, and who starts next."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 
 from .candidates import Candidates, PrefixLookup, Room
@@ -96,6 +97,10 @@ class Scheduler:
 
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self.running or sequence in self.preempted
+
+    def starting(self) -> AbstractContextManager[None]:
+        """Several start in the block, and nothing is brought into the cache; see `Candidates`."""
+        return self._candidates.starting()
 
     def start_next(self) -> Sequence | None:
         """Let the next sequence run, if one may."""

@@ -161,6 +161,32 @@ class TestStarting:
         del sequence
         assert gone() is None
 
+    def test_the_cache_is_asked_once_for_the_order_of_those_who_start(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Within a block; whoever starts is looked at anew, and so is everybody in the next one."""
+        fixture, asked = SchedulerFixture(max_batch=64), list[str]()
+        cached = dict[str, int]()
+
+        def known(sequence: Sequence) -> Known:
+            name = sequence.request.id
+            asked.append(name)
+            return Known(name, cached.get(name, 0))
+
+        monkeypatch.setattr(fixture.cache, "known", known)
+        names = [f"r{n}" for n in range(12)]
+        fixture.put(*names)
+        with fixture.scheduler.starting():
+            assert fixture.start() == names
+        assert all(asked.count(name) <= 3 for name in names), "order, whether it can start, charge"
+        fixture.put("a", "b")
+        with fixture.scheduler.starting():
+            assert fixture.scheduler.start_next() is not None
+        cached["d"] = 1 << 10
+        fixture.put("c", "d")
+        with fixture.scheduler.starting():
+            assert fixture.start()[0] == "d"
+
     def test_the_queue_is_free_while_they_are_looked_at(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
