@@ -143,7 +143,7 @@ class Decoder(Generic[C, P, O, T]):
             sequence.status = SequenceStatus.DECODE
             sequence.note(Activity.DECODE, self._clock())
         if sequence.num_computed_tokens < sequence.num_prompt_tokens:
-            self._totals.update(prefill_tokens=1)  # the prompt's last token
+            self._totals["prefill_tokens"] += 1  # the prompt's last token
         sequence.num_computed_tokens += 1
 
     def _advanced(self, sequence: Sequence) -> None:
@@ -162,7 +162,7 @@ class Decoder(Generic[C, P, O, T]):
             return
         sequence.output.append(token.id)
         self._lifecycle.emit(sequence, TokenEvent(token.id, self._clock(), token.logprobs))
-        self._totals.update(generation_tokens=1)
+        self._totals["generation_tokens"] += 1
         if len(sequence.output) >= sequence.request.max_tokens:
             complete = _is_complete(sequence)
             self._lifecycle.finish(sequence, FinishReason.STOP if complete else FinishReason.LENGTH)

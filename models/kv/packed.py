@@ -276,15 +276,15 @@ _Groups = list[list[TokenParts]]
 
 def _grouped(layers: Sequence[Sequence[TokenParts]], most: int) -> tuple[_Groups, Places]:
     """Say which tensors become one array, those of one shape `most` arrays, and where each is."""
-    alike = Counter(_form(tensor) for tensors in layers for tensor in tensors)
+    forms = [[_form(tensor) for tensor in tensors] for tensors in layers]
+    alike = Counter(form for each in forms for form in each)
     seen = Counter[tuple[Any, ...]]()
     groups: dict[tuple[Any, ...], list[TokenParts]] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     places = []
-    for tensors in layers:
+    for tensors, each in zip(layers, forms, strict=True):
         place = []
-        for tensor in tensors:
-            form = _form(tensor)
+        for tensor, form in zip(tensors, each, strict=True):
             key = (*form, seen[form] * most // alike[form])
             seen[form] += 1
             group = groups.setdefault(key, [])

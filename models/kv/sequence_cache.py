@@ -118,6 +118,8 @@ class SequenceCache:
 
     def held(self) -> Held:
         """What it has of its own, outside of the batch."""
+        if not self.layers and not self.packed:
+            return Held(0, 0)  # most of those who decode, asked twice a step
         arrays = [array for layer in self.layers for array in _arrays_of(layer)]
         nbytes = sum(array.nbytes for array in arrays)
         nbytes -= sum(storage.nbytes for storage in self._lodged)  # they count where they belong
