@@ -6,7 +6,7 @@ from typing import Generic, cast
 
 from ..cachestore.checkpoints import FINAL_AFTER, Reason, decode_due, prompt_offsets
 from ..cachestore.lease import Lease
-from ..cachestore.node import Tokens, as_tokens, common_length
+from ..cachestore.node import Tokens, common_length
 from ..cachestore.pins import Pins
 from ..cachestore.prefix_cache import SHARED, PrefixCache
 from ..cachestore.restoration import Known
@@ -205,7 +205,7 @@ class KVCacheManager(Generic[C]):
         awaited = sequence.is_awaited and sequence.num_awaited <= offset
         if not (ends or ((full or awaited) and not offset % self._grid)):
             return
-        tokens = as_tokens(sequence.computed)
+        tokens = sequence.computed
         lease.publish(tokens, self._publish_but_last(sequence, lease, tokens))
         self._opener.placement.replace_own(self.caches[sequence], lease.spans())
 
@@ -236,12 +236,10 @@ class KVCacheManager(Generic[C]):
             return
         kept = keep and self._keeps
         if kept:
-            self._hand_over(sequence, lease)
+            request, tokens = sequence.request, sequence.computed
+            self._hand_over(sequence, lease, tokens)
             if self._pins is not None:
-                request = sequence.request
-                self._pins.remember(
-                    request.tenant, request.conversation, as_tokens(sequence.computed)
-                )
+                self._pins.remember(request.tenant, request.conversation, tokens)
         try:
             cache = self.caches.pop(sequence, None)
             if cache is not None:
@@ -250,15 +248,14 @@ class KVCacheManager(Generic[C]):
             if not kept:  # last: what it leases may lie in the sequence's own caches
                 lease.close()
 
-    def _hand_over(self, sequence: Sequence, lease: Lease) -> None:
+    def _hand_over(self, sequence: Sequence, lease: Lease, tokens: Tokens) -> None:
         if self._grid > 1:
-            lease.close(as_tokens(sequence.computed[: lease.held]) if lease.held else None)
+            lease.close(tokens[: lease.held] if lease.held else None)
             return
         offset = sequence.num_computed_tokens
         taken = any(item.checkpoint.offset == offset for item in lease.captured)
         if self._captures and offset - sequence.frontier >= FINAL_AFTER and not taken:
             self._capture(sequence, Reason.FINAL)
-        tokens = as_tokens(sequence.computed)
         lease.close(tokens, self._publish_but_last(sequence, lease, tokens))
 
     def known(self, sequence: Sequence) -> Known:

@@ -3,6 +3,8 @@
 import enum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..cachestore.node import Tokens, as_tokens
 from ..models.params import Row
 from .request import Request
@@ -90,10 +92,12 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def computed(self) -> list[int]:
-        """The tokens whose state the model holds."""
+    def computed(self) -> Tokens:
+        """The tokens whose state the model holds, as the cache wants them."""
         end = [] if self.end_token is None else [self.end_token]
-        return [*self.request.prompt, *self.output, *end][: self.num_computed_tokens]
+        prompt = self.tokens[: self.num_prompt_tokens]
+        whole = np.concatenate([prompt, as_tokens([*self.output, *end])])
+        return whole[: self.num_computed_tokens]
 
     @property
     def num_known_tokens(self) -> int:
