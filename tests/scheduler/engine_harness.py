@@ -189,7 +189,9 @@ class EngineHarness(Bench):
         Everybody's answer is a cold run's, also over what a cancelled request has left.
         """
         self.until(lambda: not self.running() and not len(self._queue))
-        left = [s.computed for s in self.live.values() if s.cancelled and s.num_computed_tokens]
+        left = [
+            s.computed.tolist() for s in self.live.values() if s.cancelled and s.num_computed_tokens
+        ]
         self._check_answers()
         again = {self.send([*computed, *_AGAIN], 4): len(computed) for computed in left}
         self.until(lambda: not self.running() and not len(self._queue))
