@@ -37,7 +37,7 @@ from .planner import plan_step
 from .prefill import begin, prefill
 from .rotary import forgetting, rotations
 from .rules import rules_of, rules_within
-from .runtime import launch, launch_in_turn, peak_of, resident_bytes
+from .runtime import OnLaunch, launch, launch_in_turn, nothing, peak_of, resident_bytes
 from .sampling import sample
 from .step_plan import EXACT_ROWS, Call, Kind, StepPlan
 
@@ -248,7 +248,11 @@ class ModelRunner:
             return begin(self._model, chunks, self.device, self._outputs)
 
     def run(
-        self, plan: StepPlan, caches: Sequence[SequenceCache], tokens: Sequence[NextToken]
+        self,
+        plan: StepPlan,
+        caches: Sequence[SequenceCache],
+        tokens: Sequence[NextToken],
+        on_launch: OnLaunch = nothing,
     ) -> ForwardOutput:
         """Launch the model as planned, and advance the sequences by a token.
 
@@ -256,6 +260,7 @@ class ModelRunner:
             plan: made of these sequences as they lie now.
             caches: of the sequences that get a token, in the order of the plan.
             tokens: theirs.
+            on_launch: called once a call of the model is drawn up, before it is launched.
 
         Returns:
             The logits of their next tokens.
@@ -270,7 +275,8 @@ class ModelRunner:
         for call in calls:
             part = slice(at, at + len(call.sequences))
             try:
-                logits.append(self._call(call, caches[part], gather(tokens[part]), self._model))
+                given = caches[part], gather(tokens[part])
+                logits.append(self._call(call, *given, self._model, on_launch))
             except BaseException as error:
                 if call.kind is Kind.BATCH:
                     raise
@@ -319,28 +325,38 @@ class ModelRunner:
         return ForwardOutput(logits, {})
 
     def _call(
-        self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array, model: Any
+        self,
+        call: Call,
+        caches: Sequence[SequenceCache],
+        tokens: mx.array,
+        model: Any,
+        on_launch: OnLaunch = nothing,
     ) -> mx.array:
         with forgetting(self._rotations):
             if call.kind is Kind.BATCH:
-                logits = self._together(call, caches, tokens, model)
+                logits = self._together(call, caches, tokens, model, on_launch)
             else:
                 self.placement.apply(call.moves, {cache.number: cache for cache in caches})
                 if call.kind is Kind.EXACT:
-                    logits = self._exactly(caches, tokens)
+                    logits = self._exactly(caches, tokens, on_launch)
                 else:
-                    logits = self._alone(caches, tokens, model)
+                    logits = self._alone(caches, tokens, model, on_launch)
         for cache in caches:
             cache.advanced(1)
         return logits
 
     def _together(
-        self, call: Call, caches: Sequence[SequenceCache], tokens: mx.array, model: Any
+        self,
+        call: Call,
+        caches: Sequence[SequenceCache],
+        tokens: mx.array,
+        model: Any,
+        on_launch: OnLaunch,
     ) -> mx.array:
         placement = self.placement
         try:
             placement.apply(call.moves, {cache.number: cache for cache in caches})
-            logits = placement.step(model, call, tokens)
+            logits = placement.step(model, call, tokens, on_launch)
             launch(logits, placement.arrays() if self._has_more_than_logits else [])
         except BaseException:
             placement.clear()  # its layers may be at different tokens
@@ -348,21 +364,27 @@ class ModelRunner:
         self._note(placement.shape)
         return logits
 
-    def _alone(self, caches: Sequence[SequenceCache], tokens: mx.array, model: Any) -> mx.array:
+    def _alone(
+        self, caches: Sequence[SequenceCache], tokens: mx.array, model: Any, on_launch: OnLaunch
+    ) -> mx.array:
         (cache,) = caches
         cache.single_steps += 1
         cache.adopt()
         logits: mx.array = model(tokens[None], cache=cache.layers)[:, -1, :]
+        on_launch()
         if count := self.placement.launched_layers:
             launch_in_turn(cache.arrays(), count)
         launch(logits, cache.arrays() if self._has_more_than_logits else [])
         return logits
 
-    def _exactly(self, caches: Sequence[SequenceCache], tokens: mx.array) -> mx.array:
+    def _exactly(
+        self, caches: Sequence[SequenceCache], tokens: mx.array, on_launch: OnLaunch
+    ) -> mx.array:
         unused = EXACT_ROWS - len(caches)
         fed = mx.pad(tokens, (0, unused))
         layers = separate([*[cache.layers for cache in caches], *[None] * unused], self.device)
         logits: mx.array = self._model(fed[:, None], cache=layers)[: len(caches), -1, :]
+        on_launch()
         launch(logits, [cache.arrays() for cache in caches])
         self._note((EXACT_ROWS,))
         return logits

@@ -16,6 +16,9 @@ import mlx.core as mx  # isort: skip
 from .device_memory import NO_LIMIT, DeviceMemory, gpu_memory, host_memory
 
 T = TypeVar("T")
+OnLaunch = Callable[[], object]
+"""Called once work is drawn up and before it is launched. That takes MLX a while, which does not
+need the interpreter: whoever does is best told now."""
 
 # Control groups, second version and first; a path is there if the group is limited.
 _GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -101,6 +104,10 @@ def backend() -> str:
     return "metal" if sys.platform == "darwin" else "cuda"
 
 
+def nothing() -> None:
+    """Do nothing when work is launched."""
+
+
 def launch(*arrays: Any) -> None:
     """Start computing arrays, in any nesting, and do not wait for them."""
     mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
@@ -144,6 +151,7 @@ __all__ = [
     "BLAS",
     "DeviceMemory",
     "MemoryStatistics",
+    "OnLaunch",
     "backend",
     "device_memory",
     "give_freed_memory_back",
@@ -152,6 +160,7 @@ __all__ = [
     "launch_in_turn",
     "matmul_gflops",
     "memory_statistics",
+    "nothing",
     "peak_of",
     "release_thread",
     "resident_bytes",

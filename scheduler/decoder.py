@@ -63,17 +63,23 @@ class Decoder(Generic[C, P, O, T]):
         self._sampled = None
 
     def run(
-        self, sequences: tuple[Sequence, ...], plan: P
+        self, sequences: tuple[Sequence, ...], plan: P, on_launch: Callable[[], object]
     ) -> tuple[O | None, dict[int, BaseException]]:
         """Launch the model on the sequences' next tokens.
 
         Those for whom it fails are returned, not ended yet: their last tokens are on the way.
+
+        Args:
+            sequences: that get a token.
+            plan: of the step.
+            on_launch: see `ModelRunner.run`.
         """
         if not sequences:
             return None, {}
         caches = [self._kv_cache.caches[sequence] for sequence in sequences]
         try:
-            output = self._runner.run(plan, caches, list(map(self._next_token, sequences)))
+            tokens = list(map(self._next_token, sequences))
+            output = self._runner.run(plan, caches, tokens, on_launch)
         except BaseException as error:  # noqa: BLE001  (the model itself failed, under all of them)
             return None, dict.fromkeys(range(len(sequences)), error)
         for place, sequence in enumerate(sequences):

@@ -85,6 +85,7 @@ class Engine(Generic[C, P, O, T]):
         self._running = self._scheduler.running
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
+        self._keeps = False  # the last step's events, for this one to publish
         self._stirs = False  # somebody came or ended in it, or a prompt was computed, beside others
         self._begun: tuple[Sequence, ...] = ()  # whose first tokens are of a mixed step, the last
         self._starting = _STARTING * max_stall
@@ -109,6 +110,13 @@ class Engine(Generic[C, P, O, T]):
 
     def step(self) -> Pace:
         """Do one step's work, and say when the next one is due."""
+        try:
+            return self._step()
+        except BaseException:
+            self._publish_events()  # of what came before the fault
+            raise
+
+    def _step(self) -> Pace:
         began = self._clock()
         if not self._running:
             self._report.begin_work()
@@ -138,7 +146,7 @@ class Engine(Generic[C, P, O, T]):
             self._report.describe_cache()
             self._lifecycle.handed_over = False
         self._report.end_step()
-        self._publish_events()
+        self._keep_events(pace)
         return pace
 
     def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
@@ -298,7 +306,7 @@ class Engine(Generic[C, P, O, T]):
             s.status is not SequenceStatus.DECODE or s in self._begun for s in batch.decode
         )
         self._begun = ()
-        output, errors = self._decoder.run(batch.decode, step.plan)
+        output, errors = self._decoder.run(batch.decode, step.plan, self._publish_events)
         self._decoder.process_output()
         for place, error in errors.items():
             self._lifecycle.fail(batch.decode[place], error)
@@ -356,6 +364,20 @@ class Engine(Generic[C, P, O, T]):
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())
 
+    def _keep_events(self, pace: Pace) -> None:
+        """Publish a step's events, or have the next one do so when it launches.
+
+        Whoever reads them needs the interpreter, as this thread does until then, and afterwards
+        does not. Nothing is kept for longer than that step, whatever it does, nor where another
+        model's step comes first.
+        """
+        next_decodes = pace is Pace.BUSY and bool(self._scheduler.decoding)
+        own = self._runner.overlaps and not self._memory.others_busy
+        self._keeps = next_decodes and own and not self._keeps
+        if not self._keeps:
+            self._publish_events()
+
     def _publish_events(self) -> None:
+        self._keeps = False
         if events := self._lifecycle.take_events():
             self._publish(events)

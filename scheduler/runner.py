@@ -5,7 +5,7 @@ step, `O` what a step leads to, and `T` a token that may still be computed. The 
 them from the model and hands them back, and reads no more of them than their protocols say.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from ..cachestore.state import Checkpoint, Span
@@ -194,11 +194,18 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
         """Advance sequences over tokens, in one call; one only unless `prefills_together`."""
         ...
 
-    def run(self, plan: P_contra, caches: Sequence[C_contra], tokens: Sequence[int | T]) -> O:
+    def run(
+        self,
+        plan: P_contra,
+        caches: Sequence[C_contra],
+        tokens: Sequence[int | T],
+        on_launch: Callable[[], object],
+    ) -> O:
         """Launch the model on a token of each sequence, as planned.
 
-        A token is an id, or one that is still computed. Raises whatever the model raises for
-        the batch as a whole.
+        A token is an id, or one that is still computed. `on_launch` is called when what is to be
+        launched is drawn up: from then on others can have the interpreter for a while. Raises
+        whatever the model raises for the batch as a whole.
         """
         ...
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import weakref
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, cast
 
@@ -253,10 +253,17 @@ class FakeRunner:
             self._advance(list(tokens), cache)
             self.chunks.append((start, start + len(tokens)))
 
-    def run(self, plan: FakePlan, caches: Sequence[FakeState], tokens: Sequence[int]) -> FakeOutput:
+    def run(
+        self,
+        plan: FakePlan,
+        caches: Sequence[FakeState],
+        tokens: Sequence[int],
+        on_launch: Callable[[], object],
+    ) -> FakeOutput:
         """Give each state its token; a fault is the sequence's own."""
         if plan.decode != list(caches):
             raise AssertionError("others run than were planned")
+        on_launch()
         output = FakeOutput(list(caches))
         for place, (cache, token) in enumerate(zip(caches, tokens, strict=True)):
             try:

@@ -16,7 +16,7 @@ from ..attention.leased import Leased
 from ..attention.tails import Tails
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
-from ..runtime import launch, launch_in_turn
+from ..runtime import OnLaunch, launch, launch_in_turn, nothing
 from .alignment import aligned
 from .batch_layers import BatchLayers
 from .compiled_step import CompiledStep, RowState
@@ -272,6 +272,7 @@ class BatchCache:
         offsets: list[int],
         *,
         new: bool,
+        on_launch: OnLaunch = nothing,
     ) -> mx.array:
         """Give each of some rows a token.
 
@@ -281,6 +282,7 @@ class BatchCache:
             slots: of their rows.
             offsets: tokens that these have seen.
             new: rows were moved or resized since the last step.
+            on_launch: called once the step is drawn up.
 
         Returns:
             `[B, V]` logits, not yet evaluated.
@@ -296,6 +298,7 @@ class BatchCache:
             launch(self.arrays())
         try:
             logits = self._compiled.run(model, self.layers, self._spread(tokens, slots))
+            on_launch()
             if count := self.launched_layers:
                 launch_in_turn([layer.arrays() for layer in self._leaves], count)
         finally:

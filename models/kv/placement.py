@@ -15,6 +15,7 @@ import mlx.core as mx
 from ..errors import StateLostError
 from ..memory_profile import Held
 from ..moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
+from ..runtime import OnLaunch, nothing
 from ..step_plan import Call
 from .batch_cache import BatchCache
 from .entering import entering
@@ -237,13 +238,16 @@ class Placement:
 
     # -- steps -------------------------------------------------------------------------
 
-    def step(self, model: Any, call: Call, tokens: mx.array) -> mx.array:
+    def step(
+        self, model: Any, call: Call, tokens: mx.array, on_launch: OnLaunch = nothing
+    ) -> mx.array:
         """Give rows of the batch a token each, after the call's moves.
 
         Args:
             model: mlx-lm's.
             call: what was planned.
             tokens: `[B]`, in the order of its slots.
+            on_launch: called once the step is drawn up.
 
         Returns:
             `[B, V]` logits, not yet evaluated.
@@ -255,7 +259,9 @@ class Placement:
         self.groups, self.spare_steps = call.groups, call.spare_steps
         offsets = [self.sequences[slot].offset for slot in call.slots]
         new = call.regroups or bool(call.moves)
-        return self._batch.step(model, tokens, list(call.slots), offsets, new=new)
+        return self._batch.step(
+            model, tokens, list(call.slots), offsets, new=new, on_launch=on_launch
+        )
 
     def release_idle(self) -> bool:
         """Give up stacks in which something lies that no row reads; whether there were any.

@@ -27,6 +27,7 @@ from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.outputs import ForwardOutput, NextToken, SamplerOutput
 from umbel.models.params import Row, SamplingParams
 from umbel.models.runner import ModelRunner
+from umbel.models.runtime import OnLaunch, nothing
 from umbel.models.step_plan import Call, StepPlan
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.kv_cache_manager import KVCacheManager
@@ -116,11 +117,16 @@ class RecordingRunner(ModelRunner):
         return self._by_state[id(cache)]
 
     def _call(
-        self, call: Call, caches: Items[SequenceCache], tokens: mx.array, model: Any
+        self,
+        call: Call,
+        caches: Items[SequenceCache],
+        tokens: mx.array,
+        model: Any,
+        on_launch: OnLaunch = nothing,
     ) -> mx.array:
         """Give a token to each and note what came of it."""
         self._prompts = {}
-        logits = super()._call(call, caches, tokens, model)
+        logits = super()._call(call, caches, tokens, model, on_launch)
         self.rows.append(len(caches))
         for row, cache in enumerate(caches):
             self.note(cache, logits[row])

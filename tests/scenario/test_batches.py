@@ -234,12 +234,12 @@ def test_a_failure_of_exact_rows_is_that_calls_own(
     bench = Bench("llama", exact=True, max_batch=10)
     real, full = bench.runner._exactly, 0
 
-    def exactly(caches: Any, tokens: Any) -> Any:
+    def exactly(caches: Any, *rest: Any) -> Any:
         nonlocal full
         full += len(caches) == EXACT_ROWS
         if full == 12 and len(caches) == (EXACT_ROWS, 2)[fails]:
             raise RuntimeError("the model failed")
-        return real(caches, tokens)
+        return real(caches, *rest)
 
     monkeypatch.setattr(bench.runner, "_exactly", exactly)
     outcomes = bench.run_together(asks)

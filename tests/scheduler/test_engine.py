@@ -531,12 +531,12 @@ class TestTogether:
             bench.engine._prefiller.fitting = lambda chunks, *_, **__: chunks  # type: ignore[method-assign]
         run = bench.runner.run
 
-        def met(plan: FakePlan, caches: Items[FakeState], tokens: Items[int]) -> FakeOutput:
+        def met(plan: FakePlan, caches: Items[FakeState], *rest: Any) -> FakeOutput:
             """Take long where more rows than ever decode, as where a device meets them first."""
             bench.clock.advance(0.14 * (len(caches) in {4, 7, 10}))
-            return run(plan, caches, tokens)
+            return run(plan, caches, *rest)
 
-        bench.runner.run = met  # type: ignore[method-assign]
+        bench.runner.run = met  # type: ignore[method-assign, assignment]
         bench.put("stream", [5] * 18, max_tokens=90)
         for _ in range(4):
             bench.engine.step()
@@ -687,13 +687,14 @@ def _take_time(
         bench.clock.advance(own + row * len(chunks))
         prefill(chunks)
 
-    def slow_run(plan: FakePlan, caches: Items[FakeState], tokens: Items[int]) -> FakeOutput:
+    def slow_run(plan: FakePlan, caches: Items[FakeState], *rest: Any) -> FakeOutput:
         new = {id(cache.tokens) for cache in caches} - entered
         entered.update(new)
         bench.clock.advance(step + entry * len(new))
-        return run(plan, caches, tokens)
+        return run(plan, caches, *rest)
 
-    runner.prefill, runner.run = slow_prefill, slow_run  # type: ignore[method-assign]
+    runner.prefill = slow_prefill  # type: ignore[method-assign]
+    runner.run = slow_run  # type: ignore[method-assign, assignment]
     runner.open = slow_open  # type: ignore[method-assign, assignment]
 
 
@@ -1124,3 +1125,51 @@ def test_every_request_ends_once_whatever_happens() -> None:
         run_state_machine_as_test(
             EngineMachine, settings=settings(max_examples=80, stateful_step_count=30, deadline=None)
         )
+
+
+class TestWhenEventsArePublished:
+    """On a device that computes meanwhile a step's events wait for the next one's launch."""
+
+    @staticmethod
+    def watched(*, overlaps: bool = True) -> tuple["Bench", list[str]]:
+        """Note launches and tokens that are published, in their order."""
+        bench, seen = Bench(max_batch=4), list[str]()
+        bench.runner.overlaps = overlaps
+        run, publish = bench.runner.run, bench.engine._publish
+
+        def noted(plan: FakePlan, caches: Items[FakeState], tokens: Any, on_launch: Any) -> Any:
+            seen.append("drawn up")
+            output = run(plan, caches, tokens, on_launch)
+            seen.append("launched")
+            return output
+
+        def published(events: Any) -> None:
+            events = list(events)
+            seen.extend("token" for _, event in events if isinstance(event, TokenEvent))
+            seen.extend("end" for _, event in events if isinstance(event, Finished))
+            publish(events)
+
+        bench.runner.run = noted  # type: ignore[method-assign]
+        bench.engine._publish = published
+        return bench, seen
+
+    def test_they_are_when_the_next_step_is_drawn_up(self) -> None:
+        """And at once where none follows."""
+        bench, seen = self.watched()
+        bench.put("a", [1, 2, 3], max_tokens=5)
+        bench.drain()
+        assert seen == [
+            *("drawn up", "launched"),
+            *("drawn up", "token", "launched"),  # read at once, behind its prompt's call
+            *("drawn up", "launched"),
+            *("drawn up", "token", "launched"),
+            *("drawn up", "token", "launched"),
+            *("token", "token", "end"),
+        ]
+
+    def test_they_are_at_once_where_the_device_does_not_overlap(self) -> None:
+        """Nothing is gained there."""
+        bench, seen = self.watched(overlaps=False)
+        bench.put("a", [1, 2, 3], max_tokens=3)
+        bench.drain()
+        assert seen == [*("drawn up", "launched", "token")] * 3 + ["end"]

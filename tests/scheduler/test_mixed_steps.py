@@ -272,9 +272,9 @@ def test_when_many_end_those_who_come_beside_the_last_are_served() -> None:
     bench.runner.mixes, bench.runner.overlaps = True, False
     run, mix, prefill = bench.runner.run, bench.runner.mix, bench.runner.prefill
 
-    def slow_run(plan: FakePlan, caches: Items[FakeState], tokens: Items[int]) -> FakeOutput:
+    def slow_run(plan: FakePlan, caches: Items[FakeState], *rest: Any) -> FakeOutput:
         bench.clock.advance(0.06 + 0.003 * len(caches))
-        return run(plan, caches, tokens)
+        return run(plan, caches, *rest)
 
     def slow_mix(
         plan: FakePlan,
@@ -290,7 +290,8 @@ def test_when_many_end_those_who_come_beside_the_last_are_served() -> None:
         bench.clock.advance(0.05 + 0.002 * sum(len(fed) for fed, _ in chunks))
         prefill(chunks)
 
-    bench.runner.run, bench.runner.mix = slow_run, slow_mix  # type: ignore[method-assign]
+    bench.runner.run = slow_run  # type: ignore[method-assign, assignment]
+    bench.runner.mix = slow_mix  # type: ignore[method-assign]
     bench.runner.prefill = slow_prefill  # type: ignore[method-assign]
     prompts = {f"first {n}": [n + 1, 2, 3] for n in range(16)}
     for number, (name, prompt) in enumerate(prompts.items()):
