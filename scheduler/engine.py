@@ -129,7 +129,7 @@ class Engine(Generic[C, P, O, T]):
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
-        self._report.publish_running()
+        self._report.publish()  # so that a step that hangs is seen with who hangs in it
         if step is not None:
             self._run(step, began, before)
         chunk = step is not None and self._stalled
@@ -339,6 +339,7 @@ class Engine(Generic[C, P, O, T]):
         decode, chunks = step.batch.decode, step.batch.prefill
         if not decode:
             began = self._clock()
+        self._publish_events()  # the last step's: this call takes long
         everyone = (*decode, *(chunk.sequence for chunk in chunks))
         self._stalled = True
         try:
@@ -368,12 +369,12 @@ class Engine(Generic[C, P, O, T]):
         """Publish a step's events, or have the next one do so when it launches.
 
         Whoever reads them needs the interpreter, as this thread does until then, and afterwards
-        does not. Nothing is kept for longer than that step, whatever it does, nor where another
-        model's step comes first.
+        does not. An answer's end is not kept, since a client may have its next request ready;
+        nothing is kept for longer than the next step, nor where another model's comes first.
         """
         next_decodes = pace is Pace.BUSY and bool(self._scheduler.decoding)
         own = self._runner.overlaps and not self._memory.others_busy
-        self._keeps = next_decodes and own and not self._keeps
+        self._keeps = next_decodes and own and not self._keeps and self._lifecycle.only_tokens
         if not self._keeps:
             self._publish_events()
 

@@ -7,7 +7,7 @@ import structlog
 
 from .errors import ComputationError, RequestError
 from .kv_cache_manager import KVCacheManager
-from .request import Event, Finished, FinishReason
+from .request import Event, Finished, FinishReason, TokenEvent
 from .runner import C
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
@@ -40,6 +40,11 @@ class Lifecycle(Generic[C]):
         """The events since the last call."""
         events, self._events = self._events, []
         return events
+
+    @property
+    def only_tokens(self) -> bool:
+        """Whether nothing but tokens waits to be published."""
+        return all(isinstance(event, TokenEvent) for _, event in self._events)
 
     def guard(self, sequence: Sequence, work: Callable[[Sequence], None]) -> None:
         """Do something for one sequence; a fault ends that sequence only."""

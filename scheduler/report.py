@@ -9,7 +9,6 @@ from .kv_cache_manager import KVCacheManager
 from .memory import MemoryPlanner
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
-from .sequence import Sequence
 from .statistics import EngineStatistics, describe
 
 _DESCRIBED_EVERY = 1.0
@@ -50,7 +49,6 @@ class EngineReport(Generic[C, P, O, T]):
         self._steps = 0
         self._step_seconds = 0.0
         self._last_step_at = clock()
-        self._shown: tuple[Sequence, ...] = ()
         self.publish()
 
     def begin_work(self) -> None:
@@ -75,25 +73,16 @@ class EngineReport(Generic[C, P, O, T]):
         self._cache = self._kv_cache.statistics()
         self._describe_at = self._clock() + _DESCRIBED_EVERY
 
-    def publish_running(self) -> None:
-        """Publish if others run than were published: a step may hang, and is seen with these."""
-        if self._running_now != self._shown:
-            self.publish()
-
-    @property
-    def _running_now(self) -> tuple[Sequence, ...]:
-        return (*self._scheduler.running, *self._scheduler.preempted)
-
     def publish(self) -> None:
         """Replace the latest statistics by those of now."""
-        self._shown = self._running_now
+        scheduler = self._scheduler
         self.latest = EngineStatistics(
             **self.totals,
             batch_shapes=len(self._runner.shapes),
             page_ins=self._kv_cache.page_ins,
             cache=self._cache,
             memory=self._memory.use(),
-            running=tuple(map(describe, self._shown)),
+            running=tuple(map(describe, (*scheduler.running, *scheduler.preempted))),
             steps=self._steps,
             step_seconds=self._step_seconds,
             last_step_at=self._last_step_at,

@@ -120,16 +120,22 @@ class EngineHarness(Bench):
         return [self.send([*SYSTEM, *u], t) for u, t in zip(users, tokens, strict=True)]
 
     def cancel(self, *names: str) -> None:
-        """Cancel as the hand-off does; after the next step nothing may be left of them."""
+        """Cancel as the hand-off does; after the next step nothing may be left of them.
+
+        They are told what was read until then, which their step may have kept, and their end.
+        """
         for name in names:
             self.live[name].cancelled = True
             self._queue.remove(name)
         told = {name: len(self._history[name]) for name in names}
+        read = {name: list(self.live[name].output) for name in names}
         self.step()
         for name in names:
             sequence, said = self.live[name], self._history[name][told[name] :]
             began = sequence.status is not SequenceStatus.WAITING
-            assert said == [Finished(FinishReason.CANCELLED)] * began, said
+            assert said[-1:] == [Finished(FinishReason.CANCELLED)] * began, said
+            assert all(isinstance(event, TokenEvent) for event in said[:-1]), said
+            assert self._tokens(name) == read[name]
             assert sequence not in self.engine._kv_cache.caches
             assert sequence.lease is None or not sequence.lease.open
             assert (sequence.request.tenant, sequence.request.conversation) not in busy(self._queue)
@@ -209,12 +215,14 @@ class EngineHarness(Bench):
                 assert outcome.reason is FinishReason.LENGTH, outcome.error
                 assert len(outcome.tokens) == sequence.request.max_tokens
 
+    def _tokens(self, name: str) -> list[int]:
+        return [e.token for e in self._history[name] if isinstance(e, TokenEvent)]
+
     def _outcome(self, name: str) -> Outcome:
         outcome = Outcome(self.live[name].request.prompt)
+        outcome.tokens = self._tokens(name)
         for event in self._history[name]:
-            if isinstance(event, TokenEvent):
-                outcome.tokens.append(event.token)
-            elif isinstance(event, Finished):
+            if isinstance(event, Finished):
                 assert outcome.reason is None
                 outcome.reason, outcome.error = event.reason, event.error
         if name in self._states:

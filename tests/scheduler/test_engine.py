@@ -209,11 +209,11 @@ class TestAnswers:
     def test_the_next_step_is_launched_before_the_last_one_is_read(self) -> None:
         """Where device and host overlap, a token is read when the one after it is on its way."""
         bench = Bench()
-        bench.put("a", [1], max_tokens=3)
+        sequence = bench.put("a", [1], max_tokens=3)
         seen = []
         for _ in range(3):
             bench.engine.step()
-            seen.append((len(bench.runner.fed[0]), len(bench.tokens("a"))))
+            seen.append((len(bench.runner.fed[0]), len(sequence.output)))
         assert seen == [(1, 0), (2, 1), (3, 3)]
 
     def test_prefill_runs_in_chunks_on_the_grid(self) -> None:
@@ -871,13 +871,13 @@ class TestDeadlines:
     def test_a_running_request_is_cut_off(self, steps: int) -> None:
         """In prefill or decode: what it had is kept, its state is freed, the next one runs."""
         bench = Bench(prefill_chunk=2)
-        bench.put("late", [1, 2, 3, 4, 5], conversation="c", max_tokens=9, deadline=105)
+        late = bench.put("late", [1, 2, 3, 4, 5], conversation="c", max_tokens=9, deadline=105)
         bench.put("next", [6], conversation="c")
         for _ in range(steps):
             bench.engine.step()
         bench.clock.advance(4.999)
         bench.engine.step()
-        tokens = bench.tokens("late")
+        tokens = list(late.output)
         assert not isinstance(bench.events["late"][-1], Finished)
         bench.clock.advance(0.001)
         bench.drain()
@@ -1166,6 +1166,48 @@ class TestWhenEventsArePublished:
             *("drawn up", "token", "launched"),
             *("token", "token", "end"),
         ]
+
+    def test_they_are_at_once_with_an_end(self) -> None:
+        """Its client may have the next request ready; who goes on gets its tokens with it."""
+        bench, seen = self.watched()
+        bench.put("a", [1], max_tokens=2)
+        bench.put("b", [2], max_tokens=9)
+        while "end" not in seen:
+            bench.engine.step()
+        assert seen[-4:] == ["launched", "token", "token", "end"]
+
+    @pytest.mark.parametrize("call", ["mix", "prefill"])
+    def test_they_are_before_a_prompts_call(self, call: str) -> None:
+        """It takes long, alone as beside the token of those who decode."""
+        bench, seen = self.watched()
+        bench.runner.mixes = call == "mix"
+        bench.put("a", [1], max_tokens=20)
+        while not bench.engine._lifecycle._events:
+            bench.engine.step()
+        bench.put("b", [2] * 6, max_tokens=2)
+        real = getattr(bench.runner, call)
+
+        def noted(*rest: Any) -> Any:
+            seen.append("prompt")
+            return real(*rest)
+
+        setattr(bench.runner, call, noted)
+        del seen[:]
+        while "prompt" not in seen:
+            bench.engine.step()
+        assert "token" in seen[: seen.index("prompt")]
+
+    def test_they_are_where_a_step_fails(self) -> None:
+        """What came before the fault is not lost with it."""
+        bench, seen = self.watched()
+        bench.put("a", [1], max_tokens=20)
+        while not bench.engine._lifecycle._events:
+            bench.engine.step()
+        del seen[:]
+        bench.engine._afford = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        with pytest.raises(ZeroDivisionError):
+            bench.engine.step()
+        assert seen == ["token"]
 
     def test_they_are_at_once_where_the_device_does_not_overlap(self) -> None:
         """Nothing is gained there."""
