@@ -45,6 +45,7 @@ class EventStream:
         self._request = request
         self._keepalive = keepalive
         self._write_timeout = write_timeout
+        self._silence = Silence(keepalive)
         self.prepared = False
         self._begun = False
         self._response = web.StreamResponse(
@@ -94,23 +95,20 @@ class EventStream:
         Raises:
             RequestError: a request ended with an error before the stream began.
         """
-        silence = Silence(self._keepalive)
         try:
-            await self._send(generations, encoder, silence)
+            await self._send(generations, encoder)
         except TimeoutError:
             generations.fail(SlowConsumerError("the client stopped reading its answer"))
             self._cut_off()
         except ConnectionError:
             pass  # the client left: leaving the generations cancels them
         finally:
-            silence.close()
+            self._silence.close()
         return self._response
 
-    async def _send(
-        self, generations: Generations, encoder: AnswerEncoder, silence: Silence
-    ) -> None:
+    async def _send(self, generations: Generations, encoder: AnswerEncoder) -> None:
         try:
-            while (more := await self._next(generations, encoder, silence)) is not None:
+            while (more := await self._next(generations, encoder)) is not None:
                 await self._begin(encoder)
                 await self._write(_encoded(more, encoder))
         except (TimeoutError, ConnectionError):
@@ -136,12 +134,10 @@ class EventStream:
             self.prepared = True
             await self._response.prepare(self._request)
 
-    async def _next(
-        self, generations: Generations, encoder: AnswerEncoder, silence: Silence
-    ) -> ChoiceDeltas | None:
+    async def _next(self, generations: Generations, encoder: AnswerEncoder) -> ChoiceDeltas | None:
         while True:
             try:
-                return await silence.bound(generations.next())
+                return await self._silence.bound(generations.next())
             except TimeoutError:
                 await self._begin(encoder)
                 await self._write(encoder.keepalive())

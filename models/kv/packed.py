@@ -6,6 +6,7 @@ process. Spans are views of such arrays (see `storage`); a checkpoint has arrays
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Self
 
 import mlx.core as mx
@@ -300,15 +301,12 @@ def _concatenated(groups: _Groups) -> list[mx.array]:
 
 def _arranged(groups: _Groups) -> list[mx.array]:
     """One launch for several tensors, where each is a copy by MLX's operations."""
-    made: dict[tuple[int, ...], Arrangement] = {}
-    packed = []
-    for group in groups:
-        count, lengths = len(group), [part.shape[2] for part in group[0]]
-        if (count, *lengths) not in made:
-            arrangement = Arrangement([lengths] * count, [0] * count, sum(lengths))
-            made[count, *lengths] = arrangement
-        packed.append(made[count, *lengths].arrange(group))
-    return packed
+
+    @cache
+    def alike(count: int, *lengths: int) -> Arrangement:
+        return Arrangement([lengths] * count, [0] * count, sum(lengths))
+
+    return [alike(len(g), *[part.shape[2] for part in g[0]]).arrange(g) for g in groups]
 
 
 def _form(parts: TokenParts) -> tuple[Any, ...]:

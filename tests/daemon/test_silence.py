@@ -1,6 +1,7 @@
 """Waits with one timer for all of them."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -15,6 +16,14 @@ async def of_no_end() -> None:
     await asyncio.Event().wait()
 
 
+async def takes_too_long(silence: Silence, wait: Awaitable[None]) -> None:
+    """Have a wait cut off, after all of its time."""
+    start = asyncio.get_running_loop().time()
+    with pytest.raises(TimeoutError):
+        await silence.bound(wait)
+    assert asyncio.get_running_loop().time() - start >= SECONDS
+
+
 def test_each_wait_is_bounded() -> None:
     """One that takes too long is cancelled, and one after it again, but none that ends in time."""
     cancelled: list[str] = []
@@ -27,13 +36,10 @@ def test_each_wait_is_bounded() -> None:
             raise
 
     async def run() -> None:
-        silence, loop = Silence(SECONDS), asyncio.get_running_loop()
+        silence = Silence(SECONDS)
         assert await silence.bound(asyncio.sleep(0, "there")) == "there"
         for name in ("first", "second"):
-            start = loop.time()
-            with pytest.raises(TimeoutError):
-                await silence.bound(waits(name))
-            assert loop.time() - start >= SECONDS
+            await takes_too_long(silence, waits(name))
             assert await silence.bound(asyncio.sleep(0, name)) == name
         task = asyncio.current_task()
         assert task is not None
@@ -63,10 +69,7 @@ def test_one_timer_serves_many_waits() -> None:
         del loop.call_later
         await asyncio.sleep(2 * SECONDS)  # it rings while nobody waits
         loop.call_later = call_later
-        start = loop.time()
-        with pytest.raises(TimeoutError):
-            await silence.bound(of_no_end())
-        assert loop.time() - start >= SECONDS
+        await takes_too_long(silence, of_no_end())
         silence.close()
 
     asyncio.run(run())
@@ -78,12 +81,9 @@ def test_a_wait_that_began_late_has_all_its_time() -> None:
     """The timer that an earlier one set rings before, and changes nothing."""
 
     async def run() -> None:
-        silence, loop = Silence(SECONDS), asyncio.get_running_loop()
+        silence = Silence(SECONDS)
         await silence.bound(asyncio.sleep(0.8 * SECONDS))
-        start = loop.time()
-        with pytest.raises(TimeoutError):
-            await silence.bound(of_no_end())
-        assert loop.time() - start >= SECONDS
+        await takes_too_long(silence, of_no_end())
         silence.close()
 
     asyncio.run(run())
