@@ -81,6 +81,7 @@ class Recorder:
         plan: StepPlan,
         caches: Sequence[SequenceCache],
         tokens: Sequence[NextToken],
+        *_: Any,
     ) -> None:
         assert plan.decode is not None
         pending = {isinstance(token, PendingToken) for token in tokens}

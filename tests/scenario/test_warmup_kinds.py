@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import count
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from umbel.models.load.device import GPU
 from umbel.models.params import Mask, SamplingParams
 from umbel.models.warmup.running import Bounds, ScenarioRunner
 from umbel.models.warmup.scenarios import Scenario, full, padded_prompts, quick
+from umbel.scheduler.engine import Engine
 
 from .. import zoo
 from ..models.cuda_emulator import traced_only
@@ -59,9 +62,15 @@ def _steps_are_traced() -> Iterator[None]:
 
 @cache
 def assembled(name: str, rows: int) -> ServerFixture:
-    """Assemble an engine that did not warm up."""
+    """Assemble an engine that did not warm up.
+
+    Each look at its clock is a millisecond: which prompts share a call depends on what calls took.
+    """
     loaded = zoo_model(name, device=DEVICE)
-    return ServerFixture(loaded, MEMORY, max_batch=rows, warmup="none")
+    defaults: dict[str, Any] = cast("Any", Engine.__init__).__kwdefaults__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(defaults, "clock", count(step=0.001).__next__)
+        return ServerFixture(loaded, MEMORY, max_batch=rows, warmup="none")
 
 
 def server(name: str, rows: int = ROWS) -> ServerFixture:
