@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..errors import NotBatchableError
 from .fetched import Rotated, RotatedQueries
-from .joint import attend_jointly, own_tensors, shared_segments
+from .joint import attend_jointly, shared_segments
 from .padded import SharingLayer
 from .products import Segment
 
@@ -38,14 +38,7 @@ class LatentLayer(SharingLayer):
 
     def update_and_fetch(self, latents: mx.array, rotated: mx.array) -> tuple[mx.array, mx.array]:
         """Append each row's own tokens, and return the latents to expand, `[1, 1, N, size]`."""
-        for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
-            new = latents[row : row + 1, :, :length], rotated[row : row + 1, :, :length]
-            if cache.suffix.empty():
-                cache.begin_suffix(new)
-            else:
-                cache.update_and_fetch(*new)
-                cache.let_go()
-        own = own_tensors(self._prompts, self._index, (latents, rotated))
+        own = self.append(latents, rotated)
         shared = [part for parts in shared_segments(self._prompts, self._index) for part in parts]
         read, self._rotated = (
             mx.concatenate([*parts, tensor.reshape(1, 1, -1, tensor.shape[-1])], axis=2)

@@ -14,6 +14,7 @@ from ..kv.token_layer import TokenLayerCache
 from ..load.device import DevicePolicy
 from .fetched import Attend, CallKeys
 from .joint import Prompts, attend_jointly, own_tensors, shared_segments
+from .products import Segment
 
 
 class RowMasks(NamedTuple):
@@ -146,17 +147,34 @@ class SharingLayer(PromptsLayer):
         self._index = index
         self._device = device
 
+    def append(self, first: mx.array, second: mx.array) -> Segment:
+        """Append each row's own tokens to its cache.
 
-class JointLayer(SharingLayer, PaddedLayer):
-    """One whose rows, of which none has a suffix, attend together to what they share."""
+        Args:
+            first: of the two tensors that the model stores, `[rows, heads, tokens, size]`.
+            second: the other one.
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PaddedKeys, mx.array]:
-        """Begin each cache's suffix with the row's own tokens, and join nothing that rows share."""
-        own = own_tensors(self._prompts, self._index, (keys, values))
+        Returns:
+            What each row reads by itself: a suffix that grew is read as it is now, so that each
+            layer's is made when that layer is computed, and not all of them at the end.
+        """
         for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
             part = slice(row, row + 1), slice(None), slice(0, length)
-            cache.begin_suffix((keys[part], values[part]))
-        return JointKeys(keys, self, own), values
+            new = first[part], second[part]
+            if cache.suffix.empty():
+                cache.begin_suffix(new)
+            else:
+                cache.update_and_fetch(*new)
+                cache.let_go()
+        return own_tensors(self._prompts, self._index, (first, second))
+
+
+class JointLayer(SharingLayer, PaddedLayer):
+    """One whose rows attend together to what they share."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PaddedKeys, mx.array]:
+        """Append each row's own tokens to its cache, and join nothing that rows share."""
+        return JointKeys(keys, self, self.append(keys, values)), values
 
     def attend(
         self,

@@ -53,10 +53,8 @@ def prompt_layers(
         return first.layers
     if any(type(layer) is ChunkedKVCache for layer in layer_caches_of(first.layers)):
         raise NotBatchableError("prompts of layers that attend in chunks are computed one by one")
-    # A suffix that grows is written after all else: old and new would be there for all layers.
-    own = any(cache.is_contiguous or cache.suffix_length for cache in caches)
     latent = together is Together.LATENT
-    joint = latent or (width <= BLOCK and not own)
+    joint = latent or (width <= BLOCK and not any(cache.is_contiguous for cache in caches))
     prompts = prompts_of(caches, width, device) if joint else None
     index = {id(layer): number for number, layer in enumerate(first.token_layers)}
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from umbel.models import gated_delta, runner, runtime
-from umbel.models.attention import binding
+from umbel.models.attention import binding, joint
 from umbel.models.attention.blocks import BLOCK
 from umbel.models.binding import bind
 from umbel.models.errors import NotBatchableError
@@ -137,6 +137,28 @@ def test_whatever_each_reads_alone(name: str) -> None:
     for tokens, cache in zip(chunks, alone, strict=True):
         world.runner.prefill([(tokens, cache)])
     hold_the_same(joined, alone)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
+def test_a_suffix_keeps_nobody_from_reading_together(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prompt whose first part is computed: all read what they share at once, as before."""
+    world, seen, real = BatchFixture(name), list[int](), joint.attend_jointly
+    first, second, late = started(world, world.branch(40), 1)[0]
+
+    def noted(*args: Any) -> mx.array:
+        seen.append(len(args[3]))
+        return real(*args)
+
+    monkeypatch.setattr("umbel.models.attention.padded.attend_jointly", noted)
+    world.runner.prefill([(world.words(7), first), (world.words(5), second)])
+    layers = len(seen)
+    assert seen == [2] * layers
+    assert 0 < layers <= len(first.token_layers)
+    world.runner.prefill([(world.words(3), first), (world.words(9), late)])
+    world.runner.prefill([(world.words(4), each) for each in (first, second, late)])
+    assert seen[layers:] == [2] * layers + [3] * layers
 
 
 @pytest.mark.parametrize("name", ["llama", "falcon_h1", "llama_kv8", "deepseek_v3"])
