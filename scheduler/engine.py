@@ -117,7 +117,7 @@ class Engine(Generic[C, P, O, T]):
             raise
 
     def _step(self) -> Pace:
-        began = self._clock()
+        began, stirred = self._clock(), self._stirs
         if not self._running:
             self._report.begin_work()
         before = self._running.copy()
@@ -146,7 +146,7 @@ class Engine(Generic[C, P, O, T]):
             self._report.describe_cache()
             self._lifecycle.handed_over = False
         self._report.end_step()
-        self._keep_events(pace)
+        self._keep_events(pace, calm=not stirred and not self._stirs)
         return pace
 
     def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
@@ -365,16 +365,22 @@ class Engine(Generic[C, P, O, T]):
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())
 
-    def _keep_events(self, pace: Pace) -> None:
+    def _keep_events(self, pace: Pace, *, calm: bool) -> None:
         """Publish a step's events, or have the next one do so when it launches.
 
         Whoever reads them needs the interpreter, as this thread does until then, and afterwards
         does not. An answer's end is not kept, since a client may have its next request ready;
         nothing is kept for longer than the next step, nor where another model's comes first.
+
+        Args:
+            pace: of the next step.
+            calm: nobody came, ended or had a prompt computed in this one, nor in the one before.
+                Where somebody did, those who decode have waited, and the next step may begin with
+                much for this thread to do.
         """
-        next_decodes = pace is Pace.BUSY and bool(self._scheduler.decoding)
+        follows = calm and pace is Pace.BUSY and bool(self._scheduler.decoding)
         own = self._runner.overlaps and not self._memory.others_busy
-        self._keeps = next_decodes and own and not self._keeps and self._lifecycle.only_tokens
+        self._keeps = follows and own and not self._keeps and self._lifecycle.only_tokens
         if not self._keeps:
             self._publish_events()
 

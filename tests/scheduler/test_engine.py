@@ -1197,6 +1197,21 @@ class TestWhenEventsArePublished:
             bench.engine.step()
         assert "token" in seen[: seen.index("prompt")]
 
+    def test_they_are_at_once_while_others_come(self) -> None:
+        """A stream has waited for them; the step behind their prompts' keeps nothing either."""
+        bench, seen = self.watched()
+        bench.put("a", [1], max_tokens=30)
+        while not bench.engine._lifecycle._events:
+            bench.engine.step()
+        bench.put("b", [2] * 6, max_tokens=20)
+        kept = []
+        for _ in range(6):
+            bench.engine.step()
+            kept.append(bool(bench.engine._lifecycle._events))
+        # Two chunks, a step that reads its own tokens, one that only launches; then they overlap.
+        assert kept == [False, False, False, False, True, True]
+        assert seen.count("token") > 5
+
     def test_they_are_where_a_step_fails(self) -> None:
         """What came before the fault is not lost with it."""
         bench, seen = self.watched()
