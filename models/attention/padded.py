@@ -4,7 +4,7 @@ The model's products are computed for all rows together. Each row looks at its o
 writes to the caches of its own sequence: no padding gets there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -97,6 +97,17 @@ class PromptsLayer:
         """`[rows]` positions of the rows' next tokens."""
         return mx.array([int(cache.offset) for cache in self.caches])
 
+    def by_row(self, first: mx.array, second: mx.array) -> Iterator[tuple[Any, Segment]]:
+        """Give each row's cache its own tokens, without padding.
+
+        Args:
+            first: of the two tensors that the model stores, `[rows, heads, tokens, size]`.
+            second: the other one.
+        """
+        for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
+            part = slice(row, row + 1), slice(None), slice(0, length)
+            yield cache, (first[part], second[part])
+
 
 class PaddedLayer(PromptsLayer):
     """One whose rows attend to what their own caches return."""
@@ -110,9 +121,8 @@ class PaddedLayer(PromptsLayer):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[PaddedKeys, mx.array]:
         """Append each row's own tokens to its cache."""
         fetched = []
-        for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
-            part = slice(row, row + 1), slice(None), slice(0, length)
-            fetched.append(cache.update_and_fetch(keys[part], values[part]))
+        for cache, new in self.by_row(keys, values):
+            fetched.append(cache.update_and_fetch(*new))
             if isinstance(cache, TokenLayerCache):
                 cache.let_go()  # it is freed layer by layer, with what is returned here
         return PaddedKeys(keys, self, fetched), values
@@ -148,19 +158,13 @@ class SharingLayer(PromptsLayer):
         self._device = device
 
     def append(self, first: mx.array, second: mx.array) -> Segment:
-        """Append each row's own tokens to its cache.
-
-        Args:
-            first: of the two tensors that the model stores, `[rows, heads, tokens, size]`.
-            second: the other one.
+        """Append each row's own tokens to its cache; see `by_row`.
 
         Returns:
             What each row reads by itself: a suffix that grew is read as it is now, so that each
             layer's is made when that layer is computed, and not all of them at the end.
         """
-        for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
-            part = slice(row, row + 1), slice(None), slice(0, length)
-            new = first[part], second[part]
+        for cache, new in self.by_row(first, second):
             if cache.suffix.empty():
                 cache.begin_suffix(new)
             else:

@@ -16,7 +16,7 @@ from ..attention.leased import Leased
 from ..attention.tails import Tails
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
-from ..runtime import OnLaunch, launch, launch_in_turn, nothing
+from ..runtime import OnLaunch, launch, launch_in_turn
 from .alignment import aligned
 from .batch_layers import BatchLayers
 from .compiled_step import CompiledStep, RowState
@@ -272,7 +272,7 @@ class BatchCache:
         offsets: list[int],
         *,
         new: bool,
-        on_launch: OnLaunch = nothing,
+        on_launch: OnLaunch,
     ) -> mx.array:
         """Give each of some rows a token.
 

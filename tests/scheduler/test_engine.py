@@ -1153,6 +1153,16 @@ class TestWhenEventsArePublished:
         bench.engine._publish = published
         return bench, seen
 
+    @classmethod
+    def keeping(cls) -> tuple["Bench", list[str]]:
+        """The same, of one who decodes, in a moment when something is kept."""
+        bench, seen = cls.watched()
+        bench.put("a", [1], max_tokens=30)
+        while not bench.engine._lifecycle._events:
+            bench.engine.step()
+        del seen[:]
+        return bench, seen
+
     def test_they_are_when_the_next_step_is_drawn_up(self) -> None:
         """And at once where none follows."""
         bench, seen = self.watched()
@@ -1179,11 +1189,8 @@ class TestWhenEventsArePublished:
     @pytest.mark.parametrize("call", ["mix", "prefill"])
     def test_they_are_before_a_prompts_call(self, call: str) -> None:
         """It takes long, alone as beside the token of those who decode."""
-        bench, seen = self.watched()
+        bench, seen = self.keeping()
         bench.runner.mixes = call == "mix"
-        bench.put("a", [1], max_tokens=20)
-        while not bench.engine._lifecycle._events:
-            bench.engine.step()
         bench.put("b", [2] * 6, max_tokens=2)
         real = getattr(bench.runner, call)
 
@@ -1192,17 +1199,13 @@ class TestWhenEventsArePublished:
             return real(*rest)
 
         setattr(bench.runner, call, noted)
-        del seen[:]
         while "prompt" not in seen:
             bench.engine.step()
         assert "token" in seen[: seen.index("prompt")]
 
     def test_they_are_at_once_while_others_come(self) -> None:
         """A stream has waited for them; the step behind their prompts' keeps nothing either."""
-        bench, seen = self.watched()
-        bench.put("a", [1], max_tokens=30)
-        while not bench.engine._lifecycle._events:
-            bench.engine.step()
+        bench, seen = self.keeping()
         bench.put("b", [2] * 6, max_tokens=20)
         kept = []
         for _ in range(6):
@@ -1214,11 +1217,7 @@ class TestWhenEventsArePublished:
 
     def test_they_are_where_a_step_fails(self) -> None:
         """What came before the fault is not lost with it."""
-        bench, seen = self.watched()
-        bench.put("a", [1], max_tokens=20)
-        while not bench.engine._lifecycle._events:
-            bench.engine.step()
-        del seen[:]
+        bench, seen = self.keeping()
         bench.engine._afford = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
         with pytest.raises(ZeroDivisionError):
             bench.engine.step()
