@@ -4,12 +4,18 @@ Where MLX's kernels are not used, block by block: on the CPU they have a slow so
 `softmax`), and compute the half of the scores that a causal mask throws away.
 """
 
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
 import mlx.core as mx
 import numpy as np
 
 from ..load.device import DevicePolicy
 from .planned import LARGEST, attend_causally
 from .softmax import softmaxes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 BLOCK = 128
 """Queries at a time: scores stay in the processor's cache, and little is masked."""
@@ -70,7 +76,7 @@ def _masked(scores: mx.array, mask: mx.array | str | None, start: int, end: int)
     if mask is None:
         return scores
     if isinstance(mask, str):
-        return scores + _causal(end - start, scores.shape[-1])
+        return _looking_back(scores)
     if mask.ndim > 1 and mask.shape[-2] > 1:
         mask = mask[..., start:end, :]
     while mask.ndim < 4:  # noqa: PLR2004  (batch, heads, queries, keys)
@@ -81,11 +87,19 @@ def _masked(scores: mx.array, mask: mx.array | str | None, start: int, end: int)
     return mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
 
 
-def _causal(count: int, seen: int) -> mx.array:
-    """What is added so that the last `count` of `seen` tokens do not look ahead."""
-    mask = np.zeros((count, seen), np.float32)
-    mask[:, seen - count :][np.triu_indices(count, 1)] = -np.inf
-    return mx.array(mask)
+def _looking_back(scores: mx.array) -> mx.array:
+    """Mask, in place, what the last tokens must not see: whatever comes after each of them."""
+    mx.eval(scores)
+    count = scores.shape[-2]
+    view: NDArray[np.float32] = np.array(scores, copy=False)
+    view[..., -count:] += _ahead(count)
+    return scores
+
+
+@lru_cache(maxsize=8)
+def _ahead(count: int) -> "NDArray[np.float32]":
+    """What is added to the scores of `count` tokens and themselves; every layer asks for it."""
+    return np.triu(np.full((count, count), -np.inf, np.float32), 1)
 
 
 def _weighted(
