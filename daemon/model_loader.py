@@ -127,7 +127,8 @@ class ModelLoader:
             pass
         resident = await self._build(slot, opened, begin)
         await self._on_thread(slot, self.memory.built)
-        self._thread.attach(resident.assembly.engine.step)
+        engine = resident.assembly.engine
+        self._thread.attach(engine.step, engine.publish_kept)
         self._opened.pop(slot.name)
         slot.weight_bytes = opened.weight_bytes
         slot.context_length = resident.service.context_length

@@ -1,6 +1,7 @@
 """The engine: a step is schedule, plan, reserve, run, process output, sample, publish.
 
-It lives on the MLX thread.
+It lives on the MLX thread. Where nobody comes or goes, what a step would publish waits for the next
+one's launch.
 """
 
 import math
@@ -48,7 +49,7 @@ class Engine(Generic[C, P, O, T]):
         kv_cache: the cache of its state.
         memory: says what fits.
         queue: where sequences wait.
-        publish: takes each step's events; must not block.
+        publish: takes each step's events; must neither block nor raise.
         eos_ids: tokens that end an answer.
         prefill_chunk: the most prompt tokens that one step computes.
         max_batch: the most sequences that run at once.
@@ -117,7 +118,7 @@ class Engine(Generic[C, P, O, T]):
             raise
 
     def _step(self) -> Pace:
-        began, stirred = self._clock(), self._stirs
+        began, stirred = self._clock(), self._stirs or self._stalled
         if not self._running:
             self._report.begin_work()
         before = self._running.copy()
@@ -156,6 +157,11 @@ class Engine(Generic[C, P, O, T]):
             return Pace.WAITING if self._kv_cache.unwritten else Pace.IDLE
         waits = self._scheduler.reading or self._shortage.waits or self._scheduler.held
         return Pace.WAITING if waits else Pace.BUSY
+
+    def publish_kept(self) -> None:
+        """Publish what the last step kept, since something else comes before the next launch."""
+        if self._keeps:
+            self._publish_events()
 
     def close(self) -> None:
         """Give all memory back. No sequence may wait or run."""
@@ -245,6 +251,7 @@ class Engine(Generic[C, P, O, T]):
 
     def _leave(self, sequence: Sequence) -> bool:
         """Leave a sequence's state to the cache; False if it has ended instead."""
+        self.publish_kept()
         self._decoder.process_output()
         if sequence not in self._running:
             return False  # it was complete with the token that was on its way
@@ -268,6 +275,7 @@ class Engine(Generic[C, P, O, T]):
                 self._lifecycle.finish(sequence, FinishReason.ERROR, late(sequence))
 
     def _begin(self, sequence: Sequence) -> None:
+        self.publish_kept()
         self._report.publish()
         resumes = sequence.status is SequenceStatus.PREEMPTED
         self._lifecycle.guard(sequence, self._open)
@@ -370,7 +378,7 @@ class Engine(Generic[C, P, O, T]):
 
         Whoever reads them needs the interpreter, as this thread does until then, and afterwards
         does not. An answer's end is not kept, since a client may have its next request ready;
-        nothing is kept for longer than the next step, nor where another model's comes first.
+        nothing is kept for longer than the next step, nor where much comes before its launch.
 
         Args:
             pace: of the next step.
@@ -379,8 +387,8 @@ class Engine(Generic[C, P, O, T]):
                 much for this thread to do.
         """
         follows = calm and pace is Pace.BUSY and bool(self._scheduler.decoding)
-        own = self._runner.overlaps and not self._memory.others_busy
-        self._keeps = follows and own and not self._keeps and self._lifecycle.only_tokens
+        keeps = follows and self._runner.overlaps and not self._keeps
+        self._keeps = keeps and self._lifecycle.only_tokens
         if not self._keeps:
             self._publish_events()
 

@@ -1169,8 +1169,8 @@ class TestWhenEventsArePublished:
         bench.put("a", [1, 2, 3], max_tokens=5)
         bench.drain()
         assert seen == [
+            *("drawn up", "launched", "token"),  # read at once, behind its prompt's call
             *("drawn up", "launched"),
-            *("drawn up", "token", "launched"),  # read at once, behind its prompt's call
             *("drawn up", "launched"),
             *("drawn up", "token", "launched"),
             *("drawn up", "token", "launched"),
@@ -1191,6 +1191,7 @@ class TestWhenEventsArePublished:
         """It takes long, alone as beside the token of those who decode."""
         bench, seen = self.keeping()
         bench.runner.mixes = call == "mix"
+        bench.engine.publish_kept = lambda: None  # type: ignore[method-assign]  # when it starts
         bench.put("b", [2] * 6, max_tokens=2)
         real = getattr(bench.runner, call)
 
@@ -1201,7 +1202,8 @@ class TestWhenEventsArePublished:
         setattr(bench.runner, call, noted)
         while "prompt" not in seen:
             bench.engine.step()
-        assert "token" in seen[: seen.index("prompt")]
+        # The one that was kept, and two that a step reads before a call of prompts alone.
+        assert seen[: seen.index("prompt")].count("token") == (1 if call == "mix" else 3)
 
     def test_they_are_at_once_while_others_come(self) -> None:
         """A stream has waited for them; the step behind their prompts' keeps nothing either."""
@@ -1214,6 +1216,66 @@ class TestWhenEventsArePublished:
         # Two chunks, a step that reads its own tokens, one that only launches; then they overlap.
         assert kept == [False, False, False, False, True, True]
         assert seen.count("token") > 5
+
+    def test_they_are_at_once_with_a_start(self) -> None:
+        """Who comes alone, and has no prompt to compute, learns of it at once."""
+        bench, _ = self.watched()
+        bench.put("a", [1], max_tokens=9)
+        bench.engine.step()
+        assert [type(event) for event in bench.events["a"]] == [Started]
+
+    @pytest.mark.parametrize("what", ["somebody starts", "somebody leaves"])
+    def test_they_are_before_much_else_is_done(self, what: str) -> None:
+        """Those who decode shall not wait for it, too."""
+        bench, seen = self.keeping()
+        engine = bench.engine
+        starts = what == "somebody starts"
+        owner, name = (engine._kv_cache, "begin") if starts else (engine._lifecycle, "keep")
+        real = getattr(owner, name)
+
+        def noted(*rest: Any, **named: Any) -> Any:
+            seen.append(what)
+            return real(*rest, **named)
+
+        setattr(owner, name, noted)
+        if starts:
+            bench.put("b", [2], max_tokens=2)
+            engine.step()
+        else:
+            engine._preempt(*engine._running)
+        assert seen[:2] == ["token", what]
+
+    def test_they_are_when_the_thread_does_something_else(self) -> None:
+        """It says so; where nothing is kept, that changes nothing."""
+        bench, seen = self.keeping()
+        bench.engine.publish_kept()
+        bench.engine.publish_kept()
+        assert seen == ["token"]
+
+    def test_they_are_at_once_where_the_next_step_may_be_late(self) -> None:
+        """Nobody waits for a token that is there."""
+        bench, _ = self.keeping()
+        bench.engine._pace = lambda *_, **__: Pace.WAITING  # type: ignore[method-assign]
+        bench.engine.step()
+        assert not bench.engine._lifecycle._events
+
+    def test_they_are_where_a_step_launches_nothing(self) -> None:
+        """Even if more steps follow at once."""
+        bench, seen = self.keeping()
+        bench.engine._afford = lambda: None  # type: ignore[method-assign]
+        bench.engine._kv_cache.page = lambda **_: True  # type: ignore[method-assign]
+        assert bench.engine.step() is Pace.BUSY
+        assert seen == ["token"]
+
+    def test_an_end_is_at_once_where_a_step_launches_nothing(self) -> None:
+        """Of one who waited for too long, while others stay."""
+        bench, _ = self.keeping()
+        bench.engine.publish_kept()
+        bench.engine._afford = lambda: None  # type: ignore[method-assign]
+        bench.engine._kv_cache.page = lambda **_: True  # type: ignore[method-assign]
+        bench.put("b", [2], deadline=-1)
+        bench.engine.step()
+        assert isinstance(bench.end("b").error, DeadlineExceededError)
 
     def test_they_are_where_a_step_fails(self) -> None:
         """What came before the fault is not lost with it."""
