@@ -98,11 +98,14 @@ class PromptsLayer:
         return mx.array([int(cache.offset) for cache in self.caches])
 
     def by_row(self, first: mx.array, second: mx.array) -> Iterator[tuple[Any, Segment]]:
-        """Give each row's cache its own tokens, without padding.
+        """Pair each row's cache with its own tokens, without padding.
 
         Args:
             first: of the two tensors that the model stores, `[rows, heads, tokens, size]`.
             second: the other one.
+
+        Yields:
+            The cache, and both tensors of that row, `[1, heads, tokens of the row, size]`.
         """
         for row, (cache, length) in enumerate(zip(self.caches, self.lengths, strict=True)):
             part = slice(row, row + 1), slice(None), slice(0, length)
@@ -165,11 +168,7 @@ class SharingLayer(PromptsLayer):
             layer's is made when that layer is computed, and not all of them at the end.
         """
         for cache, new in self.by_row(first, second):
-            if cache.suffix.empty():
-                cache.begin_suffix(new)
-            else:
-                cache.update_and_fetch(*new)
-                cache.let_go()
+            cache.append(new)
         return own_tensors(self._prompts, self._index, (first, second))
 
 

@@ -120,6 +120,18 @@ class TokenLayerCache:
         self._fetched = self._whole(_flat(self.suffix.update_and_fetch(keys, values)))
         return self._fetched
 
+    def append(self, tensors: Tensors) -> None:
+        """Append to the suffix of a layer that is not quantised, and fetch nothing.
+
+        Args:
+            tensors: keys and values of the tokens. The first of a suffix are not copied.
+        """
+        self._fetched = None  # as above
+        if self.suffix.empty():
+            self.begin_suffix(tensors)
+        else:
+            self.suffix.update_and_fetch(*tensors)
+
     def begin_suffix(self, tensors: Tensors) -> None:
         """Have these tokens as the suffix, which is empty. They are not copied, nor fetched."""
         self.suffix.keys, self.suffix.values = _pair(tensors)
