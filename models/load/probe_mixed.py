@@ -22,9 +22,9 @@ _PROMPTS = ((6, 7, 8, 9, 10), (9, 3))
 def mixes(trials: Trials, device: DevicePolicy, outputs: OutputRows) -> bool:
     """Try out whether prompts and rows of a batch get from one call what they get alone.
 
-    A batch is tried beside two prompts that have no tokens of their own yet, and so is a sequence
-    that decodes alone beside one prompt that has: these are computed in two ways, and so are
-    several of which one has; see `prompt_layers`. Models whose state cannot resume at any token
+    A batch is tried beside two prompts that have no tokens of their own yet, and beside two of
+    which one has, and a sequence that decodes alone beside one prompt that has, which is computed
+    in another way; see `prompt_layers`. Models whose state cannot resume at any token
     are not tried: a checkpoint is due before a prompt's last token, which is computed here with
     the others.
 

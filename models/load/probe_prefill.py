@@ -1,5 +1,8 @@
 """Whether a loaded model prefills several prompts in one call as it does one by one."""
 
+from collections.abc import Callable
+from functools import partial
+
 import mlx.core as mx
 
 from ..attention.prompt_layers import Together
@@ -22,8 +25,9 @@ def prefills_together(trials: Trials, device: DevicePolicy, *, layers_attend: bo
     Models treat padding in many ways (some recurrent layers have no mask for it), so this is
     measured. The logits of a token more may differ from those of prompts computed one by one by
     the model's own rounding: by how much it differs from itself where a prompt is cut. Rows are
-    tried that have tokens of their own which nobody has stored, and rows that have none: with
-    masks these are computed in two ways; see `prompt_layers`.
+    tried that have tokens of their own which nobody has stored, and rows that have none. With masks
+    both read together what they share, and rows whose keys lie in one piece read all by themselves,
+    as wide ones do; see `prompt_layers`.
 
     Args:
         trials: of the model.
@@ -40,11 +44,13 @@ def _as_alone(trials: Trials, device: DevicePolicy, way: Together) -> bool:
     """Whether prompts that are computed together leave what they leave alone, but for rounding."""
 
     def after(
-        chunks: tuple[tuple[int, ...], ...], *, together: bool, stored: bool = False, cut: int = 0
+        chunks: tuple[tuple[int, ...], ...],
+        *,
+        together: bool,
+        held: Callable[[SequenceCache], SequenceCache] = _as_it_is,
+        cut: int = 0,
     ) -> mx.array:
-        caches = trials.prefilled(PROBED)
-        if stored:
-            caches = [_stored(trials.layout, cache) for cache in caches]
+        caches = list(map(held, trials.prefilled(PROBED)))
         parts = list(zip(chunks, caches, strict=True))
         for calls in [parts] if together else [[part] for part in parts]:
             if cut:
@@ -54,13 +60,17 @@ def _as_alone(trials: Trials, device: DevicePolicy, way: Together) -> bool:
             prefill(trials.model, [(tokens[cut:], cache) for tokens, cache in calls], device, way)
         return trials.next_logits(caches)
 
+    kinds: list[Callable[[SequenceCache], SequenceCache]]
+    kinds = [_as_it_is, partial(_stored, trials.layout)]
+    if way is Together.MASKED:
+        kinds.append(_in_one_piece)
     try:
         found = [
             (
-                after(_CHUNKS, together=True, stored=stored),
-                after(_NEIGHBOURS, together=True, stored=stored),
+                after(_CHUNKS, together=True, held=held),
+                after(_NEIGHBOURS, together=True, held=held),
             )
-            for stored in (False, True)
+            for held in kinds
         ]
     except NotBatchableError:
         return False
@@ -76,6 +86,17 @@ def _as_alone(trials: Trials, device: DevicePolicy, way: Together) -> bool:
         return True
     rounding = deviation(after(_CHUNKS, together=False, cut=1), alone)
     return furthest < max(BOUND, MARGIN * rounding)
+
+
+def _as_it_is(cache: SequenceCache) -> SequenceCache:
+    """Have a sequence with tokens of its own."""
+    return cache
+
+
+def _in_one_piece(cache: SequenceCache) -> SequenceCache:
+    """Have a sequence's keys in one piece, all of its own."""
+    cache.make_contiguous()
+    return cache
 
 
 def _stored(layout: CacheLayout, cache: SequenceCache) -> SequenceCache:

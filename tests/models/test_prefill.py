@@ -46,7 +46,7 @@ TOGETHER = [name for name in (*NAMES, "llama_kv4") if name not in BY_THEMSELVES]
 ROUNDING = 1e-5
 """Of a number in fp32 that is a sum of many, in another order: some states grow to a thousand."""
 
-LENGTHS = [(7, 1, 4), (70, 33, 2), (1, 1, 1), (5, 5, 5)]
+LENGTHS = [(7, 1, 4), (70, 33, 2), (1, 1, 1), (BLOCK + 9, 4, 2), (5, 5, 5)]
 LAYERS = 6
 _TYPES = "sliding_attention", "full_attention"
 
