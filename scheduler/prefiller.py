@@ -19,6 +19,9 @@ from .times import Activity
 
 log = structlog.get_logger()
 
+_ENDS = 2
+"""Steps one after the other in which somebody ended that may put off a call."""
+
 
 class Prefiller(Generic[C, P, O, T]):
     """Advances prompts, and learns how long that takes.
@@ -57,7 +60,7 @@ class Prefiller(Generic[C, P, O, T]):
         self._stall = StallBound(max_stall)
         self._exact = exact
         self._clock = clock
-        self._waited = False  # the last call that was planned is put off
+        self._waited = 0  # so many steps have put off the call that they planned
 
     @property
     def joins(self) -> Joins | None:
@@ -106,7 +109,8 @@ class Prefiller(Generic[C, P, O, T]):
         A call behind somebody who ended took up to twice as long as others on a slow machine: the
         device packs what is left, and the front end has answers and next questions to see to. Where
         the decode took long already, for that or since the device met its kind for the first time,
-        the call waits for the next step; not in two steps one after the other.
+        the call waits for the next step. Answers that began together end in two or three steps one
+        after the other, so it may wait twice where somebody ended, and once elsewhere.
 
         Args:
             chunks: of one call.
@@ -117,11 +121,11 @@ class Prefiller(Generic[C, P, O, T]):
         if not chunks or not self._bounded:
             return chunks
         tokens = [chunk.tokens for chunk in chunks]
-        self._waited = not self._waited and self._stall.should_wait(
-            tokens[0], spent, rows, ended=ended
-        )
-        if self._waited:
+        allowed = _ENDS if ended else 1
+        if self._waited < allowed and self._stall.should_wait(tokens[0], spent, rows, ended=ended):
+            self._waited += 1
             return ()
+        self._waited = 0
         return chunks[: self._stall.fitting(tokens, spent, rows, ended=ended)]
 
     def share(self) -> bool:

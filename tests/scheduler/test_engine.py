@@ -588,17 +588,25 @@ class TestTogether:
         bench.drain()
         assert bench.tokens("late") == reference([77, 2, 3], 3)[0]
 
-    @pytest.mark.parametrize("ended", [False, True])
-    def test_a_call_is_not_put_off_twice(self, *, ended: bool) -> None:
-        """However long each step takes: those who come wait in no two steps running."""
+    @pytest.mark.parametrize(
+        ("ends", "computed"),
+        [
+            ([True, True, True, True], [False, False, True, False]),
+            ([False, False, False], [False, True, False]),
+            ([True, False, True], [False, True, False]),
+            ([False, True, True], [False, False, True]),
+        ],
+    )
+    def test_a_call_is_put_off_by_few_steps(self, ends: list[bool], computed: list[bool]) -> None:
+        """However long each takes: by one, and by two where somebody ended in the second, too."""
         bench = Bench(max_batch=4, prefill_chunk=512, together=True)
         stream = bench.put("stream", [5, 6], max_tokens=90)
         while len(stream.output) < 3:  # so that it is known how long that takes
             bench.engine.step()
         chunks = (PrefillChunk(bench.put("late"), 3),)
         fitting = bench.engine._prefiller.fitting
-        assert [fitting(chunks, 1.0, 1, ended=ended) for _ in range(3)] == [(), chunks, ()]
-        assert [fitting(chunks, 0.0, 1, ended=ended) for _ in range(2)] == [chunks, chunks]
+        assert [bool(fitting(chunks, 1.0, 1, ended=ended)) for ended in ends] == computed
+        assert [fitting(chunks, 0.0, 1, ended=ended) for ended in ends] == [chunks] * len(ends)
 
     def test_calls_behind_who_ends_take_as_long_as_the_last_of_these_did(self) -> None:
         """As many times as long as usual as the worst of the last five of these."""
