@@ -130,7 +130,7 @@ class CompiledStep:
 
     Attributes:
         after: steps of a form that run before one is compiled; 0 for never, and once one could
-            not be. One does where it is a form that is compiled, with other positions: rows mostly
+            not be. None does where it is a form that is compiled, with other positions: rows mostly
             get these by growing, and then stay as they are for long.
 
     Args:
@@ -183,16 +183,19 @@ class CompiledStep:
         """How steps of the present form are run."""
         plan = self._state.plan if self._gathers else 0
         form = rows, plan, self._leased.form, self._state.form
-        way = self._ways.pop(form) if form in self._ways else _Way(self._after(form))
+        way = self._ways.pop(form) if form in self._ways else self._new(form)
         self._ways[form] = way
         if len(self._ways) > _MOST:
             del self._ways[next(iter(self._ways))]
         return way
 
-    def _after(self, form: tuple[Hashable, ...]) -> int:
+    def _new(self, form: tuple[Hashable, ...]) -> _Way:
+        """How steps are run of a form that is not known: as those of one with other positions."""
         *alike, _ = form
-        grown = any(way.compiled and [*known[:-1]] == alike for known, way in self._ways.items())
-        return 1 if grown else self.after
+        for known, way in self._ways.items():
+            if way.compiled and [*known[:-1]] == alike:
+                return _Way(0, asked=way.asked, arrays=way.arrays)
+        return _Way(self.after)
 
 
 def _logits(model: Any, layers: list[Any], tokens: mx.array) -> mx.array:
