@@ -124,9 +124,8 @@ class Engine(Generic[C, P, O, T]):
         before = self._running.copy()
         others, crowded = self._scheduler.decoding, self._scheduler.crowded
         short = self._scheduler.short or self._shortage.waits
-        reading = self._kv_cache.page(
-            stirs=self._stirs, others=(crowded or bool(others)) and not short
-        )
+        waits = (crowded or bool(others)) and not short
+        reading = self._kv_cache.page(stirs=self._stirs, others=waits, crowded=crowded)
         self._shortage.begin_step()
         self._admit()
         step = self._afford()

@@ -152,9 +152,11 @@ class KVCacheManager(Generic[C]):
             sequence, self._namespace(sequence)
         )
 
-    def page(self, *, stirs: bool, others: bool) -> bool:
+    def page(self, *, stirs: bool, others: bool, crowded: bool) -> bool:
         """Move state to and from the disk; see `Paging.step`."""
-        return self._paging is not None and self._paging.step(stirs=stirs, others=others)
+        if self._paging is None:
+            return False
+        return self._paging.step(stirs=stirs, others=others, crowded=crowded)
 
     @property
     def unwritten(self) -> bool:

@@ -19,6 +19,9 @@ _CALM = 0.05
 _PATIENCE = 3.0
 """Seconds for which it waits for that."""
 
+_LONG_PATIENCE = 20.0
+"""Seconds for which it waits for a moment in which fewer than two run or wait."""
+
 
 class Paging:
     """Has state moved to and from the disk. What goes wrong there ends it, and no request.
@@ -28,6 +31,10 @@ class Paging:
     writer would then make it longer: it takes the interpreter in turn with the thread that owns
     MLX, on CUDA the driver and the allocator, too. So it is while several run or wait, though none
     decodes yet: a crowd that waits for a prompt's state enters as soon as that is there.
+
+    The writer makes steps longer in calm moments, too. Agents rest between their turns, so where
+    several run or wait, what is to be written waits for such a rest first. Where none comes soon,
+    it is written in calm moments.
 
     Args:
         pager: of the cache, if there is a disk tier.
@@ -44,6 +51,7 @@ class Paging:
         self._page_ins = 0
         self._stirred = float("-inf")  # when somebody came or ended, or a prompt was computed
         self._waits_since: float | None = None
+        self._crowded_since: float | None = None  # and something is to be written
 
     @property
     def page_ins(self) -> int:
@@ -62,19 +70,21 @@ class Paging:
         """Whether nothing is being written, though something is to be: a step would begin."""
         return self._pager is not None and self._pager.unwritten
 
-    def step(self, *, stirs: bool = False, others: bool = False) -> bool:
+    def step(self, *, stirs: bool = False, others: bool = False, crowded: bool = False) -> bool:
         """Go on with what is on the way; whether there is more to do at once.
 
         Args:
             stirs: somebody came or ended in the last step, or a prompt was computed, beside others.
             others: somebody decodes, or several run or wait, and nobody lacks memory: what is being
                 written cannot be given up.
+            crowded: several run or wait.
         """
         if self._pager is None:
             return False
         try:
             calm = self._is_calm(self._pager, stirs=stirs)
-            self._pager.step(withholds=others and not calm)
+            rests = self._rests(self._pager, crowded=crowded)
+            self._pager.step(withholds=others and not (calm and rests))
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
             self._give_up(error)
@@ -94,6 +104,16 @@ class Paging:
         elif self._waits_since is None:
             self._waits_since = now
         return self._waits_since is not None and now - self._waits_since >= _PATIENCE
+
+    def _rests(self, pager: Pager, *, crowded: bool) -> bool:
+        """Whether fewer than two run or wait, or what is to be written has waited for that long."""
+        if not (crowded and pager.pending):
+            self._crowded_since = None
+            return True
+        now = self._clock()
+        if self._crowded_since is None:
+            self._crowded_since = now
+        return now - self._crowded_since >= _LONG_PATIENCE
 
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
         """Have what is on disk of a sequence's tokens read; whether to wait for it."""

@@ -351,18 +351,18 @@ class TestOrder:
         bench.put("stream", [5, 6, 7, 8, 9, 10], max_tokens=20)  # two chunks
         for _ in range(5):
             bench.engine.step()
-        assert heard == [*[(False, False)] * 2, *[(False, True)] * 3]
+        assert heard == [*[(False, False, False)] * 2, *[(False, True, False)] * 3]
         bench.put("other", [1, 2, 3], max_tokens=2)
         for _ in range(8):
             bench.engine.step()
         before, came, *later = heard[5:]
         heard.clear()
-        assert (before, came) == ((False, True), (True, True))
-        assert [stirs for stirs, _ in later if stirs] == [True], "it ends once"
-        assert later[-1] == (False, True)
+        assert (before, came) == ((False, True, True), (True, True, True))
+        assert [stirs for stirs, *_ in later if stirs] == [True], "it ends once"
+        assert later[-1] == (False, True, False)
         bench.drain()
         bench.engine.step()
-        assert heard[-1] == (False, False)
+        assert heard[-1] == (False, False, False)
 
     def test_the_disk_hears_when_several_wait_for_prompts(self) -> None:
         """Though nobody decodes yet: who waits for another's prompt enters behind it."""
@@ -373,12 +373,12 @@ class TestOrder:
             bench.put(name, prompt, max_tokens=3)
         while not any(bench.tokens(name) for name in ("a", "b")):
             bench.engine.step()
-        assert heard[0] == (False, True)
+        assert heard[0] == (False, True, True)
         assert len(heard) > 3
-        assert heard[1:] == [(True, True)] * (len(heard) - 1)
+        assert heard[1:] == [(True, True, True)] * (len(heard) - 1)
         bench.drain()
         bench.engine.step()
-        assert heard[-1] == (False, False)
+        assert heard[-1] == (False, False, False)
 
     def test_the_disk_does_not_wait_where_memory_is_short(
         self, monkeypatch: pytest.MonkeyPatch
@@ -395,7 +395,7 @@ class TestOrder:
         bench.engine.step()
         monkeypatch.setattr(Scheduler, "short", property(lambda _: False))
         bench.engine.step()
-        assert [others for _, others in heard] == [True, False, False, False]
+        assert [others for _, others, _ in heard] == [True, False, False, False]
 
     def test_an_idle_engine_has_new_state_written(self) -> None:
         """It asks for one more step where nothing is being written yet, and rests then."""
@@ -659,12 +659,12 @@ class TestTogether:
         assert steps.count((0.08, 1)) == len(steps) > 3
 
 
-def _told_to_the_disk(bench: Bench) -> list[tuple[bool, bool]]:
-    """Hear what paging is told in each step from here on: `stirs` and `others`."""
-    heard: list[tuple[bool, bool]] = []
+def _told_to_the_disk(bench: Bench) -> list[tuple[bool, bool, bool]]:
+    """Hear what paging is told in each step from here on: `stirs`, `others` and `crowded`."""
+    heard: list[tuple[bool, bool, bool]] = []
 
-    def page(*, stirs: bool, others: bool) -> bool:
-        heard.append((stirs, others))
+    def page(*, stirs: bool, others: bool, crowded: bool) -> bool:
+        heard.append((stirs, others, crowded))
         return False
 
     bench.engine._kv_cache.page = page  # type: ignore[method-assign]

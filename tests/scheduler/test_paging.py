@@ -15,7 +15,7 @@ from umbel.cachestore.node import as_tokens
 from umbel.cachestore.paging.page_out import _LITTLE, _PAUSE
 from umbel.cachestore.pins import Pins
 from umbel.models.params import SamplingParams
-from umbel.scheduler.paging import _CALM, _PATIENCE, Paging
+from umbel.scheduler.paging import _CALM, _LONG_PATIENCE, _PATIENCE, Paging
 from umbel.scheduler.request import Request
 from umbel.scheduler.sequence import Sequence
 
@@ -137,13 +137,20 @@ class Disturbed:
         self.engine = Paging(world.pager, pins, self.clock)
         self._starts = count(1000, 100)
 
-    def goes(self, *, after: float = 0.0, stirs: bool = True, others: bool = True) -> bool:
+    def goes(
+        self,
+        *,
+        after: float = 0.0,
+        stirs: bool = True,
+        others: bool = True,
+        crowded: bool = False,
+    ) -> bool:
         """Whether something is handed over in a step, before which something new has come."""
         self.clock.advance(after)
         start = next(self._starts)
         self.world.serve(range(start, start + 30))
         before = len(self.world.tier.jobs)
-        self.engine.step(stirs=stirs, others=others)
+        self.engine.step(stirs=stirs, others=others, crowded=crowded)
         assert self.world.tier.flush(10)
         return len(self.world.tier.jobs) > before
 
@@ -208,6 +215,42 @@ def test_the_wait_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
     assert not made.goes()
     assert not made.goes(after=0.9 * _PATIENCE)
     assert made.goes(after=0.2 * _PATIENCE)
+
+
+def test_what_is_written_waits_for_a_crowd_to_rest(world: PagedWorld) -> None:
+    """In calm moments, too, but not for long; then it goes in these, until fewer run."""
+    world.write_all()
+    made = Disturbed(world)
+    calm = 2 * _CALM
+    assert not made.goes(after=calm, stirs=False, crowded=True)
+    assert not made.goes(after=0.9 * _LONG_PATIENCE, stirs=False, crowded=True)
+    assert made.goes(after=0.2 * _LONG_PATIENCE, stirs=False, crowded=True)
+    assert not made.goes(crowded=True), "somebody came"
+    assert made.goes(after=calm, stirs=False, crowded=True)
+    assert made.goes(after=calm, stirs=False), "one is left"
+    assert not made.goes(after=calm, stirs=False, crowded=True)
+
+
+def test_the_wait_for_a_rest_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
+    """A crowd that has run for long has its next turn's state wait as long as the first one's."""
+    world.write_all()
+    made = Disturbed(world)
+    for _ in range(3):
+        made.engine.step(others=True, crowded=True)
+        made.clock.advance(_LONG_PATIENCE)
+    assert not made.goes(stirs=False, crowded=True)
+    assert not made.goes(after=0.9 * _LONG_PATIENCE, stirs=False, crowded=True)
+
+
+def test_what_is_being_written_pauses_while_a_crowd_runs(world: PagedWorld) -> None:
+    """What a single stream had begun goes on once the others are gone."""
+    world.write_all()
+    made, pauses = Disturbed(world), world.tier.pauses
+    world.tier.slow = True  # what was handed over is being written
+    assert made.goes(stirs=False)
+    made.engine.step(others=True, crowded=True)
+    made.engine.step(others=True)
+    assert pauses == [_PAUSE, 0]
 
 
 def test_nothing_is_held_back_where_nobody_waits(world: PagedWorld) -> None:
