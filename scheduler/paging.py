@@ -34,7 +34,8 @@ class Paging:
 
     The writer makes steps longer in calm moments, too. Agents rest between their turns, so where
     several run or wait, what is to be written waits for such a rest first. Where none comes soon,
-    it is written in calm moments.
+    it is written in calm moments. What is being written by then is: pins, and what is to be
+    deleted, wait behind it.
 
     Args:
         pager: of the cache, if there is a disk tier.
@@ -84,7 +85,8 @@ class Paging:
         try:
             calm = self._is_calm(self._pager, stirs=stirs)
             rests = self._rests(self._pager, crowded=crowded)
-            self._pager.step(withholds=others and not (calm and rests))
+            stirred = others and not calm
+            self._pager.step(withholds=stirred or (others and not rests), pauses=stirred)
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
             self._give_up(error)

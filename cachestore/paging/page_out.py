@@ -89,6 +89,8 @@ class PageOut:
         self._full = False  # until what was taken is written
         self._rests_until = 0.0
         self._paused = False  # the thread that writes is
+        self._counted: tuple[Size, int, int] | None = None  # what is held, when that was little
+        self._is_little = True
 
     @property
     def pending(self) -> bool:
@@ -105,18 +107,19 @@ class PageOut:
         """Whether nothing is being written, though something is to be, and would be taken."""
         return self.pending and not self._jobs
 
-    def step(self, *, withholds: bool = False) -> None:
+    def step(self, *, withholds: bool = False, pauses: bool = False) -> None:
         """Take in what was written, and hand over what is next.
 
         Args:
-            withholds: nothing is handed over or written, as long as it is little that waits: it
-                is lost if the process dies, or if memory is needed for others.
+            withholds: nothing is handed over, as long as it is little that waits: it is lost if
+                the process dies, or if memory is needed for others.
+            pauses: nothing is written then either.
         """
         for written in self._tier.completed():
             self._take(written)
         self._full = self._full and bool(self._jobs)
         withholds = withholds and self._little_waits
-        pauses = withholds and bool(self._jobs)
+        pauses = pauses and withholds and bool(self._jobs)
         if pauses or self._paused:
             self._tier.pause(_PAUSE if pauses else 0.0)
         self._paused = pauses
@@ -125,9 +128,14 @@ class PageOut:
 
     @property
     def _little_waits(self) -> bool:
-        dirty = (node for trie in self._cache.tries for node in trie.persistence.dirty)
-        waiting = sum(size_in_memory(node).nbytes for node in dirty)
-        return waiting * _LITTLE <= self._cache.pool.budget.nbytes
+        """Whether it is little; counted anew only where something has come or gone since."""
+        tries, budget = self._cache.tries, self._cache.pool.budget.nbytes
+        counted = tries.size, sum(len(trie.persistence.dirty) for trie in tries), budget
+        if counted != self._counted:
+            dirty = (node for trie in tries for node in trie.persistence.dirty)
+            waiting = sum(size_in_memory(node).nbytes for node in dirty)
+            self._counted, self._is_little = counted, waiting * _LITTLE <= budget
+        return self._is_little
 
     def give_up(self) -> None:
         """Hold nothing for the disk any more: it is the cache's alone, to be evicted like any."""

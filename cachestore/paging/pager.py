@@ -89,13 +89,14 @@ class Pager:
         """Whether nothing is being written, though something is to be."""
         return self._page_out.unwritten
 
-    def step(self, *, withholds: bool = False) -> None:
+    def step(self, *, withholds: bool = False, pauses: bool = False) -> None:
         """Take in what was written and read, and hand out what is to be read and written next.
 
         Args:
             withholds: see `PageOut.step`.
+            pauses: likewise.
         """
-        self._page_out.step(withholds=withholds)
+        self._page_out.step(withholds=withholds, pauses=pauses)
         self._page_in.step()
         if self._cache.tries.files.nbytes > self.budget:
             forgotten = self._cache.evictor.forget_persisted(int(self.budget * _ROOM_LEFT))

@@ -11,7 +11,8 @@ from tests.cachestore.fakes import KV, NAMESPACE
 from tests.cachestore.pager_tools import PagedWorld
 from tests.fakes import FakeClock
 from umbel.cachestore.ledger import Kind, Size
-from umbel.cachestore.node import as_tokens
+from umbel.cachestore.node import TrieNode, as_tokens, size_in_memory
+from umbel.cachestore.paging import page_out
 from umbel.cachestore.paging.page_out import _LITTLE, _PAUSE
 from umbel.cachestore.pins import Pins
 from umbel.models.params import SamplingParams
@@ -242,14 +243,17 @@ def test_the_wait_for_a_rest_begins_with_what_is_to_be_written(world: PagedWorld
     assert not made.goes(after=0.9 * _LONG_PATIENCE, stirs=False, crowded=True)
 
 
-def test_what_is_being_written_pauses_while_a_crowd_runs(world: PagedWorld) -> None:
-    """What a single stream had begun goes on once the others are gone."""
+def test_what_is_being_written_goes_on_beside_a_crowd(world: PagedWorld) -> None:
+    """In calm moments: pins and what is to be deleted wait behind it."""
     world.write_all()
     made, pauses = Disturbed(world), world.tier.pauses
     world.tier.slow = True  # what was handed over is being written
     assert made.goes(stirs=False)
+    assert not made.goes(stirs=False, crowded=True)
+    assert pauses == []
+    made.engine.step(stirs=True, others=True, crowded=True)
+    made.clock.advance(2 * _CALM)
     made.engine.step(others=True, crowded=True)
-    made.engine.step(others=True)
     assert pauses == [_PAUSE, 0]
 
 
@@ -279,3 +283,23 @@ def test_much_does_not_wait(world: PagedWorld) -> None:
     assert not made.goes()
     assert not made.goes()
     assert made.goes()
+
+
+def test_what_waits_is_counted_where_it_changed(
+    world: PagedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in each step: a crowd leaves hundreds of nodes, and goes on."""
+    world.write_all()
+    made, counted = Disturbed(world), list[object]()
+
+    def size(node: TrieNode) -> Size:
+        counted.append(node)
+        return size_in_memory(node)
+
+    monkeypatch.setattr(page_out, "size_in_memory", size)
+    for number in range(1, 4):
+        assert not made.goes(crowded=True)
+        for _ in range(5):
+            made.engine.step(others=True, crowded=True)
+        assert len(counted) == number, "as many as wait, once"
+        counted.clear()
