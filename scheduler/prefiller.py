@@ -19,7 +19,7 @@ from .times import Activity
 
 log = structlog.get_logger()
 
-_ENDS = 2
+_ENDS = 4
 """Steps one after the other in which somebody ended that may put off a call."""
 
 
@@ -109,8 +109,8 @@ class Prefiller(Generic[C, P, O, T]):
         A call behind somebody who ended took up to twice as long as others on a slow machine: the
         device packs what is left, and the front end has answers and next questions to see to. Where
         the decode took long already, for that or since the device met its kind for the first time,
-        the call waits for the next step. Answers that began together end in two or three steps one
-        after the other, so it may wait twice where somebody ended, and once elsewhere.
+        the call waits for the next step. Answers that began together end in two to four steps one
+        after the other, so it may wait four times where somebody ended, and once elsewhere.
 
         Args:
             chunks: of one call.

@@ -591,14 +591,15 @@ class TestTogether:
     @pytest.mark.parametrize(
         ("ends", "computed"),
         [
-            ([True, True, True, True], [False, False, True, False]),
+            ([True] * 6, [False] * 4 + [True, False]),
             ([False, False, False], [False, True, False]),
             ([True, False, True], [False, True, False]),
-            ([False, True, True], [False, False, True]),
+            ([True, True, True, False], [False, False, False, True]),
+            ([False, True, True, True, True], [False] * 4 + [True]),
         ],
     )
     def test_a_call_is_put_off_by_few_steps(self, ends: list[bool], computed: list[bool]) -> None:
-        """However long each takes: by one, and by two where somebody ended in the second, too."""
+        """However long each takes: by one, and by four where somebody ended in each of these."""
         bench = Bench(max_batch=4, prefill_chunk=512, together=True)
         stream = bench.put("stream", [5, 6], max_tokens=90)
         while len(stream.output) < 3:  # so that it is known how long that takes
