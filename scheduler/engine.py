@@ -125,7 +125,8 @@ class Engine(Generic[C, P, O, T]):
         others, crowded = self._scheduler.decoding, self._scheduler.crowded
         short = self._scheduler.short or self._shortage.waits
         waits = (crowded or bool(others)) and not short
-        reading = self._kv_cache.page(stirs=self._stirs, others=waits, crowded=crowded)
+        several = len(before) > 1
+        reading = self._kv_cache.page(stirs=self._stirs, others=waits, crowded=several)
         self._shortage.begin_step()
         self._admit()
         step = self._afford()

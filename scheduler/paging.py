@@ -20,7 +20,7 @@ _PATIENCE = 3.0
 """Seconds for which it waits for that."""
 
 _LONG_PATIENCE = 20.0
-"""Seconds for which it waits for a moment in which fewer than two run or wait."""
+"""Seconds for which it waits for a moment in which fewer than two run."""
 
 
 class Paging:
@@ -33,9 +33,9 @@ class Paging:
     decodes yet: a crowd that waits for a prompt's state enters as soon as that is there.
 
     The writer makes steps longer in calm moments, too. Agents rest between their turns, so where
-    several run or wait, what is to be written waits for such a rest first. Where none comes soon,
-    it is written in calm moments. What is being written by then is: pins, and what is to be
-    deleted, wait behind it.
+    several run, what is to be written waits for such a rest first. Where none comes soon, it is
+    written in calm moments. What is being written by then is: pins, and what is to be deleted,
+    wait behind it.
 
     Args:
         pager: of the cache, if there is a disk tier.
@@ -52,7 +52,7 @@ class Paging:
         self._page_ins = 0
         self._stirred = float("-inf")  # when somebody came or ended, or a prompt was computed
         self._waits_since: float | None = None
-        self._crowded_since: float | None = None  # and something is to be written
+        self._pending_since: float | None = None  # since when something is to be written
 
     @property
     def page_ins(self) -> int:
@@ -78,15 +78,14 @@ class Paging:
             stirs: somebody came or ended in the last step, or a prompt was computed, beside others.
             others: somebody decodes, or several run or wait, and nobody lacks memory: what is being
                 written cannot be given up.
-            crowded: several run or wait.
+            crowded: several run.
         """
         if self._pager is None:
             return False
         try:
             calm = self._is_calm(self._pager, stirs=stirs)
             rests = self._rests(self._pager, crowded=crowded)
-            stirred = others and not calm
-            self._pager.step(withholds=stirred or (others and not rests), pauses=stirred)
+            self._pager.step(withholds=others and not (calm and rests), pauses=others and not calm)
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
             self._give_up(error)
@@ -108,14 +107,14 @@ class Paging:
         return self._waits_since is not None and now - self._waits_since >= _PATIENCE
 
     def _rests(self, pager: Pager, *, crowded: bool) -> bool:
-        """Whether fewer than two run or wait, or what is to be written has waited for that long."""
-        if not (crowded and pager.pending):
-            self._crowded_since = None
+        """Whether fewer than two run, or what is to be written has waited for that long enough."""
+        if not pager.pending:
+            self._pending_since = None
             return True
         now = self._clock()
-        if self._crowded_since is None:
-            self._crowded_since = now
-        return now - self._crowded_since >= _LONG_PATIENCE
+        if self._pending_since is None:
+            self._pending_since = now
+        return not crowded or now - self._pending_since >= _LONG_PATIENCE
 
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
         """Have what is on disk of a sequence's tokens read; whether to wait for it."""

@@ -119,6 +119,7 @@ class Prefiller(Generic[C, P, O, T]):
             ended: somebody did.
         """
         if not chunks or not self._bounded:
+            self._waited = 0
             return chunks
         tokens = [chunk.tokens for chunk in chunks]
         allowed = _ENDS if ended else 1
@@ -173,6 +174,7 @@ class Prefiller(Generic[C, P, O, T]):
         Returns:
             The tokens of the call, padding included.
         """
+        self._waited = 0
         tokens = len(chunks) * max(chunk.tokens for chunk in chunks)
         self._scheduler.prefilled({chunk.sequence: chunk.tokens for chunk in chunks})
         for sequence, end in chunks:

@@ -124,7 +124,7 @@ class _Way:
 
 
 class CompiledStep:
-    """Runs the steps of a batch: the first of a form as they are, and then a compiled one.
+    """Runs the steps of a batch: the first of a new form as they are, and then a compiled one.
 
     Neither it nor the functions hold anything that rows lease.
 

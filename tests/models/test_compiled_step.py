@@ -108,6 +108,24 @@ def test_rows_that_grew_are_compiled_at_once(traced: list[int], called: list[int
     world.check()
 
 
+def test_rows_that_grow_early_are_waited_for(traced: list[int]) -> None:
+    """None of as many was compiled: what their layers ask for may not be known yet."""
+    world = BatchFixture("llama", device=DEVICE)
+    branch = world.branch(20)
+    for _ in range(2):
+        world.come(branch, 105)
+    traced.clear()
+    world.decode()
+    small = tuple(world.placement.shape)
+    while tuple(world.placement.shape) == small:
+        world.decode()
+    world.decode(steps=AFTER - 1)
+    assert not traced
+    world.decode()
+    assert len(traced) == 1
+    world.check()
+
+
 def test_a_few_steps_are_not_compiled(traced: list[int]) -> None:
     """To compile one costs what several save."""
     world = BatchFixture("llama", device=DEVICE)

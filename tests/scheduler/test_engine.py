@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -357,7 +357,7 @@ class TestOrder:
             bench.engine.step()
         before, came, *later = heard[5:]
         heard.clear()
-        assert (before, came) == ((False, True, True), (True, True, True))
+        assert (before, came) == ((False, True, False), (True, True, True))
         assert [stirs for stirs, *_ in later if stirs] == [True], "it ends once"
         assert later[-1] == (False, True, False)
         bench.drain()
@@ -373,9 +373,11 @@ class TestOrder:
             bench.put(name, prompt, max_tokens=3)
         while not any(bench.tokens(name) for name in ("a", "b")):
             bench.engine.step()
-        assert heard[0] == (False, True, True)
+        assert heard[0] == (False, True, False), "nobody runs yet"
         assert len(heard) > 3
-        assert heard[1:] == [(True, True, True)] * (len(heard) - 1)
+        assert {told[:2] for told in heard[1:]} == {(True, True)}
+        bench.engine.step()
+        assert heard[-1] == (True, True, True)
         bench.drain()
         bench.engine.step()
         assert heard[-1] == (False, False, False)
@@ -396,6 +398,25 @@ class TestOrder:
         monkeypatch.setattr(Scheduler, "short", property(lambda _: False))
         bench.engine.step()
         assert [others for _, others, _ in heard] == [True, False, False, False]
+
+    def test_the_disk_itself_hears_it(self) -> None:
+        """What the engine says of a step goes on to who pages, as it is said."""
+        bench, heard = Bench(), list[dict[str, bool]]()
+
+        class Heard:
+            writes = page_ins = 0
+            unwritten = False
+
+            def step(self, **told: bool) -> bool:
+                heard.append(told)
+                return True
+
+        manager = bench.engine._kv_cache
+        assert not manager.page(stirs=True, others=True, crowded=True), "there is no disk"
+        manager._paging = Heard()  # type: ignore[assignment]
+        for stirs, others, crowded in product((False, True), repeat=3):
+            assert manager.page(stirs=stirs, others=others, crowded=crowded)
+            assert heard[-1] == {"stirs": stirs, "others": others, "crowded": crowded}
 
     def test_an_idle_engine_has_new_state_written(self) -> None:
         """It asks for one more step where nothing is being written yet, and rests then."""
@@ -608,6 +629,24 @@ class TestTogether:
         fitting = bench.engine._prefiller.fitting
         assert [bool(fitting(chunks, 1.0, 1, ended=ended)) for ended in ends] == computed
         assert [fitting(chunks, 0.0, 1, ended=ended) for ended in ends] == [chunks] * len(ends)
+
+    @pytest.mark.parametrize("how", ["gone", "computed"])
+    def test_the_next_call_is_put_off_anew(self, how: str) -> None:
+        """Where the one that waited is planned no more, or nobody waited for it at last."""
+        bench = Bench(max_batch=4, prefill_chunk=512, together=True)
+        stream = bench.put("stream", [5, 6], max_tokens=90)
+        while len(stream.output) < 3:  # so that it is known how long that takes
+            bench.engine.step()
+        late = bench.put("late", max_tokens=90)
+        chunks, fitting = (PrefillChunk(late, 3),), bench.engine._prefiller.fitting
+        assert not fitting(chunks, 1.0, 1, ended=False)
+        if how == "gone":
+            assert not fitting((), 0.0, 1, ended=False)
+        else:
+            bench.cancel(stream)
+            while late not in bench.engine._scheduler.decoding:
+                bench.engine.step()
+        assert not fitting(chunks, 1.0, 1, ended=False)
 
     def test_calls_behind_who_ends_take_as_long_as_the_last_of_these_did(self) -> None:
         """As many times as long as usual as the worst of the last five of these."""

@@ -229,7 +229,26 @@ def test_what_is_written_waits_for_a_crowd_to_rest(world: PagedWorld) -> None:
     assert not made.goes(crowded=True), "somebody came"
     assert made.goes(after=calm, stirs=False, crowded=True)
     assert made.goes(after=calm, stirs=False), "one is left"
+    while world.pager.pending:
+        made.engine.step()
+        assert world.tier.flush(10)
+    made.engine.step()
     assert not made.goes(after=calm, stirs=False, crowded=True)
+    assert made.goes(stirs=False, others=False, crowded=True), "memory is short"
+
+
+def test_a_crowd_that_never_rests_has_its_state_written(world: PagedWorld) -> None:
+    """Though one of two ends again and again, and another comes before it is calm."""
+    world.write_all()
+    made = Disturbed(world)
+    written = []
+    for _ in range(12):
+        assert not made.goes(crowded=True)
+        made.engine.step(stirs=True, others=True)  # one is left
+        made.clock.advance(0.6 * _CALM)
+        made.engine.step(stirs=True, others=True, crowded=True)
+        written.append(made.goes(after=0.1 * _LONG_PATIENCE, stirs=False, crowded=True))
+    assert written == [False] * 9 + [True] * 3, "in calm moments after that time"
 
 
 def test_the_wait_for_a_rest_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
@@ -283,6 +302,22 @@ def test_much_does_not_wait(world: PagedWorld) -> None:
     assert not made.goes()
     assert not made.goes()
     assert made.goes()
+
+
+def test_little_of_a_budget_is_much_of_a_smaller_one(world: PagedWorld) -> None:
+    """Though nothing has come since it was counted; then the writer does not pause either."""
+    world.write_all()
+    made = Disturbed(world)
+    world.tier.slow = True
+    assert not made.goes()
+    (node,) = (node for trie in world.cache.tries for node in trie.persistence.dirty)
+    assert node.span is not None
+    world.cache.pool.resize(Size(_LITTLE * node.span.nbytes - 1, world.memory.buffers))
+    before = len(world.tier.jobs)
+    for _ in range(2):
+        made.engine.step(stirs=True, others=True)
+    assert len(world.tier.jobs) > before
+    assert world.tier.pauses == []
 
 
 def test_what_waits_is_counted_where_it_changed(
