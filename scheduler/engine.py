@@ -124,9 +124,11 @@ class Engine(Generic[C, P, O, T]):
         before = self._running.copy()
         others, crowded = self._scheduler.decoding, self._scheduler.crowded
         short = self._scheduler.short or self._shortage.waits
-        waits = (crowded or bool(others)) and not short
-        several = len(before) > 1
-        reading = self._kv_cache.page(stirs=self._stirs, others=waits, crowded=several)
+        reading = self._kv_cache.page(
+            stirs=self._stirs,
+            others=(crowded or bool(others)) and not short,
+            several=len(before) > 1,
+        )
         self._shortage.begin_step()
         self._admit()
         step = self._afford()

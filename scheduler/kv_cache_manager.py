@@ -152,11 +152,11 @@ class KVCacheManager(Generic[C]):
             sequence, self._namespace(sequence)
         )
 
-    def page(self, *, stirs: bool, others: bool, crowded: bool) -> bool:
+    def page(self, *, stirs: bool, others: bool, several: bool) -> bool:
         """Move state to and from the disk; see `Paging.step`."""
         if self._paging is None:
             return False
-        return self._paging.step(stirs=stirs, others=others, crowded=crowded)
+        return self._paging.step(stirs=stirs, others=others, several=several)
 
     @property
     def unwritten(self) -> bool:

@@ -23,6 +23,22 @@ _LONG_PATIENCE = 20.0
 """Seconds for which it waits for a moment in which fewer than two run."""
 
 
+class _Lasting:
+    """For how long something has been so."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def seconds(self, now: float, *, holds: bool) -> float:
+        """Seconds since the first of the calls in a row in which it held; 0 where it does not."""
+        if not holds:
+            self._since = None
+            return 0.0
+        if self._since is None:
+            self._since = now
+        return now - self._since
+
+
 class Paging:
     """Has state moved to and from the disk. What goes wrong there ends it, and no request.
 
@@ -51,8 +67,8 @@ class Paging:
         self._clock = clock
         self._page_ins = 0
         self._stirred = float("-inf")  # when somebody came or ended, or a prompt was computed
-        self._waits_since: float | None = None
-        self._pending_since: float | None = None  # since when something is to be written
+        self._restless = _Lasting()  # something is to be written, and it is not calm
+        self._pending = _Lasting()  # something is to be written
 
     @property
     def page_ins(self) -> int:
@@ -71,50 +87,32 @@ class Paging:
         """Whether nothing is being written, though something is to be: a step would begin."""
         return self._pager is not None and self._pager.unwritten
 
-    def step(self, *, stirs: bool = False, others: bool = False, crowded: bool = False) -> bool:
+    def step(self, *, stirs: bool = False, others: bool = False, several: bool = False) -> bool:
         """Go on with what is on the way; whether there is more to do at once.
 
         Args:
             stirs: somebody came or ended in the last step, or a prompt was computed, beside others.
             others: somebody decodes, or several run or wait, and nobody lacks memory: what is being
                 written cannot be given up.
-            crowded: several run.
+            several: several run.
         """
         if self._pager is None:
             return False
         try:
-            calm = self._is_calm(self._pager, stirs=stirs)
-            rests = self._rests(self._pager, crowded=crowded)
-            self._pager.step(withholds=others and not (calm and rests), pauses=others and not calm)
+            now, pending = self._clock(), self._pager.pending
+            if stirs:
+                self._stirred = now
+            stirred = now - self._stirred < _CALM
+            restless = self._restless.seconds(now, holds=stirred and pending)
+            waited = self._pending.seconds(now, holds=pending)
+            pauses = others and stirred and restless < _PATIENCE
+            waits = others and several and waited < _LONG_PATIENCE
+            self._pager.step(withholds=pauses or waits, pauses=pauses)
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
             self._give_up(error)
             return False
         return self._pager.ready
-
-    def _is_calm(self, pager: Pager, *, stirs: bool) -> bool:
-        """Whether what is to be written need not wait, or has waited long enough."""
-        now = self._clock()
-        if stirs:
-            self._stirred = now
-        if now - self._stirred >= _CALM:
-            self._waits_since = None
-            return True
-        if not pager.pending:
-            self._waits_since = None
-        elif self._waits_since is None:
-            self._waits_since = now
-        return self._waits_since is not None and now - self._waits_since >= _PATIENCE
-
-    def _rests(self, pager: Pager, *, crowded: bool) -> bool:
-        """Whether fewer than two run, or what is to be written has waited for that long enough."""
-        if not pager.pending:
-            self._pending_since = None
-            return True
-        now = self._clock()
-        if self._pending_since is None:
-            self._pending_since = now
-        return not crowded or now - self._pending_since >= _LONG_PATIENCE
 
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
         """Have what is on disk of a sequence's tokens read; whether to wait for it."""

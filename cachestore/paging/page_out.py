@@ -89,8 +89,9 @@ class PageOut:
         self._full = False  # until what was taken is written
         self._rests_until = 0.0
         self._paused = False  # the thread that writes is
-        self._counted: tuple[Size, int, int] | None = None  # what is held, when that was little
-        self._is_little = True
+        # What tries held, how many nodes waited, and the budget, when it was counted what waits.
+        self._counted: tuple[Size, int, int] | None = None
+        self._is_little = True  # it was little then
 
     @property
     def pending(self) -> bool:

@@ -404,19 +404,16 @@ class TestOrder:
         bench, heard = Bench(), list[dict[str, bool]]()
 
         class Heard:
-            writes = page_ins = 0
-            unwritten = False
-
             def step(self, **told: bool) -> bool:
                 heard.append(told)
                 return True
 
         manager = bench.engine._kv_cache
-        assert not manager.page(stirs=True, others=True, crowded=True), "there is no disk"
+        assert not manager.page(stirs=True, others=True, several=True), "there is no disk"
         manager._paging = Heard()  # type: ignore[assignment]
-        for stirs, others, crowded in product((False, True), repeat=3):
-            assert manager.page(stirs=stirs, others=others, crowded=crowded)
-            assert heard[-1] == {"stirs": stirs, "others": others, "crowded": crowded}
+        for stirs, others, several in product((False, True), repeat=3):
+            assert manager.page(stirs=stirs, others=others, several=several)
+            assert heard[-1] == {"stirs": stirs, "others": others, "several": several}
 
     def test_an_idle_engine_has_new_state_written(self) -> None:
         """It asks for one more step where nothing is being written yet, and rests then."""
@@ -700,11 +697,11 @@ class TestTogether:
 
 
 def _told_to_the_disk(bench: Bench) -> list[tuple[bool, bool, bool]]:
-    """Hear what paging is told in each step from here on: `stirs`, `others` and `crowded`."""
+    """Hear what paging is told in each step from here on: `stirs`, `others` and `several`."""
     heard: list[tuple[bool, bool, bool]] = []
 
-    def page(*, stirs: bool, others: bool, crowded: bool) -> bool:
-        heard.append((stirs, others, crowded))
+    def page(*, stirs: bool, others: bool, several: bool) -> bool:
+        heard.append((stirs, others, several))
         return False
 
     bench.engine._kv_cache.page = page  # type: ignore[method-assign]

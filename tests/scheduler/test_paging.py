@@ -144,14 +144,14 @@ class Disturbed:
         after: float = 0.0,
         stirs: bool = True,
         others: bool = True,
-        crowded: bool = False,
+        several: bool = False,
     ) -> bool:
         """Whether something is handed over in a step, before which something new has come."""
         self.clock.advance(after)
         start = next(self._starts)
         self.world.serve(range(start, start + 30))
         before = len(self.world.tier.jobs)
-        self.engine.step(stirs=stirs, others=others, crowded=crowded)
+        self.engine.step(stirs=stirs, others=others, several=several)
         assert self.world.tier.flush(10)
         return len(self.world.tier.jobs) > before
 
@@ -206,16 +206,25 @@ def test_the_wait_ends_where_all_is_written(world: PagedWorld) -> None:
     assert made.goes(after=0.6 * _PATIENCE)
 
 
-def test_the_wait_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
-    """A prompt that takes long has its state wait as long as others', for those who enter then."""
+@pytest.mark.parametrize(
+    ("told", "patience"),
+    [
+        ({"stirs": True, "several": False}, _PATIENCE),
+        ({"stirs": False, "several": True}, _LONG_PATIENCE),
+    ],
+)
+def test_the_wait_begins_with_what_is_to_be_written(
+    world: PagedWorld, told: dict[str, bool], patience: float
+) -> None:
+    """What comes of a long prompt waits as long as others', and so does a later turn of a crowd."""
     world.write_all()
     made = Disturbed(world)
     for _ in range(3):
-        made.engine.step(stirs=True, others=True)
-        made.clock.advance(_PATIENCE)
-    assert not made.goes()
-    assert not made.goes(after=0.9 * _PATIENCE)
-    assert made.goes(after=0.2 * _PATIENCE)
+        made.engine.step(others=True, **told)
+        made.clock.advance(patience)
+    assert not made.goes(**told)
+    assert not made.goes(after=0.9 * patience, **told)
+    assert made.goes(after=0.2 * patience, **told)
 
 
 def test_what_is_written_waits_for_a_crowd_to_rest(world: PagedWorld) -> None:
@@ -223,18 +232,18 @@ def test_what_is_written_waits_for_a_crowd_to_rest(world: PagedWorld) -> None:
     world.write_all()
     made = Disturbed(world)
     calm = 2 * _CALM
-    assert not made.goes(after=calm, stirs=False, crowded=True)
-    assert not made.goes(after=0.9 * _LONG_PATIENCE, stirs=False, crowded=True)
-    assert made.goes(after=0.2 * _LONG_PATIENCE, stirs=False, crowded=True)
-    assert not made.goes(crowded=True), "somebody came"
-    assert made.goes(after=calm, stirs=False, crowded=True)
+    assert not made.goes(after=calm, stirs=False, several=True)
+    assert not made.goes(after=0.9 * _LONG_PATIENCE, stirs=False, several=True)
+    assert made.goes(after=0.2 * _LONG_PATIENCE, stirs=False, several=True)
+    assert not made.goes(several=True), "somebody came"
+    assert made.goes(after=calm, stirs=False, several=True)
     assert made.goes(after=calm, stirs=False), "one is left"
     while world.pager.pending:
         made.engine.step()
         assert world.tier.flush(10)
     made.engine.step()
-    assert not made.goes(after=calm, stirs=False, crowded=True)
-    assert made.goes(stirs=False, others=False, crowded=True), "memory is short"
+    assert not made.goes(after=calm, stirs=False, several=True)
+    assert made.goes(stirs=False, others=False, several=True), "memory is short"
 
 
 def test_a_crowd_that_never_rests_has_its_state_written(world: PagedWorld) -> None:
@@ -243,23 +252,12 @@ def test_a_crowd_that_never_rests_has_its_state_written(world: PagedWorld) -> No
     made = Disturbed(world)
     written = []
     for _ in range(12):
-        assert not made.goes(crowded=True)
+        assert not made.goes(several=True)
         made.engine.step(stirs=True, others=True)  # one is left
         made.clock.advance(0.6 * _CALM)
-        made.engine.step(stirs=True, others=True, crowded=True)
-        written.append(made.goes(after=0.1 * _LONG_PATIENCE, stirs=False, crowded=True))
+        made.engine.step(stirs=True, others=True, several=True)
+        written.append(made.goes(after=0.1 * _LONG_PATIENCE, stirs=False, several=True))
     assert written == [False] * 9 + [True] * 3, "in calm moments after that time"
-
-
-def test_the_wait_for_a_rest_begins_with_what_is_to_be_written(world: PagedWorld) -> None:
-    """A crowd that has run for long has its next turn's state wait as long as the first one's."""
-    world.write_all()
-    made = Disturbed(world)
-    for _ in range(3):
-        made.engine.step(others=True, crowded=True)
-        made.clock.advance(_LONG_PATIENCE)
-    assert not made.goes(stirs=False, crowded=True)
-    assert not made.goes(after=0.9 * _LONG_PATIENCE, stirs=False, crowded=True)
 
 
 def test_what_is_being_written_goes_on_beside_a_crowd(world: PagedWorld) -> None:
@@ -268,11 +266,11 @@ def test_what_is_being_written_goes_on_beside_a_crowd(world: PagedWorld) -> None
     made, pauses = Disturbed(world), world.tier.pauses
     world.tier.slow = True  # what was handed over is being written
     assert made.goes(stirs=False)
-    assert not made.goes(stirs=False, crowded=True)
+    assert not made.goes(stirs=False, several=True)
     assert pauses == []
-    made.engine.step(stirs=True, others=True, crowded=True)
+    made.engine.step(stirs=True, others=True, several=True)
     made.clock.advance(2 * _CALM)
-    made.engine.step(others=True, crowded=True)
+    made.engine.step(others=True, several=True)
     assert pauses == [_PAUSE, 0]
 
 
@@ -333,8 +331,8 @@ def test_what_waits_is_counted_where_it_changed(
 
     monkeypatch.setattr(page_out, "size_in_memory", size)
     for number in range(1, 4):
-        assert not made.goes(crowded=True)
+        assert not made.goes(several=True)
         for _ in range(5):
-            made.engine.step(others=True, crowded=True)
+            made.engine.step(others=True, several=True)
         assert len(counted) == number, "as many as wait, once"
         counted.clear()
