@@ -151,13 +151,17 @@ async def measure(
 
 
 async def held(running: Server) -> int | None:
-    """Find what a server holds once it holds no less a moment later; copies for the disk go."""
+    """Find what a server holds once copies for the disk are gone and it is the same a moment later.
+
+    Copies of conversations that are equally long follow each other: what is held is the same then,
+    too.
+    """
     end = time.monotonic() + _WRITTEN
-    last, now = None, running.record()["held_bytes"]
-    while now != last and time.monotonic() < end:
+    last, now = None, running.record()
+    while (now["copies_bytes"] or now["held_bytes"] != last) and time.monotonic() < end:
         await asyncio.sleep(_UNCHANGED)
-        last, now = now, running.record()["held_bytes"]
-    found: int | None = now
+        last, now = now["held_bytes"], running.record()
+    found: int | None = now["held_bytes"]
     return found
 
 

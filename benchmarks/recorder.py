@@ -47,11 +47,13 @@ class Recorder:
     Attributes:
         held: returns the bytes of model state that the server keeps between requests; None as
             long as it has no place for them.
+        copies: returns the bytes among them that are copies on their way to the disk.
         trace: of the steps; None where none is wanted.
     """
 
     def __init__(self) -> None:
         self.held: Callable[[], int] | None = None
+        self.copies: Callable[[], int] = lambda: 0
         self.trace: StepTrace | None = None
         self._steps: list[tuple[float, int | None]] = []
         self._operations: int | None = None
@@ -127,6 +129,7 @@ class Recorder:
             "operations": [count for _, count in self._steps if count is not None],
             "peak_bytes": mx.get_peak_memory(),
             "held_bytes": None if self.held is None else self.held(),
+            "copies_bytes": self.copies(),
             "trace": [] if self.trace is None else self.trace.steps,
         }
         part = path.with_suffix(".part")
@@ -162,6 +165,9 @@ def umbel_command(recorder: Recorder) -> Callable[[], None]:
         uses = [engine.statistics().memory for engine in last]
         return sum(use.kv + use.checkpoint + use.tail + use.paging for use in uses)
 
+    def copies() -> int:
+        return sum(engine.statistics().memory.paging for engine in last)
+
     def computed(engine: Engine[Any, Any, Any, Any], _: Any) -> bool:
         now = engine.statistics()
         tokens = now.prefill_tokens, now.generation_tokens
@@ -169,7 +175,7 @@ def umbel_command(recorder: Recorder) -> Callable[[], None]:
         last[engine] = tokens
         return before != tokens
 
-    recorder.held = held
+    recorder.held, recorder.copies = held, copies
     recorder.watch(Engine, "step", computed)
     return main
 
