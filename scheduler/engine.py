@@ -27,13 +27,16 @@ from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .shortage import Shortage
 from .statistics import EngineStatistics
-from .thread import Pace
+from .thread import MOMENT, Pace
 from .times import Activity
 
 log = structlog.get_logger()
 
 _STARTING = 0.1
 """Of the longest that a chunk may keep others waiting: for so long requests start in one step."""
+
+_LINGERING = 0.2
+"""Of the longest that a chunk may keep others waiting: for so long a step may wait for others."""
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
@@ -90,6 +93,8 @@ class Engine(Generic[C, P, O, T]):
         self._stirs = False  # somebody came or ended in it, or a prompt was computed, beside others
         self._begun: tuple[Sequence, ...] = ()  # whose first tokens are of a mixed step, the last
         self._starting = _STARTING * max_stall
+        self._may_linger = max_stall * _LINGERING >= MOMENT
+        self._lingers_since: float | None = None
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
         self._totals = self._report.totals
@@ -119,6 +124,8 @@ class Engine(Generic[C, P, O, T]):
 
     def _step(self) -> Pace:
         began, stirred = self._clock(), self._stirs or self._stalled
+        since, self._lingers_since = self._lingers_since, None
+        self._prefiller.lingered(0.0 if since is None else began - since)
         if not self._running:
             self._report.begin_work()
         before = self._running.copy()
@@ -150,6 +157,9 @@ class Engine(Generic[C, P, O, T]):
             self._lifecycle.handed_over = False
         self._report.end_step()
         self._keep_events(pace, calm=not stirred and not self._stirs)
+        if pace is Pace.BUSY and self._lingers(before):
+            self._lingers_since = self._clock()
+            return Pace.LINGERING
         return pace
 
     def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
@@ -159,6 +169,23 @@ class Engine(Generic[C, P, O, T]):
             return Pace.WAITING if self._kv_cache.unwritten else Pace.IDLE
         waits = self._scheduler.reading or self._shortage.waits or self._scheduler.held
         return Pace.WAITING if waits else Pace.BUSY
+
+    def _lingers(self, before: list[Sequence]) -> bool:
+        """Whether the next step waits a moment for the next turns of those who ended in this one.
+
+        Who comes once it has begun waits for its end, and then for a call with who decodes. So
+        where prompts are computed in such calls, and more ended than go on, those who go on wait
+        for them: anticipation, as disks that wait for the next read of who had the last one
+        (Iyer and Druschel, SOSP 2001). Agents come back in 20 to 80 ms.
+
+        Args:
+            before: who ran when the step began.
+        """
+        running = self._running
+        ended = sum(sequence not in running for sequence in before)
+        alone = running == self._scheduler.decoding and not self._scheduler.preempted
+        nobody = alone and not len(self._scheduler.waiting)
+        return self._may_linger and nobody and ended > len(running) > 0 and self._prefiller.mixes
 
     def publish_kept(self) -> None:
         """Publish what the last step kept, since something else comes before the next launch."""

@@ -66,6 +66,7 @@ class StallBound:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._spent = 0.0  # of it, before the step
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
         # Rows of calls of several, and seconds more than one of one row takes for as many tokens.
         self._rows = deque[tuple[int, float]](maxlen=self._RECENT)
@@ -80,10 +81,16 @@ class StallBound:
         self._speeds = deque[float](maxlen=self._BEHIND)
         # Rows and seconds of those that nobody entered, and whether somebody ended in them.
         self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
+        # Seconds of the last such ones by rows: steps of few rows come before and after a crowd's.
+        self._sizes = dict[int, deque[float]]()
         # How many entered others, and seconds more.
         self._entries = deque[tuple[int, float]](maxlen=self._RECENT)
         # How many did, rows and seconds of decodes that cannot be compared yet.
         self._unknown = deque[tuple[int, int, float]](maxlen=self._RECENT)
+
+    def spend(self, seconds: float) -> None:
+        """Hear how much of the bound was spent before the step, waiting for prompts."""
+        self._spent = seconds
 
     def observe(self, tokens: int, seconds: float, rows: int = 1, *, behind: bool = False) -> None:
         """Learn from a call how long calls take.
@@ -130,6 +137,8 @@ class StallBound:
             self._unknown.append((entered, rows, seconds))
         else:
             self._decodes.append((rows, seconds, ended))
+            if not ended:
+                self._sizes.setdefault(rows, deque(maxlen=self._MANY)).append(seconds)
         for entry in tuple(self._unknown):
             count, size, taken = entry
             usual = self._usual_decode(size)
@@ -206,17 +215,12 @@ class StallBound:
 
     def _decode_between(self, rows: int) -> float | None:
         """Seconds of a decode of so many rows, by those of fewer and of more; None without."""
-        for ends in (False, True):  # as in `_usual_decode`
-            known = [(n, seconds) for n, seconds, ended in self._decodes if ended <= ends]
-            fewer = max((n for n, _ in known if n <= rows), default=0)
-            more = min((n for n, _ in known if n > rows), default=0)
-            if fewer and more:
-                low, high = (
-                    statistics.median(seconds for n, seconds in known if n == size)
-                    for size in (fewer, more)
-                )
-                return low + (high - low) * (rows - fewer) / (more - fewer)
-        return None
+        fewer = max((n for n in self._sizes if n <= rows), default=0)
+        more = min((n for n in self._sizes if n >= rows), default=0)
+        if not fewer or not more:
+            return None
+        low, high = (statistics.median(self._sizes[size]) for size in (fewer, more))
+        return low + (high - low) * (rows - fewer) / max(more - fewer, 1)
 
     @property
     def _row(self) -> float | None:
@@ -384,7 +388,9 @@ class StallBound:
         Where not even the shortest fits, short ones save the streams little and cost prompts much.
         No decode that takes longer than foretold comes before a mixed step.
         """
-        most = (self._LAST if mixed else self._SURE) * self._seconds
+        most = min(
+            (self._LAST if mixed else self._SURE) * self._seconds, self._seconds - self._spent
+        )
         least = self.expected(self._LEAST) or 0.0
         if mixed:
             least = self._in_mixed_step(least)

@@ -19,6 +19,8 @@ import structlog
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MOMENT = 0.08
+"""Seconds for which a worker lingers."""
 _SOON = 0.5  # seconds
 
 log = structlog.get_logger()
@@ -33,6 +35,11 @@ class Pace(enum.IntEnum):
     """At once."""
     WAITING = 2
     """When it is woken, and soon in any case: what it waits for may never come."""
+    LINGERING = 3
+    """When it is woken, and after `MOMENT` in any case: who is likely to come may not."""
+
+
+_LONGEST = {Pace.WAITING: _SOON, Pace.LINGERING: MOMENT}
 
 
 class ThreadStoppedError(RuntimeError):
@@ -197,9 +204,10 @@ class MLXThread:
         with self._condition:
             paces = {worker.pace for worker in self._workers}
             if Pace.BUSY not in paces:
+                longest = [seconds for pace, seconds in _LONGEST.items() if pace in paces]
                 self._condition.wait_for(
                     lambda: self._stopping or self._woken or self._jobs,
-                    _SOON if Pace.WAITING in paces else None,
+                    min(longest, default=None),
                 )
             if self._woken or self._jobs:
                 for worker in self._workers:

@@ -62,6 +62,7 @@ class Bench:
         prefill_chunk: int = 4,
         eos_ids: Iterable[int] = (),
         together: bool = False,
+        max_stall: float = 0.2,
         terms: Terms = Terms(),  # noqa: B008  (it is frozen)
     ) -> None:
         self.runner = FakeRunner()
@@ -78,6 +79,7 @@ class Bench:
             eos_ids=frozenset(eos_ids),
             prefill_chunk=prefill_chunk,
             max_batch=max_batch,
+            max_stall=max_stall,
             clock=self.clock,
         )
 

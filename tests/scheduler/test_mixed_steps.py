@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import Finished, FinishReason
 from umbel.scheduler.sequence import SequenceStatus
+from umbel.scheduler.thread import MOMENT, Pace
 
 from ..fakes import FakeOutput, FakePlan, FakeState, reference
 from .test_engine import Bench, EngineMachine
@@ -20,8 +21,12 @@ from .test_engine import Bench, EngineMachine
 class Mixing(Bench):
     """An engine whose model mixes, and a stream that decodes."""
 
-    def __init__(self, *, prefill_chunk: int = 512) -> None:
-        super().__init__(max_batch=8, prefill_chunk=prefill_chunk, together=True)
+    def __init__(
+        self, *, prefill_chunk: int = 512, max_batch: int = 8, max_stall: float = 0.2
+    ) -> None:
+        super().__init__(
+            max_batch=max_batch, prefill_chunk=prefill_chunk, together=True, max_stall=max_stall
+        )
         self.runner.mixes, self.runner.overlaps = True, False  # as on a CPU
         self.stream = self.put("stream", [5, 6], max_tokens=30)
         while len(self.stream.output) < 3:
@@ -264,6 +269,84 @@ def test_no_step_is_mixed_while_one_runs_that_failed() -> None:
     assert not bench.engine._prefiller.mixes
     bench.drain()
     assert bench.engine._prefiller.mixes
+
+
+def _until_two_end(bench: Mixing) -> Pace:
+    """Have two answer beside the stream; returns the pace of the step in which both end."""
+    for name in ("a", "b"):
+        bench.put(name, [7, 8])
+    while not all(any(isinstance(e, Finished) for e in bench.events.get(n, ())) for n in "ab"):
+        pace = bench.engine.step()
+    return pace
+
+
+def test_who_goes_on_waits_a_moment_for_next_turns_of_more_who_ended() -> None:
+    """Once, and what was waited is a part of what prompts may keep it waiting for."""
+    bench = Mixing(max_stall=0.4)
+    assert _until_two_end(bench) is Pace.LINGERING
+    stall = bench.engine._prefiller._stall
+    stall.observe(64, 0.1 + 64 * 0.002)
+    stall.observe(16, 0.1 + 16 * 0.002)
+    allowed = []
+    mix = bench.runner.mix
+
+    def noted(*call: Any) -> FakeOutput:
+        allowed.append(stall._most_beside(mixed=True))
+        return mix(*call)
+
+    bench.runner.mix = noted  # type: ignore[method-assign, assignment]
+    bench.clock.advance(0.07)
+    bench.put("c", [1, 2, 3])
+    assert bench.engine.step() is Pace.BUSY
+    bench.put("d", [1, 2, 3])
+    assert bench.engine.step() is Pace.BUSY
+    assert allowed == [pytest.approx(0.33), pytest.approx(0.36)]
+    bench.drain()
+    for name, prompt in {"a": [7, 8], "b": [7, 8], "c": [1, 2, 3], "d": [1, 2, 3]}.items():
+        bench.is_answered(name, prompt)
+    bench.is_answered("stream", [5, 6], 30)
+    bench.check_idle()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "as many go on",
+        "one waits for a slot",
+        "a prompt is computed",
+        "the model does not mix",
+        "the bound is short",
+    ],
+)
+def test_no_step_waits_for_next_turns_where(case: str) -> None:
+    """Somebody has something to compute, or who goes on would wait for nothing, or too long."""
+    slots = 3 if "slot" in case else 8
+    chunk = 4 if "computed" in case else 512
+    stall = MOMENT * 4.9 if "short" in case else MOMENT * 5
+    bench = Mixing(prefill_chunk=chunk, max_batch=slots, max_stall=stall)
+    bench.runner.mixes = "does not mix" not in case
+    if "as many" in case:
+        bench.put("other", [9, 9], max_tokens=30)
+        bench.engine.step()
+    if "slot" in case:
+        bench.put("a", [7, 8])
+        bench.put("b", [7, 8])
+        bench.engine.step()
+        bench.put("late", [1, 2])
+        pace = Pace.BUSY
+        while len(bench.engine._running) == 3:
+            pace = bench.engine.step()
+    elif "computed" in case:
+        bench.put("a", [7, 8])
+        bench.put("b", [7, 8])
+        bench.engine.step()
+        bench.put("long", [*range(40, 80)])
+        while len(bench.engine._running) == 4 or "long" not in bench.events:
+            pace = bench.engine.step()
+        assert not bench.tokens("long")
+    else:
+        pace = _until_two_end(bench)
+    assert pace is Pace.BUSY
 
 
 def test_when_many_end_those_who_come_beside_the_last_are_served() -> None:

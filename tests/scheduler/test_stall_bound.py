@@ -558,6 +558,27 @@ def test_decodes_of_fewer_and_of_more_rows_say_what_lies_between() -> None:
     assert _joining(bound) == 8
 
 
+def test_decodes_of_few_rows_are_remembered_while_a_crowd_decodes() -> None:
+    """All but one end: what a step of one row took is known from before they came."""
+    bound = _known()
+    bound.observe_decode(0.05, 0, 1)
+    for _ in range(40):
+        bound.observe_decode(0.2, 0, 16)
+    for _ in range(5):
+        bound.observe_mixed(20, 0.05 + 0.048 + 0.02, 2, 1)
+    assert _joining(bound) == 8
+
+
+def test_what_a_step_waited_for_prompts_is_a_part_of_the_bound() -> None:
+    """Of 200 ms, a tenth of which is left in any case, and of the next step's nothing."""
+    bound = _mixing(0.0)
+    counts = []
+    for seconds in (0.02, 0.06, 0.0):
+        bound.spend(seconds)
+        counts.append((_joining(bound), bound.chunk_size(512, mixed=True).last))
+    assert counts == [(9, 160), (7, 120), (9, 160)]
+
+
 @pytest.mark.parametrize("calls", [0, 1])
 def test_what_a_mixed_step_takes_more_is_not_what_a_row_takes(calls: int) -> None:
     """Before any call of several it is learned of mixed steps with one prompt."""
