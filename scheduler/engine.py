@@ -124,7 +124,7 @@ class Engine(Generic[C, P, O, T]):
 
     def _step(self) -> Pace:
         began, stirred = self._clock(), self._stirs or self._stalled
-        since, self._lingers_since = self._lingers_since, None
+        since = self._lingers_since
         self._prefiller.lingered(0.0 if since is None else began - since)
         if not self._running:
             self._report.begin_work()
@@ -151,20 +151,20 @@ class Engine(Generic[C, P, O, T]):
             self._begun, self._stalled = (), False
         if not self._decoder.pending:
             self._memory.release()
-        pace = self._pace(step, reading=reading)
+        pace = self._pace(step, before, reading=reading)
         if pace is Pace.IDLE or self._lifecycle.handed_over or self._report.is_cache_due:
             self._report.describe_cache()
             self._lifecycle.handed_over = False
         self._report.end_step()
         self._keep_events(pace, calm=not stirred and not self._stirs)
-        if pace is Pace.BUSY and self._lingers(before):
-            self._lingers_since = self._clock()
-            return Pace.LINGERING
+        self._lingers_since = self._clock() if pace is Pace.LINGERING else None
         return pace
 
-    def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
-        if (step is not None and self._running) or reading:
+    def _pace(self, step: Affordable[P] | None, before: list[Sequence], *, reading: bool) -> Pace:
+        if reading:
             return Pace.BUSY
+        if step is not None and self._running:
+            return Pace.LINGERING if self._lingers(before) else Pace.BUSY
         if self._scheduler.idle:
             return Pace.WAITING if self._kv_cache.unwritten else Pace.IDLE
         waits = self._scheduler.reading or self._shortage.waits or self._scheduler.held
@@ -185,7 +185,7 @@ class Engine(Generic[C, P, O, T]):
         ended = sum(sequence not in running for sequence in before)
         alone = running == self._scheduler.decoding and not self._scheduler.preempted
         nobody = alone and not len(self._scheduler.waiting)
-        return self._may_linger and nobody and ended > len(running) > 0 and self._prefiller.mixes
+        return self._may_linger and nobody and ended > len(running) and self._prefiller.mixes
 
     def publish_kept(self) -> None:
         """Publish what the last step kept, since something else comes before the next launch."""

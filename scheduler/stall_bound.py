@@ -388,9 +388,8 @@ class StallBound:
         Where not even the shortest fits, short ones save the streams little and cost prompts much.
         No decode that takes longer than foretold comes before a mixed step.
         """
-        most = min(
-            (self._LAST if mixed else self._SURE) * self._seconds, self._seconds - self._spent
-        )
+        left = self._seconds - self._spent
+        most = min((self._LAST if mixed else self._SURE) * self._seconds, left)
         least = self.expected(self._LEAST) or 0.0
         if mixed:
             least = self._in_mixed_step(least)

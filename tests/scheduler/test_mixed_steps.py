@@ -11,10 +11,10 @@ from structlog.testing import capture_logs
 
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import Finished, FinishReason
-from umbel.scheduler.sequence import SequenceStatus
+from umbel.scheduler.sequence import Sequence, SequenceStatus
 from umbel.scheduler.thread import MOMENT, Pace
 
-from ..fakes import FakeOutput, FakePlan, FakeState, reference
+from ..fakes import FakeOutput, FakePlan, FakeState, make_request, reference
 from .test_engine import Bench, EngineMachine
 
 
@@ -298,6 +298,7 @@ def test_who_goes_on_waits_a_moment_for_next_turns_of_more_who_ended() -> None:
     bench.clock.advance(0.07)
     bench.put("c", [1, 2, 3])
     assert bench.engine.step() is Pace.BUSY
+    bench.clock.advance(0.07)  # others were at work
     bench.put("d", [1, 2, 3])
     assert bench.engine.step() is Pace.BUSY
     assert allowed == [pytest.approx(0.33), pytest.approx(0.36)]
@@ -321,7 +322,7 @@ def test_who_goes_on_waits_a_moment_for_next_turns_of_more_who_ended() -> None:
 def test_no_step_waits_for_next_turns_where(case: str) -> None:
     """Somebody has something to compute, or who goes on would wait for nothing, or too long."""
     slots = 3 if "slot" in case else 8
-    chunk = 4 if "computed" in case else 512
+    chunk = 6 if "computed" in case else 512
     stall = MOMENT * 4.9 if "short" in case else MOMENT * 5
     bench = Mixing(prefill_chunk=chunk, max_batch=slots, max_stall=stall)
     bench.runner.mixes = "does not mix" not in case
@@ -337,16 +338,27 @@ def test_no_step_waits_for_next_turns_where(case: str) -> None:
         while len(bench.engine._running) == 3:
             pace = bench.engine.step()
     elif "computed" in case:
-        bench.put("a", [7, 8])
-        bench.put("b", [7, 8])
+        for name, tokens in {"a": 6, "b": 6, "c": 5}.items():  # two share a call
+            bench.put(name, [7, 8], max_tokens=tokens)
         bench.engine.step()
         bench.put("long", [*range(40, 80)])
-        while len(bench.engine._running) == 4 or "long" not in bench.events:
+        while len(bench.engine._running) == 5 or "long" not in bench.events:
             pace = bench.engine.step()
+        assert len(bench.engine._running) == 2
         assert not bench.tokens("long")
     else:
         pace = _until_two_end(bench)
     assert pace is Pace.BUSY
+
+
+def test_no_step_waits_for_next_turns_while_one_waits_for_memory() -> None:
+    """It starts in the next step, if there is room now."""
+    bench = Mixing(max_stall=0.4)
+    engine = bench.engine
+    others = [Sequence(make_request(name, [7, 8])) for name in "ab"]
+    assert engine._lingers([bench.stream, *others])
+    engine._scheduler.preempted.append(others[0])
+    assert not engine._lingers([bench.stream, *others])
 
 
 def test_when_many_end_those_who_come_beside_the_last_are_served() -> None:

@@ -558,14 +558,15 @@ def test_decodes_of_fewer_and_of_more_rows_say_what_lies_between() -> None:
     assert _joining(bound) == 8
 
 
-def test_decodes_of_few_rows_are_remembered_while_a_crowd_decodes() -> None:
-    """All but one end: what a step of one row took is known from before they came."""
+@pytest.mark.parametrize(("before", "meanwhile"), [(1, 16), (16, 1)])
+def test_decodes_of_few_and_of_many_rows_are_remembered(before: int, meanwhile: int) -> None:
+    """All but one end, or as many come: what a step took then is known from before."""
     bound = _known()
-    bound.observe_decode(0.05, 0, 1)
+    bound.observe_decode(0.05, 0, before)
     for _ in range(40):
-        bound.observe_decode(0.2, 0, 16)
+        bound.observe_decode(0.02, 0, meanwhile)
     for _ in range(5):
-        bound.observe_mixed(20, 0.05 + 0.048 + 0.02, 2, 1)
+        bound.observe_mixed(20, 0.05 + 0.048 + 0.02, 2, before)
     assert _joining(bound) == 8
 
 
