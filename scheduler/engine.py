@@ -35,8 +35,8 @@ log = structlog.get_logger()
 _STARTING = 0.1
 """Of the longest that a chunk may keep others waiting: for so long requests start in one step."""
 
-_LINGERING = 0.2
-"""Of the longest that a chunk may keep others waiting: for so long a step may wait for others."""
+_LINGERING = 5
+"""Times as long as a step lingers must be what a chunk may keep others waiting for."""
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
@@ -93,7 +93,7 @@ class Engine(Generic[C, P, O, T]):
         self._stirs = False  # somebody came or ended in it, or a prompt was computed, beside others
         self._begun: tuple[Sequence, ...] = ()  # whose first tokens are of a mixed step, the last
         self._starting = _STARTING * max_stall
-        self._may_linger = max_stall * _LINGERING >= MOMENT
+        self._may_linger = max_stall >= _LINGERING * MOMENT
         self._lingers_since: float | None = None
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
@@ -124,9 +124,10 @@ class Engine(Generic[C, P, O, T]):
 
     def _step(self) -> Pace:
         began, stirred = self._clock(), self._stirs or self._stalled
-        since = self._lingers_since
-        self._prefiller.lingered(0.0 if since is None else began - since)
-        if not self._running:
+        since, self._lingers_since = self._lingers_since, None
+        # What others on the thread did meanwhile is no part of it.
+        self._prefiller.lingered(0.0 if since is None else min(began - since, MOMENT))
+        if not self._running or since is not None:
             self._report.begin_work()
         before = self._running.copy()
         others, crowded = self._scheduler.decoding, self._scheduler.crowded
@@ -157,7 +158,8 @@ class Engine(Generic[C, P, O, T]):
             self._lifecycle.handed_over = False
         self._report.end_step()
         self._keep_events(pace, calm=not stirred and not self._stirs)
-        self._lingers_since = self._clock() if pace is Pace.LINGERING else None
+        if pace is Pace.LINGERING:
+            self._lingers_since = self._clock()
         return pace
 
     def _pace(self, step: Affordable[P] | None, before: list[Sequence], *, reading: bool) -> Pace:

@@ -215,11 +215,14 @@ class StallBound:
 
     def _decode_between(self, rows: int) -> float | None:
         """Seconds of a decode of so many rows, by those of fewer and of more; None without."""
-        fewer = max((n for n in self._sizes if n <= rows), default=0)
-        more = min((n for n in self._sizes if n >= rows), default=0)
+        known = {n: statistics.median(seconds) for n, seconds in self._sizes.items()}
+        fewer = max((n for n in known if n <= rows), default=0)
+        more = min((n for n in known if n >= rows), default=0)
         if not fewer or not more:
             return None
-        low, high = (statistics.median(self._sizes[size]) for size in (fewer, more))
+        # What was measured once, in another hour, may be more than many rows take now.
+        most = min(seconds for n, seconds in known.items() if n >= rows)
+        low, high = min(known[fewer], most), min(known[more], most)
         return low + (high - low) * (rows - fewer) / max(more - fewer, 1)
 
     @property
@@ -386,14 +389,15 @@ class StallBound:
         """How long a call may take beside streams, or what prompts may add to a mixed step.
 
         Where not even the shortest fits, short ones save the streams little and cost prompts much.
-        No decode that takes longer than foretold comes before a mixed step.
+        No decode that takes longer than foretold comes before a mixed step. What was spent before
+        the step is taken off, but for what the shortest takes.
         """
-        left = self._seconds - self._spent
-        most = min((self._LAST if mixed else self._SURE) * self._seconds, left)
+        most = (self._LAST if mixed else self._SURE) * self._seconds
         least = self.expected(self._LEAST) or 0.0
         if mixed:
             least = self._in_mixed_step(least)
-        return most if least <= most else 2 * least
+        whole = self._seconds if least <= most else 2 * least
+        return max(least, min(most if least <= most else whole, whole - self._spent))
 
     def chunk_size(self, limit: int, *, mixed: bool = False) -> ChunkSize:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
@@ -418,5 +422,6 @@ class StallBound:
         each = (whole - least) / (limit - self._LEAST)
         cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
         more = most if mixed else most * self._LAST / self._SURE
-        last = self._LEAST + int((max(more, min(2 * least, self._seconds)) - least) / each)
+        left = self._seconds - self._spent
+        last = self._LEAST + int((max(more, min(2 * least, left)) - least) / each)
         return ChunkSize(min(cut, limit), min(last, limit))

@@ -36,7 +36,7 @@ class Pace(enum.IntEnum):
     WAITING = 2
     """When it is woken, and soon in any case: what it waits for may never come."""
     LINGERING = 3
-    """When it is woken, and after `MOMENT` in any case: who is likely to come may not."""
+    """When it is woken, and after `MOMENT` at the latest: who is likely to come may not."""
 
 
 _LONGEST = {Pace.WAITING: _SOON, Pace.LINGERING: MOMENT}

@@ -351,6 +351,31 @@ def test_no_step_waits_for_next_turns_where(case: str) -> None:
     assert pace is Pace.BUSY
 
 
+def test_what_others_do_meanwhile_is_no_waiting_for_next_turns() -> None:
+    """Another model's load has the thread for a minute: prompts are no shorter for that.
+
+    Nor is the step that follows any longer than it is, or the wait counted twice if it fails.
+    """
+    bench = Mixing(max_stall=0.4)
+    assert _until_two_end(bench) is Pace.LINGERING
+    before = bench.engine.statistics().step_seconds
+    bench.clock.advance(60.0)
+    page = bench.engine._kv_cache.page
+    bench.engine._kv_cache.page = failing  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="no"):
+        bench.engine.step()
+    assert bench.engine._prefiller._stall._spent == MOMENT
+    bench.engine._kv_cache.page = page  # type: ignore[method-assign]
+    bench.engine.step()
+    assert bench.engine._prefiller._stall._spent == 0
+    assert bench.engine.statistics().step_seconds - before < 1
+
+
+def failing(**_: Any) -> bool:
+    """Fail, as a step may."""
+    raise ValueError("no")
+
+
 def test_no_step_waits_for_next_turns_while_one_waits_for_memory() -> None:
     """It starts in the next step, if there is room now."""
     bench = Mixing(max_stall=0.4)
@@ -413,6 +438,7 @@ class MixingMachine(EngineMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench.runner.prefills_together = self.bench.runner.mixes = True
+        self.bench.engine._may_linger = True
 
     @initialize(overlaps=st.booleans())
     def begin(self, *, overlaps: bool) -> None:

@@ -275,7 +275,8 @@ class OrderMachine(RuleBasedStateMachine):
         blocked = self.blocked()
         model.pace = Pace.IDLE
         pace = model.engine.step()
-        model.pace = max(model.pace, pace, key=[Pace.IDLE, Pace.WAITING, Pace.BUSY].index)
+        order = [Pace.IDLE, Pace.WAITING, Pace.LINGERING, Pace.BUSY]
+        model.pace = max(model.pace, pace, key=order.index)
         for tenant, terms in self.terms.items():
             now = {s.request.id for s in self.at_work() if s.request.tenant == tenant}
             assert terms.running is None or len(now) <= terms.running or now <= before

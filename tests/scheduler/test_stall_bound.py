@@ -558,13 +558,15 @@ def test_decodes_of_fewer_and_of_more_rows_say_what_lies_between() -> None:
     assert _joining(bound) == 8
 
 
-@pytest.mark.parametrize(("before", "meanwhile"), [(1, 16), (16, 1)])
-def test_decodes_of_few_and_of_many_rows_are_remembered(before: int, meanwhile: int) -> None:
+@pytest.mark.parametrize(("before", "meanwhile", "seconds"), [(1, 16, 0.2), (16, 1, 0.02)])
+def test_decodes_of_few_and_of_many_rows_are_remembered(
+    before: int, meanwhile: int, seconds: float
+) -> None:
     """All but one end, or as many come: what a step took then is known from before."""
     bound = _known()
     bound.observe_decode(0.05, 0, before)
     for _ in range(40):
-        bound.observe_decode(0.02, 0, meanwhile)
+        bound.observe_decode(seconds, 0, meanwhile)
     for _ in range(5):
         bound.observe_mixed(20, 0.05 + 0.048 + 0.02, 2, before)
     assert _joining(bound) == 8
@@ -578,6 +580,40 @@ def test_what_a_step_waited_for_prompts_is_a_part_of_the_bound() -> None:
         bound.spend(seconds)
         counts.append((_joining(bound), bound.chunk_size(512, mixed=True).last))
     assert counts == [(9, 160), (7, 120), (9, 160)]
+
+
+@pytest.mark.parametrize(
+    ("own", "most"),
+    [
+        (0.01, 0.12),  # of 0.2 s, 80 ms were spent
+        (0.1, 0.12),  # the shortest takes 116 ms
+        (0.2, 0.352),  # 216 ms: it would be twice as long, and spent are 80 of it
+    ],
+)
+def test_what_was_spent_is_taken_off_whatever_the_shortest_takes(own: float, most: float) -> None:
+    """No chunk is longer than without it, nor shorter than the shortest."""
+    bound = StallBound(0.2)
+    for tokens in (512, 64, 16, 128, 16):
+        bound.observe(tokens, own + 0.001 * tokens)
+    before = bound.chunk_size(512)
+    bound.spend(0.08)
+    assert bound._most_beside() == pytest.approx(most)
+    after = bound.chunk_size(512)
+    assert 16 <= after.most <= before.most
+    assert after.last < before.last
+    bound.spend(60.0)
+    assert bound.chunk_size(512).most == 16
+
+
+def test_a_decode_of_few_rows_that_once_took_long_counts_as_one_of_more() -> None:
+    """It would seem that prompts take nothing: the machine was at something else."""
+    bound = _known()
+    bound.observe_decode(3.0, 0, 4)
+    for _ in range(40):
+        bound.observe_decode(0.05, 0, 16)
+    for _ in range(5):
+        bound.observe_mixed(20, 0.05 + 0.048 + 0.02, 2, 4)
+    assert _joining(bound) == 8
 
 
 @pytest.mark.parametrize("calls", [0, 1])
