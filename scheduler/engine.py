@@ -184,10 +184,12 @@ class Engine(Generic[C, P, O, T]):
             before: who ran when the step began.
         """
         running = self._running
+        if not self._may_linger or len(before) <= len(running):  # as in nearly every step
+            return False
         ended = sum(sequence not in running for sequence in before)
         alone = running == self._scheduler.decoding and not self._scheduler.preempted
         nobody = alone and not len(self._scheduler.waiting)
-        return self._may_linger and nobody and ended > len(running) and self._prefiller.mixes
+        return nobody and ended > len(running) and self._prefiller.mixes
 
     def publish_kept(self) -> None:
         """Publish what the last step kept, since something else comes before the next launch."""

@@ -396,8 +396,10 @@ class StallBound:
         least = self.expected(self._LEAST) or 0.0
         if mixed:
             least = self._in_mixed_step(least)
-        whole = self._seconds if least <= most else 2 * least
-        return max(least, min(most if least <= most else whole, whole - self._spent))
+        whole = self._seconds
+        if least > most:
+            most = whole = 2 * least
+        return max(least, min(most, whole - self._spent))
 
     def chunk_size(self, limit: int, *, mixed: bool = False) -> ChunkSize:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
