@@ -32,13 +32,15 @@ class HeldTo(NamedTuple):
     constrained: bool = False
 
 
-def text_grammar(compiler: GrammarCompiler, constraint: Constraint | None) -> Grammar | None:
-    """Compile what a text completion must match; None where it is free.
+def text_grammar(
+    compiler: GrammarCompiler, constraint: Constraint | None, tenant: str
+) -> Grammar | None:
+    """Compile what a text completion of a tenant must match; None where it is free.
 
     Raises:
         APIError: 400, it cannot be honoured.
     """
-    return None if constraint is None else _compile(compiler, constraint, None)
+    return None if constraint is None else _compile(compiler, tenant, constraint, None)
 
 
 def conversation_grammar(
@@ -46,6 +48,7 @@ def conversation_grammar(
     template: ChatTemplate,
     conversation: Conversation,
     constraint: Constraint | None,
+    tenant: str,
     *,
     opened: bool,
 ) -> HeldTo:
@@ -56,6 +59,7 @@ def conversation_grammar(
         template: of the model.
         conversation: its tools and the choice among them.
         constraint: for the content.
+        tenant: whose it is; what was compiled for others is not reused.
         opened: whether the prompt ends inside the model's thoughts.
 
     Raises:
@@ -76,7 +80,7 @@ def conversation_grammar(
     edges = template.form.edges(NORMAL, calls=calls is not None)
     markers = sorted(edges.targets) if constrained else []
     reasoning = _reasoning(template, conversation, opened=opened)
-    grammar = _compile(compiler, wanted, reasoning, template.form.content_start, markers)
+    grammar = _compile(compiler, tenant, wanted, reasoning, template.form.content_start, markers)
     return HeldTo(grammar, calls is not None, constrained)
 
 
@@ -118,13 +122,16 @@ def _reasoning(
 
 def _compile(
     compiler: GrammarCompiler,
+    tenant: str,
     wanted: Constraint | ToolCalls,
     reasoning: Reasoning | None,
     header: str = "",
     markers: Sequence[str] = (),
 ) -> Grammar:
     try:
-        return compiler.compile(wanted, reasoning=reasoning, header=header, markers=markers)
+        return compiler.compile(
+            wanted, scope=tenant, reasoning=reasoning, header=header, markers=markers
+        )
     except GrammarError as error:
         raise _refusal(error) from error
 

@@ -132,7 +132,7 @@ class PromptReader:
                 self._admission.answer_length(len(tokens), None)
             check_tokens(tokens, self._text.vocab_size)
         check()
-        return Rendered(tokens, grammar=text_grammar(self._compiler, constraint))
+        return Rendered(tokens, grammar=text_grammar(self._compiler, constraint, author.tenant))
 
     def tokens(self, prompt: Conversation | str, *, special_tokens: bool) -> list[int]:
         """Turn a prompt into tokens that nothing has to answer.
@@ -189,7 +189,7 @@ class PromptReader:
         check()
         opened = template.opens_reasoning(text)
         grammar, guaranteed, constrained = conversation_grammar(
-            self._compiler, template, conversation, constraint, opened=opened
+            self._compiler, template, conversation, constraint, author.tenant, opened=opened
         )
         tools = conversation.tools if conversation.tool_choice.mode != "none" else []
         parser = partial(

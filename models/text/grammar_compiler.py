@@ -73,16 +73,19 @@ class GrammarCompiler:
         self,
         constraint: Constraint | ToolCalls,
         *,
+        scope: str = "",
         reasoning: Reasoning | None = None,
         header: str = "",
         markers: Sequence[str] = (),
     ) -> Grammar:
-        """Compile a constraint, or find what it was compiled to before.
+        """Compile a constraint, or find what it was compiled to before in the same scope.
 
         Bounded in time and memory, whatever the constraint; other threads run meanwhile.
 
         Args:
             constraint: for the answer.
+            scope: compiled grammars are reused within it only, so that the time that a call takes
+                tells nothing of other scopes.
             reasoning: what stands before the answer is free.
             header: markup that stands before content.
             markers: content does not begin with them, as what does is read in another way.
@@ -92,7 +95,7 @@ class GrammarCompiler:
         """
         constraint = _what_counts(constraint)
         around = _Around(reasoning, header, tuple(markers))
-        key = _key(constraint, around)
+        key = _key(scope, constraint, around)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -185,9 +188,9 @@ def _what_counts(constraint: Constraint | ToolCalls) -> Constraint | ToolCalls:
     return msgspec.structs.replace(constraint, tools=tools)
 
 
-def _key(constraint: Constraint | ToolCalls, around: _Around) -> bytes:
+def _key(scope: str, constraint: Constraint | ToolCalls, around: _Around) -> bytes:
     try:
-        text = msgspec.json.encode([type(constraint).__name__, constraint, around])
+        text = msgspec.json.encode([scope, type(constraint).__name__, constraint, around])
     except RecursionError:
         raise GrammarError(f"is nested deeper than {DEEPEST} levels") from None
     return hashlib.blake2b(text, digest_size=16).digest()

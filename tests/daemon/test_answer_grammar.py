@@ -1,10 +1,12 @@
 """What an answer is held to, by its request and by how its model writes."""
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from umbel.daemon.answer_grammar import conversation_grammar
+from umbel.daemon.answer_grammar import conversation_grammar, text_grammar
+from umbel.models.params import Grammar
 from umbel.models.text.constraint import JSONObject
 from umbel.models.text.conversation import Conversation, Message, Tool, ToolChoice
 from umbel.models.text.grammar_compiler import GrammarCompiler
@@ -65,7 +67,9 @@ def test_a_call_has_the_models_own_form(
     talk = Conversation(
         messages=[Message(role="user", content="Look!")], tools=[LOOK], tool_choice=choice
     )
-    held = conversation_grammar(GrammarCompiler(codec), template, talk, constraint, opened=False)
+    held = conversation_grammar(
+        GrammarCompiler(codec), template, talk, constraint, "t", opened=False
+    )
     assert held.grammar is not None
     assert held.guaranteed
     assert follow(codec, held.grammar, text) in ("complete", "may end")
@@ -78,7 +82,7 @@ def test_content_in_harmony_has_its_header(codec: "TextCodec") -> None:
     """What is asked for is the channel `final`'s, behind free thoughts."""
     talk = Conversation(messages=[Message(role="user", content="Look!")])
     held = conversation_grammar(
-        GrammarCompiler(codec), codec.template, talk, JSONObject(), opened=False
+        GrammarCompiler(codec), codec.template, talk, JSONObject(), "t", opened=False
     )
     assert held.grammar is not None
     assert not held.guaranteed
@@ -88,3 +92,17 @@ def test_content_in_harmony_has_its_header(codec: "TextCodec") -> None:
         HERE: "not allowed",
     }
     assert {text: follow(codec, held.grammar, text) for text in texts} == texts
+
+
+def test_what_one_tenant_compiled_is_not_found_by_another(codec: "TextCodec") -> None:
+    """The time that a schema takes tells nothing of what other tenants have used."""
+    compiler, schema = GrammarCompiler(codec), JSONObject()
+    talk = Conversation(messages=[Message(role="user", content="Look!")])
+
+    def compiled(tenant: str) -> list[Grammar | None]:
+        held = conversation_grammar(compiler, codec.template, talk, schema, tenant, opened=False)
+        return [held.grammar, text_grammar(compiler, schema, tenant)]
+
+    first = compiled("a")
+    assert all(map(operator.is_, compiled("a"), first))
+    assert not any(map(operator.is_, compiled("b"), first))
