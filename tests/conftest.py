@@ -60,14 +60,15 @@ def pytest_configure(config: pytest.Config) -> None:
         if len(cores) <= int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):  # or some would do nothing
             os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
     # What daemons measure of a model is kept for later starts: here, and not in the user's folder.
-    if config.cache is not None:
-        os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("home"))
+    cache = getattr(config, "cache", None)  # no attribute at all under `-p no:cacheprovider`
+    if cache is not None:
+        os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("home"))
         if "PYTEST_XDIST_WORKER" not in os.environ:
-            _keep_measurements(config.cache.mkdir("measured"))
-            _forget_old(config.cache.mkdir("kernels"))
+            _keep_measurements(cache.mkdir("measured"))
+            _forget_old(cache.mkdir("kernels"))
     # A process imports a thousand modules: compiling them takes longer than what it is for.
-    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) and config.cache is not None:
-        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(config.cache.mkdir("bytecode")))
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) and cache is not None:
+        os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache.mkdir("bytecode")))
 
 
 def _keep_measurements(folder: Path) -> None:
