@@ -12,10 +12,9 @@ from ..models.text.constraint import Constraint, Reasoning, ToolCalls
 from ..models.text.conversation import Conversation
 from ..models.text.formats import NORMAL
 from ..models.text.grammar_compiler import GrammarCompiler
-from ..models.text.schema_form import check as check_schema
-from ..models.text.schema_form import measure as measure_schema
 from ..models.text.template import ChatTemplate
 from .failures import APIError
+from .protocols.tools import schema_refusal
 
 
 class HeldTo(NamedTuple):
@@ -63,15 +62,8 @@ def conversation_grammar(
         opened: whether the prompt ends inside the model's thoughts.
 
     Raises:
-        APIError: 400, it cannot be honoured, or a tool's schema is none.
+        APIError: 400, it cannot be honoured.
     """
-    for number, tool in enumerate(conversation.tools):
-        place = f"tools.{number}.parameters"
-        try:
-            measure_schema(tool.parameters, place)
-            check_schema(tool.parameters, place)
-        except GrammarError as error:
-            raise _refusal(error) from error
     wanted = _wanted(template, conversation, constraint)
     if wanted is None:
         return HeldTo()
@@ -137,9 +129,8 @@ def _compile(
 
 
 def _refusal(error: GrammarError) -> APIError:
-    in_tools = error.place.startswith("tools.")
-    place = error.place if in_tools else f"the schema at {error.place}" if error.place else ""
+    if error.place.startswith("tools."):
+        return schema_refusal(error)
     words = str(error).removeprefix(f"{error.place}: ") if error.place else str(error)
-    message = f"{place}: {words}" if place else f"the answer cannot be held to this: {words}"
-    param = error.place if in_tools else "response_format"
-    return APIError(400, message, code="invalid_schema", param=param)
+    place = f"the schema at {error.place}" if error.place else "the answer cannot be held to this"
+    return APIError(400, f"{place}: {words}", code="invalid_schema", param="response_format")

@@ -85,13 +85,14 @@ def read_tools(
     Raises:
         APIError: 400, naming the tool.
     """
-    tools, left_out, ends = [], [], []
+    tools, places, left_out, ends = list[Tool](), list[str](), [], []
     for index, raw in enumerate(raws):
         check()
         place = f"tools[{index}]"
         tool = decode_part(raw, MessagesTool, place)
         if tool.type in (None, "custom"):
             tools.append(tool.tool(place))
+            places.append(place)
         elif tool.type.startswith(_ANTHROPICS):
             left_out.append(quote(tool.type))
         else:
@@ -100,7 +101,7 @@ def read_tools(
             ends.append(len(tools))
     if left_out:
         log.info("tools left out", types=" ".join(left_out[:10]), count=len(left_out))
-    offered = [tool for tool in checked(tools) if tool.name not in removed]
+    offered = [tool for tool in checked(tools, places, "input_schema") if tool.name not in removed]
     counts = [0, *accumulate(tool.name not in removed for tool in tools)]
     return offered, [CacheHint(None, counts[end]) for end in ends if counts[end]]
 

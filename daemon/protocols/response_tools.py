@@ -110,7 +110,8 @@ def read_response_tools(raws: Sequence[Raw], check: Check) -> ResponseTools:
             raise APIError(400, f"there are over {MAX_TOOLS} tools; send fewer", param="tools")
     if dropped:
         log.info("hosted tools left out", types=",".join(sorted(dropped)))
-    tools = checked([one.tool for one in found], [one.place for one in found])
+    places = [one.place for one in found]
+    tools = checked([one.tool for one in found], places, "parameters")
     return ResponseTools(tools, {one.tool.name: one.called for one in found}, shown)
 
 

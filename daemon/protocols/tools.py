@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
+from ...models.errors import GrammarError
 from ...models.text.conversation import Message, Tool, ToolChoice
+from ...models.text.schema_form import measure
+from ...models.text.schema_slips import mended
 from ..decoding import decode_part
 from ..failures import APIError
 from ..quoting import quote
@@ -59,29 +62,45 @@ def read_chat_tools(raws: Sequence[Raw], check: Check) -> list[Tool]:
             message = f"tools[{index}] has no function; name one"
             raise APIError(400, message, param=f"tools[{index}]")
         tools.append(tool.function.tool())
-    return checked(tools)
+    places = [f"tools[{index}]" for index in range(len(tools))]
+    return checked(tools, places, "function.parameters")
 
 
-def checked(tools: list[Tool], places: Sequence[str] | None = None) -> list[Tool]:
-    """Refuse names that are none, or are there twice.
+def checked(tools: Sequence[Tool], places: Sequence[str], field: str) -> list[Tool]:
+    """Refuse names that are none, or are there twice; mend slips in schemas, and measure these.
 
     Args:
         tools: to check.
-        places: where each stands in the body, if that is not its place in the list.
+        places: where each stands in the body.
+        field: of a tool in the body, which has its schema.
 
     Raises:
         APIError: 400, naming the tool.
     """
     seen: set[str] = set()
-    for index, tool in enumerate(tools):
-        place = places[index] if places else f"tools[{index}]"
+    found = []
+    for tool, place in zip(tools, places, strict=True):
         if not _NAME.fullmatch(tool.name):
             message = f"{place} is named {quote(tool.name)}; send 1 to 128 letters, digits or _.:/-"
             raise APIError(400, message, param=place)
         if tool.name in seen:
             raise APIError(400, f"{place}: there are two tools {quote(tool.name)}", param=place)
         seen.add(tool.name)
-    return tools
+        # As Anthropic writes places, and Claude Code looks for them.
+        at = f"{place.replace('[', '.').replace(']', '')}.{field}"
+        try:
+            measure(tool.parameters, at)
+        except GrammarError as error:
+            raise schema_refusal(error) from error
+        schema = mended(tool.parameters)
+        parameters = schema if isinstance(schema, dict) else tool.parameters
+        found.append(msgspec.structs.replace(tool, parameters=parameters, place=at))
+    return found
+
+
+def schema_refusal(error: GrammarError) -> APIError:
+    """Refuse a tool's schema; the error's place names it."""
+    return APIError(400, str(error), code="invalid_schema", param=error.place)
 
 
 def choose(

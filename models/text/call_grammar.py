@@ -128,15 +128,14 @@ def _add_harmony(lark: Lark, reader: SchemaReader, calls: ToolCalls, content: st
 
 def _arguments(reader: SchemaReader, calls: ToolCalls) -> Iterator[tuple[Tool, Any]]:
     """Each tool with the schema that its arguments must match, rewritten."""
-    for number, tool in enumerate(calls.tools):
+    for tool in calls.tools:
         if not calls.forced and not tool.strict:
             yield tool, {"type": "object"}
             continue
-        place = f"tools.{number}.parameters"
-        arguments = reader.read(tool.parameters, place)
-        types = arguments.get("type", "object")
+        arguments = reader.read(tool.parameters, tool.place)
+        types = arguments.get("type", "object") if arguments else []
         if "object" not in (types if isinstance(types, list) else [types]):
-            raise GrammarError("must allow an object", within(place, "type"))
+            raise GrammarError("must allow an object", within(tool.place, "type"))
         yield tool, arguments | {"type": "object"}
 
 

@@ -15,12 +15,14 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         description: what it does, in words; may be empty.
         parameters: a JSON schema of its arguments, an object.
         strict: whether its arguments must match the schema, whatever the model would write.
+        place: where the client sent the schema; faults in it are named after that.
     """
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
     strict: bool = False
+    place: str = "parameters"
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,8 @@
 """What a JSON schema must look like to be one, and how large it may be.
 
 The metaschemas of drafts 4 to 2020-12 taken together: what any of them allows is no fault here.
+Annotations (`title`, `examples`, `deprecated` and the like) are not checked: they say nothing of a
+value.
 Written out, because a fault must name its place, and a hostile schema must not cost more than its
 size.
 """
@@ -19,14 +21,14 @@ DEEPEST = 96
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
-_SCHEMA = frozenset(
+SCHEMA = frozenset(
     {
-        "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "not",
+        "additionalItems", "additionalProperties", "contains", "else", "if", "not",
         "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
     }
 )  # fmt: skip
-_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_SCHEMAS_BY_NAME = frozenset(
+SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+SCHEMAS_BY_NAME = frozenset(
     {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 )
 COUNTS = frozenset(
@@ -38,11 +40,9 @@ COUNTS = frozenset(
 _NUMBERS = frozenset({"maximum", "minimum"})
 _TEXTS = frozenset(
     {
-        "$anchor", "$comment", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "$schema",
-        "contentEncoding", "contentMediaType", "description", "format", "pattern", "title",
+        "$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "$schema", "format", "pattern",
     }
 )  # fmt: skip
-_FLAGS = frozenset({"deprecated", "readOnly", "uniqueItems", "writeOnly"})
 
 
 def within(place: str, name: str | int) -> str:
@@ -103,15 +103,15 @@ def types_of(schema: dict[str, Any]) -> list[str]:
 
 
 def _check_keyword(keyword: str, value: Any, place: str) -> None:
-    if keyword in _SCHEMAS or (keyword == "items" and isinstance(value, list)):
+    if keyword in SCHEMAS or (keyword == "items" and isinstance(value, list)):
         _expect(isinstance(value, list) and value, "must be a list of schemas, not empty", place)
         for i, each in enumerate(value):
             check(each, within(place, i))
-    elif keyword in _SCHEMAS_BY_NAME:
+    elif keyword in SCHEMAS_BY_NAME:
         _expect(isinstance(value, dict), "must be an object of schemas", place)
         for name, each in value.items():
             check(each, within(place, name))
-    elif keyword in _SCHEMA or keyword == "items":
+    elif keyword in SCHEMA or keyword == "items":
         check(value, place)
     elif keyword in _CHECKS:
         _CHECKS[keyword](value, place)
@@ -156,7 +156,7 @@ def _check_dependencies(value: Any, place: str) -> None:
             check(each, within(place, name))
 
 
-def _is(kinds: type | tuple[type, ...], words: str) -> Callable[[Any, str], None]:
+def _is(kinds: type, words: str) -> Callable[[Any, str], None]:
     return lambda value, place: _expect(isinstance(value, kinds), words, place)
 
 
@@ -176,14 +176,13 @@ _CHECKS: dict[str, Callable[[Any, str], None]] = {
     **dict.fromkeys(COUNTS, _check_count),
     **dict.fromkeys(_NUMBERS, _check_number),
     **dict.fromkeys(_TEXTS, _is(str, "must be a text")),
-    **dict.fromkeys(_FLAGS, _is(bool, "must be true or false")),
     "dependencies": _check_dependencies,
     "dependentRequired": _check_dependencies,
     "enum": _is(list, "must be a list"),
-    "examples": _is((list, dict), "must be a list"),
     "exclusiveMaximum": _check_exclusive,
     "exclusiveMinimum": _check_exclusive,
     "multipleOf": _check_multiple,
     "required": _check_required,
     "type": _check_type,
+    "uniqueItems": _is(bool, "must be true or false"),
 }

@@ -143,14 +143,3 @@ RANGES = {
     "uint64": (0, 2**63 - 1),
 }
 """Formats of integers that OpenAPI adds; no bound that the compiler takes is wider."""
-
-FREE = frozenset(
-    {
-        "binary", "directory-path", "double", "ends_with", "file-path", "float", "includes",
-        "password", "path", "starts_with",
-    }
-)  # fmt: skip
-"""What says nothing of a value: OpenAPI's numbers, what pydantic says of texts, and zod's names for
-patterns that stand beside them."""
-
-NAMES = tuple(sorted({*PATTERNS, *COMPILED, *RANGES, *FREE}))

@@ -14,6 +14,7 @@ from .schema_keywords import KEPT, MANY, effective, has_unsupported_effect
 from .schema_names import hold_names
 from .schema_references import LOOKED_THROUGH, References, Target
 from .schema_sets import hold_unique
+from .schema_slips import mended
 from .schema_texts import hold_text
 from .schema_unions import Facts, additions
 from .schema_values import check_values, count, set_bounds
@@ -56,6 +57,7 @@ class SchemaReader:
             raise GrammarError(
                 f"is too large: with those before it, over {MOST_NODES} values", place
             )
+        schema = mended(schema)
         check(schema, place)
         before = len(self.noted)
         self.roots.append(_Document(self, schema, place).rewritten())

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 from ..errors import GrammarError
 from .schema_form import MOST_NODES, check, measure, within
 from .schema_keywords import EFFECTIVE
+from .schema_slips import mended
 
 _REF_STANDS_ALONE = ("draft-03/", "draft-04/", "draft-06/", "draft-07/")
 _MOST_CHECKED = 10 * MOST_NODES
@@ -42,7 +43,7 @@ class References:
         self.stand_alone = any(draft in dialect for draft in _REF_STANDS_ALONE)
         self.other_base = False
         self._targets: dict[str, Target] = {}
-        self._checked: set[str] = set()
+        self._checked: dict[str, Target] = {}
         self._left_to_check = _MOST_CHECKED
 
     def is_reference(self, schema: Any) -> bool:
@@ -82,20 +83,20 @@ class References:
         if self.other_base:
             raise GrammarError("is not supported below another $id", place)
         if reference not in self._targets:
-            target = self._find(reference, place)
-            self._check(target, place)
-            self._targets[reference] = target
+            self._targets[reference] = self._check(self._find(reference, place), place)
         return self._targets[reference]
 
-    def _check(self, target: Target, place: str) -> None:
-        """See that a target is a schema, once: it may be named in many ways."""
-        if target.place in self._checked:
-            return
-        self._checked.add(target.place)
-        self._left_to_check -= measure(target.schema, target.place)
-        if self._left_to_check < 0:
-            raise GrammarError("leads to too many schemas by way of references", place)
-        check(*target)
+    def _check(self, target: Target, place: str) -> Target:
+        """See that a target is a schema, and mend it, once: it may be named in many ways."""
+        if target.place not in self._checked:
+            self._left_to_check -= measure(target.schema, target.place)
+            if self._left_to_check < 0:
+                raise GrammarError("leads to too many schemas by way of references", place)
+            if target.schema is not self.root.schema:
+                target = Target(mended(target.schema), target.place)
+            check(*target)
+            self._checked[target.place] = target
+        return self._checked[target.place]
 
     def _find(self, reference: str, place: str) -> Target:
         base, _, fragment = reference.partition("#")

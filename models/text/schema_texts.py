@@ -25,7 +25,7 @@ def hold_text(
             patterns += look_around.parts(new.pop("pattern"))
         except GrammarError as error:
             raise GrammarError(str(error), within(place, "pattern")) from None
-    patterns += _of_format(new, schema, place)
+    patterns += _of_format(new, schema)
     if patterns:
         new["pattern"] = patterns[0]
     more: list[dict[str, Any]] = [{"pattern": pattern} for pattern in patterns[1:]]
@@ -35,31 +35,26 @@ def hold_text(
 
 
 def format_pattern(name: str, place: str) -> str | None:
-    """Give the pattern of a format of texts; None for one that says nothing.
+    """Give the pattern of a format of texts; None for one that says nothing, or is not known.
 
     Raises:
-        GrammarError: there is none.
+        GrammarError: the format is known and has no pattern.
     """
-    if name in schema_formats.FREE or name in schema_formats.RANGES:
-        return None
-    if name not in schema_formats.PATTERNS:
+    if name in schema_formats.COMPILED:
         raise GrammarError(f"{name!r} is not supported here", within(place, "format"))
-    return schema_formats.PATTERNS[name]
+    return schema_formats.PATTERNS.get(name)
 
 
-def _of_format(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[str]:
+def _of_format(new: dict[str, Any], schema: dict[str, Any]) -> list[str]:
     name = schema.get("format")
     if name in schema_formats.RANGES:
         low, high = schema_formats.RANGES[name]
         new["minimum"] = max(low, new.get("minimum", low))
         new["maximum"] = min(high, new.get("maximum", high))
-    elif name is None or name in schema_formats.FREE or "string" not in types_of(schema):
+    elif "string" not in types_of(schema):
         return []  # a format of texts: any other value has it
     elif name in schema_formats.PATTERNS:
         return [schema_formats.PATTERNS[name]]
     elif name in schema_formats.COMPILED:
         new["format"] = schema_formats.COMPILED[name]
-    else:
-        words = f"{name!r} is not supported; supported are {', '.join(schema_formats.NAMES)}"
-        raise GrammarError(words, within(place, "format"))
-    return []
+    return []  # one that is not known is an annotation, as the standard has it

@@ -10,7 +10,6 @@ import ipaddress
 import json
 import pathlib
 import random
-import re
 import uuid
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequired
 
@@ -191,6 +190,7 @@ WEAKER: list[Any] = [
     dict[Annotated[str, Field(pattern="^[a-z]+$")], int],
     dict[Annotated[str, Field(pattern="^[a-z]+$", max_length=4)], int],
     # What zod, and earlier versions of pydantic, write; pydantic does not hold texts to it here.
+    in_format("jwt"),
     with_pattern(r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9-]*\.)+[A-Za-z]{2,}$"),
     with_pattern(r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"),
     with_pattern(r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,3}|(?=[\d.]{1,6}0*$)\d{0,3}\.\d{0,2}0*$)$"),
@@ -208,8 +208,6 @@ REFUSED: list[tuple[Any, str]] = [
     (set[int], "uniqueItems"),
     (frozenset[str], "uniqueItems"),
     (Annotated[dict[str, int], Field(min_length=2)], "minProperties"),
-    (re.Pattern, "format"),
-    (in_format("jwt"), "format"),
 ]
 
 

@@ -37,7 +37,11 @@ CITY = {
     "additionalProperties": False,
 }
 STRICT = Tool(name="weather", parameters=CITY, strict=True)
-FREE = Tool(name="note", parameters={"type": "object", "properties": {"x": {"not": {}}}})
+FREE = Tool(
+    name="note",
+    parameters={"type": "object", "properties": {"x": {"not": {"type": "null"}}}},
+    place="tools.1.parameters",
+)
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 NOTE = '<tool_call>\n{"name": "note", "arguments": {"a": [1]}}\n</tool_call>'
 
@@ -363,9 +367,11 @@ def test_known_constraints_are_not_compiled_again(
         (ToolCalls(tools=[STRICT, FREE], form="generic", forced=True), "tools.1.parameters"),
         (
             ToolCalls(
-                tools=[Tool(name="f", parameters={"type": "string"})], form="generic", forced=True
+                tools=[Tool(name="f", parameters={"type": "string"}, place="tools.7.input_schema")],
+                form="generic",
+                forced=True,
             ),
-            "tools.0.parameters.type: must allow an object",
+            "tools.7.input_schema.type: must allow an object",
         ),
     ],
 )
@@ -457,7 +463,7 @@ def test_schemas_of_tools_that_are_not_strict_do_not_matter(compiler: GrammarCom
     compiler.compile(ToolCalls(tools=[FREE], form="generic", forced=False))
     with pytest.raises(GrammarError) as caught:
         compiler.compile(ToolCalls(tools=[FREE], form="generic", forced=True))
-    assert caught.value.place == "tools.0.parameters.properties.x.not"
+    assert caught.value.place == "tools.1.parameters.properties.x.not"
 
 
 def test_forms() -> None:
