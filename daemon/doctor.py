@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from rich.markup import escape
 
 from .. import __version__
-from ..models import BLAS
+from ..models import BLAS, KERNELS
 from ..models.load import embedded_file
 from ..models.load.embedded_file import NAME as EMBEDDED
 from ..models.runtime import backend, device_memory, matmul_gflops
@@ -77,6 +77,8 @@ def _mlx(method: InstallMethod, nvidia: Path) -> Finding:
     if name == "cpu" and nvidia.exists():
         text = "computes on the CPU, and this machine has an NVIDIA GPU"
         return Finding("warning", "mlx", text, f"{method.cuda}{again}")
+    if KERNELS.fault:
+        return Finding("warning", "mlx", f"{text}, and keeps no compiled code", KERNELS.fault)
     return Finding("ok", "mlx", text)
 
 

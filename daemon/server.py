@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 import uvloop
 
+from ..models import KERNELS
 from ..models.errors import ModelError
 from ..models.load import open_files  # noqa: F401  (the first import of mlx-lm)
 from ..models.runtime import BLAS, backend, release_thread
@@ -150,7 +151,7 @@ class Daemon:
         log.info("listening", socket=str(self._listener.path), pid=os.getpid())
         if self._settings.tcp is not None:
             await self._server.listen_tcp(*self._settings.tcp)
-        self._warn_of_slow_blas()
+        self._warn_of_libraries()
         refuse_used_folder(self._settings)
         self._thread.start()
         await self._load_models()
@@ -287,9 +288,11 @@ class Daemon:
         if longest < context - 1:  # an answer takes one token at least
             log.warning("body_bytes holds no prompt as long as the context", tokens=longest)
 
-    def _warn_of_slow_blas(self) -> None:
+    def _warn_of_libraries(self) -> None:
         if backend() == "cpu" and not BLAS.fast:
             log.warning("matrix products are slow", blas=BLAS.name, advice=BLAS.advice)
+        if KERNELS.fault:
+            log.warning("compiled code is not kept", reason=KERNELS.fault)
 
 
 async def _load_first(models: ModelPool) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..ownership import ADVICE, folder_fault, is_trusted
 from .errors import SocketError
 
 # sun_path less its final NUL, in bytes: 108 on Linux, 104 on the BSDs and macOS.
@@ -128,27 +129,15 @@ def _check_links(folder: Path) -> None:
             if step in seen or not step.is_symlink():
                 continue
             seen.add(step)
-            if not _is_trusted(step.lstat()):
+            if not is_trusted(step.lstat()):
                 raise SocketError(f"{step} is another user's link; choose another --socket")
             ahead.append(step.parent / step.readlink())
 
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder in which other users could put another socket in this one's place."""
-    info = folder.stat()
-    if not _is_trusted(info):
-        raise SocketError(
-            f"{folder} belongs to another user (uid {info.st_uid}); choose another --socket"
-        )
-    if info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
-        raise SocketError(
-            f"other users can write to {folder} (mode {stat.S_IMODE(info.st_mode):04o}); "
-            f"run chmod go-w on it, or choose another --socket"
-        )
-
-
-def _is_trusted(info: os.stat_result) -> bool:
-    return info.st_uid in (os.geteuid(), 0)
+    if (fault := folder_fault(folder)) is not None:
+        raise SocketError(f"{fault}; {ADVICE}, or choose another --socket")
 
 
 def _lock_path(path: Path) -> Path:

@@ -1,16 +1,20 @@
 """Everything that knows mlx and mlx-lm.
 
 Importing this package settles what must be settled before `mlx.core` is first imported: it
-puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU wheel links, takes back a
-bound that would end a CUDA daemon, and has MLX keep more graphs and plans there. It must therefore
-stay free of imports that reach mlx.
+puts OpenBLAS in front of the reference BLAS that MLX's Linux CPU wheel links, gives MLX a folder of
+this user's own for compiled code, takes back a bound that would end a CUDA daemon, and has MLX keep
+more graphs and plans there. It must therefore stay free of imports that reach mlx.
 """
 
 from .load.blas import preload
 from .load.cuda import count_no_cache_misses, keep_graphs, keep_plans
+from .load.kernel_folder import keep_kernels
 
 BLAS = preload()
 """What stands behind MLX's matrix products on the CPU of this process."""
+
+KERNELS = keep_kernels()
+"""Where MLX's compiled code lies."""
 
 count_no_cache_misses()
 keep_graphs()

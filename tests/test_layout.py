@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("daemon", "scheduler", "cachestore", "models")
 DATA = ("systemd", "launchd")  # folders without code that umbel ships
 
-# What each part may import of umbel, itself aside. "" is src/umbel's own two modules.
+# What each part may import of umbel, itself aside. "" is src/umbel's own modules, of which any part
+# may import those that import nothing.
 MAY_IMPORT = {
     "": frozenset[str](),
     "daemon": frozenset({"scheduler", "cachestore", "models"}),
@@ -31,7 +32,13 @@ CONFINED = {
     "anyio": ("daemon/", "scheduler/handoff.py"),
 }
 # What the disk tier may import of cachestore: it knows no tries. Who may import the disk tier.
-OF_DISK = ("cachestore.disk", "cachestore.digests", "cachestore.errors", "cachestore.record")
+OF_DISK = (
+    "ownership",
+    "cachestore.disk",
+    "cachestore.digests",
+    "cachestore.errors",
+    "cachestore.record",
+)
 ON_DISK = ("cachestore/disk/", "cachestore/paging/", "cachestore/pins.py")
 # The trie and its own parts, which alone write the nodes' fields, and what a write looks like.
 TRIE = ("cachestore/node.py", "cachestore/trie.py", "cachestore/persistence.py")

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 import xxhash
 
+from ...ownership import ForeignFolderError, folder_fault, is_trusted
 from ..errors import DiskTierError, FolderInUseError
 
 LOCK = "lock"
@@ -217,13 +218,17 @@ def claim(folder: Path) -> int:
 
     Raises:
         FolderInUseError: another tier holds it.
+        ForeignFolderError: another user could put state there, or has.
         OSError: it cannot be made or written.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    entries = list(folder.iterdir())
+    if not is_trusted(folder.stat()) or entries:
+        _refuse_foreign(folder)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "it cannot be written", str(folder))
-    # A folder with other things in it is somebody's (/tmp, a home): its mode is theirs.
-    if all(_is_own(entry.name) for entry in folder.iterdir()):
+    # A folder with other things in it is somebody's, as a home is: its mode is theirs.
+    if all(_is_own(entry.name) for entry in entries):
         folder.chmod(0o700)
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
@@ -238,6 +243,11 @@ def claim(folder: Path) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if (fault := folder_fault(folder, may_be_sticky=False)) is not None:
+        raise ForeignFolderError(fault)
 
 
 def _is_own(name: str) -> bool:

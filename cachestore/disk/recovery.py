@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from ...ownership import ForeignFolderError
 from ..errors import DiskTierError
 from ..record import Pin, Record
 from .files import INDEX_FILES, Identity, claim, identity, is_temporary, own_files
@@ -83,6 +84,11 @@ def open_folder(folder: Path, fingerprint: str) -> Opened:
         except BaseException:
             os.close(lock_fd)
             raise
+    except ForeignFolderError as error:
+        raise DiskTierError(
+            f"the cache folder {folder} is not used: {error}; choose another one, or a new one "
+            "with mode 0700"
+        ) from error
     except (OSError, MemoryError, sqlite3.Error, UnusableIndexError) as error:
         raise DiskTierError(
             f"the cache folder {folder} cannot be used: {reason_of(error)}; make it writable "

@@ -15,6 +15,8 @@ import tempfile
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from ...ownership import private_folder
+
 _WHEEL = "scipy-openblas32"
 _NAMES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 """What MLX multiplies with. The rest stays MLX's own: no model asks for it."""
@@ -26,7 +28,8 @@ def load(folder: Path) -> tuple[ctypes.CDLL, str]:
     """Load it for all of the process.
 
     Args:
-        folder: in which the copy is kept. Where nothing can be kept, it is made each time.
+        folder: in which the copy is kept. Where nothing can be kept, or another user could change
+            it, the copy is made each time.
 
     Returns:
         The library, and its version.
@@ -35,16 +38,16 @@ def load(folder: Path) -> tuple[ctypes.CDLL, str]:
         OSError: the wheel is not installed, or a copy cannot be made or loaded.
     """
     wheel = _distribution(_WHEEL)
-    kept = folder / f"openblas-{wheel.version}-{platform.machine()}.so"
+    name = f"openblas-{wheel.version}-{platform.machine()}.so"
     try:
-        return _loaded(kept), wheel.version
-    except OSError:  # it is not there yet, or damaged
+        kept = private_folder(folder) / name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            return _loaded(kept), wheel.version
+        except OSError:  # it is not there yet, or damaged
             return _loaded(_renamed(wheel, kept)), wheel.version
-        except OSError:
-            with tempfile.TemporaryDirectory() as passing:
-                return _loaded(_renamed(wheel, Path(passing) / kept.name)), wheel.version
+    except OSError:
+        with tempfile.TemporaryDirectory() as passing:
+            return _loaded(_renamed(wheel, Path(passing) / name)), wheel.version
 
 
 def corename(library: ctypes.CDLL, prefix: str = "scipy_") -> str:

@@ -290,8 +290,41 @@ def test_everything_is_private(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    """State in it may be another user's; an empty one is made private."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(mode)
+    made(folder, 1)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(mode)
+    before = content(folder)
+    with (
+        pytest.raises(DiskTierError, match=rf"is not used: other users can write .*{mode:04o}"),
+        opened(folder),
+    ):
+        pass
+    assert content(folder) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    """Its owner could put state there, whatever its mode is."""
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o755)
+    os.chown(folder, 4321, -1)
+    with (
+        pytest.raises(DiskTierError, match=r"belongs to another user \(uid 4321\)"),
+        opened(folder),
+    ):
+        pass
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert not list(folder.iterdir())
+
+
 def test_a_folder_with_other_things_keeps_its_mode(tmp_path: Path) -> None:
-    """It may be /tmp."""
+    """It may be a home."""
     (tmp_path / "foreign").touch()
     tmp_path.chmod(0o755)
     with opened(tmp_path):

@@ -175,7 +175,7 @@ def test_socket_of_another_user_is_refused(
         other.bind(str(path))
         other.listen()
         make_foreign(path)
-        monkeypatch.setattr(sockets, "_is_trusted", lambda _info: True)
+        monkeypatch.setattr(sockets, "folder_fault", lambda _folder: None)
         monkeypatch.setattr(sockets, "_check_lock", lambda *_: None)
         with pytest.raises(SocketError, match="another user's socket"):
             UnixListener(path)
@@ -242,7 +242,7 @@ def test_lock_of_another_user_is_refused(
     lock = short_path / "u.sock.lock"
     lock.write_text("4321\n")
     make_foreign(lock)
-    monkeypatch.setattr(sockets, "_is_trusted", lambda _info: True)
+    monkeypatch.setattr(sockets, "folder_fault", lambda _folder: None)
     with pytest.raises(SocketError, match="no lock file of this user's"):
         UnixListener(short_path / "u.sock")
     assert lock.read_text() == "4321\n"

@@ -1,0 +1,72 @@
+"""A folder of this user's own for the code that MLX compiles and loads.
+
+MLX's CPU backend writes compiled functions to `mlx/VERSION/cpu` in the system's temporary folder,
+and loads what it finds there under the name of a function, whoever wrote it. Its CUDA backend does
+so in `mlx/VERSION/ptx`, unless `MLX_PTX_CACHE_DIR` is set. The temporary folder is `TMPDIR`, which
+MLX reads each time.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from ...ownership import private_folder
+
+_TEMPORARY = "TMPDIR"
+_CUDA = "MLX_PTX_CACHE_DIR"
+
+
+@dataclass(frozen=True)
+class KernelFolder:
+    """The folder that MLX loads compiled code from.
+
+    Attributes:
+        path: where.
+        fault: why the folder that was to have it is not used; empty if it is.
+    """
+
+    path: Path
+    fault: str = ""
+
+
+def keep_kernels() -> KernelFolder:
+    """Have MLX compile to umbel's cache folder, or to a new folder if others can change that.
+
+    Python's own temporary files stay where they were. Programs that this process starts get the
+    folder as their temporary one.
+    """
+    with suppress(OSError):
+        tempfile.gettempdir()  # remembered by Python from now on
+    kernels = _choose(platformdirs.user_cache_path("umbel") / "kernels")
+    os.environ[_TEMPORARY] = str(kernels.path)
+    if not (named := os.environ.get(_CUDA)):
+        return kernels
+    try:
+        os.environ[_CUDA] = str(private_folder(Path(named)))
+    except OSError as error:
+        del os.environ[_CUDA]  # it is in the folder above then
+        return KernelFolder(kernels.path, kernels.fault or str(error))
+    return kernels
+
+
+def _choose(folder: Path) -> KernelFolder:
+    try:
+        return KernelFolder(private_folder(folder))
+    except OSError as error:
+        return KernelFolder(_passing(), str(error))
+
+
+def _passing() -> Path:
+    """A folder for as long as the process lives."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix="umbel-kernels-"))
+    except OSError:
+        return Path("/")  # only root can write there: MLX's own error says that it cannot compile
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made

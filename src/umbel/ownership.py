@@ -1,0 +1,63 @@
+"""Folders that no other user can change: what lies there is this user's own."""
+
+import os
+import stat
+from pathlib import Path
+
+ADVICE = "take it from others (chown, chmod go-w)"
+"""For a folder with a fault."""
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class ForeignFolderError(OSError):
+    """Another user owns a folder, or can write to it. The message says which one."""
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder, mode 0700, from which this user can load code.
+
+    Nothing that another user controls may lie on the way to it. A sticky folder may, as the
+    system's temporary folder is: what another user owns in it is refused.
+
+    Returns:
+        The folder without links, so that none can be turned elsewhere later.
+
+    Raises:
+        ForeignFolderError: another user owns it or can write to it, or to a folder above it.
+        OSError: it cannot be made.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+    real = folder.resolve(strict=True)
+    for above in reversed(real.parents):
+        if (fault := folder_fault(above)) is not None:
+            raise ForeignFolderError(f"{fault}; {ADVICE}")
+    if (fault := folder_fault(real, may_be_sticky=False)) is not None:
+        raise ForeignFolderError(f"{fault}; delete it, as what lies there may be theirs")
+    return real
+
+
+def folder_fault(folder: Path, *, may_be_sticky: bool = True) -> str | None:
+    """Say in words how another user could change what lies in a folder; None if none could.
+
+    Args:
+        folder: to look at.
+        may_be_sticky: other users may add files, as long as they cannot replace this user's.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    info = folder.stat()
+    if not is_trusted(info):
+        return f"{folder} belongs to another user (uid {info.st_uid})"
+    is_sticky = may_be_sticky and info.st_mode & stat.S_ISVTX
+    if info.st_mode & _OTHERS_WRITE and not is_sticky:
+        return f"other users can write to {folder} (mode {stat.S_IMODE(info.st_mode):04o})"
+    return None
+
+
+def is_trusted(info: os.stat_result) -> bool:
+    """True if a file belongs to this user or to root."""
+    return info.st_uid in (os.geteuid(), 0)
