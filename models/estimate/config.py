@@ -1,11 +1,11 @@
 """A model's `config.json`, as mlx-lm reads it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelLoadError, ModelNotFoundError
+from ..errors import ModelNotFoundError
+from .folder import read_object
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 # What a recurrent model without positions is held to: it has no limit of its own, but
@@ -39,16 +39,17 @@ class ModelConfig:
             ModelNotFoundError: there is none.
             ModelLoadError: it is no configuration.
         """
-        path = directory / "config.json"
         try:
-            entries = json.loads(path.read_bytes())
+            return cls(read_object(directory / "config.json"))
         except FileNotFoundError as error:
-            raise ModelNotFoundError(f"{directory} holds no config.json") from error
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"cannot read {path}: {error}") from error
-        if not isinstance(entries, dict):
-            raise ModelLoadError(f"cannot read {path}: it is no object")
-        return cls(entries)
+            raise ModelNotFoundError(
+                f"{directory} holds no mlx-lm model: it holds no config.json"
+            ) from error
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that see each token."""
+        return self.number("num_hidden_layers", "n_layers", "n_layer")
 
     def number(self, *keys: str, default: int = 0) -> int:
         """Return the first of these entries that is there."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..memory_profile import MemoryProfile, StateSizes
 from ..params import KVQuantization
 from .config import ModelConfig
+from .folder import require_regular
 from .layers import state_sizes
 from .profile import estimated_profile
 from .weights import Weights, weights_of
@@ -50,6 +51,7 @@ def read_facts(directory: Path) -> ModelFacts:
     Raises:
         ModelError: there is no model, or its files cannot be read.
     """
+    require_regular(directory)
     config = ModelConfig.read(directory)
     return ModelFacts(config, weights_of(directory, config))
 

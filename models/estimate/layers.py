@@ -60,7 +60,7 @@ def kinds_of(config: ModelConfig) -> list[str]:
         `full` (all tokens), `window`, `chunk`, `recurrent`, `both` (of full and recurrent), or
         `none`.
     """
-    count = config.number("num_hidden_layers", "n_layers", "n_layer")
+    count = config.layer_count
     if config.type in _TWICE:
         count = config.number("num_layers")
     count -= config.number("num_kv_shared_layers")

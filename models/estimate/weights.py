@@ -5,14 +5,16 @@ tensor's type, shape and place. https://huggingface.co/docs/safetensors describe
 """
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ModelLoadError
 from .config import ModelConfig
+from .folder import weight_files
 
 _LENGTH = 8
 _LONGEST = 100 << 20  # bytes of a header; the format's own bound
@@ -20,13 +22,15 @@ _GROUP = 64  # numbers that share a scale, where the configuration does not say 
 _FP32 = 4
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _QUANTISED = (".scales", ".biases")
-# Parts of models for images and sound, and heads that predict further tokens: mlx-lm drops them.
+# Parts of models for images and sound: mlx-lm drops them.
 _LEFT_OUT = frozenset(
     {
         *("vision_tower", "vision_model", "visual", "multi_modal_projector", "mm_projector"),
-        *("audio_tower", "embed_vision", "embed_audio", "mtp"),
+        *("audio_tower", "embed_vision", "embed_audio"),
     }
 )
+_FURTHER = re.compile(r"(?:^|\.)(?:mtp|nextn)")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 class Weights(NamedTuple):
@@ -64,7 +68,7 @@ def weights_of(directory: Path, config: ModelConfig) -> Weights:
     tensors: dict[str, _Tensor] = {}
     for path in weight_files(directory):
         tensors.update(_header(path))
-    tensors = {name: each for name, each in tensors.items() if not _is_left_out(name)}
+    tensors = {name: each for name, each in tensors.items() if not _is_left_out(name, config)}
     types = Counter[str]()
     for each in tensors.values():
         types[each.dtype] += each.nbytes if each.dtype in _FLOATS else 0
@@ -74,32 +78,6 @@ def weights_of(directory: Path, config: ModelConfig) -> Weights:
         fp32=_FP32 * sum(_numbers(tensors, config)),
         width=_FLOATS.get(floats, 2),
     )
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """List the files that mlx-lm loads.
-
-    Raises:
-        ModelLoadError: there is none, or the index names one that is not there.
-    """
-    files = sorted(directory.glob("model*.safetensors"))
-    missing = _missing(directory, {path.name for path in files})
-    if missing:
-        raise ModelLoadError(f"{directory} lacks {len(missing)} of its files: {missing[0]} …")
-    if not files:
-        raise ModelLoadError(f"{directory} holds no model*.safetensors")
-    return files
-
-
-def _missing(directory: Path, there: Iterable[str]) -> list[str]:
-    try:
-        index = json.loads((directory / "model.safetensors.index.json").read_bytes())
-        named = set(index["weight_map"].values())
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelLoadError(f"cannot read the index of {directory}: {error}") from error
-    return sorted(named - set(there))
 
 
 def _header(path: Path) -> dict[str, _Tensor]:
@@ -121,8 +99,20 @@ def _tensor(entry: Mapping[str, Any]) -> _Tensor:
     return _Tensor(entry["dtype"], tuple(entry["shape"]), int(end) - int(begin))
 
 
-def _is_left_out(name: str) -> bool:
-    return not _LEFT_OUT.isdisjoint(name.split("."))
+def is_further_head(name: str, config: ModelConfig) -> bool:
+    """Tell whether a weight belongs to a head that predicts further tokens (MTP).
+
+    Checkpoints have such heads under names of their own, or as layers after the last one.
+    """
+    if _FURTHER.search(name):
+        return True
+    found = _LAYER.search(name)
+    last = config.layer_count + config.number("num_nextn_predict_layers", "num_mtp_layers")
+    return found is not None and config.layer_count <= int(found[1]) < last
+
+
+def _is_left_out(name: str, config: ModelConfig) -> bool:
+    return not _LEFT_OUT.isdisjoint(name.split(".")) or is_further_head(name, config)
 
 
 def _numbers(tensors: Mapping[str, _Tensor], config: ModelConfig) -> Iterator[int]:

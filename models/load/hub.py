@@ -20,7 +20,7 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # document
 
 from ..errors import DownloadError
 
-FILES = ("*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
+FILES = ("*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja")
 """What umbel takes of a repo. No *.py: it never runs code that comes with a model."""
 
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")

@@ -10,14 +10,16 @@ from .device import DevicePolicy, device_policy
 import mlx.core as mx  # isort: skip  (after device, which chooses the BLAS first)
 from . import open_files  # noqa: F401  # isort: skip  (the first import of mlx_lm)
 from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+from mlx_lm.utils import dequantize_model, load_tokenizer
 
 from ..errors import ModelLoadError, ModelNotFoundError, UnsupportedCacheError
 from ..estimate.config import context_length
+from ..estimate.folder import require_regular
 from ..kv.layout import CacheLayout
 from ..params import KVQuantization
 from ..text.codec import TextCodec
 from . import embedded, embedded_file
+from .checkpoint import NO_CODE, open_checkpoint
 from .download import fetch
 from .fingerprint import fingerprint
 from .generation_config import sampling_defaults
@@ -149,8 +151,7 @@ class OpenedModel:
             dtype = mx.float32 if fp32 else mx.bfloat16
             model, tokenizer, config, _ = embedded.load(dtype, path)
             return model, tokenizer, config, [path]
-        files = sorted(path.glob("model*.safetensors"))
-        return (*_open_directory(path, fp32=fp32), files)
+        return _open_directory(path, fp32=fp32)
 
     def read_more(self) -> bool:
         """Read the next piece of the weights: so many bytes, or one array that has more.
@@ -228,10 +229,13 @@ def _directory(name: str, watch: Watch, begin: Callable[[], object]) -> Path:
     return fetch(name, watch, begin)
 
 
-def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str, Any]]:
+def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str, Any], list[Path]]:
     """Make a model whose weights are read when they are evaluated."""
     try:
-        model, config = load_model(directory, lazy=True)
+        require_regular(directory)
+        model, config, files = open_checkpoint(directory)
+        if not _has_tokenizer(directory):
+            raise ModelLoadError(f"its tokenizer is a tiktoken.model, and {NO_CODE}")  # noqa: TRY301
         # Said aloud, because transformers would ask on the terminal otherwise.
         tokenizer = load_tokenizer(
             directory, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
@@ -239,8 +243,22 @@ def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
         if fp32:
             model = dequantize_model(model)
             model.set_dtype(mx.float32)
-    except FileNotFoundError as error:
-        raise ModelNotFoundError(f"{directory} holds no mlx-lm model: {error}") from error
+    except ModelNotFoundError:
+        raise
     except Exception as error:  # mlx-lm and transformers raise whatever a bad file leads to
-        raise ModelLoadError(f"cannot load {directory}: {error}") from error
-    return model, tokenizer, config
+        raise ModelLoadError(f"cannot load {directory}: {_advice(error)}") from error
+    return model, tokenizer, config, files
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    """Tell whether a tokenizer can be read: code of its own reads a tiktoken.model."""
+    readable = ("tokenizer.json", "tokenizer.model", "vocab.json")
+    others = any((directory / name).exists() for name in readable)
+    return others or not (directory / "tiktoken.model").exists()
+
+
+def _advice(error: Exception) -> str:
+    """Say what is wrong, without advice that only callers of a library can follow."""
+    if "trust_remote_code" in str(error):
+        return f"its tokenizer needs Python code of its own, and {NO_CODE}"
+    return str(error)

@@ -136,7 +136,7 @@ def write(folder: Path, header: Any, name: str = "model.safetensors") -> None:
     ("files", "error", "said"),
     [
         ({}, ModelNotFoundError, "holds no config.json"),
-        ({"config.json": b"{}"}, ModelLoadError, "holds no model*.safetensors"),
+        ({"config.json": b"{}"}, ModelNotFoundError, "holds no model*.safetensors"),
         ({"config.json": b"[]"}, ModelLoadError, "it is no object"),
         ({"config.json": b"{"}, ModelLoadError, "cannot read"),
         ({"config.json": b"{}", "model.safetensors": b"\xff" * 16}, ModelLoadError, "header would"),

@@ -257,7 +257,7 @@ def test_a_custom_tokenizer_is_refused_without_asking(
         return "y"
 
     monkeypatch.setattr("builtins.input", agree)
-    with pytest.raises(ModelLoadError, match="custom code"):
+    with pytest.raises(ModelLoadError, match="Python code of its own"):
         load(str(directory))
     assert not asked
     assert not proof.exists()

@@ -1,0 +1,118 @@
+"""Has mlx-lm build a model from the files of a folder that belong together.
+
+mlx-lm reads each `model*.safetensors` of a folder whose path it takes for a pattern. So it is given
+a folder of links, which names those files and nothing else.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import mlx.core as mx
+import structlog
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes, load_model
+
+from ..errors import ModelLoadError
+from ..estimate.config import ModelConfig
+from ..estimate.folder import generation_config, read_object, weight_files
+from ..estimate.weights import is_further_head
+
+NO_CODE = "umbel runs no code that comes with a model; serve a conversion that needs none"
+"""Advice that ends an error."""
+
+_SHOWN = 3  # names in an error
+
+log = structlog.get_logger()
+
+_Weights = Sequence[tuple[str, mx.array]]
+
+
+def open_checkpoint(directory: Path) -> tuple[Any, dict[str, Any], list[Path]]:
+    """Build a model whose weights are read when they are evaluated.
+
+    Returns:
+        The model, its configuration as mlx-lm completes it, and the files of its weights.
+
+    Raises:
+        ModelNotFoundError: the folder holds no configuration, or no weights.
+        ModelLoadError: the model needs Python code of its own.
+        Exception: whatever mlx-lm raises for a bad file.
+    """
+    if code := ModelConfig.read(directory).words("model_file"):
+        raise ModelLoadError(f"its classes are in {code}, and {NO_CODE}")
+    files = weight_files(directory)
+    with TemporaryDirectory(prefix="umbel-") as private:
+        links = Path(private)
+        names = {str(_link(links, number, file)): str(file) for number, file in enumerate(files)}
+        _copy_configuration(directory, links)
+        try:
+            model, config = load_model(links, lazy=True, get_model_classes=_classes)
+        except Exception as error:
+            raise ValueError(_named(str(error), names | {private: str(directory)})) from error
+    return model, config, files
+
+
+def _link(folder: Path, number: int, file: Path) -> Path:
+    link = folder / f"model-{number:05}.safetensors"
+    link.symlink_to(file.resolve())
+    return link
+
+
+def _copy_configuration(directory: Path, target: Path) -> None:
+    told = generation_config(directory)
+    (target / "generation_config.json").write_text(json.dumps(told))
+    for name in ("config.json", "hf_quant_config.json"):
+        if (directory / name).exists():
+            (target / name).write_text(json.dumps(read_object(directory / name)))
+
+
+def _named(message: str, names: dict[str, str]) -> str:
+    for link, name in names.items():
+        message = message.replace(link, name)
+    return message
+
+
+def _classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
+    model_class, args_class = _get_classes(config)
+    return partial(_build, model_class, ModelConfig(config)), args_class
+
+
+def _build(model_class: Any, config: ModelConfig, args: Any) -> Any:
+    """Build a model that looks at the names of its weights, once, before it takes them."""
+    model = model_class(args)
+    load_weights = model.load_weights
+
+    def load_known(weights: _Weights, *, strict: bool) -> Any:
+        del model.load_weights
+        return load_weights(_known(weights, model, config), strict=strict)
+
+    model.load_weights = load_known
+    return model
+
+
+def _known(weights: _Weights, model: Any, config: ModelConfig) -> _Weights:
+    """Leave out heads that predict further tokens and that the model does not have.
+
+    Raises:
+        ValueError: other weights are too many, or too few.
+    """
+    named = cast("_Weights", tree_flatten(model.parameters()))
+    known = {name for name, _ in named}
+    spare = [name for name, _ in weights if name not in known]
+    if strange := [name for name in spare if not is_further_head(name, config)]:
+        raise ValueError(f"mlx-lm's {config.type} has no {_counted(strange)}")
+    if missing := sorted(known - {name for name, _ in weights}):
+        raise ValueError(f"mlx-lm's {config.type} lacks {_counted(missing)}")
+    if spare:
+        log.info("heads that predict further tokens are left out", weights=len(spare))
+    return [each for each in weights if each[0] in known]
+
+
+def _counted(names: Sequence[str]) -> str:
+    if len(names) <= _SHOWN:
+        return f"weights of these names: {', '.join(names)}"
+    return f"{len(names)} weights: {', '.join(names[:_SHOWN])} …"
