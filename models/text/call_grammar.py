@@ -95,7 +95,7 @@ def _named(tool: Tool, arguments: Any) -> dict[str, Any]:
 def _mistral_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str, str]:
     """Either of two: newer models have a token of its own between name and arguments."""
     start, between = "[TOOL_CALLS]", "[ARGS]"
-    if lark.knows(between):
+    if between in lark.added:
         headed = [
             f"{lark.text(tool.name)} {lark.marker(between)} {lark.json(arguments, reader)}"
             for tool, arguments in _arguments(reader, calls)

@@ -94,6 +94,11 @@ class TextCodec:
         added = self._fast.get_added_tokens_decoder()
         return {token.content: number for number, token in added.items() if token.special}
 
+    @cached_property
+    def added_tokens(self) -> frozenset[str]:
+        """Texts that the tokenizer never cuts, special tokens' names among them."""
+        return frozenset(t.content for t in self._fast.get_added_tokens_decoder().values())
+
     def to_json(self) -> str:
         """Write the tokenizer as tokenizer.json has it."""
         text: str = self._fast.to_str()

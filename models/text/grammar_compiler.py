@@ -9,7 +9,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import llguidance
 import msgspec
@@ -21,6 +21,7 @@ from .constraint import Constraint, Reasoning, Regex, ToolCalls
 from .content_grammar import write_content
 from .grammar import Grammar, Vocabulary, mask_of
 from .grammar_faults import explain, in_words, rehearse, walk
+from .grammar_tokens import grammar_tokenizer
 from .lark import Lark
 from .schema_form import DEEPEST
 from .schema_meaning import SchemaReader
@@ -67,7 +68,6 @@ class GrammarCompiler:
         self._vocabulary: Vocabulary | None = None
         self._kept: OrderedDict[bytes, Grammar] = OrderedDict()
         self._kept_bytes = 0
-        self._special = codec.special_tokens_by_name
 
     def compile(
         self,
@@ -126,7 +126,7 @@ class GrammarCompiler:
 
     def _written(self, constraint: Constraint | ToolCalls, around: _Around) -> Grammar:
         vocabulary = self._read_vocabulary()
-        reader, lark = SchemaReader(), Lark(self._special)
+        reader, lark = SchemaReader(), self._lark()
         _add_answer(lark, reader, constraint, around)
         if around.markers:
             self._check_pattern(vocabulary, constraint, around.markers)
@@ -153,7 +153,7 @@ class GrammarCompiler:
         content = constraint.content if isinstance(constraint, ToolCalls) else constraint
         if not isinstance(content, Regex):
             return
-        lark = Lark(self._special)
+        lark = self._lark()
         lark.rule("start", write_content(lark, SchemaReader(), content, markers))
         parser = llguidance.LLMatcher(vocabulary.tokenizer, str(lark), log_level=0, limits=LIMITS)
         if parser.is_error():
@@ -164,12 +164,15 @@ class GrammarCompiler:
             words = "the pattern matches nothing that does not begin like a call or a thought"
             raise GrammarError(words) from error
 
+    def _lark(self) -> Lark:
+        return Lark(self._codec.special_tokens_by_name, self._codec.added_tokens)
+
     def _read_vocabulary(self) -> Vocabulary:
         with self._lock:
             if self._vocabulary is None:
                 words = -(-self._codec.vocab_size // 32)
                 executor = llguidance.LLExecutor(num_threads=_THREADS)
-                self._vocabulary = Vocabulary(_tokenizer(self._codec), executor, words)
+                self._vocabulary = Vocabulary(grammar_tokenizer(self._codec), executor, words)
             return self._vocabulary
 
 
@@ -201,16 +204,6 @@ def _estimate(text: str) -> int:
     counted = {match.group(): int(match[1] or match[2]) for match in _COUNTED.finditer(text)}
     repeats = min(sum(counted.values()), _MOST_REPEATS)
     return _BYTES + len(text) * _BYTES_PER_CHARACTER + repeats * _BYTES_PER_REPEAT
-
-
-def _tokenizer(codec: TextCodec) -> Any:
-    try:
-        return llguidance.LLTokenizer(
-            codec.to_json(), n_vocab=codec.vocab_size, eos_token=sorted(codec.eos_ids)
-        )
-    except Exception as error:  # its own choice, and a panic's message
-        words = f"this model's tokenizer cannot be held to a grammar: {error}"
-        raise GrammarError(words) from error
 
 
 def _start(lark: Lark, reasoning: Reasoning | None, without: list[str]) -> str:

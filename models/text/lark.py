@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from .schema_meaning import SchemaReader
@@ -15,35 +16,28 @@ _JSON_OPTIONS = {
     "json_allowed_escapes": 'nrbtf"\\',
 }
 
-# Text that must follow is encoded by the compiler, and only those tokens are allowed: where it
-# writes out a special token's name, that token, which the grammar then does not take.
-_UNFORCED = '%llguidance {"no_forcing": true}'
-
 
 class Lark:
     """A grammar that is being written. Its start is the rule `start`.
 
     Args:
         special: tokens that write nothing and are matched by their number, by name.
+        added: texts that are tokens of their own, special or not.
     """
 
-    def __init__(self, special: Mapping[str, int]) -> None:
+    def __init__(self, special: Mapping[str, int], added: AbstractSet[str]) -> None:
+        self.added = added
         self._special = special
         names = sorted(special, key=len, reverse=True)  # of two that begin alike the longer one
         self._tokens = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
-        spelled = {_spelled(text) for name in names for text in (name, json.dumps(name)[1:-1])}
-        self._written = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
         self._rules = [r"TEXT: /(?s:.*)/"]
         self._names: dict[str, str] = {}
-        self._unforced = False
 
     def __str__(self) -> str:
-        return "\n".join([*([_UNFORCED] if self._unforced else []), *self._rules]) + "\n"
+        return "\n".join(self._rules) + "\n"
 
     def rule(self, name: str, body: str) -> None:
         """Define a rule, or in upper case a terminal."""
-        if not name.startswith("TEXT") and self._written.search(_spelled(body)):
-            self._unforced = True
         self._rules.append(f"{name}: {body}")
 
     def text(self, text: str) -> str:
@@ -51,7 +45,7 @@ class Lark:
         return json.dumps(text, ensure_ascii=False)
 
     def knows(self, marker: str) -> bool:
-        """Whether a marker is a token of its own, or begins with one."""
+        """Whether a marker is a special token, or begins with one."""
         return any(marker.startswith(name) for name in self._special)
 
     def marker(self, marker: str) -> str:
@@ -117,11 +111,6 @@ class Lark:
             self._names[body] = f"{kind}_{len(self._names) + 1}"
             self.rule(f"{self._names[body]}{flags}", body)
         return self._names[body]
-
-
-def _spelled(text: str) -> str:
-    """A text without what escapes it."""
-    return text.replace("\\", "")
 
 
 def as_document(schema: Any, reader: SchemaReader) -> dict[str, Any]:
