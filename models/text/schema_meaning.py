@@ -8,14 +8,13 @@ targets, annotations are dropped, and whatever else would change which values ar
 from typing import Any
 
 from ..errors import GrammarError
-from .look_around import LookAround
 from .schema_form import COUNTS, DEEPEST, MOST_NODES, check, measure, types_of, within
 from .schema_keywords import KEPT, MANY, effective, has_unsupported_effect
 from .schema_names import hold_names
 from .schema_references import LOOKED_THROUGH, References, Target
 from .schema_sets import hold_unique
 from .schema_slips import mended
-from .schema_texts import hold_text
+from .schema_texts import check_pattern, hold_text
 from .schema_unions import Facts, additions
 from .schema_values import check_values, count, set_bounds
 from .schema_weight import Scale
@@ -30,12 +29,10 @@ class SchemaReader:
         roots: what was rewritten.
         definitions: what `#/$defs/…` in it refers to.
         noted: all schemas in these, with the places where they stood.
-        look_around: what rewrote their patterns.
-        patterns: of names: what was rewritten, to what stood there.
+        patterns: of names, and where they stood.
     """
 
     def __init__(self) -> None:
-        self.look_around = LookAround()
         self.patterns: dict[str, str] = {}
         self.roots: list[Any] = []
         self.definitions: dict[str, Any] = {}
@@ -137,7 +134,7 @@ class _Document:
             self._hold_unique(new, schema.get("items"), place)
         self._references.other_base = outer
         self._depth -= 1
-        for part in hold_text(new, schema, self._reader.look_around, place):
+        for part in hold_text(new, schema, place):
             self._reader.note(part, place)
         set_bounds(new, place)
         check_values(new, place)
@@ -172,15 +169,9 @@ class _Document:
             return {n: self._rewrite(each, within(place, n)) for n, each in schemas.items()}
         new: dict[str, Any] = {}
         for pattern, each in schemas.items():
-            at = within(place, pattern)
-            try:
-                written = self._reader.look_around.one(pattern)
-            except GrammarError as error:
-                raise GrammarError(str(error), at) from None
-            if written in new:
-                raise GrammarError("matches the same names as another pattern", at)
-            self._reader.patterns[written] = at
-            new[written] = self._rewrite(each, at)
+            at = self._reader.patterns[pattern] = within(place, pattern)
+            check_pattern(pattern, at)
+            new[pattern] = self._rewrite(each, at)
         return new
 
     def _hold_names(self, new: dict[str, Any], names: Any, place: str) -> None:
@@ -193,7 +184,7 @@ class _Document:
         value = new.get("additionalProperties", True)
         if isinstance(value, dict):  # not copied: there may be many names
             value = {"$ref": self._define(value)}
-        hold_names(new, known, value, self._reader.look_around, place)
+        hold_names(new, known, value, place)
         self._reader.patterns.update(dict.fromkeys(new.get("patternProperties", {}), place))
 
     def _hold_unique(self, new: dict[str, Any], items: Any, place: str) -> None:

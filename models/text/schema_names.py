@@ -3,9 +3,8 @@
 from typing import Any
 
 from ..errors import GrammarError
-from .look_around import LookAround
-from .schema_form import types_of
-from .schema_texts import format_pattern
+from .schema_form import types_of, within
+from .schema_texts import check_pattern, format_pattern
 
 _LISTED = frozenset({"const", "enum", "type"})
 _DESCRIBED = frozenset({"format", "maxLength", "minLength", "pattern", "type"})
@@ -15,7 +14,6 @@ def hold_names(
     new: dict[str, Any],
     names: dict[str, Any],
     value: Any,
-    look_around: LookAround,
     place: str,
 ) -> None:
     """Allow no other names than these.
@@ -24,7 +22,6 @@ def hold_names(
         new: a schema that was rewritten, but for its names. It allows fewer values from then on.
         names: the keywords of its `propertyNames` that have an effect.
         value: for a name without a schema of its own, rewritten.
-        look_around: rewrites patterns.
         place: of the names' schema.
 
     Raises:
@@ -42,7 +39,7 @@ def hold_names(
         raise GrammarError(words, place)
     if new.get("properties"):
         raise GrammarError("is not supported beside properties", place)
-    _describe_names(new, names, value, look_around, place)
+    _describe_names(new, names, value, place)
 
 
 def _list_names(new: dict[str, Any], names: dict[str, Any], value: Any) -> None:
@@ -59,7 +56,6 @@ def _describe_names(
     new: dict[str, Any],
     names: dict[str, Any],
     value: Any,
-    look_around: LookAround,
     place: str,
 ) -> None:
     parts = [names["pattern"]] if "pattern" in names else []
@@ -71,14 +67,9 @@ def _describe_names(
     parts += [] if held is None else [held]
     if not parts:
         return
-    before = new.get("patternProperties")
-    try:
-        if before is None:
-            written = {look_around.one(*parts): value}
-        else:
-            # What is neither here nor there is not allowed, either: it need not be.
-            written = {look_around.one(own, *parts): each for own, each in before.items()}
-    except GrammarError as error:
-        raise GrammarError(str(error), place) from None
-    new["patternProperties"] = written
+    if len(parts) > 1 or "patternProperties" in new:
+        words = "is supported only with one of pattern, lengths and format, and alone"
+        raise GrammarError(words, place)
+    check_pattern(parts[0], within(place, "pattern"))
+    new["patternProperties"] = {parts[0]: value}
     new["additionalProperties"] = False

@@ -1,16 +1,26 @@
 """Patterns and formats of texts, as the grammar's compiler takes them."""
 
+import re
 from typing import Any
 
 from ..errors import GrammarError
 from . import schema_formats
-from .look_around import LookAround
 from .schema_form import types_of, within
 
+_LOOKS = re.compile(r"(?:^|[^\\])(?:\\\\)*\(\?<?[=!]")
 
-def hold_text(
-    new: dict[str, Any], schema: dict[str, Any], look_around: LookAround, place: str
-) -> list[dict[str, Any]]:
+
+def check_pattern(pattern: str, place: str) -> None:
+    """Refuse a pattern that has look-around.
+
+    Raises:
+        GrammarError: it has.
+    """
+    if _LOOKS.search(pattern):
+        raise GrammarError("look-around is not supported", place)
+
+
+def hold_text(new: dict[str, Any], schema: dict[str, Any], place: str) -> list[dict[str, Any]]:
     """Write a schema's pattern and format into the one that is made of it.
 
     Returns:
@@ -21,10 +31,8 @@ def hold_text(
     """
     patterns: list[str] = []
     if "pattern" in new:
-        try:
-            patterns += look_around.parts(new.pop("pattern"))
-        except GrammarError as error:
-            raise GrammarError(str(error), within(place, "pattern")) from None
+        check_pattern(new["pattern"], within(place, "pattern"))
+        patterns.append(new.pop("pattern"))
     patterns += _of_format(new, schema)
     if patterns:
         new["pattern"] = patterns[0]
