@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Raw
 
+from ..models.text.surrogates import whole_characters
 from .failures import APIError
 from .quoting import shorten
 
@@ -97,6 +98,8 @@ def _decode(raw: bytes | bytearray | Raw, kind: type[Part], place: str) -> Part:
         message = f"{param}: {detail}" if param else detail
         raise APIError(400, message, param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if (mended := whole_characters(bytes(raw))) is not None:
+            return _decode(mended, kind, place)
         message = f"the body is not valid JSON: {shorten(str(error))}"
         raise APIError(400, message, code="invalid_json") from error
 

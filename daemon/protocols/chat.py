@@ -15,7 +15,8 @@ from .cache_control import MarkedText, marked
 from .generation_request import GenerationRequest, unsupported
 from .openai_fields import FormatKind, OpenAIFields, Tokens, format_constraints
 from .template_options import read_options
-from .tools import ToolList, check_results, read_chat_tools, read_choice
+from .tools import ToolList, arguments_text, check_results, read_chat_tools, read_choice
+from .unreadable import stand_in
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
@@ -30,7 +31,7 @@ class CalledFunction(msgspec.Struct):
     """A call's function and arguments."""
 
     name: str
-    arguments: str = ""
+    arguments: Any = None
 
 
 class ChatToolCall(msgspec.Struct):
@@ -38,7 +39,7 @@ class ChatToolCall(msgspec.Struct):
 
     id: str
     function: CalledFunction
-    type: Literal["function"] = "function"
+    type: Literal["function", ""] | None = None
 
 
 class ChatMessage(msgspec.Struct):
@@ -66,10 +67,14 @@ class ChatMessage(msgspec.Struct):
         # Templates know "system"; "developer" is OpenAI's newer name for the same voice.
         role = "system" if self.role == "developer" else self.role
         calls = [
-            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            ToolCall(
+                id=call.id,
+                name=call.function.name,
+                arguments=arguments_text(call.function.arguments),
+            )
             for call in self.tool_calls or []
         ]
-        content, ends = text_of(place, self.content)
+        content, ends = text_of(place, self.content, is_result=role == "tool")
         message = Message(
             role=role,
             content=content,
@@ -202,22 +207,31 @@ class ChatRequest(OpenAIFields, kw_only=True):
         )
 
 
-def text_of(place: str, content: str | list[dict[str, Any]] | None) -> MarkedText:
-    """Join a content's parts, which must be text.
+def text_of(
+    place: str, content: str | list[dict[str, Any]] | None, *, is_result: bool
+) -> MarkedText:
+    """Join a content's parts.
+
+    Args:
+        place: of the message.
+        content: of it.
+        is_result: a tool's: parts that are no text are named in it, and not refused.
 
     Raises:
         APIError: 400, naming the part.
     """
     if content is None or isinstance(content, str):
         return MarkedText(content or "", [])
-    return marked([_part(place, part) for part in content], between="")
+    return marked([_part(place, part, is_result=is_result) for part in content], between="")
 
 
-def _part(place: str, part: dict[str, Any]) -> tuple[str, bool]:
+def _part(place: str, part: dict[str, Any], *, is_result: bool) -> tuple[str, bool]:
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind in (*_TEXT_PARTS, "refusal") and isinstance(text, str):
         return text, _is_marked(place, part.get("cache_control"))
+    if is_result:
+        return stand_in(kind), False
     message = f"{place} has a part of type {quote(kind)}, which this model cannot read; send text"
     raise APIError(400, message, param=f"{place}.content")
 

@@ -12,6 +12,7 @@ from ...models.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from ...models.text.partial_json import close_json
 from ...scheduler.request import FinishReason
 from ..answer_reader import CollectedAnswer, Delta, Part
 from ..failures import APIError
@@ -20,7 +21,6 @@ from ..generations import Generations
 from .answers import named_event
 from .errors import messages_error
 from .messages_signature import sign
-from .partial_json import close_json
 
 BlockKind = Literal["text", "thinking", "tool_use"]
 StopReason = Literal[

@@ -11,8 +11,12 @@ from ..failures import APIError
 from ..quoting import quote
 from .cache_control import Markable
 from .generation_request import unsupported
+from .unreadable import stand_in
 
 MAX_BLOCKS = 1000
+
+RESULT = "tool result"
+"""Where what is no text is named and not refused."""
 
 Blocks = Annotated[list[Raw], Meta(max_length=MAX_BLOCKS)]
 
@@ -20,14 +24,14 @@ Blocks = Annotated[list[Raw], Meta(max_length=MAX_BLOCKS)]
 class TextBlock(Markable):
     """Text."""
 
-    text: str
+    text: str | None
 
 
 class ThinkingBlock(msgspec.Struct):
     """What an assistant thought: shown, or carried by the signature."""
 
-    thinking: str = ""
-    signature: str = ""
+    thinking: str | None = None
+    signature: str | None = None
 
 
 class RedactedBlock(msgspec.Struct):
@@ -39,7 +43,7 @@ class ToolUseBlock(Markable):
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: Any = None
 
 
 class ToolResultBlock(Markable):
@@ -138,7 +142,7 @@ _KINDS: dict[str, dict[str, type[Block]]] = {
         "redacted_thinking": RedactedBlock,
         "tool_use": ToolUseBlock,
     },
-    "tool result": {**_TEXTS, "tool_reference": ToolReferenceBlock},
+    RESULT: {**_TEXTS, "tool_reference": ToolReferenceBlock},
     "document": {"text": TextBlock},
     "search result": {"text": TextBlock},
 }
@@ -178,8 +182,11 @@ def _read_block(raw: Raw, where: str, place: str) -> Block:
     if (known := _KINDS[where].get(kind)) is not None:
         block: Block = decode_part(raw, known, place)
         return block
+    if where == RESULT:
+        return TextBlock(stand_in(kind))
     if kind == "image":
-        message = f"{place} is an image, which this model cannot see; send text"
+        # Claude Code looks for the first words, and then goes on without the image.
+        message = f"Could not process image: {place} is one, which this model cannot see; send text"
         raise APIError(400, message, code="unsupported_parameter", param=place)
     message = (
         f"{place} is a block of type {quote(kind)}, which is not supported there; "
@@ -194,13 +201,13 @@ def texts_of(blocks: Placed) -> list[tuple[str, bool]]:
     Raises:
         APIError: 400, naming what cannot be read.
     """
-    return [(_text_of(place, block), is_marked(block)) for place, block in blocks]
+    return [(_text_of(place, block, "user"), is_marked(block)) for place, block in blocks]
 
 
 def text_in(content: str | list[Raw], where: str, place: str) -> str:
     """Read a content that is text; see `read_blocks`."""
     blocks = read_blocks(content, where, place)
-    return joined(_text_of(at, block) for at, block in blocks)
+    return joined(_text_of(at, block, where) for at, block in blocks)
 
 
 def is_marked(block: Block) -> bool:
@@ -208,15 +215,19 @@ def is_marked(block: Block) -> bool:
     return isinstance(block, Markable) and block.cache_control is not None
 
 
-def _text_of(place: str, block: Block) -> str:
+def _text_of(place: str, block: Block, where: str) -> str:
     match block:
         case TextBlock(text=text):
-            return text
+            return text or ""
         case ToolReferenceBlock(tool_name=name):
             return name
         case DocumentBlock():
             _refuse_citations(place, block.citations)
-            return joined([block.title, block.context, _document(place, block.source)])
+            text = _document(place, block.source)
+            if text is None and where != RESULT:
+                raise _no_text(place)
+            text = stand_in("document") if text is None else text
+            return joined([block.title, block.context, text])
         case SearchResultBlock():
             _refuse_citations(place, block.citations)
             text = text_in(block.content, "search result", f"{place}.content")
@@ -224,15 +235,23 @@ def _text_of(place: str, block: Block) -> str:
     raise TypeError(f"{block} has no text")
 
 
-def _document(place: str, raw: Raw) -> str:
+def _document(place: str, raw: Raw) -> str | None:
+    """Read a document's text; None if it has none, such as a PDF."""
     source: DocumentSource = decode_part(raw, DocumentSource, f"{place}.source")
     if source.type == "text" and source.data is not None:
         return source.data
     if source.type == "content" and source.content is not None:
         return text_in(source.content, "document", f"{place}.source.content")
-    raise unsupported(
-        f"{place}.source of type {quote(source.type)}", "send the document's text as type text"
+    return None
+
+
+def _no_text(place: str) -> APIError:
+    # Claude Code looks for the words before the colon, and then goes on without the document.
+    message = (
+        f"{place} is a document without text, and this model does not support PDF input: send "
+        "the document's text in a source of type text"
     )
+    return APIError(400, message, code="unsupported_parameter", param=f"{place}.source")
 
 
 def _refuse_citations(place: str, citations: Citations | None) -> None:

@@ -13,6 +13,7 @@ from ..failures import APIError
 from ..quoting import quote
 from .cache_control import marked
 from .messages_blocks import (
+    RESULT,
     Blocks,
     Placed,
     TextBlock,
@@ -27,6 +28,7 @@ from .messages_blocks import (
     texts_of,
 )
 from .messages_signature import hidden_in
+from .tools import arguments_text
 
 # Claude Code's first line: it differs from request to request, and what follows is the same.
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
@@ -112,11 +114,14 @@ class MessageReader:
         calls = [_call(block) for _, block in blocks if isinstance(block, ToolUseBlock)]
         self._called.update({call.id: call.name for call in calls})
         thoughts = [
-            block.thinking or hidden_in(block.signature)
+            block.thinking or hidden_in(block.signature or "")
             for _, block in blocks
             if isinstance(block, ThinkingBlock)
         ]
-        texts = [(b.text if isinstance(b, TextBlock) else "", is_marked(b)) for _, b in blocks]
+        texts = [
+            ((block.text or "") if isinstance(block, TextBlock) else "", is_marked(block))
+            for _, block in blocks
+        ]
         content, ends = marked(texts, between="")
         self._append(
             Message(
@@ -163,7 +168,7 @@ class MessageReader:
                 "asks for; send the assistant's message with that tool_use too"
             )
             raise APIError(400, message, param=f"{place}.tool_use_id")
-        text = text_in(result.content or "", "tool result", f"{place}.content")
+        text = text_in(result.content or "", RESULT, f"{place}.content")
         return Message(
             role="tool",
             content=f"Error: {text}" if result.is_error else text,
@@ -173,5 +178,4 @@ class MessageReader:
 
 
 def _call(block: ToolUseBlock) -> ToolCall:
-    arguments = msgspec.json.encode(block.input).decode()
-    return ToolCall(id=block.id, name=block.name, arguments=arguments)
+    return ToolCall(id=block.id, name=block.name, arguments=arguments_text(block.input))

@@ -27,7 +27,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     call_id: _Id | None = None
     name: str | None = None
     namespace: str | None = None
-    arguments: str | None = None
+    arguments: Any = None
     input: str | None = None
     output: str | _Parts | None = None
     summary: _Parts | None = None

@@ -19,6 +19,8 @@ from .response_items import (
     new_id,
     unsupported_kind,
 )
+from .tools import arguments_text
+from .unreadable import stand_in
 
 MAX_REFERRED = 16 * 1024 * 1024
 """Bytes of stored items that one request may take up by their ids."""
@@ -142,7 +144,8 @@ class _Messages:
             case "reasoning":
                 self._assistant().thoughts.append(_reasoning_of(item, place))
             case "function_call":
-                self._call(item, _needed(item, "arguments", place), place)
+                item.arguments = arguments_text(item.arguments)
+                self._call(item, item.arguments, place)
             case "custom_tool_call":
                 self._call(item, custom_arguments(_needed(item, "input", place)), place)
             case "function_call_output" | "custom_tool_call_output":
@@ -214,10 +217,10 @@ class _Turn:
 
 
 def _text_of(item: InputItem, field: Literal["content", "output"], place: str) -> str:
-    """Join the parts of a field, which must be text.
+    """Join the parts of a field; in a tool's output those that are no text are named.
 
     Raises:
-        APIError: 400, it is missing, or has another part.
+        APIError: 400, it is missing, or content has a part that is no text.
     """
     content: str | list[dict[str, Any]] | None = getattr(item, field)
     if content is None:
@@ -228,18 +231,19 @@ def _text_of(item: InputItem, field: Literal["content", "output"], place: str) -
     for part in content:
         kind = part.get("type")
         text = part.get("refusal" if kind == "refusal" else "text")
-        if kind not in _TEXT_PARTS or not isinstance(text, str):
+        if kind in _TEXT_PARTS and isinstance(text, str):
+            texts.append(text)
+        elif field == "output":
+            texts.append(stand_in(kind))
+        else:
             message = (
                 f"{place} has a part of type {quote(kind)}, which this model cannot read; send text"
             )
             raise APIError(400, message, param=f"{place}.{field}")
-        texts.append(text)
     return "".join(texts)
 
 
-def _needed(
-    item: InputItem, field: Literal["role", "call_id", "name", "arguments", "input"], place: str
-) -> str:
+def _needed(item: InputItem, field: Literal["role", "call_id", "name", "input"], place: str) -> str:
     value: str | None = getattr(item, field)
     if value is None:
         raise _missing(item, field, place)

@@ -148,6 +148,13 @@ def read_choice(
             raise APIError(400, message, param="tool_choice")
 
 
+def arguments_text(sent: Any) -> str:
+    """Write the arguments of a call in the history as JSON text, in whatever way they are sent."""
+    if sent is None:
+        return "{}"
+    return sent if isinstance(sent, str) else msgspec.json.encode(sent).decode()
+
+
 def check_results(messages: Iterable[Message]) -> None:
     """Refuse results of calls that no message before them asked for; name the tools of others.
 

@@ -11,6 +11,8 @@ from .calls import MalformedCallError, read_calls
 from .conversation import Tool, ToolCall
 from .formats import OutputFormat, ToolFormat
 from .json_span import JsonSpan
+from .partial_json import close_json
+from .surrogates import whole_characters
 
 _JSON_BEGINS = re.compile(r"[{\[]\s*[\"{]")
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -64,17 +66,28 @@ class Abilities(NamedTuple):
 def native_call(call: ToolCall, call_id: str, *, as_text: bool) -> dict[str, Any]:
     """Write a call as templates take it, with its arguments as JSON text or as an object.
 
-    Raises:
-        TemplateError: they must be an object and are no JSON.
+    Where they must be an object and are none, the call is still written, so that the model can be
+    told of its fault: an object that was cut off is closed, and any other text is the value of
+    `arguments`, as in `{"arguments": "[1]"}`.
     """
-    arguments: Any = call.arguments or "{}"
-    if not as_text:
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise TemplateError(f"the arguments of call {call.id!r} are no JSON") from error
-    function = {"name": call.name, "arguments": arguments}
+    text = call.arguments.strip() or "{}"
+    function = {"name": call.name, "arguments": text if as_text else _object(text)}
     return {"id": call_id, "type": "function", "function": function}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    whole = whole_characters(arguments.encode())
+    known = arguments if whole is None else whole.decode()
+    for text in (known, close_json(known) if known.startswith("{") else known):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            return found
+        if found is None:
+            return {}
+    return {"arguments": arguments}
 
 
 class Probe:

@@ -20,7 +20,6 @@ from umbel.daemon.generation import Generation
 from umbel.daemon.generations import Generations
 from umbel.daemon.protocols.messages_answers import MessageAnswers
 from umbel.daemon.protocols.messages_signature import hidden_in
-from umbel.daemon.protocols.partial_json import close_json
 from umbel.models.text.events import (
     OutputEvent,
     ReasoningDelta,
@@ -29,6 +28,7 @@ from umbel.models.text.events import (
     ToolCallEnd,
     ToolCallStart,
 )
+from umbel.models.text.partial_json import close_json
 from umbel.scheduler.errors import UnavailableError
 from umbel.scheduler.request import FinishReason
 

@@ -262,12 +262,12 @@ class TestBlocks:
             (assistant(RESULT), "content[0]", "not supported there; send text, thinking"),
             (assistant({"type": "server_tool_use"}), "content[0]", "type 'server_tool_use'"),
             (user({"type": "text"}), "content[0]", "missing required field `text`"),
-            (user({"type": "document", "source": {"type": "base64"}}), "", "type 'base64'"),
             (
-                user({"type": "document", "source": {"type": "text"}}),
-                "",
-                "send the document's text",
+                user({"type": "document", "source": {"type": "base64"}}),
+                "content[0]",
+                "does not support PDF input: send the document's text",
             ),
+            (user({"type": "document", "source": {"type": "text"}}), "", "a document without text"),
         ],
     )
     def test_what_cannot_be_read_is_named(
@@ -279,10 +279,18 @@ class TestBlocks:
         assert words in error.message
 
     def test_an_image_in_a_result(self) -> None:
-        """The place is told to the last index."""
-        result = {**RESULT, "content": [text("x"), {"type": "image", "source": {}}]}
-        error = refusal(messages=[HELLO, assistant(CALL), user(result)])
-        assert error.param == "messages[2].content[0].content[1]"
+        """A text stands in its place, and the rest is as it was."""
+        pdf = {"type": "document", "title": "T", "source": {"type": "base64", "data": "AA"}}
+        image = {"type": "image", "source": {}}
+        result = {**RESULT, "content": [text("x"), image, pdf, {"type": "resource"}]}
+        read = conversation(messages=[HELLO, assistant(CALL), user(result)])
+        assert read.messages[-1].content.split("\n") == [
+            "x",
+            "[an image; this model cannot see it]",
+            "T",
+            "[a document, such as a PDF; this model cannot read it]",
+            "[a part of type 'resource'; this model cannot read it]",
+        ]
 
     def test_citations_are_refused(self) -> None:
         """They would be part of the answer."""
@@ -331,7 +339,13 @@ class TestTools:
         """What a template is told of."""
         tools = [{**TOOL, "strict": True, "defer_loading": True, "type": "custom"}]
         assert conversation(tools=tools).tools == [
-            Tool(name="look", description="Looks.", parameters={"type": "object"}, strict=True)
+            Tool(
+                name="look",
+                description="Looks.",
+                parameters={"type": "object"},
+                strict=True,
+                place="tools.0.input_schema",
+            )
         ]
 
     def test_those_that_anthropic_defines_are_left_out(self) -> None:

@@ -3,12 +3,15 @@
 It stands in the history, or comes with every request: refused, it would end the conversation.
 """
 
-from collections.abc import Callable
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .running import Reply, RunningDaemon
+from .running import Reply, RunningDaemon, running
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SAID = [{"role": "user", "content": "hello"}]
@@ -109,3 +112,193 @@ def test_bad_names_of_tools(tiny_daemon: RunningDaemon, ask: Post) -> None:
     place = {chat: "tools[0]", messages: "tools[1]", responses: "tools[1].tools[0]"}[ask]
     assert reply.status == 400
     assert reply.json()["error"]["message"].startswith(f"{place} is named ")
+
+
+# -- calls and results of the history -----------------------------------------------------------
+
+CALLS = """\
+{%- for tool in tools or [] %}{{ tool | tojson }}
+{% endfor %}
+{%- for m in messages %}[{{ m.role }}]{{ m.content }}
+{%- for tool_call in (m.tool_calls or []) | map(attribute="function") %}<tool_call>
+{"name": "{{ tool_call.name }}", "arguments": {{ dict(tool_call.arguments.items()) | tojson }}}
+</tool_call>{% endfor %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+"""As Qwen2.5's, where arguments must be an object."""
+LOOK = {
+    "type": "object",
+    "properties": {"where": {"type": "string", "minLength": 400}},
+    "required": ["where"],
+}
+
+
+@pytest.fixture(scope="module")
+def objects_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """A daemon whose template takes a call's arguments as an object."""
+    from ..tiny import tiny_model_dir  # noqa: PLC0415  (it imports mlx.core)
+
+    model = tiny_model_dir(tmp_path_factory.mktemp("models") / "m")
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": CALLS}))
+    with tempfile.TemporaryDirectory(prefix="u") as folder, running(Path(folder), model) as daemon:
+        yield daemon
+
+
+def chat_history(arguments: Any, result: Any, said: Any = "hello") -> tuple[str, dict[str, Any]]:
+    """Send a call and its result in a chat completion."""
+    called = {"id": "c1", "type": "", "function": {"name": "look", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": said},
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "tool_call_id": "c1", "content": result},
+    ]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": LOOK}}]
+    return CHAT, {"messages": messages, "max_tokens": 2, "tools": tools}
+
+
+def messages_history(
+    arguments: Any, result: Any, said: Any = "hello"
+) -> tuple[str, dict[str, Any]]:
+    """Send them in a message."""
+    called = {"type": "tool_use", "id": "c1", "name": "look", "input": arguments}
+    thought = {"type": "thinking", "thinking": None, "signature": None}
+    messages = [
+        {"role": "user", "content": said},
+        {"role": "assistant", "content": [thought, {"type": "text", "text": None}, called]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c1", "content": result}],
+        },
+    ]
+    tools = [{"name": "look", "input_schema": LOOK}]
+    return MESSAGES, {"messages": messages, "max_tokens": 2, "tools": tools}
+
+
+def responses_history(
+    arguments: Any, result: Any, said: Any = "hello"
+) -> tuple[str, dict[str, Any]]:
+    """Send them in a response."""
+    items = [
+        {"role": "user", "content": said},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c1", "output": result},
+    ]
+    tools = [{"type": "function", "name": "look", "parameters": LOOK}]
+    return RESPONSES, {"input": items, "max_output_tokens": 2, "tools": tools}
+
+
+HISTORIES = [chat_history, messages_history, responses_history]
+History = Callable[..., tuple[str, dict[str, Any]]]
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_calls_with_odd_arguments(objects_daemon: RunningDaemon, history: History) -> None:
+    """The call that umbel itself was cut in, and what other servers and agents make."""
+    texts = ['{"where": "he', "[1]", '"x"', "null", "5", "", "no JSON"]
+    values: list[Any] = [None, {}, [1], 5]
+    for arguments in [*texts, *values]:
+        path, body = history(arguments, "Nothing.")
+        reply = objects_daemon.post(body, path)
+        assert reply.status == 200, (arguments, reply.body)
+
+
+def test_a_call_that_was_cut_comes_back(objects_daemon: RunningDaemon) -> None:
+    """It is sent with its arguments as far as they came, and served in the next request."""
+    _, body = chat_history("{}", "Nothing.")
+    asked = {**body, "messages": body["messages"][:1], "max_tokens": 250, "temperature": 0}
+    forced = {"type": "function", "function": {"name": "look"}}
+    reply = objects_daemon.post({**asked, "tool_choice": forced}, CHAT)
+    (choice,) = reply.json()["choices"]
+    assert choice["finish_reason"] == "length"
+    (called,) = choice["message"]["tool_calls"]
+    assert '"where"' in called["function"]["arguments"]
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(called["function"]["arguments"])
+    result = {"role": "tool", "tool_call_id": called["id"], "content": "The call was cut."}
+    talk = [*asked["messages"], choice["message"], result]
+    assert objects_daemon.post({**asked, "messages": talk, "max_tokens": 2}, CHAT).status == 200
+
+
+PICTURES: dict[History, list[dict[str, Any]]] = {
+    chat_history: [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "file", "file": {"file_data": "AAAA"}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ],
+    messages_history: [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+        {
+            "type": "document",
+            "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"},
+        },
+        {"type": "audio", "data": "AAAA"},
+    ],
+    responses_history: [
+        {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+        {"type": "input_file", "file_data": "AAAA"},
+        {"type": "input_audio", "data": "AAAA"},
+    ],
+}
+KINDS = ("image", "document", "recording")
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_pictures_in_results(tiny_daemon: RunningDaemon, history: History) -> None:
+    """A text stands for each, so that an agent's conversation goes on."""
+    seen = []
+    for part, kind in zip(PICTURES[history], KINDS, strict=True):
+        path, body = history({}, [{"type": "text", "text": "Here: "}, part])
+        reply = tiny_daemon.post(body, path)
+        assert reply.status == 200, (kind, reply.body)
+        seen.append(prompt_tokens(reply))
+    assert min(seen) > prompt_tokens(tiny_daemon.post(history({}, "Here: ")[1], path)) + 20
+
+
+def test_what_a_model_is_told_of_pictures(tiny_daemon: RunningDaemon) -> None:
+    """The kind of each, and that it cannot be seen."""
+    for part, words in zip(
+        PICTURES[chat_history],
+        ("[an image; ", "[a document, such as a PDF; ", "[a recording; "),
+        strict=True,
+    ):
+        _, body = chat_history("{}", [{"type": "text", "text": "Here: "}, part])
+        tokens = tiny_daemon.post({"messages": body["messages"]}, "/tokenize").json()["tokens"]
+        told = tiny_daemon.post({"tokens": tokens}, "/detokenize").json()["prompt"]
+        assert f"Here: {words}this model cannot" in told
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_pictures_of_users(tiny_daemon: RunningDaemon, history: History) -> None:
+    """They are refused: the user is told, and not only the model."""
+    for part in PICTURES[history][:2]:
+        path, body = history({}, "Nothing.", [part])
+        assert tiny_daemon.post(body, path).status == 400
+
+
+def test_claude_code_drops_what_is_refused(tiny_daemon: RunningDaemon) -> None:
+    """It looks for these words, and sends the message again without the block."""
+    image, document, _ = PICTURES[messages_history]
+    for part, words in (
+        (image, "Could not process image: "),
+        (document, "does not support PDF input: "),
+    ):
+        path, body = messages_history({}, "Nothing.", [part])
+        assert words in tiny_daemon.post(body, path).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_half_a_surrogate_pair(tiny_daemon: RunningDaemon, history: History) -> None:
+    """It is read as U+FFFD, wherever it stands."""
+    path, body = history({"where": "HALF"}, "a HALF", "b HALF")
+    whole = json.dumps(body).replace("HALF", "\ufffd")
+    half = json.dumps(body).replace("HALF", "\\ud83d")
+    replies = [tiny_daemon.post(sent.encode(), path) for sent in (whole, half)]
+    assert [reply.status for reply in replies] == [200, 200]
+    assert len({prompt_tokens(reply) for reply in replies}) == 1
+
+
+def prompt_tokens(reply: Reply) -> int:
+    """Read how long a prompt was."""
+    used = reply.json()["usage"]
+    cached = used.get("cache_read_input_tokens", 0)
+    return int(used.get("prompt_tokens") or used["input_tokens"] + cached)

@@ -246,11 +246,6 @@ class TestBadItems:
                 "input[0].call_id",
             ),
             (
-                {"type": "function_call", "call_id": "c", "name": "a"},
-                "needs arguments",
-                "input[0].arguments",
-            ),
-            (
                 {"type": "custom_tool_call", "call_id": "c", "name": "a"},
                 "needs input",
                 "input[0].input",
@@ -283,11 +278,9 @@ class TestBadItems:
         assert refusal(input=given).param == "input"
 
     def test_an_output_names_its_field(self) -> None:
-        """It is missing, or no text."""
+        """It is missing."""
         wanting = {"type": "function_call_output", "call_id": "c1"}
         assert refusal(input=[CALL, wanting]).param == "input[1].output"
-        image = wanting | {"output": [{"type": "input_image", "image_url": "data:"}]}
-        assert refusal(input=[CALL, image]).param == "input[1].output"
 
     def test_nothing_to_answer(self) -> None:
         """At least one item."""

@@ -108,11 +108,32 @@ def test_arguments_go_to_a_template_as_it_takes_them() -> None:
     assert template.knows_tools
     assert not template.abilities.arguments_as_text
     assert "<parameter=city>\nParis\n</parameter>" in template.render(talk(*TALK, tools=TOOLS))
-    broken = Message(
-        role="assistant", tool_calls=[ToolCall(id="1", name="get_time", arguments="{")]
-    )
-    with pytest.raises(TemplateError, match="no JSON"):
-        template.render(talk(ASKS, broken, tools=TOOLS))
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        ('{"city": "Paris", "days": [1, 2', {"city": "Paris", "days": "[1, 2]"}),
+        ('{"city": "Par', {}),
+        ("{", {}),
+        ("", {}),
+        ("null", {}),
+        ("[1]", {"arguments": "[1]"}),
+        ('"x"', {"arguments": '"x"'}),
+        ("5", {"arguments": "5"}),
+        ("city=Paris", {"arguments": "city=Paris"}),
+        ("{'city': 'Paris'}", {"arguments": "{'city': 'Paris'}"}),
+        ("[" * 5000, {"arguments": "[" * 5000}),
+        ('{"a":' * 5000, {"arguments": '{"a":' * 5000}),
+    ],
+)
+def test_arguments_that_are_no_object(sent: str, told: dict[str, str]) -> None:
+    """They are written all the same, as an object: the model can be told of its fault."""
+    template = template_of(OBJECTS, "qwen3_coder")
+    called = ToolCall(id="1", name="get_time", arguments=sent)
+    text = template.render(talk(ASKS, Message(role="assistant", tool_calls=[called]), tools=TOOLS))
+    written = "".join(f"<parameter={key}>\n{told[key]}\n</parameter>\n" for key in told)
+    assert f"<function=get_time>\n{written}</function>" in text
 
 
 def test_a_template_without_a_parser_is_not_asked_to_render_tools() -> None:
