@@ -15,10 +15,11 @@ _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=120)
 
 
 class StreamEvent(msgspec.Struct):
-    """One event of a stream: text, and at the end the usage."""
+    """One event of a stream: text, and at the end why it ended, and the usage."""
 
     text: str = ""
     usage: dict[str, Any] | None = None
+    finish: str | None = None
 
 
 class Client:
@@ -80,7 +81,10 @@ class Client:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ClientError(_unreachable(self.path, error)) from error
-        data: dict[str, Any] = msgspec.json.decode(answer)
+        try:
+            data = msgspec.json.decode(answer, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ClientError(f"it is not umbel that answers on {self.path}") from error
         if "error" in data:
             raise ClientError(_message(answer))
         return data
@@ -118,7 +122,7 @@ class Client:
                     if line.startswith(b"data: {"):
                         yield _event(line)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ClientError(f"the daemon on {self.path} went away ({error})") from error
+            raise ClientError(_broken_off(self.path, error)) from error
 
     @property
     def _connected(self) -> aiohttp.ClientSession:
@@ -138,9 +142,20 @@ def _unreachable(path: Path, error: Exception) -> str:
             why = "it is another user's"
         case TimeoutError():
             why = "it did not answer in time"
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+            why = "it ended before it had answered"
         case other:
             why = str(other)
     return f"no daemon answers on {path}: {why}"
+
+
+def _broken_off(path: Path, error: Exception) -> str:
+    """Say why an answer that was streamed has no end."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return _unreachable(path, error)
+    if isinstance(error, TimeoutError):
+        return f"the daemon on {path} is silent, and its answer has no end"
+    return f"the daemon on {path} went away before its answer was complete"
 
 
 def _event(line: bytes) -> StreamEvent:
@@ -148,7 +163,8 @@ def _event(line: bytes) -> StreamEvent:
     if "error" in data:
         raise ClientError(data["error"]["message"])
     text = "".join(choice["delta"].get("content") or "" for choice in data["choices"])
-    return StreamEvent(text, data.get("usage"))
+    finish = next((c["finish_reason"] for c in data["choices"] if c.get("finish_reason")), None)
+    return StreamEvent(text, data.get("usage"), finish)
 
 
 def _message(body: bytes) -> str:

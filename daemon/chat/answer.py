@@ -3,7 +3,7 @@
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 
+from ..client import StreamEvent
 from ..errors import ClientError
 from ..terminal.console import moves, spinner
+from ..terminal.keys import without_echo
 from ..terminal.phases import REFRESH
 from ..terminal.sizes import share
 from .conversation import Conversation
+from .word_wrap import WordWrap
 
 _KEPT = "\n\t"
 
@@ -23,22 +26,24 @@ _KEPT = "\n\t"
 async def print_answer(conversation: Conversation, text: str, console: Console) -> None:
     """Say something, and print the answer on standard output as it comes.
 
-    On a terminal a spinner turns until it begins, control codes are escaped, and a line on
-    standard error says at the end what it took.
+    On a terminal a spinner turns until it begins, words are wrapped, control codes are escaped,
+    what is typed is not shown, and a line on standard error says at the end what it took.
 
     Raises:
         ClientError: the daemon refused or failed.
     """
     on_terminal = console.is_terminal and sys.stdout.isatty()
-    measured = Measured()
+    measured, writer = Measured(), _terminal_writer if on_terminal else _plain_writer
     try:
-        with _spinner(console, turns=on_terminal and moves(console)) as live:
+        with (
+            writer(console) as show,
+            _spinner(console, turns=on_terminal and moves(console)) as live,
+        ):
             async for event in conversation.say(text):
-                measured.add(event.text, event.usage)
+                measured.add(event)
                 if event.text:
                     live.stop()
-                    sys.stdout.write(harmless(event.text) if on_terminal else event.text)
-                    sys.stdout.flush()
+                    show(event.text)
     except ClientError:
         if measured.began:
             end_line()
@@ -46,12 +51,36 @@ async def print_answer(conversation: Conversation, text: str, console: Console) 
     end_line()
     if on_terminal:
         console.print(str(measured), style="dim")
+    if measured.cut_off:
+        most = conversation.options.max_tokens
+        console.print(f"cut off after {most} tokens; --max-tokens allows more", style="yellow")
+
+
+@contextmanager
+def _plain_writer(_: Console) -> Iterator[Callable[[str], None]]:
+    """Write an answer as it is."""
+    yield _write
+
+
+@contextmanager
+def _terminal_writer(console: Console) -> Iterator[Callable[[str], None]]:
+    """Write an answer so that it can be read, and does nothing to the terminal."""
+    wrap = WordWrap(lambda: console.width)
+    with without_echo():
+        try:
+            yield lambda text: _write(wrap.add(harmless(text)))
+        finally:
+            _write(wrap.end())
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def end_line() -> None:
     """End the line of an answer: what follows it, an error or a shell's prompt, has its own."""
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+    _write("\n")
 
 
 class Measured:
@@ -62,11 +91,14 @@ class Measured:
         self._first: float | None = None
         self._last = self._asked_at
         self._usage: dict[str, Any] | None = None
+        self.cut_off = False
+        """The answer has as many tokens as it may have, and did not end by itself."""
 
-    def add(self, text: str, usage: dict[str, Any] | None) -> None:
+    def add(self, event: StreamEvent) -> None:
         """Take a part of the answer."""
-        self._usage = usage or self._usage
-        if text:
+        self._usage = event.usage or self._usage
+        self.cut_off = self.cut_off or event.finish == "length"
+        if event.text:
             self._last = time.monotonic()
             self._first = self._last if self._first is None else self._first
 

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ..errors import ClientError
 from .conversation import Conversation
+from .reach import model_names
 
 _WORD = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
 _ENDS = ("exit", "quit")
@@ -70,8 +71,7 @@ async def _system(conversation: Conversation, text: str) -> str:
 
 
 async def _model(conversation: Conversation, name: str) -> str:
-    listed = (await conversation.client.get("/v1/models"))["data"]
-    names = [str(model["id"]) for model in listed]
+    names = await model_names(conversation.client)
     if not name:
         asked = conversation.model or names[0]
         return "\n".join(f"{'*' if each == asked else ' '} {each}" for each in names)
@@ -85,14 +85,23 @@ async def _save(conversation: Conversation, name: str) -> str:
     messages = conversation.messages
     if not messages:
         return "There is nothing to save yet."
-    path = Path(name).expanduser() if name else Path(time.strftime("umbel-chat-%Y%m%d-%H%M%S.md"))
+    path = Path(name).expanduser() if name else conversation.saved or _new_file()
     if path.suffix == ".json":
         text = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
     else:
         text = "\n".join(f"## {each['role']}\n\n{each['content']}\n" for each in messages)
-    with path.open("x", encoding="utf-8", errors="replace") as file:  # never over another file
-        file.write(text)
-    return f"{len(messages)} messages are in {path}."
+    own = path == conversation.saved
+    try:
+        with path.open("w" if own else "x", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+    except FileExistsError:
+        return f"{path} is there already, and is not of this chat; /save FILE takes another name."
+    conversation.saved = path
+    return f"Saved {len(messages)} message{'s'[: len(messages) != 1]} to {path}."
+
+
+def _new_file() -> Path:
+    return Path(time.strftime("umbel-chat-%Y%m%d-%H%M%S.md"))
 
 
 _ACTS: dict[str, Callable[[Conversation, str], Awaitable[str]]] = {
@@ -110,7 +119,8 @@ _HELP = """\
 /clear           begin a new conversation (also /new)
 /system [TEXT]   show the system prompt, or set another
 /model [NAME]    show the models that the daemon has, or choose one
-/save [FILE]     write the conversation to a file: Markdown, or JSON if its name ends in .json
+/save [FILE]     write the conversation to a file: Markdown, or JSON if its name ends in .json;
+                 without a name, to the same one again
 /help            this
 /exit            leave (also /quit, or Ctrl-D)
 

@@ -3,19 +3,27 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..client import Client, StreamEvent
 from ..errors import ClientError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Message = dict[str, str]
 
 
 class Options(NamedTuple):
-    """How answers are made."""
+    """How answers are made.
 
-    max_tokens: int | None
-    temperature: float
+    Attributes:
+        max_tokens: after which an answer is cut off.
+        temperature: of sampling; None for the model's own.
+    """
+
+    max_tokens: int
+    temperature: float | None
 
 
 class Conversation:
@@ -25,13 +33,16 @@ class Conversation:
         system: the system prompt, if there is one. It may change.
         model: which model answers; None for the daemon's own choice. It may change.
         client: of the daemon.
+        saved: the file that it was written to, if it was.
+        options: how answers are made.
     """
 
     def __init__(self, client: Client, system: str | None, options: Options) -> None:
         self.client = client
         self.system = system
         self.model: str | None = None
-        self._options = options
+        self.saved: Path | None = None
+        self.options = options
         self.reset()
 
     def reset(self) -> None:
@@ -42,7 +53,7 @@ class Conversation:
     @property
     def messages(self) -> list[Message]:
         """What a request has: the system prompt and all that was said."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
+        system = [{"role": "system", "content": _readable(self.system)}] if self.system else []
         return [*system, *self._messages]
 
     async def say(self, text: str) -> AsyncIterator[StreamEvent]:
@@ -51,15 +62,15 @@ class Conversation:
         Raises:
             ClientError: the daemon refused or failed; the message is forgotten again.
         """
-        self._messages.append({"role": "user", "content": text})
+        self._messages.append({"role": "user", "content": _readable(text)})
         answer: list[str] = []
         try:
             async for event in self.client.chat(
                 self.messages,
                 conversation=self._name,
                 model=self.model,
-                max_tokens=self._options.max_tokens,
-                temperature=self._options.temperature,
+                max_tokens=self.options.max_tokens,
+                temperature=self.options.temperature,
             ):
                 answer.append(event.text)
                 yield event
@@ -70,3 +81,8 @@ class Conversation:
             self._messages.append({"role": "assistant", "content": "".join(answer)})
             raise
         self._messages.append({"role": "assistant", "content": "".join(answer)})
+
+
+def _readable(text: str) -> str:
+    """Read what the locale could not read of the command line, as LC_ALL=C cannot, as UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 
@@ -13,8 +13,8 @@ from ..terminal.console import moves
 from .answer import end_line, print_answer
 from .commands import command_of, ends, obey
 from .conversation import Conversation, Options
-from .lines import Lines, PipedLines
-from .reach import reach, wait_until_ready
+from .lines import Lines, PipedLines, read_all
+from .reach import Wanted, reach, wait_until_ready
 
 _HELP = "Ctrl-C stops an answer; Ctrl-D or /exit ends; /help lists what else there is."
 
@@ -22,42 +22,79 @@ _HELP = "Ctrl-C stops an answer; Ctrl-D or /exit ends; /help lists what else the
 async def chat(
     prompt: str | None,
     *,
-    socket: Path,
-    model: str | None,
+    wanted: Wanted,
+    lines: bool,
     system: str | None,
     options: Options,
     signals: StopSignals,
 ) -> None:
-    """Answer one prompt, or hold a conversation when there is none.
+    """Answer one prompt, or hold a conversation.
 
-    Ctrl-C (SIGINT) ends an answer of a conversation; otherwise `signals` do what the caller says.
+    A conversation has a terminal, or `lines`. Otherwise standard input, to its end, is the prompt,
+    below the one that is given. Ctrl-C (SIGINT) ends an answer of a conversation; otherwise
+    `signals` do what the caller says.
+
+    Args:
+        prompt: of the command line.
+        wanted: the daemon. Only on a terminal may another one stand in for it.
+        lines: each line of standard input is a message.
+        system: the system prompt.
+        options: of all answers.
+        signals: those of the command.
 
     Raises:
         ClientError: no daemon answers, or it refused the one prompt.
     """
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-    async with reach(socket, model, console) as client:
+    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout)):
+        wanted = wanted._replace(otherwise=None)
+    async with reach(wanted, console) as client:
         conversation = Conversation(client, system, options)
-        await wait_until_ready(client, console)
-        if prompt is not None:
-            try:
-                await print_answer(conversation, prompt, console)
-            except asyncio.CancelledError:
-                end_line()
-                raise
+        conversation.model = wanted.model
+        if lines or (prompt is None and _is_terminal(sys.stdin)):
+            await _hold(conversation, console, signals)
             return
-        console.print(_HELP, style="dim")
-        if not (
-            console.is_terminal and moves(console) and sys.stdin.isatty() and sys.stdout.isatty()
-        ):
-            await _converse(conversation, PipedLines(sys.stdin.fileno()), console, signals)
-            return
-        from .edited_lines import EditedLines, history_file  # noqa: PLC0415  (a pipe needs none)
+        asked = await _asked(prompt)
+        try:
+            await print_answer(conversation, asked, console)
+        except asyncio.CancelledError:
+            end_line()
+            raise
 
-        lines = EditedLines(history_file())
-        # Its terminal makes a key of Ctrl-C only while a line is written.
-        with signals.calling(lines.interrupt, signal.SIGINT):
-            await _converse(conversation, lines, console, signals)
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Whether a standard stream is one; a closed one is None."""
+    return stream is not None and stream.isatty()
+
+
+async def _asked(prompt: str | None) -> str:
+    """Put together what is asked: the argument, and what a pipe has."""
+    piped = ""
+    if sys.stdin is not None and not sys.stdin.isatty():  # closed, it is None
+        piped = await read_all(sys.stdin.fileno())
+    parts = [part for part in (prompt, piped.rstrip("\n")) if part and part.strip()]
+    if not parts:
+        raise ClientError(
+            "there is nothing to ask: no prompt is given, and standard input is empty"
+        )
+    return "\n\n".join(parts)
+
+
+async def _hold(conversation: Conversation, console: Console, signals: StopSignals) -> None:
+    """Hold a conversation, with line editing where the terminal has it."""
+    if not _is_terminal(sys.stdin):
+        await _converse(conversation, PipedLines(sys.stdin.fileno()), console, signals)
+        return
+    console.print(_HELP, style="dim")
+    if not (console.is_terminal and moves(console) and _is_terminal(sys.stdout)):
+        await _converse(conversation, PipedLines(sys.stdin.fileno()), console, signals)
+        return
+    from .edited_lines import EditedLines, history_file  # noqa: PLC0415  (a pipe needs none)
+
+    lines = EditedLines(history_file())
+    # Its terminal makes a key of Ctrl-C only while a line is written.
+    with signals.calling(lines.interrupt, signal.SIGINT):
+        await _converse(conversation, lines, console, signals)
 
 
 async def _converse(

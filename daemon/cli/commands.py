@@ -29,7 +29,9 @@ _OTHER_WAYS = (
     "What is set here can also stand in umbel.toml or in a variable: --max-batch as max_batch or "
     "as UMBEL_MAX_BATCH. An option is stronger than a variable, and a variable than the file."
 )
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")]
+MaxTokens = Annotated[
+    int, typer.Option(min=1, help="Most tokens of an answer.", metavar="<tokens>")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -69,24 +71,55 @@ def serve(*, read_again: Callable[[], Settings], settings: Settings) -> None:
 @app.command()
 @takes_settings("socket")
 def chat(
-    prompt: Annotated[str | None, typer.Argument(help="Left out: a conversation.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The question; a pipe is put below it. Without both: a conversation."),
+    ] = None,
     *,
     model: Annotated[
-        str | None, typer.Option(help="Start a private daemon with this model.")
+        str | None,
+        typer.Option(
+            help="Which of the daemon's models answers; with --private, the one to load.",
+            metavar="<name>",
+        ),
     ] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_tokens: MaxTokens = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
+    private: Annotated[
+        bool, typer.Option("--private", help="Start a daemon for this chat alone.")
+    ] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Each line of standard input is a question.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System prompt.", metavar="<text>")] = None,
+    max_tokens: MaxTokens = 1024,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=2,
+            help="0 is greedy. [dim]\\[default: the model's own][/dim]",
+            metavar="<number>",
+        ),
+    ] = None,
     settings: Settings,
 ) -> None:
-    """Talk to the running daemon, or to a private one if none runs."""
+    """Talk to the running daemon; at a terminal, to a private one if none runs."""
     from .. import chat as conversation  # noqa: PLC0415  (keeps --help quick)
 
+    if lines and prompt is not None:
+        raise typer.BadParameter("a prompt is one question, and --lines reads many")
+    default = SETTINGS["model"].default
+    configured = settings.model != default or settings.models or settings.socket
+    wanted = conversation.Wanted(
+        settings.socket_path,
+        model=None if private else model,
+        private=(model or settings.model) if private else None,
+        otherwise=None if configured or model else default,
+    )
     signals = StopSignals()
     work = conversation.chat(
         prompt,
-        socket=settings.socket_path,
-        model=model,
+        wanted=wanted,
+        lines=lines,
         system=system,
         options=conversation.Options(max_tokens, temperature),
         signals=signals,
@@ -98,7 +131,7 @@ def chat(
 def demo(
     *,
     agents: Annotated[int, typer.Option(min=1, max=64, help="How many agents.")] = 4,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
+    max_tokens: MaxTokens = 32,
     model: Annotated[str, typer.Option(help=_MODEL.about.does)] = _MODEL.default,
 ) -> None:
     """Show many agents with one system prompt at work on a private daemon."""

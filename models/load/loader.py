@@ -196,8 +196,13 @@ class OpenedModel:
             context_length=context_length(self._config),
             weight_bytes=self.weight_bytes,
             device=self._device,
-            sampling=sampling_defaults(self._source.path),
+            sampling=self._sampling(),
         )
+
+    def _sampling(self) -> Mapping[str, float]:
+        if self._source.name == embedded_file.NAME:
+            return embedded_file.SAMPLING
+        return sampling_defaults(self._source.path)
 
 
 def _try_quantized(model: Any, layout: CacheLayout) -> None:

@@ -1,5 +1,6 @@
 """`python -m umbel` is the `umbel` command."""
 
+import io
 import signal
 import sys
 
@@ -14,6 +15,8 @@ def main() -> None:
         hear_interrupts_always()
     else:
         leave_at_once(None)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may have few characters
     from .daemon.cli import app  # noqa: PLC0415  (as above)
 
     app()

@@ -12,6 +12,7 @@ import pytest
 
 from umbel.daemon.chat.answer import harmless
 from umbel.daemon.chat.commands import Command, command_of
+from umbel.daemon.chat.word_wrap import WordWrap
 
 from .loading_daemon import loading_daemon
 from .running import RunningDaemon, eventually, running
@@ -42,6 +43,11 @@ def at_prompt(daemon: RunningDaemon, folder: Path, *words: str) -> Iterator[Term
 def prompts(shown: Terminal) -> int:
     """How many lines of the screen begin with a prompt."""
     return sum(line.startswith(">") for line in shown.lines())
+
+
+def says(shown: Terminal, text: str, count: int) -> bool:
+    """Whether a text stands on the screen so often."""
+    return shown.text().count(text) >= count
 
 
 def answered(shown: Terminal, count: int = 1) -> bool:
@@ -108,7 +114,7 @@ def test_ctrl_c_stops_an_answer(plain_daemon: RunningDaemon, short_path: Path) -
         shown.wait_for(lambda: "stopped" in shown.lines() and shown.lines()[-1] == ">")
         eventually(lambda: not plain_daemon.status()["engine"]["running"], 60)
         shown.type(f"/save kept.json{ENTER}")
-        shown.wait_for("2 messages are in kept.json")
+        shown.wait_for("Saved 2 messages to kept.json")
         roles = [each["role"] for each in json.loads((short_path / "kept.json").read_text())]
         assert roles == ["user", "assistant"]
 
@@ -145,8 +151,23 @@ def test_what_is_pasted_may_have_lines(tiny_daemon: RunningDaemon, short_path: P
         shown.type(ENTER)
         shown.wait_for(lambda: answered(shown))
         shown.type(f"/save kept.json{ENTER}")
-        shown.wait_for("2 messages are in kept.json")
+        shown.wait_for("Saved 2 messages to kept.json")
         assert json.loads((short_path / "kept.json").read_text())[0]["content"] == "first\nsecond"
+
+
+def test_what_is_typed_during_an_answer_waits(
+    plain_daemon: RunningDaemon, short_path: Path
+) -> None:
+    """It is not shown in the answer, outlives Ctrl-C, and stands at the next prompt."""
+    with at_prompt(plain_daemon, short_path, "--max-tokens", MANY) as shown:
+        shown.type(f"hello{ENTER}")
+        shown.wait_for(lambda: len(shown.lines()) > 3)
+        shown.type("TYPED AHEAD")
+        seen = shown.output.count(b"\n")
+        shown.wait_for(lambda: shown.output.count(b"\n") > seen + 1)
+        assert b"TYPED" not in shown.output
+        shown.type(CTRL_C)
+        shown.wait_for(lambda: shown.lines()[-1] == "> TYPED AHEAD")
 
 
 def test_commands(tiny_daemon: RunningDaemon, short_path: Path) -> None:
@@ -157,17 +178,23 @@ def test_commands(tiny_daemon: RunningDaemon, short_path: Path) -> None:
         "/model": "* tiny",
         "/model tiny": "tiny answers from the next message on",
         "/model gpt": "There is no model gpt; the daemon has: tiny.",
-        "/save notes.md": "1 messages are in notes.md",
-        "/save notes.md ": "File exists",
+        "/save notes.md": "Saved 1 message to notes.md.",
+        "/system Be kind.": "holds from the next message on",
+        "/save": "Saved 1 message to notes.md.",
+        "/save other.md": "other.md is there already, and is not of this chat",
         "/clear": "A new conversation",
         "/nonsense": "There is no command /nonsense; /help lists them.",
     }
+    (short_path / "other.md").write_text("kept")
     with at_prompt(tiny_daemon, short_path) as shown:
         for line, said in steps.items():
+            told = shown.text().count(said) + 1
             shown.type(line + ENTER)
-            shown.wait_for(said)
+            shown.wait_for(partial(says, shown, said, told))
+            shown.wait_for(lambda: shown.lines()[-1] == ">")
         assert "prompt tokens" not in shown.text()
-    assert (short_path / "notes.md").read_text() == "## system\n\nBe brief.\n"
+    assert (short_path / "notes.md").read_text() == "## system\n\nBe kind.\n"
+    assert (short_path / "other.md").read_text() == "kept"
 
 
 def test_it_waits_while_a_daemon_loads(short_path: Path) -> None:
@@ -206,6 +233,26 @@ def test_ctrl_c_while_a_daemon_loads(short_path: Path) -> None:
 def test_what_is_a_command(line: str, command: Command | None) -> None:
     """A line is one if its first word is a slash and letters; a path is not."""
     assert command_of(line) == command
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("one two three", ["one two", "three"]),
+        ("1234567890 x", ["1234567890", "x"]),
+        ("  indented\nx  y", ["  indented", "x  y"]),
+        ("abc defghij\n\nk", ["abc", "defghij", "", "k"]),
+        ("123456789012345 x", ["123456789012345 x"]),
+        ("日本語日本語", ["日本語日本", "語"]),
+        ("a\tb c", ["a\tb", "c"]),
+    ],
+)
+def test_words_are_wrapped(text: str, lines: list[str]) -> None:
+    """No word is broken that a line has room for, however the text is cut into parts."""
+    for size in (1, 3, len(text)):
+        wrap = WordWrap(lambda: 10)
+        parts = [text[i : i + size] for i in range(0, len(text), size)]
+        assert ("".join(map(wrap.add, parts)) + wrap.end()).split("\n") == lines
 
 
 def test_an_answer_cannot_control_the_terminal() -> None:

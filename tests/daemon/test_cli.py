@@ -39,66 +39,6 @@ def environment(folder: Path, columns: int = 120) -> dict[str, str]:
     return kept | {"HOME": str(folder), "COLUMNS": str(columns), "TERM": "dumb"}
 
 
-def test_chat_on_a_fresh_checkout(short_path: Path) -> None:
-    """Without a daemon, `umbel chat PROMPT` starts one of its own and answers."""
-    done = umbel("chat", "What is the capital of France?", folder=short_path)
-    assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
-    assert "starting a private one" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_chat_with_a_model_that_is_none(short_path: Path) -> None:
-    """It says once whose words these are, and of no daemon that it did not look for."""
-    done = umbel("chat", "hello", "--model", "nobody", folder=short_path)
-    assert done.returncode == 1
-    first, last = done.stderr.splitlines()
-    assert first == "Starting a private daemon with nobody …"
-    assert last.startswith("umbel: the private daemon did not start: no model 'nobody'")
-
-
-def test_chat_with_a_running_daemon(smollm2_daemon: RunningDaemon, short_path: Path) -> None:
-    """With a daemon, `umbel chat` uses it, and only the answer is on standard output."""
-    socket = ("--socket", str(smollm2_daemon.socket))
-    done = umbel("chat", "What is the capital of France?", *socket, folder=short_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "The capital of France is Paris.\n"
-
-
-def test_chat_remembers_the_conversation(smollm2_daemon: RunningDaemon, short_path: Path) -> None:
-    """Turns of one conversation grow on each other until /new."""
-    lines = "What is the capital of France?\nAnd what did I ask?\n/new\nHello\n/exit\nnever sent\n"
-    socket = ("--socket", str(smollm2_daemon.socket), "--max-tokens", "8")
-    before = smollm2_daemon.log().count("event=request")
-    done = umbel("chat", *socket, folder=short_path, stdin=lines)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("The capital of France is Paris.\n")
-    requests = [x for x in smollm2_daemon.log().splitlines() if "event=request" in x][before:]
-    totals = [int(line.split(" total=")[1].split()[0]) for line in requests]
-    names = [line.split(" conversation=")[1].split()[0] for line in requests]
-    assert len(totals) == 3
-    assert totals[1] > totals[0] > totals[2]
-    assert names[0] == names[1] != names[2]
-
-
-def test_chat_survives_a_refusal(tiny_daemon: RunningDaemon, short_path: Path) -> None:
-    """A refused message is told in words, and the conversation goes on."""
-    lines = "x" * 30_000 + "\nhello\n"
-    socket = ("--socket", str(tiny_daemon.socket), "--max-tokens", "2")
-    done = umbel("chat", *socket, folder=short_path, stdin=lines)
-    assert done.returncode == 0
-    assert "maximum context length is 8192 tokens" in done.stderr
-    assert len(done.stdout.strip()) > 0
-
-
-def test_chat_with_an_unknown_model(short_path: Path) -> None:
-    """A model that cannot be had ends with a sentence, not with a traceback."""
-    done = umbel("chat", "hi", "--model", "no-such-model", folder=short_path)
-    assert done.returncode == 1
-    assert "no model 'no-such-model'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_chat_interrupted(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     """Ctrl-C ends a one-shot answer, and the daemon hears of it."""
     process = subprocess.Popen(

@@ -111,7 +111,7 @@ def test_while_a_chat_starts_its_daemon(hub: FakeHub, short_path: Path, phase: s
     (short_path / "tmp").mkdir()
     environment = in_terminal(short_path) | hub.environment(short_path / "hf")
     environment["TMPDIR"] = str(short_path / "tmp")
-    words = ("chat", "--model", REPO, "--socket", str(short_path / "none"))
+    words = ("chat", "--private", "--model", REPO, "--socket", str(short_path / "none"))
     with terminal(*words, env=environment, folder=short_path) as shown:
         shown.wait_for(phase)
         daemon = eventually(lambda: children(shown.process.pid))[0]

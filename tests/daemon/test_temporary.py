@@ -61,9 +61,9 @@ def runs(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("words", "state"),
     [
-        (("chat",), "starting"),
-        pytest.param(("chat",), "loading", marks=pytest.mark.slow),  # as the demo's, below
-        (("chat",), "ready"),
+        (("chat", "--private"), "starting"),
+        pytest.param(("chat", "--private"), "loading", marks=pytest.mark.slow),  # as the demo's
+        (("chat", "--private"), "ready"),
         (("demo", "--agents", "1"), "loading"),
     ],
 )
@@ -72,13 +72,16 @@ def test_killed_parent(
 ) -> None:
     """`kill -9` of the command ends its daemon, in any state, and nothing stays on disk."""
     if state == "ready":  # the tiny model is it sooner; the embedded one loads long enough to see
-        words += ("--model", str(long_tiny_dir))
+        words += ("--model", str(long_tiny_dir), "--lines", "--max-tokens", "2")
     with command(*words, folder=short_path) as process:
         daemon: int = eventually(lambda: children(process.pid), START)[0]
         if state == "loading":
             eventually(lambda: listens(short_path), START)
         if state == "ready":
-            eventually(lambda: "Ctrl-C stops" in (short_path / "errors").read_text(), START)
+            assert process.stdin is not None
+            process.stdin.write(b"hello\n")
+            process.stdin.flush()
+            eventually(lambda: "cut off after 2" in (short_path / "errors").read_text(), START)
         assert runs(daemon)
         process.kill()
         process.wait(STOP)
@@ -88,7 +91,7 @@ def test_killed_parent(
 
 def test_killed_daemon(short_path: Path) -> None:
     """A daemon that is killed leaves its folder to its parent, which ends in words."""
-    with command("chat", folder=short_path) as process:
+    with command("chat", "--private", folder=short_path) as process:
         daemon: int = eventually(lambda: children(process.pid), START)[0]
         eventually(lambda: listens(short_path), START)
         os.kill(daemon, signal.SIGKILL)
@@ -101,7 +104,7 @@ def test_killed_daemon(short_path: Path) -> None:
 
 def test_storm_on_the_parent(short_path: Path) -> None:
     """Many signals end the command with the status of the first, and its daemon with it."""
-    with command("chat", folder=short_path) as process:
+    with command("chat", "--private", folder=short_path) as process:
         daemon: int = eventually(lambda: children(process.pid), START)[0]
         eventually(lambda: listens(short_path), START)
         while process.poll() is None:
