@@ -48,6 +48,11 @@ _HANDLERS = (
     CacheHandlers,
 )
 
+_ROUTES = (
+    "umbel speaks OpenAI's protocol at /v1/chat/completions, /v1/completions and /v1/responses, "
+    "and Anthropic's at /v1/messages"
+)
+
 
 def application(entry: Entry) -> web.Application:
     """Build the aiohttp application."""
@@ -102,8 +107,9 @@ async def _failure(entry: Entry, request: web.Request, error: Exception) -> web.
 def _as_failure(request: web.Request, error: Exception) -> APIError:
     if isinstance(error, web.HTTPException):
         message = f"{shorten(request.method)} {shorten(request.path)}: {error.reason}"
-        code = "not_found" if error.status == 404 else None  # noqa: PLR2004
-        return APIError(error.status, message, code=code)
+        if isinstance(error, web.HTTPNotFound):
+            return APIError(404, f"{message}; {_ROUTES}", code="not_found")
+        return APIError(error.status, message)
     failure = as_api_error(error)
     if not isinstance(error, APIError | RequestError) and failure.status >= 500:  # noqa: PLR2004
         log.error("handler failed", path=shorten(request.path), exc_info=error)

@@ -13,6 +13,7 @@ from .connections import Connections
 from .errors import SocketError
 from .handlers.entry import Entry
 from .sockets import BACKLOG
+from .spellings import add_spellings
 from .wire import WireProtocol
 
 _CONNECTION_CLOSE = 5.0
@@ -37,8 +38,10 @@ class HTTPServer:
         self.addresses: list[str] = []
         self._connections = connections
         self._servers: list[asyncio.Server] = []
+        app = application(entry)
+        add_spellings(app)
         self._runner = web.AppRunner(
-            application(entry),
+            app,
             handler_cancellation=True,  # a client that leaves ends its generation
             shutdown_timeout=_CONNECTION_CLOSE,
         )

@@ -129,9 +129,11 @@ def _host_of(url: str) -> str:
 def _refuse_browsers(request: web.Request, origins: Collection[str]) -> None:
     host = _host_of(f"http://{request.host}")
     if not is_loopback(host):
-        raise APIError(
-            403, f"this daemon does not answer for the host {quote(host)}", code="bad_host"
+        message = (
+            f"this daemon does not answer for the host {quote(host)} without a key; make one with "
+            "`umbel keys add NAME`, and send it as 'Authorization: Bearer KEY'"
         )
+        raise APIError(403, message, code="bad_host")
     origin = request.headers.get(hdrs.ORIGIN)
     if origin and origin not in origins and not is_loopback(_host_of(origin)):
         message = f"web pages of {quote(origin)} may not use this daemon; cors_origins names some"

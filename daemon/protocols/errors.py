@@ -7,6 +7,7 @@ from aiohttp import web
 
 from ..answer_headers import REQUEST_ID
 from ..failures import APIError
+from ..spellings import below_v1
 from .answers import named_event
 
 MESSAGES = "/v1/messages"
@@ -36,8 +37,7 @@ _TYPES = {
 def error_response(request: web.Request, failure: APIError) -> web.Response:
     """Answer a request with an error, in the shape and the words that its client reads."""
     response = failure.response()
-    path = request.path
-    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+    if _speaks(request, MESSAGES):
         response.set_status(_STATUSES.get(failure.status, failure.status))
         response.body = msgspec.json.encode(messages_error(failure, request[REQUEST_ID]))
     return response
@@ -45,13 +45,17 @@ def error_response(request: web.Request, failure: APIError) -> web.Response:
 
 def error_event(request: web.Request, failure: APIError) -> bytes:
     """End a stream with an error, before its answer has begun."""
-    path = request.path
-    if path.startswith(MESSAGES):
+    if _speaks(request, MESSAGES):
         return named_event("error", messages_error(failure, request[REQUEST_ID]))
-    if path.startswith(RESPONSES):
+    if _speaks(request, RESPONSES):
         told = {"code": failure.code, "message": failure.message, "param": failure.param}
         return named_event("error", {"type": "error", "sequence_number": 0, **told})
     return b"data: " + failure.body() + b"\n\n"
+
+
+def _speaks(request: web.Request, route: str) -> bool:
+    """Whether a request's path is a route or below it."""
+    return f"/v1/{below_v1(request.path)}/".startswith(f"{route}/")
 
 
 def messages_error(failure: APIError, request_id: str) -> dict[str, Any]:

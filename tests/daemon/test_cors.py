@@ -102,7 +102,9 @@ def test_a_rebound_name_stays_out(open_daemon: RunningDaemon) -> None:
     """The host must still be this machine, whatever the page."""
     headers = {"Origin": PAGE, "Host": "evil.example"}
     reply = over_tcp(open_daemon, "POST", CHAT, headers, ASK)
-    assert (reply.status, reply.json()["error"]["code"]) == (403, "bad_host")
+    error = reply.json()["error"]
+    assert (reply.status, error["code"]) == (403, "bad_host")
+    assert "without a key; make one with `umbel keys add NAME`" in error["message"]
 
 
 def test_off_by_default(tiny_daemon: RunningDaemon) -> None:
