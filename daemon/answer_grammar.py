@@ -88,7 +88,7 @@ def _wanted(
         tools=tools,
         form=form,
         forced=choice.mode == "required",
-        parallel=choice.parallel,
+        parallel=not choice.one_call,
         starts=sorted(template.form.barred),
     )
     if choice.mode == "required":

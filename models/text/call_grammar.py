@@ -20,6 +20,9 @@ _TAGGED = {"qwen3_coder": QWEN3_CODER, "glm47": GLM, "minimax_m2": MINIMAX}
 NARROWED = frozenset({*_TAGGED, "kimi_k2"})
 """Forms that cannot write all that a schema may ask for."""
 
+MOST_CALLS = 16
+"""Calls of an answer that must call, or that may only call: a model that may not stop repeats."""
+
 FORMS = ("generic", "json_tools", "mistral", "harmony", *sorted(NARROWED))
 """Ways of writing calls for which there is a grammar; named as mlx-lm names its parsers."""
 
@@ -67,8 +70,8 @@ def add_calls(
         lark.rule("call", f"{lark.marker(start)} body")
         between = "" if calls.form == "mistral" else lark.text("\n")
         between += "?" if calls.form == "glm47" else ""  # its templates differ
-        several = "call" if calls.form in _SECTIONS else f"call ({between} call)*"
-        several = several if calls.parallel else "call"
+        more = f"({between} call){{0,{MOST_CALLS - 1}}}"
+        several = "call" if calls.form in _SECTIONS or not calls.parallel else f"call {more}"
         lark.rule("answer", several if calls.forced else f"{several} | {content}")
     else:
         others = [other for other in calls.starts if other != start]
@@ -102,9 +105,8 @@ def _mistral_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[s
         ]
         return start, " | ".join(headed)
     options = [_named(tool, arguments) for tool, arguments in _arguments(reader, calls)]
-    # One list has all calls, so that no second one follows it.
-    most = {} if calls.parallel else {"maxItems": 1}
-    listed = {"type": "array", "minItems": 1, "items": {"anyOf": options}, **most}
+    most = MOST_CALLS if calls.parallel else 1
+    listed = {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": options}}
     return start, lark.json(listed, reader)
 
 
@@ -143,8 +145,7 @@ def _tagged_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[st
     form = _TAGGED[calls.form]
     lark.rule("named", add_tagged(lark, reader, form, list(_arguments(reader, calls))))
     if calls.form == "minimax_m2":
-        several = "named+" if calls.parallel else "named"
-        ends = lark.text("\n"), several, lark.marker("</minimax:tool_call>")
+        ends = lark.text("\n"), _several(calls), lark.marker("</minimax:tool_call>")
         return "<minimax:tool_call>", " ".join(ends)
     return _START, f"named {lark.marker(_END)}"
 
@@ -167,7 +168,11 @@ def _kimi_body(lark: Lark, reader: SchemaReader, calls: ToolCalls) -> tuple[str,
         body = lark.json(narrowing.schema(arguments), reader)
         headed.append(f"{head} {lark.marker(between)} {body} {lark.marker(end)}")
     lark.rule("named", " | ".join(headed))
-    return start, f"{'named+' if calls.parallel else 'named'} {lark.marker(last)}"
+    return start, f"{_several(calls)} {lark.marker(last)}"
+
+
+def _several(calls: ToolCalls) -> str:
+    return f"named{{1,{MOST_CALLS}}}" if calls.parallel else "named"
 
 
 _SECTIONS = frozenset({"kimi_k2", "minimax_m2"})

@@ -72,6 +72,11 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     parallel: bool = True
 
+    @property
+    def one_call(self) -> bool:
+        """True if an answer ends with its first call."""
+        return self.name is not None or not self.parallel
+
 
 class CacheHint(msgspec.Struct, frozen=True):
     """Where, says the client, ends what other requests will have too. It changes no prompt.

@@ -8,6 +8,8 @@ What is markup depends on the model (`formats`). The rules are the same for all:
 - A call is read when it is whole. What cannot be read, or does not end, arrives as what
   surrounds it, whole and with its markers. A tool that nobody knows is a call all the same.
 - A call that a model begins inside its thoughts ends them, if it can be read.
+- Where calls must be made, one that the answer has made before ends it, and is left out: models
+  that may not write anything else repeat themselves.
 - Where no call is asked for, by `tool_choice` or for lack of tools, calls are plain text.
 - Content that a grammar holds to something is text to its end, whatever stands in it.
 """
@@ -27,6 +29,7 @@ from .events import (
 from .formats import HEADER, NORMAL, REASONING, TOOL, Edges, OutputFormat
 from .harmony import is_cut, read_header
 from .open_call import OpenCall, StreamedArguments
+from .repeats import WrittenCall
 from .tools import openai_tools
 
 _BLANK = " \t\r\n"
@@ -40,7 +43,7 @@ class OutputParser:
     Args:
         form: the model's markers.
         tools: those that the model was told of.
-        tool_choice: `none` leaves calls in the text; without `parallel` the first is the last.
+        tool_choice: `none` leaves calls in the text; with `one_call` the first is the last.
         in_reasoning: whether the prompt ends inside the model's thoughts.
         guaranteed: whether a grammar sees to it that calls have the form of `tools.call_frame`:
             their arguments are then passed on as they come.
@@ -68,13 +71,16 @@ class OutputParser:
         self._form = form
         self._tools = openai_tools(tools)
         self._finds_calls = bool(tools) and choice.mode != "none"
-        self._parallel = choice.parallel
+        self._one_call = choice.one_call
+        self._must_call = choice.mode == "required"
+        self._made: list[WrittenCall] = []
         self._guaranteed = guaranteed
         self._constrained = constrained
         self._in_content = False  # once constrained content has begun
         self._state = REASONING if in_reasoning else form.initial
         self._call: OpenCall | None = None
         self._streamed: StreamedArguments | None = None
+        self._written: WrittenCall | None = None
         self._events: list[OutputEvent] = []
         # What has come and is not used yet is _text[_at:]; _text[0] is character _base of all.
         self._text, self._at, self._base = "", 0, 0
@@ -244,15 +250,20 @@ class OutputParser:
         return self._streamed is not None and self._streamed.name is not None
 
     def _stream(self, streamed: StreamedArguments, text: str) -> None:
-        """Pass on what is new of a call that is certain to be one."""
-        known, done = streamed.name is not None, streamed.done
+        """Pass on new text of a call that is certain to be one."""
+        done = streamed.done
         fragment = streamed.push(text)
-        if streamed.name is not None and not known:
-            self._begin_call(streamed.name, None)
-        if fragment:
-            self._events.append(ToolCallDelta(self.calls - 1, fragment))
+        if not fragment or streamed.name is None:
+            return
+        call = self._written = self._written or self._compared(streamed.name)
+        if new := call.push(fragment):
+            if call not in self._made:
+                self._begin_call(call, None)
+            self._events.append(ToolCallDelta(self.calls - 1, new))
         if streamed.done and not done:
-            self._events.append(ToolCallEnd(self.calls - 1))
+            self.done = call.is_held
+            if not call.is_held:
+                self._events.append(ToolCallEnd(self.calls - 1))
 
     def _close(self, call: OpenCall) -> None:
         if not self._is_streamed:
@@ -260,13 +271,25 @@ class OutputParser:
             if not found:
                 self._give_up(call)
                 return
-            for one in found if self._parallel else found[:1]:
-                self._begin_call(one.name, one.id)
-                self._events.append(ToolCallDelta(self.calls - 1, one.arguments))
-                self._events.append(ToolCallEnd(self.calls - 1))
-        self._call, self._blanks = None, ""
+            for one in found[:1] if self._one_call else found:
+                self._add_call(one)
+        self._call = self._written = None
+        self._blanks = ""
         self._state, self._after_marker = NORMAL, True
-        self.done = not self._parallel
+        self.done = self.done or self._one_call
+
+    def _compared(self, name: str) -> WrittenCall:
+        return WrittenCall(name, self._made if self._must_call else ())
+
+    def _add_call(self, one: Call) -> None:
+        call = self._compared(one.name)
+        call.push(one.arguments)
+        if call.is_held:
+            self.done = True
+            return
+        self._begin_call(call, one.id)
+        self._events.append(ToolCallDelta(self.calls - 1, one.arguments))
+        self._events.append(ToolCallEnd(self.calls - 1))
 
     def _read(self, body: str, call: OpenCall) -> Sequence[Call]:
         try:
@@ -284,8 +307,9 @@ class OutputParser:
         _, again, rest = body.rpartition(call.form.start)
         return bool(again and call.form.end and self._read(rest, call))
 
-    def _begin_call(self, name: str, call_id: str | None) -> None:
-        self._events.append(ToolCallStart(self.calls, name, call_id))
+    def _begin_call(self, call: WrittenCall, call_id: str | None) -> None:
+        self._events.append(ToolCallStart(self.calls, call.name, call_id))
+        self._made.append(call)
         self.calls += 1
 
     def _give_up(self, call: OpenCall) -> None:

@@ -17,6 +17,15 @@ from .outputs import FORMS, GENERIC, TOOLS, Part, events_of, format_of, parts_of
 PARIS = ("call", "get_weather", {"city": "Paris"})
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ONE = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+TAGGED = {
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm47": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+    "</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris'
+    "</parameter>\n</invoke>\n</minimax:tool_call>",
+    "mistral": f"[TOOL_CALLS][{ONE}]",
+}
 NOON = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 JSON_CALLS: dict[str, tuple[str, list[Part]]] = {
     "plain text": ("Hello there", [("text", "Hello there")]),
@@ -171,6 +180,28 @@ def test_one_call_where_one_is_asked_for() -> None:
     assert parts_of(events) == [("text", "a"), PARIS]
 
 
+@pytest.mark.parametrize("guaranteed", [True, False])
+@pytest.mark.parametrize("form", ["json_tools", "qwen3_coder", "glm47", "minimax_m2", "mistral"])
+def test_a_call_that_must_be_made_is_made_once(form: str, *, guaranteed: bool) -> None:
+    """The answer ends where it makes the same call again, and that is left out."""
+    tell = TAGGED.get(form, CALL)
+    spaced = CALL.replace('{"city": "Paris"}', '{ "city" :\n"Paris"}')
+    again = {"json_tools": spaced, "mistral": f"[TOOL_CALLS][{ONE}, {ONE}]"}.get(form, tell)
+    text = f"{tell}\n{CALL.replace('Paris', 'Rome')}\n{NOON}\n{again}\n{NOON}"
+    made = [PARIS, ("call", "get_weather", {"city": "Rome"}), ("call", "get_time", {})]
+    for choice in (ToolChoice(mode="required"), ToolChoice()):
+        free = choice.mode == "auto"
+        parser = OutputParser(
+            format_of(form),
+            tools=TOOLS,
+            tool_choice=choice,
+            guaranteed=guaranteed,
+        )
+        calls = parts_of(events_of(parser, text))
+        assert calls[:4] == ([*made, PARIS] if free else made)
+        assert parser.calls == (3 if not free else 6 if form == "mistral" else 5)
+
+
 def test_an_answer_begins_inside_thoughts_where_the_prompt_does() -> None:
     """The template has written the opening marker."""
     assert parts("Hm.\n</think>\n\nHi", in_reasoning=True) == [("thought", "Hm."), ("text", "Hi")]
@@ -207,6 +238,23 @@ def test_a_guaranteed_call_is_streamed() -> None:
     assert len([e for e in events if isinstance(e, ToolCallDelta)]) > len(arguments)
     wanted = ("call", "get_weather", {"city": '</tool_call>"}', "days": 3})
     assert parts_of(events) == [wanted, wanted]
+
+
+def test_a_call_is_held_back_while_it_may_be_one_that_was_made() -> None:
+    """It is passed on from the first difference on, and never if the answer is cut before that."""
+    required = ToolChoice(mode="required")
+    parser = OutputParser(GENERIC, tools=TOOLS, tool_choice=required, guaranteed=True)
+    parser.push(f"{CALL}\n")
+    assert parser.push(CALL[: CALL.index("aris")]) == []
+    assert parser.push("i") == [
+        ToolCallStart(1, "get_weather"),
+        ToolCallDelta(1, '{"city": "Pi'),
+    ]
+    assert parser.push('sa"') == [ToolCallDelta(1, 'sa"')]
+    assert parser.push("}}\n</tool_call>\n") == [ToolCallDelta(1, "}"), ToolCallEnd(1)]
+    assert parser.push(CALL[:-15]) == []
+    assert not parser.done
+    assert parser.flush() == []
 
 
 def test_a_guaranteed_call_that_is_cut_has_no_end() -> None:
