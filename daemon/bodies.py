@@ -6,6 +6,7 @@ decoded one by one, and what one of them may hold has a bound.
 """
 
 import asyncio
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ MAX_BLANKS = 4_000_000
 TOKEN_BYTES = 40
 """Bytes of a prompt's token while its request waits: an int, and its places in lists."""
 
-_RESERVED_SHARE = 4  # of the budget, one part in this many is for bodies that are not large
+_OPERATORS_SHARE = 16  # one part in this many is let in beyond the budget, for the operator only
 _LARGE = 1 << 20
 _BLOCK = 64 * 1024
 
@@ -45,8 +46,9 @@ _BLOCK = 64 * 1024
 class BodyBudget:
     """The bytes of all bodies in flight, and of the prompts that were made of them.
 
-    Large bodies never take the last quarter, so that whoever holds them back half sent does not
-    shut everybody else out.
+    Tenants share them: one may hold seven eighths of the bytes that all others leave, and with a
+    large body three quarters. So half-sent bodies of one tenant never shut another out, and large
+    bodies no small ones. An operator that holds little is let in beyond the limit.
 
     Args:
         limit: bytes.
@@ -55,11 +57,12 @@ class BodyBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self._used_by: Counter[str] = Counter()
 
     @property
     def most(self) -> int:
         """Bytes that one request may hold, where no other has any."""
-        return max(self._limit_of(_LARGE + 1), min(self.limit, _LARGE))
+        return max(self.limit * 3 // 4, min(self.limit, _LARGE))
 
     @property
     def largest(self) -> int:
@@ -80,8 +83,8 @@ class BodyBudget:
         finally:
             share.resize(0)
 
-    def take(self, more: int, nbytes: int) -> None:
-        """Count more bytes for a share that then has `nbytes`.
+    def take(self, share: "Share", nbytes: int) -> None:
+        """Count a share that has `nbytes` from now on.
 
         Raises:
             APIError: 413, there never is room for so many.
@@ -94,21 +97,46 @@ class BodyBudget:
                 "body_bytes; send less, or raise the setting"
             )
             raise APIError(413, message, code="request_too_large")
-        if more > 0 and self.used + more > self._limit_of(nbytes):
-            message = "too many request bodies are in flight; try again later"
+        more = nbytes - share.nbytes
+        if more > 0 and not self._has_room(share, nbytes):
+            others = self.used > self._used_by[share.tenant] > 0
+            whose = f" of tenant {share.tenant}" if others else ""
+            message = f"too many request bodies{whose} are in flight; try again later"
             raise UnavailableError(message, retry_after=RETRY_AFTER)
         self.used += more
+        self._used_by[share.tenant] += more
+        if not self._used_by[share.tenant]:
+            del self._used_by[share.tenant]
 
-    def _limit_of(self, nbytes: int) -> int:
-        return self.limit - (self.limit // _RESERVED_SHARE if nbytes > _LARGE else 0)
+    def _has_room(self, share: "Share", nbytes: int) -> bool:
+        if self.used == share.nbytes:
+            return True  # no other request holds any
+        before = self._used_by[share.tenant]
+        own = before - share.nbytes + nbytes
+        if share.operator and own <= self.limit // _OPERATORS_SHARE:
+            return True
+        left = self.limit - (self.used - before)
+        return own <= (left * 3 // 4 if nbytes > _LARGE else left * 7 // 8)
 
 
 class Share:
-    """What one request holds of the budget."""
+    """The bytes that one request holds of the budget.
+
+    Attributes:
+        nbytes: that it holds.
+        tenant: whose request it is; empty until that is known.
+        operator: whether the one who runs the daemon has sent it.
+    """
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self.nbytes = 0
+        self.tenant = ""
+        self.operator = False
+
+    def assign(self, tenant: str, *, operator: bool) -> None:
+        """Count it to a tenant, before it holds anything."""
+        self.tenant, self.operator = tenant, operator
 
     def resize(self, nbytes: int) -> None:
         """Hold so many bytes instead.
@@ -117,7 +145,7 @@ class Share:
             APIError: 413, there never is room for them.
             UnavailableError: there is no room for them now.
         """
-        self._budget.take(nbytes - self.nbytes, nbytes)
+        self._budget.take(self, nbytes)
         self.nbytes = nbytes
 
 

@@ -16,6 +16,7 @@ from aiohttp import web
 from .connections import Connections
 from .failures import APIError
 from .inflow import Inflow
+from .peer import is_operators
 
 _WRITE_PATIENCE = 1.25
 """Of `write_timeout`: a stream notices first that it is not read, and says so in the log."""
@@ -37,6 +38,9 @@ class Connection(asyncio.Protocol):
     Args:
         registry: of all connections.
         handler: aiohttp's protocol of this connection.
+
+    Attributes:
+        operator: whether the one who runs the daemon is at its other end.
     """
 
     def __init__(self, registry: Connections, handler: asyncio.Protocol) -> None:
@@ -46,6 +50,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self.operator = False
+        self._tenant = ""  # of the latest request that was read
         self._admitted = False
         self._requests = 0  # that are being handled
         self._begun = False  # bytes of the next request have come
@@ -57,6 +63,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the connection in, or refuse it."""
         self._transport = cast("asyncio.Transport", transport)
+        self.operator = is_operators(transport.get_extra_info("socket"))
         self._admitted = self._registry.admit(self)
         if not self._admitted:
             self._refuse(_crowded())
@@ -93,6 +100,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read: it has a while to go on. Until it has, it is not idle."""
         self._registry.set_busy(self)
+        self._registry.set_held(self, self._tenant)
         if self._deadline is not None:
             self._deadline.cancel()
         self._expect_reading()
@@ -105,6 +113,7 @@ class Connection(asyncio.Protocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+        self._registry.set_busy(self)
         self._inflow.set_unread(False)
         if self._admitted:
             self._handler.resume_writing()
@@ -152,8 +161,14 @@ class Connection(asyncio.Protocol):
             self._registry.set_idle(self)
             self._expect_headers(self._registry.idle_timeout)
 
+    def reading(self, tenant: str) -> None:
+        """The body of a tenant's request is read from now on: the client has to send it."""
+        self._tenant = tenant
+        self._registry.set_held(self, tenant)
+
     def answering(self) -> None:
         """The request's body has been read."""
+        self._registry.set_busy(self)
         self._inflow.answer()
 
     # -- of the end ----------------------------------------------------------------------
@@ -162,6 +177,13 @@ class Connection(asyncio.Protocol):
         """End the connection at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def displace(self) -> None:
+        """End the connection for another's sake: in words, unless an answer has begun."""
+        if self._unread is None:
+            self._refuse(_displaced())
+        else:
+            self.drop()
 
     def _expect_headers(self, seconds: float) -> None:
         self._set_deadline(seconds, self._late)
@@ -227,6 +249,11 @@ def connection_of(request: web.Request) -> Connection | None:
 
 def _crowded() -> APIError:
     message = "too many connections are open, and all of them have a request; try again later"
+    return APIError(503, message, kind="server_error", code="too_many_connections", retry_after=2)
+
+
+def _displaced() -> APIError:
+    message = "too many connections are open, and this one waited longest for its body"
     return APIError(503, message, kind="server_error", code="too_many_connections", retry_after=2)
 
 

@@ -1,6 +1,5 @@
 """Who runs the daemon: whoever may see what all tenants have, and declare prompts shared."""
 
-import os
 import socket
 from collections.abc import Mapping
 
@@ -8,10 +7,8 @@ from aiohttp import web
 
 from .config import TenantSettings
 from .failures import APIError
-from .peer import peer_uid
+from .peer import is_operators, peer_uid
 from .tenants import TENANT_HEADER, peer_socket, tenant_of_uid
-
-_ROOT = 0
 
 
 def is_operator(request: web.Request, tenant: str, tenants: Mapping[str, TenantSettings]) -> bool:
@@ -26,10 +23,7 @@ def is_operator(request: web.Request, tenant: str, tenants: Mapping[str, TenantS
     peer = peer_socket(request)
     if peer is None or peer.family != socket.AF_UNIX or TENANT_HEADER in request.headers:
         return False
-    uid = peer_uid(peer)
-    if tenant != tenant_of_uid(uid, tenants):
-        return False
-    return uid is None or uid in (os.getuid(), _ROOT)  # else the socket's mode alone tells
+    return tenant == tenant_of_uid(peer_uid(peer), tenants) and is_operators(peer)
 
 
 def is_monitor(request: web.Request, tenant: str, tenants: Mapping[str, TenantSettings]) -> bool:

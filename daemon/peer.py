@@ -1,5 +1,6 @@
 """Which user is at the other end of a Unix socket, as the kernel says."""
 
+import os
 import socket
 import struct
 import sys
@@ -11,6 +12,7 @@ _XUCRED = struct.Struct("=IIhxx16I")
 _XUCRED_VERSION = 0
 _SOL_LOCAL = 0
 _LOCAL_PEERCRED = 1
+_ROOT = 0
 
 
 def peer_uid(peer: socket.socket, platform: str = sys.platform) -> int | None:
@@ -25,6 +27,14 @@ def peer_uid(peer: socket.socket, platform: str = sys.platform) -> int | None:
     if platform == "linux":
         return _linux_uid(peer)
     return _macos_uid(peer) if platform == "darwin" else None
+
+
+def is_operators(peer: socket.socket) -> bool:
+    """Whether the daemon's own user, or root, is at the other end of a connection."""
+    if peer.family != socket.AF_UNIX:
+        return False
+    uid = peer_uid(peer)
+    return uid is None or uid in (os.getuid(), _ROOT)  # else the socket's mode alone tells
 
 
 def _linux_uid(peer: socket.socket) -> int:

@@ -238,13 +238,17 @@ class Entry:
             APIError: it is no such body.
             UnavailableError: other bodies take the room.
         """
+        share, connection = request[SHARE], connection_of(request)
+        share.assign(caller.tenant, operator=caller.operator)
+        if connection is not None:
+            connection.reading(caller.tenant)
         raw = await read_body(
             request,
-            request[SHARE],
+            share,
             largest=self.bodies.largest,
             within=self.settings.read_timeout,
         )
-        if (connection := connection_of(request)) is not None:
+        if connection is not None:
             connection.answering()
         arrival = self._arrive(request, caller)
         if len(raw) <= SMALL_BODY:

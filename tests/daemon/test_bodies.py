@@ -22,7 +22,7 @@ from umbel.scheduler.errors import UnavailableError
 from .raw import chat_request, connected, read_reply
 from .running import RunningDaemon, eventually, running
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 TEXT = "/v1/completions"
 JSON = st.recursive(
     st.none() | st.integers(-9, 9) | st.text('\\"[]{},:é ab', max_size=8),
@@ -75,6 +75,44 @@ class TestTheBudget:
         assert budget.largest == 6 * MIB
         assert BodyBudget(1 << 40).largest == MAX_BODY
 
+    def test_a_tenant_leaves_room_to_others(self) -> None:
+        """However much it asks for: each one has an eighth of what all others leave, and more."""
+        budget = BodyBudget(64 * MIB)
+        with ExitStack() as stack:
+            for tenant, held in (("a", 56), ("b", 7), ("c", 0)):
+                assert fill(budget, stack, tenant) == held
+            share = stack.enter_context(budget.share())
+            share.assign("b", operator=False)
+            with pytest.raises(UnavailableError, match="bodies of tenant b are in flight"):
+                share.resize(MIB)
+
+    def test_large_bodies_of_one_tenant_leave_room_to_those_of_another(self) -> None:
+        """A quarter of the budget, of which the other one has three quarters."""
+        budget = BodyBudget(64 * MIB)
+        with budget.share() as first, budget.share() as second, budget.share() as third:
+            for share, tenant in ((first, "a"), (second, "a"), (third, "b")):
+                share.assign(tenant, operator=False)
+            first.resize(40 * MIB)
+            with pytest.raises(UnavailableError):
+                second.resize(8 * MIB + 1)
+            second.resize(8 * MIB)
+            with pytest.raises(UnavailableError):
+                third.resize(12 * MIB + 1)
+            third.resize(12 * MIB)
+
+    def test_an_operator_is_let_in_beyond_it(self) -> None:
+        """With a sixteenth of the limit at most: more is bounded as everybody's."""
+        budget = BodyBudget(64 * MIB)
+        with ExitStack() as stack:
+            for number in range(12):
+                fill(budget, stack, f"tenant {number}", KIB)
+            assert budget.limit - budget.used <= KIB
+            share = stack.enter_context(budget.share())
+            share.assign("uid:0", operator=True)
+            share.resize(4 * MIB)
+            with pytest.raises(UnavailableError):
+                share.resize(4 * MIB + 1)
+
     @pytest.mark.parametrize("limit", [MIB, MIB + MIB // 5, 2 * MIB, 8 * MIB])
     def test_what_never_fits_is_told_apart(self, limit: int) -> None:
         """The most that one may take is taken where there is no other; a byte more never is."""
@@ -88,6 +126,18 @@ class TestTheBudget:
             assert (refusal.value.status, refusal.value.retry_after) == (413, None)
             assert budget.used == share.nbytes == budget.most
         assert budget.longest_prompt * TOKEN_BYTES <= budget.most
+
+
+def fill(budget: BodyBudget, stack: ExitStack, tenant: str, nbytes: int = MIB) -> int:
+    """Hold as many bodies as a tenant may; return their number."""
+    for number in itertools.count():
+        share = stack.enter_context(budget.share())
+        share.assign(tenant, operator=False)
+        try:
+            share.resize(nbytes)
+        except UnavailableError:
+            return number
+    raise AssertionError
 
 
 class TestCounting:
