@@ -1,16 +1,37 @@
 """A model's `config.json`, as mlx-lm reads it."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, cast
 
-from ..errors import ModelNotFoundError
+from ..errors import ModelLoadError, ModelNotFoundError
+from .architecture import arguments
 from .folder import read_object
 
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_context_length",
+    "max_sequence_length",
+)
+_HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
+_COUNTS = (
+    *_CONTEXT_KEYS,
+    *_HEADS,
+    *("hidden_size", "num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size"),
+)
+_MOST_LAYERS = 10_000
 # What a recurrent model without positions is held to: it has no limit of its own, but
 # a request must have one.
 _UNBOUNDED_CONTEXT = 1_048_576
+_LONGEST_CONTEXT = (1 << 31) - 1  # tokens that MLX counts; some tools write 1e30 for no limit
+_WITHOUT_POSITIONS = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv7"})
+# Not llama3: its factor times its original length is no length that such a model was made for.
+_LENGTHENING = frozenset({"yarn", "deepseek_yarn", "telechat3-yarn", "linear", "longrope"})
 
 
 class ModelConfig:
@@ -18,18 +39,20 @@ class ModelConfig:
 
     Attributes:
         type: of the architecture, without the suffix that tells the text part.
-        context_length: see the function of that name.
+        context_length: the most tokens of prompt and answer that it was made for.
 
     Args:
         entries: of `config.json`.
     """
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
-        nested = entries.get("text_config") or {}
-        merged = {**entries, **nested}
-        self._entries = {key: value for key, value in merged.items() if value is not None}
-        self.type = str(self._entries.get("model_type", "")).removesuffix("_text")
-        self.context_length = context_length(entries)
+        parts = list(_parts(entries))
+        merged = _known(*parts)
+        self.type = str(merged.get("model_type", "")).removesuffix("_text")
+        if self.type not in _WITHOUT_POSITIONS and not any(key in merged for key in _HEADS):
+            merged = arguments(entries) | merged
+        self._entries = merged
+        self.context_length = _context_length(entries, parts, self.type)
 
     @classmethod
     def read(cls, directory: Path) -> "ModelConfig":
@@ -39,12 +62,17 @@ class ModelConfig:
             ModelNotFoundError: there is none.
             ModelLoadError: it is no configuration.
         """
+        path = directory / "config.json"
         try:
-            return cls(read_object(directory / "config.json"))
+            entries = read_object(path)
         except FileNotFoundError as error:
             raise ModelNotFoundError(
                 f"{directory} holds no mlx-lm model: it holds no config.json"
             ) from error
+        for part in _parts(entries):
+            if wrong := _wrong_number(part):
+                raise ModelLoadError(f"{path} says {wrong}")
+        return cls(entries)
 
     @property
     def layer_count(self) -> int:
@@ -70,10 +98,64 @@ class ModelConfig:
         return bool(self._entries.get(key))
 
 
-def context_length(config: Mapping[str, Any]) -> int:
-    """Return the most tokens of prompt and answer that a model was made for."""
-    for part in (config, config.get("text_config") or {}):
-        for key in _CONTEXT_KEYS:
-            if part.get(key):
-                return int(part[key])
-    return _UNBOUNDED_CONTEXT
+def _parts(entries: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Give the entries, and those of the text model where they are nested."""
+    yield entries
+    if isinstance(nested := entries.get("text_config"), dict):
+        yield nested
+
+
+def _known(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.items() if value is not None}
+
+
+def _wrong_number(part: Mapping[str, Any]) -> str | None:
+    """Describe a number that no model can have; None where all are sound."""
+    for key in _COUNTS:
+        value = part.get(key)
+        if value is not None and not (_is_number(value) and value >= 1 and value == int(value)):
+            return f"{key} is {value!r}, which must be a whole number of 1 or more"
+    if (part.get("num_hidden_layers") or 0) > _MOST_LAYERS:
+        return f"num_hidden_layers is above {_MOST_LAYERS}"
+    scaling = part.get("rope_scaling")
+    factor = scaling.get("factor") if isinstance(scaling, dict) else None
+    for key, value in (("rope_theta", part.get("rope_theta")), ("rope_scaling.factor", factor)):
+        if value is not None and not (_is_number(value) and value > 0):
+            return f"{key} is {value!r}, which must be a number above 0"
+    return None
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) in (int, float) and math.isfinite(cast("float", value))
+
+
+def _context_length(
+    entries: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], architecture: str
+) -> int:
+    stated = next((found for part in parts if (found := _stated(part))), None)
+    scalable = max(_scaled(part) for part in parts)
+    if stated is None and architecture in _WITHOUT_POSITIONS:
+        return _UNBOUNDED_CONTEXT
+    if stated is None or scalable > stated:
+        taken = arguments(entries)  # a scaling counts where the architecture computes with it
+        stated = max(stated or _stated(taken) or _UNBOUNDED_CONTEXT, _scaled(taken))
+    return min(stated, _LONGEST_CONTEXT)
+
+
+def _stated(part: Mapping[str, Any]) -> int | None:
+    return next((int(part[key]) for key in _CONTEXT_KEYS if part.get(key)), None)
+
+
+def _scaled(part: Mapping[str, Any]) -> int:
+    """Return the length that a scaling of rotary positions gives; 0 where it gives none."""
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = part.get(key)
+        if not isinstance(scaling, dict):
+            continue
+        kind = scaling.get("type") or scaling.get("rope_type")
+        factor = scaling.get("factor")
+        name = "original_max_position_embeddings"
+        original = scaling.get(name) or part.get(name)
+        if kind in _LENGTHENING and _is_number(factor) and _is_number(original):
+            return int(factor * original)
+    return 0

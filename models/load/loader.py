@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, load_tokenizer
 
 from ..errors import ModelLoadError, ModelNotFoundError, UnsupportedCacheError
-from ..estimate.config import context_length
+from ..estimate.config import ModelConfig
 from ..estimate.folder import require_regular
 from ..kv.layout import CacheLayout
 from ..params import KVQuantization
@@ -21,6 +21,7 @@ from ..text.codec import TextCodec
 from . import embedded, embedded_file
 from .checkpoint import NO_CODE, open_checkpoint
 from .download import fetch
+from .ends import ends_of, token_ids
 from .fingerprint import fingerprint
 from .generation_config import sampling_defaults
 from .hub import is_repo
@@ -193,7 +194,7 @@ class OpenedModel:
             text=text,
             layout=layout,
             fingerprint=fingerprint(self._files, self._config, dtypes, self._quantization),
-            context_length=context_length(self._config),
+            context_length=ModelConfig(self._config).context_length,
             weight_bytes=self.weight_bytes,
             device=self._device,
             sampling=self._sampling(),
@@ -243,8 +244,11 @@ def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
             raise ModelLoadError(f"its tokenizer is a tiktoken.model, and {NO_CODE}")  # noqa: TRY301
         # Said aloud, because transformers would ask on the terminal otherwise.
         tokenizer = load_tokenizer(
-            directory, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
+            directory,
+            {"trust_remote_code": False},
+            eos_token_ids=token_ids(config.get("eos_token_id")) or None,
         )
+        tokenizer.eos_token_ids = ends_of(directory, tokenizer)
         if fp32:
             model = dequantize_model(model)
             model.set_dtype(mx.float32)

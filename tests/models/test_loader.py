@@ -19,7 +19,6 @@ from umbel.models.errors import (
     ModelNotFoundError,
     UnsupportedCacheError,
 )
-from umbel.models.estimate.config import context_length
 from umbel.models.load import hub, loader
 from umbel.models.load.loader import LoadedModel, load
 from umbel.models.params import KVQuantization
@@ -305,24 +304,6 @@ def test_a_repo_without_network_is_an_error_soon(tmp_path: Path) -> None:
     )
     assert done.stdout.startswith("org/name is not on this machine, or not wholly, and ")
     assert "HF_HUB_OFFLINE" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("config", "length"),
-    [
-        ({"max_position_embeddings": 4096}, 4096),
-        ({"n_positions": 1024}, 1024),
-        ({"max_seq_len": 512}, 512),
-        ({"seq_length": 256}, 256),
-        ({"text_config": {"max_position_embeddings": 128}}, 128),
-        ({"max_position_embeddings": 64, "text_config": {"max_position_embeddings": 128}}, 64),
-        ({"max_position_embeddings": None, "text_config": None}, 1_048_576),
-        ({}, 1_048_576),
-    ],
-)
-def test_context_length_is_found_where_models_put_it(config: dict[str, Any], length: int) -> None:
-    """Every request has a limit, also of a model that states none."""
-    assert context_length(config) == length
 
 
 def test_load_errors_have_one_base() -> None:
