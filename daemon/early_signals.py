@@ -23,8 +23,8 @@ def has_terminal() -> bool:
     return any(map(os.isatty, (0, 1, 2)))
 
 
-def leave_at_once(status: int | None, *, keep: tuple[int, ...] = ()) -> None:
-    """End the process without a word when a signal comes, until `StopSignals` takes over.
+def leave_at_once(status: int | None, *, keep: tuple[int, ...] = (), word: str = "") -> None:
+    """End the process when a signal comes, until `StopSignals` takes over.
 
     Only while nothing is open yet that somebody would have to close. Whoever started the process
     may have blocked the signals; they are heard all the same.
@@ -32,14 +32,18 @@ def leave_at_once(status: int | None, *, keep: tuple[int, ...] = ()) -> None:
     Args:
         status: the exit status; None for 128 plus the signal's number.
         keep: signals that end nothing; `StopSignals` gets them.
+        word: for the terminal of standard error, below the ^C that it has written.
     """
 
     def leave(number: int, _frame: object) -> None:
         if number in keep:
             kept.append(number)
             return
-        # An exception could be lost in an import that catches it, or in a finaliser.
-        os._exit(128 + number if status is None else status)
+        try:
+            os.write(2, f"\n{word}\n".encode() if word else b"")
+        finally:  # the terminal may have gone
+            # An exception could be lost in an import that catches it, or in a finaliser.
+            os._exit(128 + number if status is None else status)
 
     for number in NUMBERS:
         signal.signal(number, leave)

@@ -1,30 +1,51 @@
-"""Log lines on standard error: key=value, JSON where asked for, or a terminal's."""
+"""Log lines: key=value, JSON where asked for, or a terminal's; on standard error, or in a file."""
 
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from structlog.typing import EventDict, Processor
 
-from .config import LogFormat
+from .config import LogFormat, LogLevel
+from .log_file import LogFile
 from .quoting import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-
-def configure(log_format: LogFormat) -> None:
-    """Set up structlog for this process."""
-    _configure(
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _renderer(log_format),
-        structlog.PrintLoggerFactory(sys.stderr),
-    )
+_LEVELS: dict[LogLevel, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
 
-def configure_terminal(console: "Console") -> None:
+def configure(
+    log_format: LogFormat, log_level: LogLevel = "info", path: Path | None = None
+) -> None:
+    """Set up structlog for this process.
+
+    Args:
+        log_format: of the lines.
+        log_level: the least one that is written.
+        path: of the file that they go to; None for standard error.
+
+    Raises:
+        ConfigError: the file cannot be written; what was set up before stays.
+    """
+    make: Callable[..., Any] = structlog.PrintLoggerFactory(sys.stderr)
+    if path is not None:
+        file = LogFile(path)
+        make = lambda *_: file  # noqa: E731  (structlog asks for each line)
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+    _configure(stamp, _renderer(log_format), make, log_level)
+
+
+def configure_terminal(console: "Console", log_level: LogLevel = "info") -> None:
     """Set up structlog for a person who reads it as it comes."""
     from .terminal import log_lines  # noqa: PLC0415  (imports rich)
 
@@ -32,10 +53,13 @@ def configure_terminal(console: "Console") -> None:
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
         log_lines.render,
         lambda *_: log_lines.ConsoleLogger(console),
+        log_level,
     )
 
 
-def _configure(stamp: Processor, render: Processor, make_logger: Callable[..., Any]) -> None:
+def _configure(
+    stamp: Processor, render: Processor, make_logger: Callable[..., Any], level: LogLevel
+) -> None:
     # What is not HTTP gets a 400; a traceback of aiohttp's for each would flood the log.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL + 1)
     structlog.configure(
@@ -46,7 +70,7 @@ def _configure(stamp: Processor, render: Processor, make_logger: Callable[..., A
             _escape_controls,
             render,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=make_logger,
         cache_logger_on_first_use=False,
     )

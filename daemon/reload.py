@@ -1,19 +1,22 @@
 """A reload: the settings are read again, and those that need no restart are put in force."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 
 from . import logs
-from .config import SETTINGS, Setting, Settings, check_key
+from .aliases import DEFAULT_MODEL
+from .config import SETTINGS, LogFormat, LogLevel, Setting, Settings, check_key
 from .connections import Connections
 from .descriptors import most_connections, raise_limit
 from .errors import StartError
 from .handlers.entry import Entry
 from .key_file import read_keys
+from .model_pool import ModelPool
 from .quoting import shorten
 from .service_manager import ServiceManager
 
@@ -60,7 +63,6 @@ def put_in_force(settings: Settings, entry: Entry, connections: Connections) -> 
     models.aliases = settings.aliases
     models.set_bounds(max_waiting=settings.max_waiting, request_timeout=settings.request_timeout)
     entry.stored().store.budget = settings.responses_budget
-    logs.configure(settings.log_format)
 
 
 class Reloader:
@@ -107,20 +109,38 @@ class Reloader:
             read = await asyncio.to_thread(self._read)  # the disk may take its time
             settings = in_force(before, read)
             await asyncio.to_thread(read_keys, settings.keys_path)
+            if _log_settings(settings) != _log_settings(before):
+                logs.configure(*_log_settings(settings))
         except StartError as error:
             log.error("settings not reloaded", reason=str(error))  # noqa: TRY400  (no fault of the code)
             return
         put_in_force(settings, self._entry, self._connections)
         for change in changes(before, read):
             _tell(change)
-        if names := _changed_tenants(before, read):
+        if names := _changed(before.tenants, read.tenants):
             log.info("tenants changed", tenants=", ".join(names))
+        if names := _changed(before.models, read.models):
+            log.warning("models need a restart", models=", ".join(names))
+        warn_of_unknown_models(settings, self._entry.pool())
         log.info("settings reloaded")
 
 
-def _changed_tenants(before: Settings, after: Settings) -> list[str]:
-    names = sorted({*before.tenants, *after.tenants})
-    return [name for name in names if before.tenants.get(name) != after.tenants.get(name)]
+def warn_of_unknown_models(settings: Settings, models: ModelPool) -> None:
+    """Say which tenants may use a model that there is not, and so less than it seems."""
+    known = {DEFAULT_MODEL, *models.names()}
+    for name, tenant in settings.tenants.items():
+        if unknown := [each for each in tenant.models or () if each not in known]:
+            shown = ", ".join(map(shorten, unknown))
+            log.warning("a tenant's models are unknown", tenant=name, models=shown)
+
+
+def _log_settings(settings: Settings) -> tuple[LogFormat, LogLevel, Path | None]:
+    return settings.log_format, settings.log_level, settings.log_path
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """The names of tables that differ."""
+    return [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
 
 
 def _tell(change: Change) -> None:

@@ -32,7 +32,7 @@ from .model_loader import ModelLoader, shrink
 from .model_pool import ModelPool
 from .model_slot import Resident, slots_of
 from .pressure import PressureWatch, find_source
-from .reload import Reloader
+from .reload import Reloader, warn_of_unknown_models
 from .response_desk import ResponseDesk
 from .response_store import ResponseStore
 from .service_manager import InheritedListener, ServiceManager, inherited
@@ -238,6 +238,7 @@ class Daemon:
         ]
         self._manager.ready(f"serving {name} on {self._listener.path}")
         self._warn_of_small_bodies(assembly.context_length)
+        warn_of_unknown_models(self._settings, models)
         if self._reloader is not None:
             self._tasks.append(asyncio.create_task(self._reloader.run()))
         log.info(

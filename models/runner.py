@@ -401,7 +401,7 @@ class ModelRunner:
     def _note(self, shape: tuple[int, ...]) -> None:
         if shape not in self.shapes:
             self.shapes.add(shape)
-            log.info("new shape", rows=shape[0], positions=list(shape[1:]))
+            log.debug("new shape", rows=shape[0], positions=list(shape[1:]))
 
     # -- sampling ----------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The commands of `umbel`, but for those that have a group of their own."""
 
+import os
 from collections.abc import Callable
 from typing import Annotated
 
@@ -49,16 +50,19 @@ def _version(
 @takes_settings()
 def serve(*, read_again: Callable[[], Settings], settings: Settings) -> None:
     """Run the daemon, in the foreground, until SIGTERM or Ctrl-C."""
-    from .. import logs, server  # noqa: PLC0415  (imports mlx: --help must not wait for it)
-    from ..terminal.console import standard_error  # noqa: PLC0415  (keeps --help quick)
+    from .. import logs  # noqa: PLC0415  (keeps --help quick)
+    from ..terminal.console import standard_error  # noqa: PLC0415  (as above)
     from ..terminal.display import TerminalDisplay  # noqa: PLC0415  (as above)
 
     console = standard_error() if settings.log_format == "text" else None
-    if console is None:
-        logs.configure(settings.log_format)
-    else:
-        logs.configure_terminal(console)
     try:
+        if console is None or settings.log_path is not None:
+            logs.configure(settings.log_format, settings.log_level, settings.log_path)
+        else:
+            logs.configure_terminal(console, settings.log_level)
+        _announce()
+        from .. import server  # noqa: PLC0415  (imports mlx, for seconds)
+
         server.serve(
             settings,
             read_again=None if has_terminal() else read_again,
@@ -66,6 +70,15 @@ def serve(*, read_again: Callable[[], Settings], settings: Settings) -> None:
         )
     except StartError as error:
         fail(error)
+
+
+def _announce() -> None:
+    """Write the first line, before the imports that take seconds."""
+    import structlog  # noqa: PLC0415  (keeps --help quick)
+
+    from ... import __version__  # noqa: PLC0415  (as above)
+
+    structlog.get_logger().info("starting", version=__version__, pid=os.getpid())
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from .models import ModelSettings
 from .serving import default_socket
 from .setting import ENV_PREFIX, Setting
-from .settings import SETTINGS, LogFormat, Settings
+from .settings import SETTINGS, LogFormat, LogLevel, Settings
 from .sources import check_key, is_loopback, load
 from .tenants import (
     DEFAULT_TENANT,
@@ -21,6 +21,7 @@ __all__ = [
     "SETTINGS",
     "TENANT_RULE",
     "LogFormat",
+    "LogLevel",
     "ModelSettings",
     "PriorityName",
     "Setting",

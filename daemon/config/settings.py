@@ -3,6 +3,7 @@
 A setting's name, type, default and words stand here or there, and nowhere else.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -12,6 +13,7 @@ from .setting import About, settings_of
 from .sizes import Size, parse_size
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 _Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -117,6 +119,23 @@ class Settings(ServingSettings, frozen=True, kw_only=True):
     log_format: Annotated[LogFormat, About("Log lines: text (key=value) or json.", reload=True)] = (
         "text"
     )
+    log_level: Annotated[
+        LogLevel, About("The least level of log lines that are written.", reload=True)
+    ] = "info"
+    log_file: Annotated[
+        str | None,
+        About(
+            "File for log lines; a renamed one is left for a new one.",
+            unit="path",
+            unset="standard error",
+            reload=True,
+        ),
+    ] = None
+
+    @property
+    def log_path(self) -> Path | None:
+        """Where log lines go; None for standard error."""
+        return Path(self.log_file).expanduser() if self.log_file else None
 
     @property
     def body_budget(self) -> int:

@@ -1,6 +1,7 @@
 """`python -m umbel` is the `umbel` command."""
 
 import io
+import os
 import signal
 import sys
 
@@ -11,7 +12,8 @@ def main() -> None:
     """Run the command line; errors are one sentence on standard error and exit status 1."""
     # The imports below take seconds. A daemon that is stopped in them has stopped in order.
     if sys.argv[1:2] == ["serve"]:
-        leave_at_once(0, keep=() if has_terminal() else (signal.SIGHUP,))
+        keep = () if has_terminal() else (signal.SIGHUP,)
+        leave_at_once(0, keep=keep, word="stopped" if os.isatty(2) else "")
         hear_interrupts_always()
     else:
         leave_at_once(None)

@@ -43,6 +43,15 @@ def sockets(folder: Path) -> list[Path]:
     return list(folder.rglob("*.sock"))
 
 
+def test_in_the_imports(short_path: Path, long_tiny_dir: Path) -> None:
+    """From the first line on, the end has a word."""
+    with serve(short_path, long_tiny_dir) as shown:
+        shown.wait_for("starting")
+        shown.type(CTRL_C)
+        assert shown.wait() == 0
+        assert ended_in_order(shown, short_path)
+
+
 def test_in_a_download(hub: FakeHub, short_path: Path) -> None:
     """`umbel serve` ends without the rest of the model; what has come stays."""
     with serve(short_path, REPO, **hub.environment(short_path / "hf")) as shown:

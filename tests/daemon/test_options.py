@@ -41,6 +41,8 @@ FLAGS_OF_SERVE = {
     "--request-timeout": "3600",
     "--stop-grace": "30",
     "--log-format": "text",
+    "--log-level": "info",
+    "--log-file": "standard error",
     "--config": "umbel.toml in the user's configuration folder",
 }
 
@@ -95,7 +97,8 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "--prefill-chunk 2 --cache-bytes 3KiB --no-cache --disk-dir d --disk-bytes 4 --no-disk "
         "--checkpoint-interval 5 --checkpoints-kept 6 --kv-bits 4 --kv-group-size 32 --max-batch 7 "
         "--max-stall-ms 8.5 --warmup full --exact "
-        "--max-waiting 9 --request-timeout 10 --stop-grace 11 --log-format json"
+        "--max-waiting 9 --request-timeout 10 --stop-grace 11 --log-format json "
+        "--log-level debug --log-file l"
     )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert settings_after(*words.split()) == Settings(
@@ -125,6 +128,8 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         request_timeout=10.0,
         stop_grace=11.0,
         log_format="json",
+        log_level="debug",
+        log_file="l",
     )
 
 

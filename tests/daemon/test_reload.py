@@ -64,6 +64,8 @@ OTHER: dict[str, Any] = {
     "keepalive": 23.0,
     "stop_grace": 24.0,
     "log_format": "json",
+    "log_level": "debug",
+    "log_file": "/elsewhere/log",
 }
 """A value of each setting that is not its default."""
 
@@ -104,6 +106,8 @@ def parts() -> Iterator[Parts]:
 
 # Where handlers read a setting from those in force, no copy can be forgotten.
 READ_WHEN_USED = ("api_key", "keepalive", "read_timeout", "stop_grace")
+# The log is set up again before anything else is: its file may be one that cannot be written.
+OF_THE_LOG = ("log_format", "log_level", "log_file")
 COPIES: dict[str, Callable[[Parts], list[Any]]] = {
     "aliases": lambda p: [p.models.aliases],
     "keys_file": lambda p: [p.entry.keys.path],
@@ -124,20 +128,14 @@ COPIES: dict[str, Callable[[Parts], list[Any]]] = {
     "header_timeout": lambda p: [p.connections.header_timeout],
     "idle_timeout": lambda p: [p.connections.idle_timeout],
     "write_timeout": lambda p: [p.connections.write_timeout, p.entry.settings.write_timeout],
-    "log_format": lambda _: [_log_format()],
 }
-
-
-def _log_format() -> str:
-    renderer = structlog.get_config()["processors"][-1]
-    return "json" if isinstance(renderer, structlog.processors.JSONRenderer) else "text"
 
 
 def test_every_copy_is_replaced(parts: Parts) -> None:
     """Each setting that a reload changes has its new value wherever it is used."""
     put_in_force(Settings(**OTHER), parts.entry, parts.connections)
     reloads = {name for name, setting in SETTINGS.items() if setting.about.reload}
-    assert {*READ_WHEN_USED, *COPIES} == reloads
+    assert {*READ_WHEN_USED, *OF_THE_LOG, *COPIES} == reloads
     assert parts.entry.settings == Settings(**OTHER)
     for name, copies in COPIES.items():
         assert set(map(str, copies(parts))) == {str(OTHER[name])}, name
@@ -249,3 +247,18 @@ def test_a_daemon_reloads(short_path: Path, long_tiny_dir: Path) -> None:
         file.write_text('port = 0\nlog_format = "json"\n')
         hang_up(daemon, '"event": "settings reloaded"')
         assert status_over_tcp(daemon) == 200
+        file.write_text(f'port = 0\nlog_file = "{short_path}/none/log"\napi_key = "secret"\n')
+        hang_up(daemon, f"cannot write {short_path}/none/log: No such file or directory")
+        assert status_over_tcp(daemon) == 200
+        log, old = short_path / "own.log", short_path / "own.log.1"
+        tables = '[models.more]\nmodel = "org/name"\n[tenants.a]\nmodels = ["tiny", "nosuch"]\n'
+        file.write_text(f'port = 0\nlog_file = "{log}"\n{tables}')
+        daemon.process.send_signal(signal.SIGHUP)
+        eventually(lambda: log.exists() and "settings reloaded" in log.read_text())
+        assert 'event="models need a restart" models=more' in log.read_text()
+        unknown = """event="a tenant's models are unknown" tenant=a models=nosuch"""
+        assert unknown in log.read_text()
+        log.rename(old)
+        daemon.process.send_signal(signal.SIGHUP)
+        eventually(lambda: log.exists() and "settings reloaded" in log.read_text())
+        assert old.read_text().count("settings reloaded") == 1
