@@ -61,17 +61,17 @@ class Replay:
         """Read what the disk has of a prompt, parents first, as the pager does."""
         trie = self.cache.tries.open(NAMESPACE)
         for node in self.cache.missing(trie, prompt).nodes:
-            if not self._room_below(node.parent or trie.root, Size(len(node.tokens), 1)):
+            if not self._room_below(trie, node.parent or trie.root, Size(len(node.tokens), 1)):
                 return
             trie.set_span(node, Pretended(len(node.tokens)))
             self.cache.refresh(trie, node)
             self.read += len(node.tokens)
 
-    def _room_below(self, node: TrieNode, need: Size) -> bool:
+    def _room_below(self, trie: RadixTrie, node: TrieNode, need: Size) -> bool:
         """Make room, but not at the cost of what is gone on from."""
-        RadixTrie.retain(node)
+        trie.retain(node)
         fits = self._governor.make_room(need)
-        RadixTrie.release(node)
+        trie.release(node)
         return fits
 
     def _write(self) -> None:

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 from .digests import digest
 from .ledger import Kind
-from .node import TrieNode
+from .node import TrieNode, size_in_memory
 from .prefix_cache import PrefixCache
 from .state import Layout
+from .totals import Totals
 from .trie import RadixTrie
 
 
@@ -43,10 +44,24 @@ def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
     for node in trie.persistence.dirty:
         if not any(node is other for other in trie.nodes()):
             yield f"node [{node.start}, {node.end}) waits to be written and is gone"
+    if (counted := _totals(trie)) != trie.totals:
+        yield f"the nodes add up to {counted} and {trie.totals} is counted"
     if spans != trie.spans.size.nbytes:
         yield f"spans hold {spans} bytes and {trie.spans.size.nbytes} are counted"
     if checkpoints != trie.checkpoints.size.nbytes:
         yield f"checkpoints hold {checkpoints} bytes and {trie.checkpoints.size.nbytes} are counted"
+
+
+def _totals(trie: RadixTrie) -> Totals:
+    """Add up what a trie keeps as totals."""
+    found = Totals(leases=trie.root.ref_count)
+    for node in trie.nodes():
+        found.nodes += 1
+        found.known_tokens += len(node.tokens)
+        found.whole_states += node.checkpoint is not None
+        found.stored_tokens += node.persisted_end - node.start
+        found.held_bytes += size_in_memory(node).nbytes if node.ref_count else 0
+    return found
 
 
 def _storage_problems(trie: RadixTrie) -> Iterator[str]:

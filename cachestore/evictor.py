@@ -5,16 +5,19 @@ retained never does, nor what is being written to disk.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 from .bounds import Share, stages
 from .eviction import Victim, persisted_victims, shortened, victims
-from .ledger import Size
+from .ledger import NOTHING, Size
 from .memory_pool import MemoryPool
 from .node import TrieNode, size_in_memory, size_of
 from .trie import RadixTrie
 from .tries import Namespace, Tries
+
+_PAYS_FOR = 64
+"""Nodes that a pass looks at, for each that goes at least: so few passes are made."""
 
 
 class Evictor:
@@ -101,23 +104,18 @@ class Evictor:
         """Bytes of a tenant's files, of all models."""
         return sum(tries.files.by_tenant[tenant] for tries in self._pool.tries)
 
-    def evictable(self) -> Size:
+    def evictable(self, enough: Size | None = None) -> Size:
         """What could be evicted: all but what a lease holds, is being written or is lodged.
 
-        Costs a walk over all nodes of all models.
+        Args:
+            enough: no more is looked for than this. Without it, all nodes are walked.
         """
         free = Size()
         for trie in chain.from_iterable(self._pool.tries):
-            below: set[TrieNode | None] = set()  # something stays below them, so their span does
-            for node in reversed(list(trie.nodes())):
-                if node.ref_count or node.staying or node in below:
-                    below.add(node.parent)
-                if node.ref_count or node.writing:
-                    continue
-                if node not in below and not node.staying:
-                    free += size_in_memory(node)
-                elif node.checkpoint is not None:
-                    free += size_of(node.checkpoint)
+            for size in _evictable(trie):
+                free += size
+                if enough is not None and enough.within(free):
+                    return free
         return free
 
     def clear(self, wanted: Callable[[Namespace], bool] = lambda _: True) -> int:
@@ -140,6 +138,41 @@ class Evictor:
             _write_anew(trie)
         self._tries.drop_empty()
         return forgotten
+
+
+def _evictable(trie: RadixTrie) -> Iterator[Size]:
+    """Yield what could be evicted of each node, after those below it."""
+    path = [_Visit(trie.root)]
+    while path:
+        visit, node = path[-1], path[-1].node
+        if (child := next(visit.children, None)) is not None:
+            path.append(_Visit(child))
+            continue
+        path.pop()
+        if not path:
+            return
+        if node.ref_count or node.staying or visit.stays_below:
+            path[-1].stays_below = True
+        if node.ref_count or node.writing:
+            continue
+        if not (visit.stays_below or node.staying):
+            yield size_in_memory(node)
+        elif node.checkpoint is not None:
+            yield size_of(node.checkpoint)
+
+
+class _Visit:
+    """A node on the way of a walk.
+
+    Attributes:
+        children: that were not visited yet.
+        stays_below: something below it stays, so its span does.
+    """
+
+    def __init__(self, node: TrieNode) -> None:
+        self.node = node
+        self.children = iter(node.children.values())
+        self.stays_below = False
 
 
 class _Holdings:
@@ -188,29 +221,40 @@ class _Eviction:
         bounds = {tenant: self._pool.bounds(tenant) for tenant in holdings.tries}
         shares = {tenant: Share(bound.floor, bound.ceiling) for tenant, bound in bounds.items()}
         on_disk = any(len(tries.files) for tries in self._models)
+        floored = any(share.floor for share in shares.values())
         for kept in stages(shares, self._limit.nbytes):
+            is_last = floored and not any(kept.values())
             for persisted in (True, False) if on_disk else (False,):
                 if self._held.within(self._limit):
                     return
-                self._evict(holdings, kept, persisted=persisted)
+                self._evict(holdings, kept, persisted=persisted, sparing=is_last)
 
-    def _evict(self, holdings: _Holdings, kept: Mapping[str, int], *, persisted: bool) -> None:
+    def _evict(
+        self, holdings: _Holdings, kept: Mapping[str, int], *, persisted: bool, sparing: bool
+    ) -> None:
         """Evict to the limit, from tenants that have more than they keep.
+
+        Of many nodes a few more go than need be: to find out which takes a walk over all.
 
         Args:
             holdings: of all tenants.
             kept: bytes that they keep; nothing goes of those that are not named.
             persisted: only what is on disk.
+            sparing: no more goes than need be: it is below the floors.
         """
 
         def excess(trie: RadixTrie) -> int:
             tenant = holdings.owners[trie]
             return holdings.held(tenant) - kept[tenant] if tenant in kept else 0
 
-        tries = (trie for trie in chain.from_iterable(self._models) if excess(trie) > 0)
+        tries = [trie for trie in chain.from_iterable(self._models) if excess(trie) > 0]
+        due = 0 if sparing else sum(trie.totals.nodes for trie in tries) // _PAYS_FOR
         candidates = victims(tries, persisted=persisted, wanted=lambda trie: excess(trie) > 0)
-        while not (held := self._held).within(self._limit) and (victim := next(candidates, None)):
-            over = held - self._limit
+        for victim in candidates:
+            over = self._held - self._limit
+            if due <= 0 and over.within(NOTHING):
+                return
+            due -= 1
             if victim.checkpoint:
                 self._drop_checkpoint(victim)
             elif victim.node.persisted_end == victim.node.end:
@@ -218,7 +262,8 @@ class _Eviction:
                 self._evictor.page_outs += 1
             else:
                 everything = over.buffers > 0
-                nbytes = min(over.nbytes, excess(victim.trie))
+                most = excess(victim.trie)
+                nbytes = most if over.within(NOTHING) else min(over.nbytes, most)
                 end = victim.node.start if everything else shortened(victim.node, nbytes)
                 # What is on disk is left to it as a whole, and only if the rest is not enough.
                 victim.trie.shorten(victim.node, max(end, victim.node.persisted_end))

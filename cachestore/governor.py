@@ -63,9 +63,9 @@ class Governor:
         return self.pool.room
 
     @property
-    def spare(self) -> Size:
-        """What is free, or could be. Costs a walk over all stored state."""
-        return self.room + self._cache.evictor.evictable()
+    def spare(self) -> int:
+        """Bytes that are free, or that no lease retains: the most that could be."""
+        return self.pool.spare
 
     def evict_excess(self) -> None:
         """Evict what is held over the budget, which has become smaller."""
@@ -73,9 +73,12 @@ class Governor:
 
     def fits(self, need: Size) -> bool:
         """Whether there is room, or could be made."""
-        if need.within(self.room):
+        room = self.room
+        if need.within(room):
             return True
-        return need.within(self.spare)
+        if need.nbytes > self.spare:
+            return False
+        return need.within(room + self._cache.evictor.evictable(need - room))
 
     def make_room(self, need: Size) -> bool:
         """Page out and evict until `need` fits.

@@ -86,10 +86,14 @@ class Ledger:
 
     Attributes:
         total: of all kinds.
+
+    Args:
+        above: the ledger whose part this one is, if it is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, above: "Ledger | None" = None) -> None:
         self.total = NOTHING
+        self._above = above
         self._held = dict.fromkeys(Kind, NOTHING)
 
     def account(self, kind: Kind) -> Account:
@@ -100,6 +104,8 @@ class Ledger:
         """Change what is held; accounts call it."""
         self._held[kind] += size
         self.total += size
+        if self._above is not None:
+            self._above.record(kind, size)
 
     def held(self, kind: Kind) -> Size:
         """What all accounts of a kind hold together."""

@@ -150,6 +150,11 @@ class MemoryPool:
         """What the tries of all models hold in memory."""
         return sum((tries.size for tries in self.tries), Size())
 
+    @property
+    def spare(self) -> int:
+        """Bytes that are free, or that no lease retains: the most that could be."""
+        return self.room.nbytes + sum(tries.unheld for tries in self.tries)
+
     def evict_excess(self) -> None:
         """Evict what is held over the budget, which has become smaller."""
         for governor in self.governors[:1]:  # each has all models' state to choose from

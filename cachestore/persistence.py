@@ -3,6 +3,7 @@
 from .extents import Extent, FileUse, cut, join
 from .node import TrieNode, Writer
 from .record import Record
+from .totals import Totals
 
 
 class Persistence:
@@ -14,10 +15,12 @@ class Persistence:
 
     Args:
         files: shared with the tries of other namespaces.
+        totals: of the trie.
     """
 
-    def __init__(self, files: FileUse) -> None:
+    def __init__(self, files: FileUse, totals: Totals) -> None:
         self.files = files
+        self._totals = totals
         self.dirty: dict[TrieNode, None] = {}
 
     # -- what the disk lacks -----------------------------------------------------------
@@ -71,12 +74,14 @@ class Persistence:
             raise ValueError("the disk has a node's tokens from the first on, without gaps")
         self.files.hold([extent.record])
         node.extents.append(extent)
+        self._totals.stored_tokens += extent.stop - extent.start
 
     def drop_extents(self, node: TrieNode, offset: int) -> None:
         """Note that the disk has none of a node's tokens from an offset on."""
         kept, gone = cut(node.extents, offset)
         across = bool(kept and gone and kept[-1].record is gone[0].record)
         self.files.drop([extent.record for extent in gone[across:]])
+        self._totals.stored_tokens -= sum(extent.stop - extent.start for extent in gone)
         node.extents = kept
 
     def set_checkpoint(self, node: TrieNode, record: Record) -> None:

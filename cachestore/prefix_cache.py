@@ -153,7 +153,7 @@ class PrefixCache:
         self.pool.tries.remove(self.tries)
 
     def statistics(self, tenant: str | None = None) -> CacheStatistics:
-        """Describe the tries of a tenant, or of all for None. Costs a walk over their nodes."""
+        """Describe the tries of a tenant, or of all for None."""
         tries = [trie for name, trie in self.tries.items() if tenant in (None, name.tenant)]
         return describe(tries, self.evictor)
 

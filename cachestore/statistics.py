@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from .evictor import Evictor
-from .node import TrieNode, size_in_memory
 from .trie import RadixTrie
 
 
@@ -34,29 +33,18 @@ class CacheStatistics:
 
 
 def describe(tries: Collection[RadixTrie], evictor: Evictor) -> CacheStatistics:
-    """Count what is in tries, and what went from all. Costs a walk over their nodes."""
-    nodes = [node for trie in tries for node in trie.nodes()]
+    """Add up the totals of tries, and count what went from all."""
+    totals = [trie.totals for trie in tries]
     return CacheStatistics(
         namespaces=len(tries),
-        nodes=len(nodes),
-        tokens=sum(len(node.tokens) for node in nodes),
-        checkpoints=sum(node.checkpoint is not None for node in nodes),
-        leases=sum(trie.root.ref_count for trie in tries),
+        nodes=sum(each.nodes for each in totals),
+        tokens=sum(each.known_tokens for each in totals),
+        checkpoints=sum(each.whole_states for each in totals),
+        leases=sum(each.leases for each in totals),
         span_bytes=sum(trie.spans.size.nbytes for trie in tries),
         checkpoint_bytes=sum(trie.checkpoints.size.nbytes for trie in tries),
-        stored_tokens=sum(node.persisted_end - node.start for node in nodes),
-        held_bytes=sum(_held(trie.root) for trie in tries),
+        stored_tokens=sum(each.stored_tokens for each in totals),
+        held_bytes=sum(each.held_bytes for each in totals),
         evictions=evictor.evictions,
         page_outs=evictor.page_outs,
     )
-
-
-def _held(root: TrieNode) -> int:
-    """Bytes of what somebody holds: whoever holds a node holds all above it."""
-    total, nodes = 0, [root]
-    while nodes:
-        node = nodes.pop()
-        if node.ref_count:
-            total += size_in_memory(node).nbytes
-            nodes += node.children.values()
-    return total

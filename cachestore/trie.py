@@ -11,7 +11,8 @@ Invariants, asserted by `check.problems` and by the tests after every operation:
 4. A checkpoint's offset is its node's end, in memory and on disk.
 5. A node is retained as often as open leases lie on it, so its parent is retained at least
    as often as all its children together.
-6. The ledger's accounts are the sums over the nodes, and so are the counts of file uses.
+6. The ledger's accounts are the sums over the nodes, and so are the counts of file uses and the
+   trie's totals.
 7. A leaf holds state or is retained: tokens that lead to nothing are forgotten.
 
 The trie alone writes its nodes' fields, by itself and by its `Persistence`; a test sees to it.
@@ -25,10 +26,19 @@ import numpy as np
 
 from .extents import FileUse
 from .ledger import Kind, Ledger
-from .node import Match, Tokens, TrieNode, common_length, has_checkpoint, size_of
+from .node import (
+    Match,
+    Tokens,
+    TrieNode,
+    common_length,
+    has_checkpoint,
+    size_in_memory,
+    size_of,
+)
 from .persistence import Persistence
 from .spans import Spans
 from .state import Checkpoint, Span
+from .totals import Totals
 
 
 class RadixTrie:
@@ -39,6 +49,7 @@ class RadixTrie:
         spans: changes all spans, and counts them.
         checkpoints: the account of all checkpoints.
         persistence: what the disk has of the nodes, and what it lacks.
+        totals: sums over the nodes.
         splits: how often an edge was cut; what reads spans must then ask for them anew.
 
     Args:
@@ -57,7 +68,8 @@ class RadixTrie:
         self.root = TrieNode(np.empty(0, np.int32) if base is None else base, 0, None)
         self.spans = Spans(ledger.account(Kind.KV))
         self.checkpoints = ledger.account(Kind.CHECKPOINT)
-        self.persistence = Persistence(FileUse() if files is None else files)
+        self.totals = Totals()
+        self.persistence = Persistence(FileUse() if files is None else files, self.totals)
         self.splits = 0
 
     def match(self, tokens: Tokens) -> Match:
@@ -86,6 +98,8 @@ class RadixTrie:
             raise ValueError("an edge must differ from its siblings in its first token")
         node = TrieNode(tokens, parent.end, parent)
         parent.children[int(tokens[0])] = node
+        self.totals.nodes += 1
+        self.totals.known_tokens += len(tokens)
         if span is not None:
             self.set_span(node, span)
         return node
@@ -94,6 +108,8 @@ class RadixTrie:
         """Give a node without one its span. Takes ownership."""
         node.span = span
         self.spans.add(span)
+        if node.ref_count:
+            self.totals.held_bytes += span.nbytes
         if node.persisted_end < node.end:
             self.persistence.mark_dirty(node)
 
@@ -116,6 +132,7 @@ class RadixTrie:
         if node.span is not None:
             upper.span, node.span = self.spans.split(node.span, at)
         self.persistence.split(upper, node)
+        self.totals.nodes += 1
         upper.children[int(node.tokens[at])] = node
         parent.children[int(node.tokens[0])] = upper
         node.tokens, node.start, node.parent = node.tokens[at:].copy(), offset, upper
@@ -142,6 +159,7 @@ class RadixTrie:
         if node.span is not None and child.span is not None:
             child.span, node.span = self.spans.merge(node.span, child.span), None
         self.persistence.merge(node, child)
+        self.totals.nodes -= 1
         child.tokens = np.concatenate([node.tokens, child.tokens])
         child.start, child.parent = node.start, parent
         parent.children[int(child.tokens[0])] = child
@@ -174,6 +192,7 @@ class RadixTrie:
         self.drop_checkpoint(leaf)
         self.persistence.drop_checkpoint(leaf)
         self.persistence.drop_extents(leaf, end)
+        self.totals.known_tokens -= leaf.end - end
         if end > leaf.start:
             if leaf.span is not None:
                 leaf.span, gone = self.spans.split(leaf.span, end - leaf.start)
@@ -182,6 +201,7 @@ class RadixTrie:
             return
         self._close_span(leaf)
         self.persistence.mark_clean(leaf)
+        self.totals.nodes -= 1
         del parent.children[int(leaf.tokens[0])]
 
     def page_out(self, node: TrieNode) -> None:
@@ -233,6 +253,7 @@ class RadixTrie:
             return
         node.checkpoint = checkpoint
         self.checkpoints.add(size_of(checkpoint))
+        self._count_checkpoint(node, checkpoint, 1)
         if node.persisted_checkpoint is None:
             self.persistence.mark_dirty(node)
 
@@ -242,23 +263,33 @@ class RadixTrie:
             for writer in node.writers:
                 writer.left(node.checkpoint)
             self.checkpoints.add(-size_of(node.checkpoint))
+            self._count_checkpoint(node, node.checkpoint, -1)
             node.checkpoint.close()
             node.checkpoint = None
 
-    @staticmethod
-    def retain(node: TrieNode) -> None:
+    def _count_checkpoint(self, node: TrieNode, checkpoint: Checkpoint, count: int) -> None:
+        self.totals.whole_states += count
+        if node.ref_count:
+            self.totals.held_bytes += count * checkpoint.nbytes
+
+    def retain(self, node: TrieNode) -> None:
         """Hold a node and all above it: none of them is evicted, paged out or merged."""
+        self.totals.leases += 1
         held: TrieNode | None = node
         while held is not None:
+            if not held.ref_count:
+                self.totals.held_bytes += size_in_memory(held).nbytes
             held.ref_count += 1
             held = held.parent
 
-    @staticmethod
-    def release(node: TrieNode) -> None:
+    def release(self, node: TrieNode) -> None:
         """Hold a node and all above it once less. What is empty then stays until `prune`."""
+        self.totals.leases -= 1
         held: TrieNode | None = node
         while held is not None:
             held.ref_count -= 1
+            if not held.ref_count:
+                self.totals.held_bytes -= size_in_memory(held).nbytes
             held = held.parent
 
     @staticmethod

@@ -46,7 +46,7 @@ class Tries:
         self.files = FileUse()
         self._tries: dict[Namespace, RadixTrie] = {}
         self._dropped_splits = 0  # of tries that are gone
-        self._ledger = ledger
+        self._ledger = Ledger(ledger)
 
     def open(self, namespace: Namespace, base: Tokens | None = None) -> RadixTrie:
         """The trie of a namespace, made if there is none.
@@ -84,10 +84,12 @@ class Tries:
     @property
     def size(self) -> Size:
         """What all tries hold in memory."""
-        held = Size()
-        for trie in self:
-            held += trie.spans.size + trie.checkpoints.size
-        return held
+        return self._ledger.total
+
+    @property
+    def unheld(self) -> int:
+        """Bytes of it that no lease retains."""
+        return self.size.nbytes - sum(trie.totals.held_bytes for trie in self)
 
     @property
     def splits(self) -> int:

@@ -166,7 +166,8 @@ class KVCacheManager(Generic[C]):
     @property
     def writing(self) -> bool:
         """Whether state is being written to disk, and can therefore not be evicted yet."""
-        return self._cache.tries.writing
+        writes = self._paging is not None and self._paging.writing
+        return writes and self._cache.tries.writing
 
     @property
     def writes(self) -> int:
@@ -265,7 +266,7 @@ class KVCacheManager(Generic[C]):
         return self._cache.known(self._namespace(sequence), sequence.tokens)
 
     def statistics(self) -> CacheStatistics:
-        """Describe the cache. Costs a walk over its nodes."""
+        """Describe the cache."""
         return self._cache.statistics()
 
     def _namespace(self, sequence: Sequence) -> Namespace:

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from typing import Generic, NamedTuple
 
 from ..cachestore.governor import Governor
-from ..cachestore.ledger import NOTHING, Kind, Size
+from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
 from .policy import Batch, ChunkSize, Joins, plan
 from .runner import C, P, StepPlanner
@@ -36,11 +36,11 @@ class _Full(NamedTuple):
 
     Attributes:
         running: how many went on.
-        spare: what nobody held, or could be evicted.
+        spare: bytes that nobody held, or that no lease retained.
     """
 
     running: int
-    spare: Size
+    spare: int
 
 
 class MemoryPlanner(Generic[C, P]):
@@ -55,7 +55,7 @@ class MemoryPlanner(Generic[C, P]):
         self._governor = governor
         self._runner = runner
         self._held = governor.ledger.account(Kind.TAIL)
-        self._full = _Full(0, NOTHING)
+        self._full: _Full | None = None
 
     @property
     def budget(self) -> int:
@@ -113,8 +113,10 @@ class MemoryPlanner(Generic[C, P]):
         self._full = _Full(len(running), self._governor.spare)
 
     def _is_full(self, running: Items[Sequence]) -> bool:
-        more = len(running) >= self._full.running
-        return more and self._governor.spare.within(self._full.spare)
+        full = self._full
+        if full is None or len(running) < full.running:
+            return False
+        return self._governor.spare <= full.spare
 
     def needed(self, sequence: Sequence) -> int:
         """Bytes that a sequence takes to start, alone and with nothing of it known."""

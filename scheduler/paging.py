@@ -83,6 +83,11 @@ class Paging:
         return 0 if self._pager is None else self._pager.statistics().writes
 
     @property
+    def writing(self) -> bool:
+        """Whether something is being written."""
+        return self._pager is not None and self._pager.writing
+
+    @property
     def unwritten(self) -> bool:
         """Whether nothing is being written, though something is to be: a step would begin."""
         return self._pager is not None and self._pager.unwritten

@@ -69,7 +69,7 @@ class EngineReport(Generic[C, P, O, T]):
         return self._clock() >= self._describe_at
 
     def describe_cache(self) -> None:
-        """Walk the cache, which takes the longer the more there is: not in every step."""
+        """Describe the cache anew. It takes the longer the more tenants there are."""
         self._cache = self._kv_cache.statistics()
         self._describe_at = self._clock() + _DESCRIBED_EVERY
 

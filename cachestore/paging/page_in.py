@@ -148,7 +148,7 @@ class PageIn:
         parent = node.parent
         if parent is not None and parent.parent is not None and parent.span is None:
             return False  # it was paged out again meanwhile
-        if not self._room_below(node.parent or trie.root, Size(nbytes, self._span_buffers)):
+        if not self._room_below(trie, node.parent or trie.root, Size(nbytes, self._span_buffers)):
             return False
         records = [extent.record for extent in node.extents]
         try:
@@ -180,7 +180,7 @@ class PageIn:
         record = node.persisted_checkpoint
         if node.checkpoint is not None or record is None:
             return node.checkpoint is not None
-        if not self._room_below(node, Size(record.nbytes, self._checkpoint_buffers)):
+        if not self._room_below(trie, node, Size(record.nbytes, self._checkpoint_buffers)):
             return False
         try:
             _check(verified, [record])
@@ -201,13 +201,13 @@ class PageIn:
         self.page_ins += 1
         return True
 
-    def _room_below(self, node: TrieNode, need: Size) -> bool:
+    def _room_below(self, trie: RadixTrie, node: TrieNode, need: Size) -> bool:
         """Make room, but not at the cost of the path that the state belongs below."""
-        RadixTrie.retain(node)
+        trie.retain(node)
         try:
             return self._make_room(need)
         finally:
-            RadixTrie.release(node)
+            trie.release(node)
 
     def _missed(self, records: list[Record], error: Exception) -> None:
         """Leave alone for a while what cannot be read at present."""

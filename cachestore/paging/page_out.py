@@ -29,6 +29,7 @@ _AT_ONCE = 4  # nodes handed over between two steps: that takes the engine's tim
 _COPIED = 256 << 20  # bytes of copies after which no more nodes are: four long ones took 180 ms
 _PAUSE = 0.5  # seconds that the writer pauses if no further step says so, such as an idle engine's
 _LITTLE = 16  # a part of the budget, one in this many, that may wait unwritten for a calm moment
+_FEW = 512  # nodes: more are not little, whatever they hold
 _REST = 5.0  # seconds that nothing is handed over after the disk took nothing, or a write failed
 
 _clock = time.monotonic
@@ -100,6 +101,11 @@ class PageOut:
         return bool(self._jobs) or (dirty and not self._rests)
 
     @property
+    def writing(self) -> bool:
+        """Whether something is being written."""
+        return bool(self._jobs)
+
+    @property
     def _rests(self) -> bool:
         return _clock() < self._rests_until
 
@@ -132,6 +138,8 @@ class PageOut:
         """Whether it is little; counted anew only where something has come or gone since."""
         tries, budget = self._cache.tries, self._cache.pool.budget.nbytes
         counted = tries.size, sum(len(trie.persistence.dirty) for trie in tries), budget
+        if counted[1] > _FEW:
+            return False
         if counted != self._counted:
             dirty = (node for trie in tries for node in trie.persistence.dirty)
             waiting = sum(size_in_memory(node).nbytes for node in dirty)

@@ -85,6 +85,11 @@ class Pager:
         return self._page_out.pending
 
     @property
+    def writing(self) -> bool:
+        """Whether something is being written."""
+        return self._page_out.writing
+
+    @property
     def unwritten(self) -> bool:
         """Whether nothing is being written, though something is to be."""
         return self._page_out.unwritten
