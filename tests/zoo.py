@@ -321,8 +321,42 @@ _SPECIES: Mapping[str, _Species] = {
     ),
 }
 
+_UNTOLD: Mapping[str, _Species] = {
+    "nemotron_h": _Species(
+        "hybrid",
+        {
+            "hybrid_override_pattern": "M-M*",
+            "attention_bias": False,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "mamba_proj_bias": False,
+            "ssm_state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 2,
+            "mlp_bias": False,
+            "layer_norm_epsilon": 1e-5,
+            "use_bias": False,
+            "use_conv_bias": True,
+        },
+        gain=0.5,
+    ),
+    "baichuan_m1": _Species(
+        "hybrid",
+        {
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "sliding_window_layers": [1, 3],
+            "conv_window": 2,
+        },
+        gain=0.5,
+    ),
+}
+
 NAMES: tuple[str, ...] = tuple(_SPECIES)
 """The models, by the name of their module in mlx_lm.models."""
+
+UNTOLD: tuple[str, ...] = tuple(_UNTOLD)
+"""Models whose recurrent layers mlx-lm tells no lengths where prompts share a call."""
 
 QUANTIZED: Mapping[str, tuple[str, int]] = MappingProxyType(
     {"llama_kv8": ("llama", 8), "llama_kv4": ("llama", 4)}
@@ -379,7 +413,7 @@ def make(name: str, *, seed: int = 0, **overrides: Any) -> Any:
     """Build a model of mlx-lm with random fp32 weights.
 
     Args:
-        name: one of NAMES or QUANTIZED.
+        name: one of NAMES, UNTOLD or QUANTIZED.
         seed: of the weights; the same seed gives the same weights.
         overrides: entries of the (text) config to change.
 
@@ -388,7 +422,7 @@ def make(name: str, *, seed: int = 0, **overrides: Any) -> Any:
     """
     if name in QUANTIZED:
         return _quantized(*QUANTIZED[name], seed=seed, **overrides)
-    species = _SPECIES[name]
+    species = _species(name)
     config = config_of(name, **overrides)
     module = importlib.import_module(f"mlx_lm.models.{name}")
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -403,9 +437,13 @@ def make(name: str, *, seed: int = 0, **overrides: Any) -> Any:
     return model
 
 
+def _species(name: str) -> _Species:
+    return _SPECIES[name] if name in _SPECIES else _UNTOLD[name]
+
+
 def config_of(name: str, **overrides: Any) -> dict[str, Any]:
-    """Return what would stand in the config.json of one of NAMES."""
-    species = _SPECIES[name]
+    """Return the config.json of one of NAMES or UNTOLD."""
+    species = _species(name)
     config = {**_BASE, **species.config, "model_type": name, **overrides}
     return {"model_type": name, "text_config": config} if species.nested else config
 

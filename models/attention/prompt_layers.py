@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import partial
 from typing import Any
 
-from mlx_lm.models.cache import ChunkedKVCache
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from ..errors import NotBatchableError
-from ..kv.recurrent import SeparateRecurrentLayer
 from ..kv.sequence_cache import SequenceCache, layer_caches_of
 from ..kv.token_layer import TokenLayerCache
 from ..load.device import DevicePolicy
@@ -51,8 +49,10 @@ def prompt_layers(
     first, *others = caches
     if not others:
         return first.layers
-    if any(type(layer) is ChunkedKVCache for layer in layer_caches_of(first.layers)):
-        raise NotBatchableError("prompts of layers that attend in chunks are computed one by one")
+    if any(type(layer) in (ArraysCache, ChunkedKVCache) for layer in layer_caches_of(first.layers)):
+        raise NotBatchableError(
+            "prompts of layers that are recurrent or attend in chunks are computed one by one"
+        )
     latent = together is Together.LATENT
     joint = latent or (width <= BLOCK and not any(cache.is_contiguous for cache in caches))
     prompts = prompts_of(caches, width, device) if joint else None
@@ -64,7 +64,5 @@ def prompt_layers(
         kind = LatentLayer if latent else JointLayer
         return kind(rows, lengths, prompts, index[id(rows[0])], device)
 
-    padded = lengths if min(lengths) < width else None
-    recurrent = partial(SeparateRecurrentLayer, lengths=padded)
     rows = [cache.segmented if latent else cache.layers for cache in caches]
-    return layers_of(rows, attending, recurrent)
+    return layers_of(rows, attending)

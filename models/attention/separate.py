@@ -99,32 +99,27 @@ def separate(rows: Sequence[list[Any] | None], device: DevicePolicy) -> list[Any
         rows: for each row what the model would be called with, or None.
         device: how attention is computed.
     """
-    return layers_of(rows, partial(SeparateLayer, device=device), SeparateRecurrentLayer)
+    return layers_of(rows, partial(SeparateLayer, device=device))
 
 
 Make = Callable[[list[Any]], Any]
 
 
-def layers_of(rows: Sequence[list[Any] | None], attending: Make, recurrent: Make) -> list[Any]:
+def layers_of(rows: Sequence[list[Any] | None], attending: Make) -> list[Any]:
     """Make one layer of the layers of several sequences, for each that the model has.
 
     Args:
         rows: for each row what the model would be called with, or None.
-        attending: makes a layer of caches, None among them.
-        recurrent: the same, of caches of recurrent states.
+        attending: makes a layer of caches that are not recurrent, None among them.
     """
     used = next(row for row in rows if row is not None)
-    return [
-        _layer([row and row[index] for row in rows], attending, recurrent)
-        for index in range(len(used))
-    ]
+    return [_layer([row and row[index] for row in rows], attending) for index in range(len(used))]
 
 
-def _layer(caches: list[Any], attending: Make, recurrent: Make) -> Any:
+def _layer(caches: list[Any], attending: Make) -> Any:
     used = next(cache for cache in caches if cache is not None)
     if type(used) is not CacheList:
-        return recurrent(caches) if type(used) is ArraysCache else attending(caches)
+        recurrent = type(used) is ArraysCache
+        return SeparateRecurrentLayer(caches) if recurrent else attending(caches)
     parts = range(len(used.caches))
-    return CacheList(
-        *[_layer([c and c.caches[i] for c in caches], attending, recurrent) for i in parts]
-    )
+    return CacheList(*[_layer([c and c.caches[i] for c in caches], attending) for i in parts])

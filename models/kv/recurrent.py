@@ -100,19 +100,10 @@ class SeparateRecurrentLayer(RecurrentRows):
 
     Args:
         rows: as above.
-        lengths: tokens of each row in the call, where one has padding: it follows them. A model
-            of mlx-lm's that knows `ArraysCache.lengths` leaves it out.
     """
 
-    def __init__(
-        self, rows: Sequence[ArraysCache | None], lengths: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, rows: Sequence[ArraysCache | None]) -> None:
         self._rows = rows
-        self.lengths = None if lengths is None else mx.array(list(lengths))
-
-    def make_mask(self, tokens: int) -> mx.array | None:
-        """Where rows have tokens, `[rows, tokens]`; None where all have as many."""
-        return None if self.lengths is None else mx.arange(tokens) < self.lengths[:, None]
 
     def __getitem__(self, slot: int) -> mx.array | None:
         arrays = [None if row is None else row[slot] for row in self._rows]

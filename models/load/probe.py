@@ -18,20 +18,23 @@ from ..planner import plan_decode
 from .device import DevicePolicy
 from .faults import explain
 from .measured import key_of, measured_once
-from .trials import NEIGHBOURS, PROBED, Trial, Trials, deviation
-
-BOUND = 0.05
-"""Of the logits' spread: rounding of most models is far below it, another row's keys far above."""
-
-MARGIN = 2.0
-"""How far the batch may be from one by one, as a multiple of the model's own rounding: both are
-means of a few draws."""
+from .trials import (
+    NEIGHBOURS,
+    PROBED,
+    Outcome,
+    Trial,
+    Trials,
+    allowed,
+    deviation,
+    difference,
+    states_of,
+)
 
 _APART = 0.01
-"""Of the logits' spread, by which neighbours may move a row: a step of the same shapes rounds
-alike, whatever stands in other rows."""
+"""Of the logits' spread, by which neighbours may move a row at most: a step of the same shapes
+rounds alike, whatever stands in other rows."""
 
-_FORMAT = 6  # of what is kept
+_FORMAT = 7  # of what is kept
 _KEPT = {"batches", "mask_axes", "compiles", "reads_parts", "prefills_together", "mixes"}
 
 _MASK_AXES = (0, 4, 5)
@@ -145,9 +148,8 @@ def batching(
     has such. Two things are asked:
 
     - A row's logits do not depend on what its neighbours hold.
-    - They differ from those of the sequence alone by no more than the model's own rounding:
-      by how much it differs from itself where the same tokens are computed in other chunks. In
-      bf16 a near-tie of two experts makes that a fifth of the logits' spread.
+    - Its logits and its state differ from those of the sequence alone by no more than the model's
+      own rounding; see `Trials.rounding`.
 
     Args:
         trials: of the model.
@@ -155,7 +157,7 @@ def batching(
         prepare: has the model compute as it does where steps are compiled, or are not.
     """
     prepare(False)
-    trials.alone()  # by MLX's own operations, with which each way is compared
+    _ = trials.alone, trials.rounding  # by MLX's own operations, with which each way is compared
     why = []
     # Recurrences, and attention that is not the layers', have many operations to be fused.
     few = device.fuses_fast or (not trials.layout.has_recurrences and reads_parts(trials))
@@ -174,35 +176,33 @@ def batching(
 def _why_not(trials: Trials, device: DevicePolicy, way: Batching) -> str | None:
     """Try out one way; says what is wrong with it."""
 
-    def together_as(trial: Trial) -> mx.array:
-        return _together(trials, device, trial, way)
+    def logits_of(trial: Trial) -> mx.array:
+        return _together(trials, device, trial, way).logits
 
+    rounding = trials.rounding
     try:
-        together = together_as(PROBED)
+        together = _together(trials, device, PROBED, way)
         moved = max(
-            deviation(_row(together_as(trial), row), _row(together, row))
+            deviation(_row(logits_of(trial), row), _row(together.logits, row))
             for row, trial in NEIGHBOURS
         )
     except NotBatchableError as error:
         return str(error)
     except (AttributeError, TypeError, ValueError) as error:
         return explain(error)
-    if not moved <= _APART:  # a NaN is no answer either
+    if not moved <= min(_APART, allowed(rounding.logits)):  # a NaN is no answer either
         return (
             f"rows of a batch would change each other's answers: with other neighbours logits "
-            f"differ by {moved:.1%} of their spread"
+            f"differ by {moved:.2g} of their spread"
         )
-    alone = trials.alone()
-    differs = deviation(together, alone)
-    if differs < BOUND:
-        return None  # without the model's own rounding, which takes as long as all before it
-    allowed = max(BOUND, MARGIN * _rounding(trials, alone))
-    if not differs < allowed:
-        return (
-            f"rows of a batch would get other answers than alone: logits differ by "
-            f"{differs:.1%} of their spread, and {allowed:.0%} are allowed"
-        )
-    return None
+    differs = difference(together, trials.alone)
+    if differs.within(rounding):
+        return None
+    return (
+        f"rows of a batch would get other answers than alone: logits differ by "
+        f"{differs.logits:.2g} of their spread and states by {differs.states:.2g}; the model's "
+        f"rounding explains {allowed(rounding.logits):.2g} and {allowed(rounding.states):.2g}"
+    )
 
 
 def reads_parts(trials: Trials) -> bool:
@@ -216,8 +216,11 @@ def reads_parts(trials: Trials) -> bool:
     return not bool(mx.isnan(trials.forward(cache, [3])).any())
 
 
-def _together(trials: Trials, device: DevicePolicy, trial: Trial, way: Batching) -> mx.array:
-    """Decode as rows of one batch, `[steps, rows, V]`; all steps but the first may be compiled."""
+def _together(trials: Trials, device: DevicePolicy, trial: Trial, way: Batching) -> Outcome:
+    """Decode as rows of one batch: logits `[steps, rows, V]`, and states.
+
+    All steps but the first may be compiled.
+    """
     layout, caches = trials.layout, trials.prefilled(trial)
     # As little of their own as can be, so that rows read prefixes of their own, too.
     rules = Rules(own=2, gathers=way.mask_axes > 0)
@@ -238,7 +241,7 @@ def _together(trials: Trials, device: DevicePolicy, trial: Trial, way: Batching)
     mx.eval(together)
     if batch.compiles != way.compiles:
         raise NotBatchableError("a step cannot be compiled")
-    return together
+    return Outcome(together, states_of(caches, placement=placement))
 
 
 def decoded(
@@ -252,25 +255,6 @@ def decoded(
     (call,) = plan_decode(caches, placement, rules).calls
     placement.apply(call.moves, {each.number: each for each in caches})
     return placement.step(model, call, mx.array(list(tokens)))
-
-
-def _rounding(trials: Trials, alone: mx.array) -> float:
-    """By how much the model differs from itself: the same tokens at once, and in chunks."""
-    steps = len(PROBED.decoded)
-    answers = zip(*PROBED.decoded, strict=True)
-    whole = [[*p, *decoded] for p, decoded in zip(PROBED.prompts(), answers, strict=True)]
-    differences = []
-    for chunk in (max(map(len, whole)), 5):
-        ends = []
-        for tokens in whole:
-            cache = trials.layout.open()
-            parts = [
-                trials.forward(cache, tokens[start : start + chunk])[0]
-                for start in range(0, len(tokens), chunk)
-            ]
-            ends.append(mx.concatenate(parts)[-steps:])
-        differences.append(deviation(mx.stack(ends, axis=1), alone))
-    return max(differences)
 
 
 def _row(logits: mx.array, row: int) -> mx.array:

@@ -13,8 +13,8 @@ from ..output_rows import OutputRows
 from ..planned_for import Rules
 from .device import DevicePolicy
 from .faults import explain
-from .probe import BOUND, decoded
-from .trials import PROBED, Trials, deviation
+from .probe import decoded
+from .trials import PROBED, Trials, allowed, deviation
 
 _PROMPTS = ((6, 7, 8, 9, 10), (9, 3))
 
@@ -44,11 +44,12 @@ def mixes(trials: Trials, device: DevicePolicy, outputs: OutputRows) -> bool:
         ends = [
             trials.forward(cache, own)[:, -1] for own, cache in zip(_PROMPTS, beside, strict=False)
         ]
-        alone = [trials.alone()[0, :decoding], *ends, trials.next_logits(beside)]
+        alone = [trials.alone.logits[0, :decoding], *ends, trials.next_logits(beside)]
         return deviation(together, mx.concatenate(alone))
 
     try:
-        return all(deviates(*trial) < BOUND for trial in ((3, (0, 0)), (3, (2, 0)), (1, (3,))))
+        bound = allowed(trials.rounding.logits)
+        return all(deviates(*trial) <= bound for trial in ((3, (0, 0)), (3, (2, 0)), (1, (3,))))
     except NotBatchableError:
         return False
     except Exception as error:  # noqa: BLE001  (without, the model is served all the same)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 
-import mlx.core as mx
-
 from ..attention.prompt_layers import Together
 from ..errors import NotBatchableError
 from ..kv.layout import CacheLayout
@@ -12,22 +10,24 @@ from ..kv.sequence_cache import SequenceCache
 from ..prefill import prefill
 from .device import DevicePolicy
 from .faults import explain
-from .probe import BOUND, MARGIN
-from .trials import PROBED, Trials, deviation
+from .trials import PROBED, Outcome, Trials, difference, states_of
 
-_CHUNKS = ((6, 7, 8, 9, 10, 11, 12), (9, 3), (2, 9, 4, 1))
-_NEIGHBOURS = ((6, 7, 8, 9, 10, 11, 12), (4, 8), (7, 3, 3, 8, 1, 2, 5, 6, 9))
+_LONG = (*(6, 7, 8, 9, 10, 11) * 10, 12)
+_CHUNKS = (_LONG, (9, 3, 1), (2, 9, 4, 1))
+_NEIGHBOURS = (_LONG, (4, 8, 5, 6, 9, 7, 3), (7, 3, 3))
 
 
 def prefills_together(trials: Trials, device: DevicePolicy, *, layers_attend: bool) -> Together:
     """Try out whether rows of different lengths leave the state that they leave alone, and how.
 
-    Models treat padding in many ways (some recurrent layers have no mask for it), so this is
-    measured. The logits of a token more may differ from those of prompts computed one by one by
-    the model's own rounding: by how much it differs from itself where a prompt is cut. Rows are
-    tried that have tokens of their own which nobody has stored, and rows that have none. With masks
-    both read together what they share, and rows whose keys lie in one piece read all by themselves,
-    as wide ones do; see `prompt_layers`.
+    Models treat padding in many ways, so this is measured. The state that is left, and the logits
+    of a token more, may differ from those of prompts computed one by one by the model's own
+    rounding; see `Trials.rounding`. Some rows have tokens of their own that nothing has stored,
+    and some have none. With masks both read together what they share, and rows whose keys lie in
+    one piece read all by themselves, as wide ones do; see `prompt_layers`.
+
+    Models with recurrent layers are not tried: what padding does to a recurrent state differs by
+    architecture, and mlx-lm 0.32.2 tells some of them no lengths (ml-explore/mlx-lm#1908).
 
     Args:
         trials: of the model.
@@ -36,29 +36,27 @@ def prefills_together(trials: Trials, device: DevicePolicy, *, layers_attend: bo
             another one does with latents may differ by how many there are (deepseek_v32 chooses
             among more than 2,048), which no short trial shows.
     """
+    if trials.layout.has_recurrences:
+        return Together.NEVER
     ways = (Together.MASKED, Together.LATENT) if layers_attend else (Together.MASKED,)
     return next((way for way in ways if _as_alone(trials, device, way)), Together.NEVER)
 
 
 def _as_alone(trials: Trials, device: DevicePolicy, way: Together) -> bool:
-    """Whether prompts that are computed together leave what they leave alone, but for rounding."""
+    """True if prompts leave together what they leave alone, within rounding."""
 
     def after(
         chunks: tuple[tuple[int, ...], ...],
         *,
         together: bool,
         held: Callable[[SequenceCache], SequenceCache] = _as_it_is,
-        cut: int = 0,
-    ) -> mx.array:
+    ) -> Outcome:
         caches = list(map(held, trials.prefilled(PROBED)))
         parts = list(zip(chunks, caches, strict=True))
-        for calls in [parts] if together else [[part] for part in parts]:
-            if cut:
-                prefill(
-                    trials.model, [(tokens[:cut], cache) for tokens, cache in calls], device, way
-                )
-            prefill(trials.model, [(tokens[cut:], cache) for tokens, cache in calls], device, way)
-        return trials.next_logits(caches)
+        for call in [parts] if together else [[part] for part in parts]:
+            prefill(trials.model, call, device, way)
+        logits = trials.next_logits(caches)
+        return Outcome(logits, states_of(caches, [len(tokens) + 1 for tokens in chunks]))
 
     kinds: list[Callable[[SequenceCache], SequenceCache]]
     kinds = [_as_it_is, partial(_stored, trials.layout)]
@@ -66,10 +64,9 @@ def _as_alone(trials: Trials, device: DevicePolicy, way: Together) -> bool:
         kinds.append(_in_one_piece)
     try:
         found = [
-            (
-                after(_CHUNKS, together=True, held=held),
-                after(_NEIGHBOURS, together=True, held=held),
-            )
+            (after(each, together=True, held=held), alone)
+            for each in (_CHUNKS, _NEIGHBOURS)
+            for alone in [after(each, together=False)]
             for held in kinds
         ]
     except NotBatchableError:
@@ -77,15 +74,7 @@ def _as_alone(trials: Trials, device: DevicePolicy, way: Together) -> bool:
     except (AttributeError, TypeError, ValueError) as error:
         explain(error)
         return False
-    alone = after(_CHUNKS, together=False)
-    furthest = max(
-        max(deviation(together, alone), deviation(beside[:1], alone[:1]))
-        for together, beside in found
-    )
-    if furthest < BOUND:
-        return True
-    rounding = deviation(after(_CHUNKS, together=False, cut=1), alone)
-    return furthest < max(BOUND, MARGIN * rounding)
+    return all(difference(together, alone).within(trials.rounding) for together, alone in found)
 
 
 def _as_it_is(cache: SequenceCache) -> SequenceCache:

@@ -1,13 +1,17 @@
 """Sequences to try a loaded model out with. What they begin with is computed once."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
 
 from ..kv.alignment import FEW
 from ..kv.layout import CacheLayout
+from ..kv.non_trimmable import in_order
 from ..kv.packed import PackedCheckpoint, PackedSpan, pack_suffix
+from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
 from ..kv.token_layer import in_parts
 
@@ -15,6 +19,16 @@ _MANY = FEW // 4 + 2  # with one token more: on CUDA there is a product, and a t
 _PREFIX = (*(1, 2, 3, 4) * _MANY, 5)
 _OTHER = (*(4, 3, 1, 1) * _MANY, 2)
 _NEXT = 5  # a token
+_CUTS = (1 << 20, 25)  # tokens of a chunk: a prompt at once, and in a few pieces
+
+MARGIN = 4.0
+"""Times its own rounding by which a model's result may differ: both are means of few draws."""
+
+_MANY, _SMALL = 100.0, 1e-3
+"""Up to `_SMALL` of the spread, a result may differ by `_MANY` times the model's own rounding.
+
+Another order of summation rounds otherwise than another chunk does. A lost state differs by more.
+"""
 
 
 class Trial(NamedTuple):
@@ -36,12 +50,43 @@ class Trial(NamedTuple):
         return [self.prefix + first, self.prefix + second, third]
 
 
-PROBED = Trial(_PREFIX, ((6, 7, 8), (9,), (2, 9, 4, 1)), ((3, 4, 5), (6, 7, 8)))
+PROBED = Trial(_PREFIX, ((6, 7, 8), (9,), (2, 9, 4)), ((3, 4, 5), (6, 7, 8)))
+"""Its longest prompt has 25 times as many tokens as its shortest."""
+
 NEIGHBOURS = (
     # What each row's neighbours could hold instead: as many tokens, so that shapes stay.
-    (0, Trial(_PREFIX, ((6, 7, 8), (5,), (7, 3, 3, 8)), ((3, 9, 1), (6, 2, 4)))),
-    (2, Trial(_OTHER, ((5, 2, 9), (8,), (2, 9, 4, 1)), ((8, 1, 5), (2, 9, 8)))),
+    (0, Trial(_PREFIX, ((6, 7, 8), (5,), (7, 3, 3)), ((3, 9, 1), (6, 2, 4)))),
+    (2, Trial(_OTHER, ((5, 2, 9), (8,), (2, 9, 4)), ((8, 1, 5), (2, 9, 8)))),
 )
+
+
+class Outcome(NamedTuple):
+    """Logits of some sequences, and the state that they leave.
+
+    Attributes:
+        logits: `[..., rows, V]`.
+        states: arrays of each sequence, layers first.
+    """
+
+    logits: mx.array
+    states: list[mx.array]
+
+
+class Difference(NamedTuple):
+    """Mean difference of two outcomes.
+
+    Attributes:
+        logits: as a share of their greatest standard deviation in a row.
+        states: of the layer that differs most, as a share of its standard deviation.
+    """
+
+    logits: float
+    states: float
+
+    def within(self, rounding: "Difference") -> bool:
+        """True if rounding explains it; a difference that is not a number is never explained."""
+        pairs = zip(self, rounding, strict=True)
+        return all(differs <= allowed(own) for differs, own in pairs)
 
 
 class _Computed(NamedTuple):
@@ -73,7 +118,6 @@ class Trials:
         self.layout = layout
         self._begun: dict[tuple[int, ...], _Computed] = {}
         self._computed: dict[tuple[Any, ...], list[_Computed]] = {}
-        self._alone: mx.array | None = None
 
     def prefilled(self, trial: Trial) -> list[SequenceCache]:
         """Sequences of a trial after their prompts; those who share a prefix lease it.
@@ -96,16 +140,41 @@ class Trials:
         """The logits of one token more of each, which show what its state is worth; `[rows, V]`."""
         return mx.concatenate([self.forward(cache, [_NEXT])[:, -1] for cache in caches])
 
-    def alone(self) -> mx.array:
-        """What `PROBED` gives where its sequences decode one by one, `[steps, rows, V]`."""
-        if self._alone is None:
-            caches = self.prefilled(PROBED)
-            steps = [
-                [self.forward(s, [t])[:, -1] for t, s in zip(tokens, caches, strict=True)]
-                for tokens in PROBED.decoded
-            ]
-            self._alone = mx.stack([mx.concatenate(rows) for rows in steps])
-        return self._alone
+    @cached_property
+    def alone(self) -> Outcome:
+        """Outcome of `PROBED` where its sequences decode one by one; logits `[steps, rows, V]`."""
+        caches = self.prefilled(PROBED)
+        steps = [
+            [self.forward(s, [t])[:, -1] for t, s in zip(tokens, caches, strict=True)]
+            for tokens in PROBED.decoded
+        ]
+        logits = mx.stack([mx.concatenate(rows) for rows in steps])
+        return Outcome(logits, states_of(caches))
+
+    @cached_property
+    def rounding(self) -> Difference:
+        """Difference of the model from itself: the tokens of `PROBED` computed in other chunks.
+
+        It is at least the precision of a single number. In bf16 a near-tie of two experts makes it
+        a fifth of the spread.
+        """
+        steps, answers = len(PROBED.decoded), zip(*PROBED.decoded, strict=True)
+        own = [len(tokens) + steps for tokens in PROBED.own]
+        whole = [[*p, *decoded] for p, decoded in zip(PROBED.prompts(), answers, strict=True)]
+        found = [Difference(*[_epsilon(self.alone)] * 2)]
+        for cut in _CUTS:
+            ends, caches = [], []
+            for tokens in whole:
+                cache = self.layout.open()
+                parts = [
+                    self.forward(cache, tokens[start : start + cut])[0]
+                    for start in range(0, len(tokens), cut)
+                ]
+                ends.append(mx.concatenate(parts)[-steps:])
+                caches.append(cache)
+            states = states_of(caches, own)
+            found.append(difference(Outcome(mx.stack(ends, axis=1), states), self.alone))
+        return Difference(*map(max, zip(*found, strict=True)))
 
     def _prefill(self, trial: Trial) -> list[SequenceCache]:
         prefix = self._begin(trial.prefix)
@@ -141,8 +210,69 @@ class Trials:
         return cache
 
 
+def states_of(
+    caches: Sequence[SequenceCache],
+    last: Sequence[int] | None = None,
+    placement: Placement | None = None,
+) -> list[mx.array]:
+    """Take the state of sequences, which are of no more use, in the order of their tokens.
+
+    Layers come first in each array.
+
+    Args:
+        caches: as above.
+        last: how many tokens of each are of interest; None for all that it does not lease.
+        placement: of those that decode in a batch.
+    """
+    states: list[mx.array] = []
+    for number, cache in enumerate(caches):
+        checkpoint = cache.capture() if placement is None else placement.capture(cache)
+        for layer in checkpoint.restore_all(cache.offset):
+            recurrent = isinstance(layer, ArraysCache)
+            states += [a for a in layer.cache if a is not None] if recurrent else in_order(layer)
+        spans = cache.take_packed() if placement is None else placement.take_packed(cache)
+        packed = [span.arrays for span in spans]
+        joined = [mx.concatenate(list(parts), axis=-2) for parts in zip(*packed, strict=True)]
+        states += joined if last is None else [a[..., -last[number] :, :] for a in joined]
+    mx.eval(states)
+    return states
+
+
+def allowed(rounding: float) -> float:
+    """The largest difference that a model's own rounding explains."""
+    return max(MARGIN * rounding, min(_MANY * rounding, _SMALL))
+
+
+def difference(outcome: Outcome, expected: Outcome) -> Difference:
+    """Compare an outcome with the one that is right."""
+    pairs = zip(outcome.states, expected.states, strict=True)
+    return Difference(
+        deviation(outcome.logits, expected.logits),
+        max((_of_states(*pair) for pair in pairs if _is_float(pair[0])), default=0.0),
+    )
+
+
 def deviation(logits: mx.array, expected: mx.array) -> float:
     """The mean difference of logits `[..., V]`, as a share of their greatest deviation in a row."""
     expected = expected.astype(mx.float32)
     spread = mx.sqrt(mx.var(expected, axis=-1)).max()
     return float(mx.abs(logits.astype(mx.float32) - expected).mean() / spread)
+
+
+def _of_states(state: mx.array, expected: mx.array) -> float:
+    """The mean difference of the layer that differs most, as a share of its own deviation."""
+    layers = expected.shape[0]
+    expected = expected.astype(mx.float32).reshape(layers, -1)
+    differs = mx.abs(state.astype(mx.float32).reshape(layers, -1) - expected).mean(axis=-1)
+    spread = mx.sqrt(mx.var(expected, axis=-1))
+    return float(mx.where(differs == 0, 0.0, differs / spread).max())
+
+
+def _is_float(array: mx.array) -> bool:
+    """False for the packed integers of quantised keys, whose scales tell as much."""
+    return bool(mx.issubdtype(array.dtype, mx.floating))
+
+
+def _epsilon(outcome: Outcome) -> float:
+    arrays = [array for array in (outcome.logits, *outcome.states) if _is_float(array)]
+    return max(float(mx.finfo(array.dtype).eps) for array in arrays)

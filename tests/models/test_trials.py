@@ -55,7 +55,7 @@ def test_what_they_begin_with_is_computed_once() -> None:
         ]
     prompts = [(1, len(PROBED.prefix)), *[(1, len(own)) for own in PROBED.own]]
     assert calls == prompts
-    first, second = trials.alone(), trials.alone()
+    first, second = trials.alone, trials.alone
     assert first is second
-    assert first.shape == (len(PROBED.decoded), 3, model.args.vocab_size)
+    assert first.logits.shape == (len(PROBED.decoded), 3, model.args.vocab_size)
     assert calls == prompts + [(1, 1)] * 6

@@ -49,7 +49,7 @@ LogProbs = NDArray[np.float32]
 
 _CHOOSES_KEYS = ("deepseek_v32",)
 _CUTS = (CHUNK, 48)
-_cold: dict[tuple[str, tuple[int, ...], int], "Outcome"] = {}
+_cold: dict[tuple[str, int, tuple[int, ...], int], "Outcome"] = {}
 
 
 @dataclass
@@ -174,8 +174,10 @@ class Bench:
         exact: bool = False,
         memory: int = 1 << 40,
         device: DevicePolicy | None = None,
+        seed: int = 0,
+        prefill_chunk: int = CHUNK,
     ) -> None:
-        model = shared_model(name)
+        model = shared_model(name, seed=seed) if seed else shared_model(name)
         loaded = cast(
             "LoadedModel",
             SimpleNamespace(
@@ -186,7 +188,7 @@ class Bench:
             ),
         )
         self.model = model
-        self._name = name
+        self._name, self._seed = name, seed
         self.runner = RecordingRunner(loaded, exact=exact)
         layers = loaded.layout
         self.exact, self.spans = layers.has_checkpoints, layers.has_spans
@@ -206,7 +208,7 @@ class Bench:
             self._queue,
             self._events.extend,
             eos_ids=frozenset(),
-            prefill_chunk=CHUNK,
+            prefill_chunk=prefill_chunk,
             max_batch=max_batch,
             exact=exact,
             max_stall=float("inf"),  # chunks must not depend on this machine's speed
@@ -273,7 +275,7 @@ class Bench:
                 beyond a first difference.
             chunk: tokens of it that are prefilled at once.
         """
-        key, count = (self._name, tuple(prompt), chunk), len(answer)
+        key, count = (self._name, self._seed, tuple(prompt), chunk), len(answer)
         known = _cold.get(key)
         if known is None or known.tokens[:count] != answer:
             known = _cold[key] = self._cold(prompt, answer, chunk)

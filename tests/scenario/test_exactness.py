@@ -1,14 +1,17 @@
 """L2 of the exactness levels, in fp32, over every kind of stack; L1 is in test_sequence_cache."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from umbel.cachestore.checkpoints import FINAL_AFTER
+from umbel.scheduler.stall_bound import StallBound
 
 from .. import zoo
-from .bench import Bench, words
+from .bench import Ask, Bench, words
 from .conversations import SCENARIOS, Scenario
 
 TOLERANCE = 3e-4
@@ -43,6 +46,36 @@ def test_restored_equals_cold(name: str, scenario: Scenario) -> None:
         expected = at_least if bench.exact else min(matched, len(outcome.prompt) - 1)
         assert outcome.cached >= min(expected, outcome.matched)
         assert bench.difference(outcome) < TOLERANCE
+
+
+UNEQUAL = (3, 250, 11, 120, 5, 64, 200, 37)
+"""Tokens of prompts that come at once: the longest has eighty times as many as the shortest."""
+
+
+def _unequal() -> Iterator[Any]:
+    for name in (*zoo.NAMES, *zoo.UNTOLD):
+        for seed in range(3):
+            quick = name in zoo.UNTOLD or (seed == 0 and name not in zoo.TWINS)
+            yield pytest.param(name, seed, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "seed"), list(_unequal()))
+def test_unequal_prompts_at_once_and_then_alone(
+    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of very unequal length get the answers of cold runs, and so do their repeats.
+
+    They share calls wherever the model may compute several prompts in one. A wrong state would be
+    stored, and given to requests that come later and alone.
+    """
+    monkeypatch.setattr(StallBound, "joins", lambda *_, **__: True)
+    bench = Bench(name, seed=seed, prefill_chunk=1024)
+    prompts = [words(length, f"unequal {seed} {length}") for length in UNEQUAL]
+    together = bench.run_together([Ask(prompt, 6) for prompt in prompts])
+    alone = [bench.run(prompt, 6) for prompt in prompts]
+    for outcome in (*together, *alone):
+        assert bench.difference(outcome) < TOLERANCE
+    assert sum(outcome.cached for outcome in alone) > 0
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1", "gemma3_text", "gpt_oss", "llama4"])
