@@ -24,8 +24,8 @@ _CUTS = (1 << 20, 25)  # tokens of a chunk: a prompt at once, and in a few piece
 MARGIN = 4.0
 """Times its own rounding by which a model's result may differ: both are means of few draws."""
 
-_MANY, _SMALL = 100.0, 1e-3
-"""Up to `_SMALL` of the spread, a result may differ by `_MANY` times the model's own rounding.
+_ROUNDINGS, _SMALL = 100.0, 1e-3
+"""Up to `_SMALL` of the spread, a result may differ by `_ROUNDINGS` times the model's own rounding.
 
 Another order of summation rounds otherwise than another chunk does. A lost state differs by more.
 """
@@ -240,7 +240,7 @@ def states_of(
 
 def allowed(rounding: float) -> float:
     """The largest difference that a model's own rounding explains."""
-    return max(MARGIN * rounding, min(_MANY * rounding, _SMALL))
+    return max(MARGIN * rounding, min(_ROUNDINGS * rounding, _SMALL))
 
 
 def difference(outcome: Outcome, expected: Outcome) -> Difference:
