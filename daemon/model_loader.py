@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from ..models.load.device import device_policy
+from ..models.load.faults import failures_in_words
 from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
@@ -27,6 +28,7 @@ from ..scheduler.thread import MLXThread
 from .assembly import Assembly, Phase, assemble, max_stall
 from .cache_admin import CacheAdmin
 from .config import Settings
+from .errors import StartError
 from .memory_budget import MemoryBudget
 from .model_slot import ModelSlot, Resident
 from .pressure import PressureWatch
@@ -161,20 +163,21 @@ class ModelLoader:
         handoff = Handoff(queue, wake, channel_limit=_CHANNEL_LIMIT)
 
         def build() -> tuple[Any, Assembly]:
-            loaded = opened.finish()
-            context = min(loaded.context_length, slot.settings.context or loaded.context_length)
-            named = replace(loaded, name=slot.name, context_length=context)
-            return named, assemble(
-                named,
-                settings,
-                self.memory,
-                queue,
-                handoff.publish,
-                wake,
-                settings.measured_folder,
-                partial(self._begin, begin),
-                go_on=self._go_on,
-            )
+            with failures_in_words(slot.name, StartError, UnavailableError):
+                loaded = opened.finish()
+                context = min(loaded.context_length, slot.settings.context or loaded.context_length)
+                named = replace(loaded, name=slot.name, context_length=context)
+                return named, assemble(
+                    named,
+                    settings,
+                    self.memory,
+                    queue,
+                    handoff.publish,
+                    wake,
+                    settings.measured_folder,
+                    partial(self._begin, begin),
+                    go_on=self._go_on,
+                )
 
         loaded, assembly = await self._on_thread(slot, build)
         service = Service(

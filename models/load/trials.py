@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
+from ..errors import UnsupportedCacheError
 from ..kv.alignment import FEW
 from ..kv.layout import CacheLayout
 from ..kv.non_trimmable import in_order
@@ -184,10 +185,19 @@ class Trials:
         return caches
 
     def _begin(self, prefix: tuple[int, ...]) -> _Computed:
-        """Compute a prefix, once, and have it leased by whoever goes on from it."""
+        """Compute a prefix, once, and have it leased by whoever goes on from it.
+
+        Raises:
+            UnsupportedCacheError: a layer does not keep what its cache is for.
+        """
         if prefix not in self._begun:
             cache = self.layout.open()
             self.forward(cache, prefix)
+            if any(layer.offset != len(prefix) for layer in cache.token_layers):
+                raise UnsupportedCacheError(
+                    "the model has a cache for a layer that never writes to it, and umbel cannot "
+                    "serve such a model"
+                )
             checkpoint = self._checkpoint_of(cache)
             spans = tuple(cache.take_packed())
             self._begun[prefix] = _Computed(cache.offset, spans, checkpoint, None)
