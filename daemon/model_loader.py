@@ -9,11 +9,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote
 
-import msgspec
 import structlog
 
+from ..cachestore.disk.model_folders import ModelFolders
 from ..models.load.device import device_policy
 from ..models.load.faults import failures_in_words
 from ..models.load.loader import OpenedModel, Source, find
@@ -60,24 +59,24 @@ class ModelLoader:
     Args:
         thread: the one of MLX.
         settings: those in force.
-        default: the model of requests that name none.
         workers: read prompts.
         pressure: of the system's memory.
         tenants: what holds for them.
+        folders: for state on disk; None keeps none there.
     """
 
     def __init__(
         self,
         thread: MLXThread,
         settings: Callable[[], Settings],
-        default: ModelSlot,
         workers: Workers,
         pressure: PressureWatch,
         tenants: TenantTerms,
+        folders: ModelFolders | None,
     ) -> None:
         self._thread = thread
         self._settings = settings
-        self._default = default
+        self._folders = folders
         self._workers = workers
         self._pressure = pressure
         self._tenants = tenants
@@ -156,7 +155,7 @@ class ModelLoader:
     async def _build(
         self, slot: ModelSlot, opened: OpenedModel, begin: Callable[[Phase], object]
     ) -> Resident:
-        settings = self._settings_of(slot)
+        settings = self._settings()
         wake = self._thread.wake
         queue = ConversationQueue(settings.max_waiting, self._tenants.use, wake=wake)
         self._queues[slot.name] = queue
@@ -176,6 +175,7 @@ class ModelLoader:
                     wake,
                     settings.measured_folder,
                     partial(self._begin, begin),
+                    folders=self._folders,
                     go_on=self._go_on,
                 )
 
@@ -219,9 +219,11 @@ class ModelLoader:
         """Save a model's state, and give all its memory back. No request may use it."""
         if slot.resident is None:
             return
-        assemblies = [slot.resident.assembly]
+        assemblies, disk = [slot.resident.assembly], slot.resident.assembly.disk
         slot.rest()
         await save_state(self._thread, assemblies[0])
+        if self._folders is not None and disk is not None:
+            await asyncio.to_thread(self._folders.give_back, disk.folder)
         await self._on_thread(slot, self._close, assemblies)
         await self._on_thread(slot, self._forget, slot.name)
         log.info("unloaded", model=slot.name)
@@ -244,15 +246,6 @@ class ModelLoader:
         tenants = self._tenants
         tenants.use.terms_changed()
         self._thread.submit(self.memory.pool.bound_tenants, tenants.bounds, tenants.floors)
-
-    def _settings_of(self, slot: ModelSlot) -> Settings:
-        """Settings for a model: those beside the default one have a folder of their own."""
-        settings = self._settings()
-        folder = settings.disk_folder
-        if folder is None or slot is self._default:
-            return settings
-        own = folder / "models" / quote(slot.name, safe="")
-        return msgspec.structs.replace(settings, disk_dir=str(own))
 
     async def _on_thread(self, slot: ModelSlot, fn: Callable[..., T], *args: Any) -> T:
         return await asyncio.wrap_future(self._thread.submit(self._timed, slot, fn, *args))

@@ -19,7 +19,7 @@ from ..models.runtime import BLAS, backend, release_thread
 from ..scheduler.errors import UnavailableError
 from ..scheduler.thread import MLXThread
 from . import launchd
-from .assembly import Assembly, refuse_used_folder
+from .assembly import Assembly, open_folders
 from .config import Settings
 from .connections import Connections
 from .descriptors import most_connections, raise_limit
@@ -30,7 +30,7 @@ from .handlers.entry import Entry
 from .http_server import HTTPServer
 from .model_loader import ModelLoader, shrink
 from .model_pool import ModelPool
-from .model_slot import Resident, slots_of
+from .model_slot import ModelSlot, Resident, slots_of
 from .pressure import PressureWatch, find_source
 from .reload import Reloader, warn_of_unknown_models
 from .response_desk import ResponseDesk
@@ -152,9 +152,11 @@ class Daemon:
         if self._settings.tcp is not None:
             await self._server.listen_tcp(*self._settings.tcp)
         self._warn_of_libraries()
-        refuse_used_folder(self._settings)
+        slots = slots_of(self._settings)
+        names = [slot.name for slot in slots]
+        self._entry.folders = await asyncio.to_thread(open_folders, self._settings, names)
         self._thread.start()
-        await self._load_models()
+        await self._load_models(slots)
 
     async def shutdown(self) -> None:
         """Answer what waits, let what runs finish within the grace, then end it."""
@@ -187,11 +189,13 @@ class Daemon:
             log.error("leaving the MLX thread behind", loading=loading, error=str(error))  # noqa: TRY400
             # It is inside MLX, and the interpreter cannot end under it in order.
             os._exit(0 if loading else 1)
+        if self._entry.folders is not None:
+            self._entry.folders.close()
         log.info("stopped")
 
-    async def _load_models(self) -> None:
+    async def _load_models(self, slots: list[ModelSlot]) -> None:
         """Load the default model and those that are pinned, and take requests from then on."""
-        models = self._models()
+        models = self._models(slots)
         self._entry.models, self._entry.pressure = models, self._pressure
         loading = asyncio.ensure_future(_load_first(models))
         stopping: asyncio.Future[Any] = asyncio.ensure_future(self._stop.wait())
@@ -206,13 +210,17 @@ class Daemon:
             raise StartError(str(error)) from error
         await self._take_requests(models)
 
-    def _models(self) -> ModelPool:
+    def _models(self, slots: list[ModelSlot]) -> ModelPool:
         settings = self._settings
-        slots = slots_of(settings)
         tenants = TenantTerms(lambda: self._settings)
         workers = Workers(settings.max_waiting, settings.request_timeout, tenants.use)
         self._loader = loader = ModelLoader(
-            self._thread, lambda: self._settings, slots[0], workers, self._pressure, tenants
+            self._thread,
+            lambda: self._settings,
+            workers,
+            self._pressure,
+            tenants,
+            self._entry.folders,
         )
         models = ModelPool(
             slots,
@@ -254,7 +262,7 @@ class Daemon:
 
     async def _open_responses(self, assembly: Assembly) -> ResponseDesk:
         """Open what is stored of responses: beside the state on disk, or else in memory."""
-        folder = None if assembly.disk is None else assembly.disk.folder
+        folder = None if assembly.disk is None else self._settings.disk_folder
         budget = self._settings.responses_budget
         return ResponseDesk(await asyncio.to_thread(ResponseStore, folder, budget))
 

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from .. import __version__
+from ..cachestore.disk.model_folders import ModelFolders, StoredModel
 from ..cachestore.disk.write_queue import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
 from ..scheduler.statistics import EngineStatistics, RequestStatistics
@@ -103,6 +104,22 @@ class DownloadStatus(msgspec.Struct, frozen=True):
     total: int
 
 
+class StoredStatus(msgspec.Struct, frozen=True):
+    """State on disk of a model that is not loaded.
+
+    Attributes:
+        model: its name when it was last served.
+        fingerprint: of the model.
+        bytes: of its files.
+        idle_seconds: since it was last used.
+    """
+
+    model: str
+    fingerprint: str
+    bytes: int
+    idle_seconds: float
+
+
 class Status(msgspec.Struct, kw_only=True):
     """What `/status` answers.
 
@@ -118,6 +135,9 @@ class Status(msgspec.Struct, kw_only=True):
         waiting: requests in the queue of the default model, as all that follows is of it.
         step_age: seconds since the engine last finished a step.
         disk: the disk tier; None without one.
+        disk_budget: bytes that files of all models may take; None without a disk tier.
+        stored: models that are not loaded and have state on disk, the last used first; None
+            without a disk tier.
         pressure: what the system says of its memory.
     """
 
@@ -135,6 +155,8 @@ class Status(msgspec.Struct, kw_only=True):
     step_age: float | None = None
     engine: EngineStatistics | None = None
     disk: DiskStatistics | None = None
+    disk_budget: int | None = None
+    stored: list[StoredStatus] | None = None
     pressure: PressureStatus | None = None
 
 
@@ -169,6 +191,7 @@ def status(
     arrivals: Arrivals,
     state: State,
     pressure: PressureWatch | None,
+    folders: ModelFolders | None = None,
     tenant: str | None = None,
     allowed: Collection[str] | None = None,
 ) -> Status:
@@ -179,6 +202,7 @@ def status(
         arrivals: requests that are in no queue yet.
         state: see `state_of`.
         pressure: of the system's memory; None until it is watched.
+        folders: for state on disk, if some is kept.
         tenant: who is told of itself alone; None for who is told all.
         allowed: the models that it may use; None for all.
     """
@@ -188,6 +212,9 @@ def status(
         memory = memory_statistics()
         picture.memory = MemoryStatus(memory.active, memory.cached, memory.peak)
         picture.pressure = None if pressure is None else pressure.status
+        if folders is not None:
+            picture.disk_budget = folders.budget
+            picture.stored = [_stored(model) for model in folders.resting]
     if models is None:
         return picture
     if (starting := models.starting) is not None:
@@ -199,6 +226,11 @@ def status(
     if models.started and slots and slots[0].resident is not None:
         _add_default(picture, slots[0].resident.service)
     return picture
+
+
+def _stored(model: StoredModel) -> StoredStatus:
+    idle = round(max(0.0, time.time() - model.used), 3)
+    return StoredStatus(model.name, model.fingerprint, model.nbytes, idle)
 
 
 def _of_slot(slot: ModelSlot, tenant: str | None) -> SlotStatus:

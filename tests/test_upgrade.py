@@ -62,4 +62,4 @@ def test_an_upgrade_to_another_version(
     place.run("uv", "tool", "uninstall", "umbel")
     assert not umbel.exists()
     assert FILE.is_at(model)
-    assert list(state.glob("*.safetensors"))
+    assert list(state.glob("*/*.safetensors"))

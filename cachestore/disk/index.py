@@ -141,6 +141,20 @@ class DiskIndex:
         with _damage():
             return [record_of(row) for row in self._database.execute(query, (fingerprint,))]
 
+    def fingerprint(self) -> str | None:
+        """Say whose state it describes: the model's with most bytes; None if it has no rows.
+
+        Raises:
+            UnusableIndexError: the index is damaged.
+        """
+        query = (
+            "SELECT fingerprint FROM (SELECT fingerprint, nbytes FROM records UNION ALL "
+            "SELECT fingerprint, 0 FROM pins) GROUP BY fingerprint ORDER BY sum(nbytes) DESC"
+        )
+        with _damage():
+            row = self._database.execute(query).fetchone()
+        return None if row is None else str(row[0])
+
     def pin(self, fingerprint: str, pin: Pin) -> None:
         """Keep a pin, in place of the tenant's older one of that name."""
         with self._transaction():

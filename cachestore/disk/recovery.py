@@ -58,18 +58,6 @@ class Opened:
     collected: Collected
 
 
-def refuse_if_used(folder: Path) -> None:
-    """Find out early that a folder will not be had; that it can is known when it is opened.
-
-    Raises:
-        FolderInUseError: another tier holds it.
-    """
-    try:
-        os.close(claim(folder))
-    except OSError as error:
-        log.debug("folder not claimed", folder=str(folder), reason=str(error))
-
-
 def open_folder(folder: Path, fingerprint: str) -> Opened:
     """Lock a folder, open its index, and remove what is of no use to this model.
 
@@ -84,16 +72,21 @@ def open_folder(folder: Path, fingerprint: str) -> Opened:
         except BaseException:
             os.close(lock_fd)
             raise
-    except ForeignFolderError as error:
-        raise DiskTierError(
+    except (OSError, MemoryError, sqlite3.Error, UnusableIndexError) as error:
+        raise unusable(folder, error) from error
+
+
+def unusable(folder: Path, error: Exception) -> DiskTierError:
+    """Say why a folder cannot be used, and what to do."""
+    if isinstance(error, ForeignFolderError):
+        return DiskTierError(
             f"the cache folder {folder} is not used: {error}; choose another one, or a new one "
             "with mode 0700"
-        ) from error
-    except (OSError, MemoryError, sqlite3.Error, UnusableIndexError) as error:
-        raise DiskTierError(
-            f"the cache folder {folder} cannot be used: {reason_of(error)}; make it writable "
-            "for this user, free space on its disk, or choose another one"
-        ) from error
+        )
+    return DiskTierError(
+        f"the cache folder {folder} cannot be used: {reason_of(error)}; make it writable "
+        "for this user, free space on its disk, or choose another one"
+    )
 
 
 def reason_of(error: Exception) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 
+from ..disk.model_folders import ModelFolders
 from ..disk.tier import DiskTier
 from ..disk.write_queue import DiskStatistics
 from ..ledger import Size
@@ -21,7 +22,7 @@ from .retries import Retries
 if TYPE_CHECKING:
     from ..record import Record
 
-_ROOM_LEFT = 0.95  # of the disk's budget, once it was exceeded: so that it is not at each step
+_SPARE = 20  # of the disk's budget, one part in this many is freed once it was exceeded
 
 log = structlog.get_logger()
 
@@ -35,9 +36,10 @@ class Pager:
         cache: whose tries.
         tier: the disk.
         codec: knows what state is made of.
-        budget: bytes that files may take.
+        budget: bytes that the files of all models may take.
         fingerprint: of the model.
         make_room: makes room in memory for what is read or copied; says whether there is.
+        folders: have the files of models that are not loaded, which go first.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Pager:
         budget: int,
         fingerprint: str,
         make_room: Callable[[Size], bool],
+        folders: ModelFolders | None = None,
     ) -> None:
         self.budget = budget
+        self._folders = folders
         self._given_up = False
         self._cache = cache
         self._tier = tier
@@ -103,11 +107,20 @@ class Pager:
         """
         self._page_out.step(withholds=withholds, pauses=pauses)
         self._page_in.step()
-        if self._cache.tries.files.nbytes > self.budget:
-            forgotten = self._cache.evictor.forget_persisted(int(self.budget * _ROOM_LEFT))
-            log.debug("disk budget was exceeded", forgotten=forgotten, budget=self.budget)
+        self._keep_within_budget()
         if unused := self._cache.tries.files.unused():
             self._tier.delete(unused)
+
+    def _keep_within_budget(self) -> None:
+        resting = 0 if self._folders is None else self._folders.resting_bytes
+        over = self._cache.pool.stored_on_disk + resting - self.budget
+        if over <= 0:
+            return
+        spare = self.budget // _SPARE
+        if self._folders is not None and self._folders.make_room(over + spare):
+            return
+        forgotten = self._cache.evictor.forget_persisted(self.budget - spare)
+        log.debug("disk budget was exceeded", forgotten=forgotten, budget=self.budget)
 
     def give_up(self, reason: str) -> None:
         """Have the disk tier off for good, and nothing wait for it."""

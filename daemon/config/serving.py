@@ -210,11 +210,6 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.memory_bytes is None else parse_size(self.memory_bytes)
 
     @property
-    def model_count(self) -> int:
-        """How many models are served; they share the disk's budget in equal parts."""
-        return len({self.model, *self.models})
-
-    @property
     def disk_folder(self) -> Path | None:
         """Where state is kept on disk; None where it is not."""
         if self.no_disk or self.no_cache or self.disk_budget == 0:

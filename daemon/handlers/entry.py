@@ -32,6 +32,7 @@ from .answering import event_stream, json_response
 from .callers import caller_of
 
 if TYPE_CHECKING:
+    from ...cachestore.disk.model_folders import ModelFolders
     from ..pressure import PressureWatch
 
 Named = TypeVar("Named", bound=ModelBody)
@@ -52,6 +53,7 @@ class Entry:
         models: None until the daemon serves.
         responses: those that are stored; None until then.
         pressure: of the system's memory; None until then.
+        folders: for state on disk; None until then, and where none is kept.
         stopping: the daemon takes no further requests.
         bodies: the budget of what is read.
         cross_origin: which web pages may use the daemon.
@@ -67,6 +69,7 @@ class Entry:
         self.models: ModelPool | None = None
         self.responses: ResponseDesk | None = None
         self.pressure: PressureWatch | None = None
+        self.folders: ModelFolders | None = None
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
         self.keys = KeyRing(settings.keys_path)
@@ -141,6 +144,7 @@ class Entry:
             self._arrivals,
             self.state(),
             self.pressure,
+            self.folders,
             caller.sees_only,
             self.tenant(caller.tenant).models,
         )

@@ -95,8 +95,9 @@ def test_while_it_warms_up(short_path: Path) -> None:
 @pytest.mark.slow
 def test_while_the_disk_is_recovered(short_path: Path, long_tiny_dir: Path) -> None:
     """It waits until the index can be read, and says so; the folder is then free again."""
-    index = short_path / "disk" / "index.sqlite"
-    index.parent.mkdir()
+    with serve(short_path, long_tiny_dir) as shown:
+        shown.wait_for("Ctrl-C stops it")
+    (index,) = (short_path / "disk").glob("*/index.sqlite")
     # As with sqlite3's shell, by somebody who looks at it.
     with closing(sqlite3.connect(index, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")

@@ -26,7 +26,7 @@ def filled(folder: Path, model: Path) -> str:
 
 def files(folder: Path) -> list[Path]:
     """The files of state."""
-    return sorted((folder / "disk").glob("*.safetensors"))
+    return sorted((folder / "disk").glob("*/*.safetensors"))
 
 
 def warnings(daemon: RunningDaemon) -> list[str]:
@@ -75,7 +75,8 @@ def test_the_folder_is_removed(short_path: Path, long_tiny_dir: Path) -> None:
 def test_a_newer_index(short_path: Path, long_tiny_dir: Path) -> None:
     """It is not understood, and the cache is started anew."""
     answer = filled(short_path, long_tiny_dir)
-    with sqlite3.connect(short_path / "disk" / "index.sqlite") as index:
+    (path,) = (short_path / "disk").glob("*/index.sqlite")
+    with sqlite3.connect(path) as index:
         index.execute("PRAGMA user_version = 999")
     with running(short_path, long_tiny_dir) as daemon:
         assert ask(daemon, USER)[0] == answer

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ import mlx.core as mx  # isort: skip
 from umbel.cachestore.check import problems
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.ledger import Kind, Size
-from umbel.daemon.assembly import Assembly, assemble
+from umbel.daemon.assembly import Assembly, assemble, open_folders
 from umbel.daemon.config import Settings
 from umbel.daemon.memory_budget import MemoryBudget
 from umbel.models.kv.layout import CacheLayout
@@ -213,7 +213,10 @@ class ServerFixture:
         self.events: list[tuple[Sequence, Event]] = []
         self.woken = threading.Event()
         self.memory = memory or MemoryBudget(settings, device_memory())
-        with measured_once(loaded.model, anew=anew):
+        with measured_once(loaded.model, anew=anew), ExitStack() as undo:
+            folders = open_folders(settings, [loaded.name])
+            if folders is not None:
+                undo.callback(folders.close)
             self.assembly: Assembly = assemble(
                 loaded,
                 settings,
@@ -222,7 +225,9 @@ class ServerFixture:
                 self.events.extend,
                 self.woken.set,
                 measured,
+                folders=folders,
             )
+            self._undo = undo.pop_all()
         self.name = loaded.name
         self.engine = self.assembly.engine
         self.budget = self.assembly.governor.budget.nbytes
@@ -243,6 +248,7 @@ class ServerFixture:
         self.save()
         if self.assembly.disk is not None:
             self.assembly.disk.close(10)
+        self._undo.close()
 
     @property
     def preemptions(self) -> int:

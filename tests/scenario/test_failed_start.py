@@ -34,8 +34,9 @@ def test_a_start_that_fails_gives_all_back(
     assert memory.pool.tries == []
     assert memory.pool.pins == []
     memory.leave(loaded.name)
-    tier = DiskTier(tmp_path, fingerprint="another", queue_bytes=1 << 20, wake=lambda: None)
-    tier.close(10)
+    for folder in filter(Path.is_dir, tmp_path.iterdir()):
+        tier = DiskTier(folder, fingerprint="another", queue_bytes=1 << 20, wake=lambda: None)
+        tier.close(10)
     server = ServerFixture(loaded, BUDGET, disk=tmp_path, memory=memory)
     assert len(memory.pool.tries) == len(memory.pool.pins) == 1
     server.close()

@@ -34,9 +34,10 @@ class Flipped(NamedTuple):
 
 def copied(filled: Path, number: int) -> Path:
     """Make a folder with the same files and index as one that was closed."""
-    folder = filled.with_name(f"copy-{number}")
-    folder.mkdir()
-    for path in filled.iterdir():
+    (state,) = filter(Path.is_dir, filled.iterdir())
+    folder = filled.with_name(f"copy-{number}") / state.name
+    folder.mkdir(parents=True)
+    for path in state.iterdir():
         if path.suffix == ".safetensors":
             os.link(path, folder / path.name)  # they are not changed
         elif path.name == INDEX:
@@ -81,7 +82,7 @@ def test_a_flipped_token_of_a_row(name: str, tmp_path: Path) -> None:
         folder = copied(filled, number)
         flipped = flip(folder, prompts, chosen)
         (expected,) = plain.serve([Ask(flipped.prompt, 6)])
-        server = ServerFixture(zoo_model(name), BUDGET, disk=folder)
+        server = ServerFixture(zoo_model(name), BUDGET, disk=folder.parent)
         (told,) = server.serve([Ask(flipped.prompt, 6)])
         assert told.cached is not None
         assert told.cached <= flipped.offset

@@ -1,0 +1,232 @@
+"""State of many models below one root: a folder for each, within one budget of bytes.
+
+A folder is called `<name>-<fingerprint>`. The fingerprint says whose state it is; the name is for
+people, and follows a model that is served by another one. Folders of models that are not loaded
+rest here; they lose files only where all folders together exceed the budget.
+"""
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+import structlog
+
+from ..errors import DiskTierError, FolderInUseError
+from .files import INDEX, claim, own_files
+from .old_layout import move_old_layout
+from .recovery import reason_of, unusable
+from .trimming import trim
+
+_DEFAULT_SHARE = 4  # of what is free on disk, one part in this many
+_NAME = 100  # characters of a model's name in its folder's: a name may have 255 bytes
+_FOLDER = re.compile(r"(.+)-([0-9a-f]{32})")
+_TRIM_ENDS = 10.0  # seconds for which a load waits until its folder is no longer trimmed
+
+log = structlog.get_logger()
+
+
+class StoredModel(NamedTuple):
+    """A model's state on disk.
+
+    Attributes:
+        name: of the model when it was last served.
+        fingerprint: of the model.
+        folder: where it is.
+        nbytes: bytes of its files.
+        used: when it was last used, in seconds since 1970.
+    """
+
+    name: str
+    fingerprint: str
+    folder: Path
+    nbytes: int
+    used: float
+
+
+def stored_models(root: Path) -> list[StoredModel]:
+    """List the models that have state below a root, the last used first. Takes no lock.
+
+    A root or a folder that cannot be read counts as empty.
+    """
+    with suppress(OSError):
+        found = [_described(folder) for folder in root.iterdir() if folder.is_dir()]
+        return sorted(filter(None, found), key=lambda each: -each.used)
+    return []
+
+
+def _described(folder: Path) -> StoredModel | None:
+    parts = _FOLDER.fullmatch(folder.name)
+    if parts is None:
+        return None
+    nbytes, used = 0, 0.0
+    with suppress(OSError):
+        nbytes = sum(size or 0 for _, size in own_files(folder))
+        used = (folder / INDEX).stat().st_mtime
+    return StoredModel(unquote(parts[1]), parts[2], folder, nbytes, used)
+
+
+class ModelFolders:
+    """The folders of all models, for one daemon. Any thread may call.
+
+    State of an older umbel, which had no folders, is moved into one at the start.
+
+    Attributes:
+        root: where the folders are, absolute.
+        budget: bytes that the files of all models may take together.
+
+    Args:
+        root: as above; it is made if need be, private to the user, and locked.
+        names: of the configured models.
+        budget: as above; None for a quarter of what is free, present files included.
+
+    Raises:
+        FolderInUseError: another daemon has the root.
+        DiskTierError: the root cannot be used.
+    """
+
+    def __init__(self, root: Path, names: Collection[str], budget: int | None = None) -> None:
+        self.root = root.absolute()
+        self._own = {_quoted(name) for name in names}
+        self._condition = threading.Condition()  # guards all that follows
+        self._taken: set[Path] = set()
+        self._resting: dict[Path, StoredModel] = {}
+        self._trimming: Path | None = None
+        self._trimmer: threading.Thread | None = None
+        self._closed = False
+        try:
+            self._lock_fd = claim(self.root)
+            try:
+                move_old_layout(self.root)
+                self._resting = {each.folder: each for each in stored_models(self.root)}
+                free = shutil.disk_usage(self.root).free
+            except BaseException:
+                os.close(self._lock_fd)
+                raise
+        except OSError as error:
+            raise unusable(root, error) from error
+        self.budget = (free + self.resting_bytes) // _DEFAULT_SHARE if budget is None else budget
+
+    @property
+    def resting(self) -> list[StoredModel]:
+        """Models that are not loaded and have state, the last used first."""
+        with self._condition:
+            return sorted(self._resting.values(), key=lambda each: -each.used)
+
+    @property
+    def resting_bytes(self) -> int:
+        """Bytes of their files."""
+        with self._condition:
+            return sum(each.nbytes for each in self._resting.values())
+
+    def take(self, name: str, fingerprint: str) -> Path:
+        """Choose the folder of a model that is being loaded; nothing is trimmed there meanwhile.
+
+        A folder that another name has used is renamed, unless a configured model has that name.
+        """
+        own = self.root / f"{_quoted(name)}-{fingerprint}"
+        with self._condition:
+            found = own if own in self._resting else self._of_another_name(fingerprint) or own
+            self._taken.add(found)
+            self._resting.pop(found, None)
+            self._condition.wait_for(lambda: self._trimming != found, _TRIM_ENDS)
+            if found != own:
+                self._taken.discard(found)
+                try:
+                    found.rename(own)
+                except OSError as error:
+                    log.warning("state on disk keeps its old name", reason=reason_of(error))
+                    own = found
+            self._taken.add(own)
+        return own
+
+    def _of_another_name(self, fingerprint: str) -> Path | None:
+        """Find the last used folder of a model whose name no configured model has."""
+        found = [
+            each
+            for each in self._resting.values()
+            if each.fingerprint == fingerprint and _quoted(each.name) not in self._own
+        ]
+        return max(found, key=lambda each: each.used).folder if found else None
+
+    def give_back(self, folder: Path) -> None:
+        """Let a folder rest, as its model is unloaded. Idempotent."""
+        described = _described(folder) if folder.is_dir() else None
+        with self._condition:
+            self._taken.discard(folder)
+            if described is not None and not self._closed:
+                self._resting[folder] = described
+
+    def make_room(self, nbytes: int) -> bool:
+        """Have files of resting models deleted, those of the model first that rests longest.
+
+        Returns:
+            True while that is under way; False where no model rests that could lose any.
+        """
+        with self._condition:
+            if self._closed:
+                return False
+            if self._trimmer is not None and self._trimmer.is_alive():
+                return True
+            if not any(each.nbytes for each in self._resting.values()):
+                return False
+            self._trimmer = threading.Thread(
+                target=self._trim, args=(nbytes,), name="umbel-disk-room", daemon=True
+            )
+            self._trimmer.start()
+            return True
+
+    def close(self) -> None:
+        """Give the root up. Idempotent."""
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            trimmer = self._trimmer
+        if trimmer is not None:
+            trimmer.join(_TRIM_ENDS)
+        os.close(self._lock_fd)
+
+    def _trim(self, nbytes: int) -> None:
+        for model in reversed(self.resting):
+            if nbytes <= 0 or not self._begin(model.folder):
+                continue
+            try:
+                freed = trim(model.folder, model.fingerprint, nbytes, self._stops)
+            except (FolderInUseError, DiskTierError, OSError) as error:
+                freed, left = 0, None
+                log.warning("state of another model stays", model=model.name, reason=str(error))
+            else:
+                left = _described(model.folder) if model.folder.is_dir() else None
+                if freed:
+                    log.info("state of another model removed", model=model.name, bytes=freed)
+            self._end(model.folder, left)
+            nbytes -= freed
+
+    def _begin(self, folder: Path) -> bool:
+        with self._condition:
+            if self._closed or folder not in self._resting:
+                return False
+            self._trimming = folder
+            return True
+
+    def _end(self, folder: Path, left: StoredModel | None) -> None:
+        """Note what is left; what cannot be trimmed is not counted any more."""
+        with self._condition:
+            self._trimming = None
+            if self._resting.pop(folder, None) is not None and left is not None:
+                self._resting[folder] = left
+            self._condition.notify_all()
+
+    def _stops(self) -> bool:
+        with self._condition:
+            return self._closed or self._trimming in self._taken
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")[:_NAME]

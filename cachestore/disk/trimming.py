@@ -1,0 +1,147 @@
+"""Takes the state that was used longest ago from a folder whose model is not loaded."""
+
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..digests import hasher
+from ..record import Pin, Record
+from .files import INDEX, INDEX_FILES, LOCK
+from .recovery import Opened, open_folder
+
+_AT_ONCE = 64  # files in one transaction; a load that wants the folder waits for one at most
+_TOKEN = 4  # bytes
+
+
+def trim(
+    folder: Path, fingerprint: str, nbytes: int, stopped: Callable[[], bool] = lambda: False
+) -> int:
+    """Delete files until `nbytes` are free, in the order of `removal_order`.
+
+    A folder that is left with neither state nor pins is removed. The time of the folder's last
+    use stays what it was.
+
+    Args:
+        folder: where; no tier has it.
+        fingerprint: of its model.
+        nbytes: as above.
+        stopped: asked between transactions; True gives up.
+
+    Returns:
+        How many bytes were freed.
+
+    Raises:
+        FolderInUseError: a tier has the folder.
+        DiskTierError: it cannot be used.
+    """
+    used = _used(folder / INDEX)
+    opened = open_folder(folder, fingerprint)
+    try:
+        try:
+            freed = opened.collected.nbytes + _delete(opened, nbytes, stopped)
+            empty = not opened.index.records(fingerprint) and not opened.pins
+        finally:
+            opened.index.close()
+        if empty:
+            _remove(folder)
+        elif used is not None:
+            with suppress(OSError):
+                os.utime(folder / INDEX, ns=used)
+    finally:
+        os.close(opened.lock_fd)
+    return freed
+
+
+def _used(index: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = index.stat()
+        return status.st_atime_ns, status.st_mtime_ns
+    return None
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder without state; other things in it stay, and so does it then."""
+    with suppress(OSError):
+        for name in (*INDEX_FILES, LOCK):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _delete(opened: Opened, nbytes: int, stopped: Callable[[], bool]) -> int:
+    order, freed = removal_order(opened.records, opened.pins), 0
+    while order and freed < nbytes and not stopped():
+        some: list[Record] = []
+        while order and freed < nbytes and len(some) < _AT_ONCE:
+            some.append(order.pop(0))
+            freed += some[-1].nbytes
+        opened.index.remove(record.id for record in some)
+        for record in some:
+            (opened.folder / record.name).unlink(missing_ok=True)
+    return freed
+
+
+def removal_order(records: Iterable[Record], pins: Iterable[Pin]) -> list[Record]:
+    """Order records so that each goes after all that need it: oldest first, pinned paths last.
+
+    A record was used when the last of those that go on from it was.
+
+    Args:
+        records: of one model, ascending by start.
+        pins: of the same model.
+    """
+    records = list(records)
+    before = _parents(records)
+    used = {record.id: record.used for record in records}
+    pinned = {record.id for pin in pins for record in records if _is_on(record, pin)}
+    for record in sorted(records, key=lambda each: (-each.start, -each.end)):
+        if (parent := before.get(record.id)) is not None:
+            used[parent] = max(used[parent], used[record.id])
+            pinned |= {parent} if record.id in pinned else set()
+    return sorted(
+        records,
+        key=lambda each: (each.id in pinned, used[each.id], -each.end, -each.start),
+    )
+
+
+def _parents(records: list[Record]) -> dict[int, int]:
+    """Find the record that each record goes on from, by their ids."""
+    starts: dict[str, set[int]] = defaultdict(set)
+    for record in records:
+        starts[record.tenant].add(record.start)
+    ordered = {tenant: sorted(own) for tenant, own in starts.items()}
+    wanted = {(record.tenant, record.start, record.prefix) for record in records}
+    known: dict[tuple[str, int, bytes], tuple[Any, int]] = {}
+    parents: dict[int, int] = {}
+    for record in records:
+        hashed = hasher()
+        if record.start:
+            found = known.get((record.tenant, record.start, record.prefix))
+            if found is None:
+                continue
+            hashed, parents[record.id] = found[0].copy(), found[1]
+        own, done = ordered[record.tenant], 0
+        for start in own[bisect_right(own, record.start) : bisect_right(own, record.end)]:
+            hashed.update(record.tokens[done : _TOKEN * (start - record.start)])
+            done = _TOKEN * (start - record.start)
+            place = (record.tenant, start, hashed.digest())
+            if place in wanted:
+                known.setdefault(place, (hashed.copy(), record.id))
+    return parents
+
+
+def _is_on(record: Record, pin: Pin) -> bool:
+    """Whether a record has state of a pinned path."""
+    start = _TOKEN * record.start
+    if record.tenant != pin.tenant or start > len(pin.tokens):
+        return False
+    rest = pin.tokens[start : start + len(record.tokens)]
+    if record.tokens and not (rest and record.tokens.startswith(rest)):
+        return False
+    hashed = hasher()
+    hashed.update(pin.tokens[:start])
+    digest: bytes = hashed.digest()
+    return digest == record.prefix
