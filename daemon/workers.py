@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,7 +17,7 @@ from .deadlines import Wait
 
 T = TypeVar("T")
 
-_THREADS = 2
+_THREADS = 3
 _THREADS_FOR_LARGE = 1
 
 Check = Callable[[], None]
@@ -30,8 +31,9 @@ class AbandonedError(Exception):
 class Workers:
     """Runs work on a bounded number of threads, and bounds how much may wait for one.
 
-    Tenants take turns, so that none waits behind all that another has sent. Large bodies have a
-    thread of their own, so that they never keep small ones waiting.
+    Tenants take turns, so that none waits behind all that another has sent, and none has all the
+    threads, so that slow work of one (a schema to compile) does not keep another's from beginning.
+    Large bodies have a thread of their own, so that they never keep small ones waiting.
 
     Args:
         most_waiting: how many requests may wait. It may change.
@@ -71,7 +73,7 @@ class Workers:
         """
         lane = self._small if size <= SMALL_BODY else self._large
         let_in, now = admitted or (wait is not None and wait.has_place), time.monotonic()
-        counts = lane.is_full and not let_in
+        counts = lane.is_full(tenant) and not let_in
         if counts:
             check_waiting(self._use, tenant, self.most_waiting, now)
         elif not let_in:
@@ -156,26 +158,31 @@ def _check(abandoned: threading.Event) -> None:
 
 
 class _Lane:
-    """Threads, and the jobs that wait for one of them: each tenant's in the order of coming."""
+    """Threads, and the jobs that wait for one of them: each tenant's in the order of coming.
+
+    Where there are several threads, a tenant has all but one of them at most.
+    """
 
     def __init__(self, threads: int, name: str) -> None:
         self._count = threads
+        self._most = max(1, threads - 1)  # that one tenant has
         self._threads = ThreadPoolExecutor(threads, name)
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[_Job, None]] = {}  # whose turn is next comes first
-        self._running = 0
+        self._running: Counter[str] = Counter()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a job that comes now waits for a thread."""
+    def is_full(self, tenant: str) -> bool:
+        """Whether a job of a tenant that comes now waits for a thread."""
         with self._lock:
-            return self._running + sum(map(len, self._waiting.values())) >= self._count
+            of_all = self._running.total() + sum(map(len, self._waiting.values()))
+            own = self._running[tenant] + len(self._waiting.get(tenant, ()))
+            return of_all >= self._count or own >= self._most
 
     def put(self, job: _Job) -> Future[Any]:
         """Have a job run when its tenant's turn has come."""
         with self._lock:
             self._waiting.setdefault(job.tenant, {})[job] = None
-        self._threads.submit(self._run_next)
+        self._threads.submit(self._run_jobs)
         return job.done
 
     def drop(self, job: _Job) -> None:
@@ -187,22 +194,33 @@ class _Lane:
                 self._waiting.pop(job.tenant, None)
         job.abandon()
 
-    def _run_next(self) -> None:
+    def _run_jobs(self) -> None:
+        """Run what may run, until nothing may: a tenant's next job when one of it has ended."""
+        while (job := self._take()) is not None:
+            tenant = job.tenant
+            try:
+                job.run()
+            finally:
+                del job
+                with self._lock:
+                    self._running[tenant] -= 1
+                    if not self._running[tenant]:
+                        del self._running[tenant]
+
+    def _take(self) -> _Job | None:
+        """Take the job whose turn it is out of those that wait."""
         with self._lock:
-            if not self._waiting:  # it was closed, or a job was dropped
-                return
-            tenant, jobs = next(iter(self._waiting.items()))
+            free = (name for name in self._waiting if self._running[name] < self._most)
+            tenant = next(free, None)
+            if tenant is None:
+                return None
+            jobs = self._waiting.pop(tenant)
             job = next(iter(jobs))
-            del jobs[job], self._waiting[tenant]
+            del jobs[job]
             if jobs:
                 self._waiting[tenant] = jobs  # behind all others
-            self._running += 1
-        try:
-            job.run()
-        finally:
-            del job
-            with self._lock:
-                self._running -= 1
+            self._running[tenant] += 1
+            return job
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

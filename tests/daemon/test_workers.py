@@ -115,7 +115,7 @@ async def test_cancelling_starts_no_more_threads(workers: Workers) -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert sum(each.begun.is_set() for each in crowd) <= 2
-    assert sum(t.name.startswith("umbel-text") for t in threading.enumerate()) <= 2
+    assert sum(t.name.startswith("umbel-text") for t in threading.enumerate()) <= 3
     for each in crowd:
         each.go_on.set()
 
@@ -270,6 +270,32 @@ async def test_tenants_take_turns() -> None:
     await asyncio.gather(running, *tasks)
     assert order[:4] == ["heavy 0", "light 0", "heavy 1", "light 1"]
     assert order[4:] == [f"heavy {n}" for n in range(2, 20)]
+    workers.close()
+
+
+async def test_slow_work_of_a_tenant_leaves_a_thread_to_others() -> None:
+    """However much it has sent: another's begins at once, and its own goes on afterwards."""
+    workers = Workers(100, PATIENCE, TenantUse())
+    slow = [Stages() for _ in range(4)]
+    tasks = [asyncio.create_task(workers.run(each, SMALL, "heavy")) for each in slow]
+    for each in slow[:2]:
+        await begun(each)
+    assert await workers.run(lambda _: "light", SMALL, "light") == "light"
+    assert [each.begun.is_set() for each in slow] == [True, True, False, False]
+    others = [Stages() for _ in range(2)]
+    tasks += [
+        asyncio.create_task(workers.run(each, SMALL, tenant))
+        for each, tenant in zip(others, ("light", "third"), strict=True)
+    ]
+    await begun(others[0])
+    for each in slow[:2]:
+        each.go_on.set()
+    for each in (others[1], slow[2]):
+        await begun(each)
+    assert not slow[3].begun.is_set(), "all three threads are taken"
+    for each in (*slow, *others):
+        each.go_on.set()
+    assert await asyncio.gather(*tasks) == ["done"] * 6
     workers.close()
 
 
