@@ -30,6 +30,7 @@ from .handlers.models import ModelHandlers
 from .handlers.openai import OpenAIHandlers
 from .handlers.responses import ResponsesHandlers
 from .handlers.tokens import TokenHandlers
+from .panics import panics_as_errors
 from .protocols.errors import error_event, error_response
 from .quoting import shorten
 
@@ -72,7 +73,8 @@ def _middleware(entry: Entry) -> Middleware:
         with _handling(request), entry.bodies.share() as share, ExitStack() as held:
             request[SHARE], request[HELD] = share, held
             try:
-                response = entry.cross_origin.preflight(request) or await handler(request)
+                with panics_as_errors():
+                    response = entry.cross_origin.preflight(request) or await handler(request)
             except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
                 response = await _failure(entry, request, error)
             if not response.prepared:

@@ -14,6 +14,7 @@ from ..scheduler.request import Finished, FinishReason, Request, Started, TokenE
 from ..scheduler.times import Times
 from .answer_reader import AnswerReader, Delta
 from .metrics import Metrics
+from .panics import panics_as_errors
 from .request_times import RequestTimes
 
 log = structlog.get_logger()
@@ -148,7 +149,8 @@ class Generation:
         self._times.add_token(event.at)
         self.tokens.append(event.token)
         try:
-            deltas = self.reader.push(event.token, event.logprobs)
+            with panics_as_errors():
+                deltas = self.reader.push(event.token, event.logprobs)
         except Exception as error:
             failure = ComputationError(f"token {event.token} cannot be decoded: {error}")
             self.fail(failure)

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import structlog
 from msgspec import Meta
 
+from ..ownership import ADVICE, file_fault, readable_by_all
 from .config import check_tenant_name
 from .errors import ConfigError
 from .quoting import quote
@@ -26,6 +29,8 @@ KEY_PREFIX = "umbel-"
 
 _KEY_BYTES = 32
 _ID_BYTES = 4
+
+log = structlog.get_logger()
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,15 +60,24 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
-def read_keys(path: Path) -> list[Key]:
+def read_keys(path: Path, *, check_owner: bool = False) -> list[Key]:
     """Read all keys; none where there is no file.
 
+    Args:
+        path: of the file.
+        check_owner: the keys are to let clients in, so that no other user may change the file.
+
     Raises:
-        ConfigError: the file cannot be read, or is none of keys.
+        ConfigError: the file cannot be read, is none of keys, or another user can change it.
     """
     try:
-        keys = msgspec.json.decode(path.read_bytes(), type=_KeyFile).keys
-    except FileNotFoundError:
+        content, info = _read(path)
+        if check_owner and (fault := file_fault(path, info)) is not None:
+            raise ConfigError(f"{fault}, so that they could make keys; {ADVICE}")
+        keys = msgspec.json.decode(content, type=_KeyFile).keys
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise ConfigError(f"{path}, the file of keys, is a link to nothing") from error
         return []
     except OSError as error:
         raise ConfigError(f"cannot read the keys in {path}: {error.strerror}") from error
@@ -71,7 +85,18 @@ def read_keys(path: Path) -> list[Key]:
         raise ConfigError(f"cannot read the keys in {path}: {error}") from error
     for key in keys:
         check_tenant_name(key.tenant, f"{path}: key {quote(key.id)}")
+    if check_owner and readable_by_all(info):
+        log.warning("all users can read the file of keys", path=str(path), advice="chmod 600")
     return keys
+
+
+def _read(path: Path) -> tuple[bytes, os.stat_result]:
+    """Read a regular file: any other could keep the daemon waiting, or never end."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            raise ConfigError(f"{path}, the file of keys, is no regular file")
+        return file.read(), info
 
 
 def add_key(path: Path, tenant: str, *, proxy: bool = False) -> tuple[Key, str]:

@@ -1,5 +1,6 @@
 """The keys that a daemon knows, which are those in the file at any time."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class KeyRing:
         """
         self._version = _version(self.path)
         self._wanted = self._wanted or self._version is not None
-        self._keys = {key.sha256: key for key in read_keys(self.path)}
+        self._keys = {key.sha256: key for key in read_keys(self.path, check_owner=True)}
 
     def wanted(self) -> bool:
         """Whether keys are asked for: there is a file, or this daemon has seen one.
@@ -85,7 +86,7 @@ def _version(path: Path) -> _Version | None:
     try:
         found = os.stat(path)  # noqa: PTH116  (many requests a second)
     except FileNotFoundError:
-        return None
+        return (errno.ENOENT,) if path.is_symlink() else None
     except OSError as error:
         return (error.errno or 0,)
     return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

@@ -108,7 +108,7 @@ class Reloader:
         try:
             read = await asyncio.to_thread(self._read)  # the disk may take its time
             settings = in_force(before, read)
-            await asyncio.to_thread(read_keys, settings.keys_path)
+            await asyncio.to_thread(read_keys, settings.keys_path, check_owner=True)
             if _log_settings(settings) != _log_settings(before):
                 logs.configure(*_log_settings(settings))
         except StartError as error:

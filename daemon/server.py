@@ -146,6 +146,8 @@ class Daemon:
     async def startup(self) -> None:
         """Listen first, so that clients hear "loading" and not "no such file"; then load."""
         self._entry.keys.read()
+        if (public := self._settings.public_file) is not None:
+            log.warning("all users can read the key in a file", path=public, advice="chmod 600")
         await self._server.setup()
         await self._server.listen(self._listener.socket)
         log.info("listening", socket=str(self._listener.path), pid=os.getpid())

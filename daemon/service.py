@@ -29,6 +29,7 @@ from .generation import Generation
 from .generations import Generations
 from .metrics import Metrics
 from .operators import refuse_tenants
+from .panics import panics_as_errors
 from .pin_requests import PinRequest
 from .pressure import PressureWatch
 from .prompts import Author, Prepared, PromptReader, Rendered
@@ -216,7 +217,8 @@ class Service:
         answer = generation.reader.collected()
         try:
             if len(tokens) <= _FEW_TOKENS:
-                remember(tokens, answer)
+                with panics_as_errors():
+                    remember(tokens, answer)
             else:
                 tenant = generation.request.tenant
                 await self.workers.run(

@@ -138,3 +138,7 @@ def _refuse_browsers(request: web.Request, origins: Collection[str]) -> None:
     if origin and origin not in origins and not is_loopback(_host_of(origin)):
         message = f"web pages of {quote(origin)} may not use this daemon; cors_origins names some"
         raise APIError(403, message, code="bad_origin")
+    # Images, scripts and links of a page are asked for without an origin.
+    if not origin and request.headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
+        message = "web pages of another site may not use this daemon; open its address itself"
+        raise APIError(403, message, code="bad_origin")

@@ -14,6 +14,7 @@ from ..scheduler.errors import DeadlineExceededError
 from ..scheduler.fairness.use import Places, TenantUse
 from .bodies import SMALL_BODY
 from .deadlines import Wait
+from .panics import panics_as_errors
 
 T = TypeVar("T")
 
@@ -130,7 +131,8 @@ class _Job:
         if work is None or not self.done.set_running_or_notify_cancel():
             return
         try:
-            result = work(partial(_check, self._abandoned))
+            with panics_as_errors():
+                result = work(partial(_check, self._abandoned))
         except BaseException as error:  # noqa: BLE001  (whoever waits for it hears of it)
             self.done.set_exception(error)
             # The error holds this frame and those that it went through, and `done` holds the error.

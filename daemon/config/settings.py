@@ -21,7 +21,12 @@ class Settings(ServingSettings, frozen=True, kw_only=True):
     """All settings of a daemon: what it serves, and what bounds its clients.
 
     Durations are in seconds, but where the name has a unit.
+
+    Attributes:
+        public_file: the configuration file if it has a key and all users can read it.
     """
+
+    public_file: str | None = None
 
     max_waiting: Annotated[
         Annotated[int, Meta(ge=1, le=1_000_000)],

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import platformdirs
 
+from ...ownership import ADVICE, file_fault, readable_by_all
 from ..aliases import check_aliases, read_aliases
 from ..errors import ConfigError
 from ..origins import check_origins
@@ -22,6 +23,7 @@ from .tenants import read_tenants
 
 _FILE = f"{ENV_PREFIX}CONFIG"
 _LEAST_BODIES = 1 << 20
+_KEY = SETTINGS["api_key"].key
 
 # Settings that a flag, given several times, and a variable, with commas, have as words.
 _LISTED: dict[str, Callable[[list[str]], Any]] = {"aliases": read_aliases, "cors_origins": list}
@@ -55,6 +57,7 @@ def load(
         ConfigError: a file cannot be read, a name is unknown, or a value is of no use.
     """
     path, values = _read_file(file, environment)
+    public = serves and _KEY in values and _is_public(path)
     models = read_models(_take_models(values), path)
     tenants = read_tenants(values.pop("tenants", {}), path)
     given = {
@@ -66,7 +69,9 @@ def load(
         place = f"{path}: keys_file"
         given.setdefault("keys_file", _Given(str(path.with_name(KEYS_FILE)), place))
     values = {name: value for name, (value, _) in given.items()}
-    settings = Settings(models=models, tenants=tenants, **values)
+    settings = Settings(
+        models=models, tenants=tenants, public_file=str(path) if public else None, **values
+    )
     _check(settings, given)
     if serves:
         check_key(settings, given["host"].place if "host" in given else "host")
@@ -92,6 +97,18 @@ def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path,
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def _is_public(path: Path) -> bool:
+    """True if all users can read a file with a key.
+
+    Raises:
+        ConfigError: another user can change it.
+    """
+    info = path.stat()
+    if (fault := file_fault(path, info)) is not None:
+        raise ConfigError(f"{fault}, and it has {_KEY}; {ADVICE}")
+    return readable_by_all(info)
 
 
 def _take_models(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Folders that no other user can change: what lies there is this user's own."""
+"""Folders and files that no other user can change: what lies there is this user's own."""
 
 import os
 import stat
@@ -50,12 +50,31 @@ def folder_fault(folder: Path, *, may_be_sticky: bool = True) -> str | None:
         OSError: it cannot be looked at.
     """
     info = folder.stat()
-    if not is_trusted(info):
-        return f"{folder} belongs to another user (uid {info.st_uid})"
     is_sticky = may_be_sticky and info.st_mode & stat.S_ISVTX
-    if info.st_mode & _OTHERS_WRITE and not is_sticky:
-        return f"other users can write to {folder} (mode {stat.S_IMODE(info.st_mode):04o})"
+    return _fault(folder, info, may_be_written=bool(is_sticky))
+
+
+def file_fault(path: Path, info: os.stat_result) -> str | None:
+    """Say in words how another user could change a file; None if none could.
+
+    Args:
+        path: of the file.
+        info: of the open file.
+    """
+    return _fault(path, info, may_be_written=False)
+
+
+def _fault(path: Path, info: os.stat_result, *, may_be_written: bool) -> str | None:
+    if not is_trusted(info):
+        return f"{path} belongs to another user (uid {info.st_uid})"
+    if info.st_mode & _OTHERS_WRITE and not may_be_written:
+        return f"other users can write to {path} (mode {stat.S_IMODE(info.st_mode):04o})"
     return None
+
+
+def readable_by_all(info: os.stat_result) -> bool:
+    """True if every user of this machine can read a file."""
+    return bool(info.st_mode & stat.S_IROTH)
 
 
 def is_trusted(info: os.stat_result) -> bool:

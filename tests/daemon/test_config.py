@@ -36,6 +36,21 @@ def test_order_of_weight(toml: Path) -> None:
     assert settings == Settings(model="from-file", prefill_chunk=128, max_waiting=9, keys_file=keys)
 
 
+def test_a_file_with_a_key_is_this_users(toml: Path) -> None:
+    """Others may not change it, and a daemon warns where they can read it."""
+    toml.chmod(0o666)
+    assert load({}, file=toml).public_file is None
+    with toml.open("a") as file:
+        file.write('api_key = "secret"\n')
+    with pytest.raises(ConfigError, match=r"other users can write to .*umbel\.toml .*, and it has"):
+        load({}, file=toml)
+    assert load({}, file=toml, serves=False).api_key == "secret"
+    toml.chmod(0o644)
+    assert load({}, file=toml).public_file == str(toml)
+    toml.chmod(0o640)
+    assert load({}, file=toml).public_file is None
+
+
 def test_file_named_in_the_environment(toml: Path) -> None:
     """UMBEL_CONFIG names the file; a flag names it louder."""
     assert load({}, environment={"UMBEL_CONFIG": str(toml)}).model == "from-file"

@@ -78,6 +78,21 @@ def test_other_pages_are_refused(open_daemon: RunningDaemon) -> None:
         assert reply.headers["Vary"] == "Origin"
 
 
+def test_what_a_page_of_another_site_embeds_is_refused(open_daemon: RunningDaemon) -> None:
+    """An image or a script is asked for without an origin; who opens the address is no page."""
+    for route in ("/status", "/v1/models", "/v1/models/tiny", "/v1/models/none", "/cache/nodes"):
+        reply = over_tcp(open_daemon, "GET", route, {"Sec-Fetch-Site": "cross-site"})
+        assert (reply.status, reply.json()["error"]["code"]) == (403, "bad_origin")
+    reply = over_tcp(open_daemon, "POST", "/cache/clear", {"Sec-Fetch-Site": "Cross-Site"})
+    assert reply.status == 403
+    named = {"Sec-Fetch-Site": "cross-site", "Origin": PAGE}
+    assert over_tcp(open_daemon, "GET", "/status", named).status == 200
+    for site in ("none", "same-origin", "same-site"):
+        assert over_tcp(open_daemon, "GET", "/status", {"Sec-Fetch-Site": site}).status == 200
+    health = over_tcp(open_daemon, "GET", "/health", {"Sec-Fetch-Site": "cross-site"})
+    assert health.status == 200, "it tells a page no more than that the port is open"
+
+
 def test_preflight(open_daemon: RunningDaemon) -> None:
     """A named page may send what headers it likes; others hear what they heard before."""
     reply = over_tcp(open_daemon, "OPTIONS", CHAT, PREFLIGHT)

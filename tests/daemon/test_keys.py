@@ -118,6 +118,59 @@ class TestTheFile:
         assert read_keys(real) == [key]
 
 
+@pytest.mark.parametrize(
+    ("mode", "owner", "words"),
+    [
+        (0o620, None, r"other users can write to .*keys.json \(mode 0620\)"),
+        (0o602, None, "other users can write to"),
+        (0o600, 65534, r"keys.json belongs to another user \(uid 65534\)"),
+    ],
+)
+def test_a_file_that_others_can_change_lets_no_client_in(
+    path: Path, mode: int, owner: int | None, words: str
+) -> None:
+    """They could make keys: a daemon does not start, or keeps the keys that it has."""
+    key, text = add_key(path, "a")
+    ring = KeyRing(path)
+    assert ring.find(text) == key
+    if owner is not None:
+        if os.geteuid() != 0:
+            pytest.skip("only root gives files away")
+        os.chown(path, owner, -1)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=words):
+        KeyRing(path).read()
+    with capture_logs() as logs:
+        assert ring.find(text) == key
+    assert [line["event"] for line in logs] == ["keys not read"]
+    assert read_keys(path) == [key], "who runs the commands may mend it"
+
+
+def test_a_file_that_all_can_read_is_warned_of(path: Path) -> None:
+    """Its digests are of no use to them, and the tenants' names are none of their business."""
+    add_key(path, "a")
+    with capture_logs() as logs:
+        KeyRing(path).read()
+        path.chmod(0o644)
+        KeyRing(path).read()
+    (warning,) = logs
+    assert (warning["log_level"], warning["advice"]) == ("warning", "chmod 600")
+
+
+def test_what_is_no_file_is_told(path: Path) -> None:
+    """A FIFO keeps nothing waiting, and a link to nothing does not mean that there are no keys."""
+    path.parent.mkdir()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="the file of keys, is no regular file"):
+        KeyRing(path).read()
+    path.unlink()
+    path.symlink_to(path.with_name("gone.json"))
+    ring = KeyRing(path)
+    with pytest.raises(ConfigError, match="the file of keys, is a link to nothing"):
+        ring.read()
+    assert ring.wanted()
+
+
 class TestTheRing:
     """What a running daemon knows of the file."""
 
