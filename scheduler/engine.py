@@ -45,7 +45,7 @@ class Engine(Generic[C, P, O, T]):
     """Works on queued sequences, one step at a time.
 
     Every sequence it takes ends in a `Finished` event, whatever happens on the way; what
-    one sequence raises ends that sequence only.
+    one sequence raises ends that sequence only, and what a step raises those at work.
 
     Args:
         runner: of the model.
@@ -118,9 +118,23 @@ class Engine(Generic[C, P, O, T]):
         """Do one step's work, and say when the next one is due."""
         try:
             return self._step()
+        except BaseException as error:  # noqa: BLE001  (also a Rust panic)
+            return self._recover(error)
+
+    def _recover(self, error: BaseException) -> Pace:
+        """End the requests at work, as a step has failed that was for all of them."""
+        log.error("a step failed; the requests at work end", exc_info=error)
+        self._begun, self._stalled, self._stirs, self._lingers_since = (), False, False, None
+        self._decoder.drop()
+        ended = self._lifecycle.end_all(error)
+        self._publish_events()
+        try:
+            self._record()
+            self._memory.release()
+            self._report.end_step()
         except BaseException:
-            self._publish_events()  # of what came before the fault
-            raise
+            log.exception("memory is not counted after a step that failed")
+        return Pace.BUSY if ended else Pace.IDLE
 
     def _step(self) -> Pace:
         began, stirred = self._clock(), self._stirs or self._stalled

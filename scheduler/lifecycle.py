@@ -61,8 +61,24 @@ class Lifecycle(Generic[C]):
         error.__traceback__ = None  # its frames hold the state that is freed now
         if ended:
             return  # by the token before: the step that failed was not needed
-        message = f"the request failed while it was computed: {type(error).__name__}: {error}"
-        self.finish(sequence, FinishReason.ERROR, ComputationError(message))
+        self.finish(sequence, FinishReason.ERROR, _failed(error))
+
+    def end_all(self, error: BaseException) -> bool:
+        """End all that a step is for, which failed; False if there is nothing to end.
+
+        What an end raises in its turn is logged, and the sequence has ended all the same.
+        """
+        sequences = self._scheduler.at_work()
+        for sequence in sequences:
+            try:
+                self.fail(sequence, error)
+            except BaseException:
+                log.exception("request not ended in order", request=sequence.request.id)
+                self._scheduler.forget(sequence)
+                if sequence.status is not SequenceStatus.FINISHED:
+                    sequence.status = SequenceStatus.FINISHED
+                    self.emit(sequence, Finished(FinishReason.ERROR, _failed(error)))
+        return bool(sequences)
 
     def finish(
         self, sequence: Sequence, reason: FinishReason, error: RequestError | None = None
@@ -84,3 +100,8 @@ class Lifecycle(Generic[C]):
             error.__traceback__ = None  # as in `fail`
             self._kv_cache.end(sequence, keep=False)
         self.handed_over = True
+
+
+def _failed(error: BaseException) -> ComputationError:
+    text = f"the request failed while it was computed: {type(error).__name__}: {error}"
+    return ComputationError(text)

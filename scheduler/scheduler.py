@@ -1,5 +1,6 @@
 """Who waits, who runs, who is preempted, and who starts next."""
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -109,9 +110,9 @@ class Scheduler:
             return None
         self._candidates.forget()
         sequence = self._resume() if self.preempted else self._claim()
-        self._candidates.note()
         if sequence is not None:
-            self.running.append(sequence)
+            self.running.append(sequence)  # at once: what is nowhere would never end
+        self._candidates.note()
         return sequence
 
     def stuck(self) -> Sequence | None:
@@ -182,6 +183,16 @@ class Scheduler:
         self.running.remove(sequence)
         self.waiting.put_back(sequence)
 
+    def at_work(self) -> list[Sequence]:
+        """Take those that a step is for: without any, those that wait leave the queue."""
+        return [*self.running, *self.preempted] or self.waiting.expired(math.inf)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let no step be for a sequence any more."""
+        for among in (self.running, self.preempted):
+            if sequence in among:
+                among.remove(sequence)
+
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, and let its conversation go on."""
         self._charge()
@@ -189,9 +200,7 @@ class Scheduler:
         if begins and sequence in self:  # the rest of its prompt is not computed
             spared = min(sequence.num_left_to_prefill, sequence.num_charged_of_prompt)
             self.waiting.charge([(sequence, -spared)])
-        for among in (self.running, self.preempted):
-            if sequence in among:
-                among.remove(sequence)
+        self.forget(sequence)
         self.waiting.release(sequence)
 
     def _slots(self) -> list[Slot]:
