@@ -156,8 +156,12 @@ class ResponseTurn:
 
     def _begin(self, read: ReadResponse) -> None:
         """Note what the body says. Called on a worker's thread."""
-        logprobs = self._body.told_logprobs is not None
-        output = Output(read.tools.called, logprobs=logprobs)
+        output = Output(
+            read.tools.called,
+            logprobs=self._body.told_logprobs is not None,
+            summarized=self._body.summary is not None,
+            encrypted=self._body.encrypts_reasoning,
+        )
         self._object = ResponseObject(self.id, self._model, self._body, read.tools.shown), output
         self._conversation = self._caller.conversation or self.request.conversation_name or self.id
         if self._body.store is not False:

@@ -13,7 +13,15 @@ from ..quoting import quote
 from ..workers import Check
 from .cache_control import MarkedText, marked
 from .generation_request import GenerationRequest, unsupported
-from .openai_fields import FormatKind, OpenAIFields, Tokens, format_constraints
+from .openai_fields import (
+    Bound,
+    FormatKind,
+    OpenAIFields,
+    SchemaFormat,
+    Verbosity,
+    bound_of,
+    format_constraints,
+)
 from .template_options import read_options
 from .tools import ToolList, arguments_text, check_results, read_chat_tools, read_choice
 from .unreadable import stand_in
@@ -85,17 +93,12 @@ class ChatMessage(msgspec.Struct):
         return message, ends
 
 
-class SchemaFormat(msgspec.Struct):
-    """What `response_format` says of a schema."""
-
-    schema: dict[str, Any] | bool
-
-
 class ResponseFormat(msgspec.Struct):
     """What the content must be."""
 
     type: FormatKind
     json_schema: SchemaFormat | None = None
+    schema: dict[str, Any] | bool | None = None
 
     def constraints(self) -> list[Constraint]:
         """List what the content must match; nothing for text.
@@ -103,9 +106,12 @@ class ResponseFormat(msgspec.Struct):
         Raises:
             APIError: 400, there is no schema.
         """
-        schema = None if self.json_schema is None else self.json_schema.schema
         return format_constraints(
-            self.type, schema=schema, field="response_format", place="json_schema.schema"
+            self.type,
+            schema=self.schema,
+            named=self.json_schema,
+            field="response_format",
+            place="json_schema.schema",
         )
 
 
@@ -119,7 +125,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
     """The body. Each message and each tool is decoded on its own."""
 
     messages: Annotated[list[Raw], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: Bound | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CHAT_LOGPROBS)] | None = None
     tools: ToolList | None = None
@@ -134,7 +140,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
     modalities: list[str] | None = None
     audio: Any = None
     web_search_options: Any = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
     echo: bool | None = None
     reasoning: Any = None
 
@@ -142,6 +148,13 @@ class ChatRequest(OpenAIFields, kw_only=True):
     def told_logprobs(self) -> int | None:
         """How many of the likeliest tokens are told; asking for none tells the chosen one."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many tokens an answer may have, if that is bounded."""
+        return bound_of(
+            max_completion_tokens=self.max_completion_tokens, max_tokens=self.max_tokens
+        )
 
     @property
     def conversation_name(self) -> str | None:
@@ -165,8 +178,6 @@ class ChatRequest(OpenAIFields, kw_only=True):
             raise unsupported("reasoning", "send reasoning_effort")
         if self.web_search_options is not None:
             raise unsupported("web_search_options", "send a function that searches as a tool")
-        if self.verbosity not in (None, "medium"):
-            raise unsupported("verbosity", "leave it out, and say it in the system prompt")
 
     def release(self) -> None:
         """Let go of messages and tools, which are views of the body."""
@@ -178,7 +189,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
             prompts=[self.read_conversation(check)],
             sampling=self.sampling(),
             n=self.n or 1,
-            max_tokens=self.max_completion_tokens or self.max_tokens,
+            max_tokens=self.most_tokens,
             stops=self.stops,
             constraint=self.constraint(
                 *(self.response_format.constraints() if self.response_format else [])

@@ -8,7 +8,7 @@ from ..decoding import decode_part
 from ..failures import APIError
 from ..workers import Check
 from .generation_request import MAX_ANSWERS, GenerationRequest, Prompt, unsupported
-from .openai_fields import OpenAIFields
+from .openai_fields import OpenAIFields, bound_of
 
 MAX_TEXT_LOGPROBS = 5
 _LONGEST_ESCAPE = 12  # bytes of JSON for one character
@@ -57,7 +57,7 @@ class CompletionRequest(OpenAIFields, kw_only=True):
             prompts=prompts,
             sampling=self.sampling(),
             n=self.n or 1,
-            max_tokens=self.max_tokens,
+            max_tokens=bound_of(max_tokens=self.max_tokens),
             stops=self.stops,
             constraint=self.constraint(),
         )

@@ -187,11 +187,8 @@ class MessagesFields(GenerationBody, kw_only=True):
             message = "send one of output_config.format and output_format"
             raise APIError(400, message, param="output_format")
         thinking, most = self.thinking, self.max_tokens
-        if thinking is None or thinking.type != "enabled":
+        if thinking is None or thinking.type != "enabled" or thinking.budget_tokens is None:
             return
-        if thinking.budget_tokens is None:
-            message = "thinking.budget_tokens: Field required"
-            raise APIError(400, message, param="thinking.budget_tokens")
         if most is not None and thinking.budget_tokens >= most:
             message = "max_tokens must be greater than thinking.budget_tokens"
             raise APIError(400, message, param="max_tokens")

@@ -20,7 +20,7 @@ from ..generation import Generation
 from ..generations import Generations
 from .answers import named_event
 from .errors import messages_error
-from .messages_signature import sign
+from .signature import sign
 
 BlockKind = Literal["text", "thinking", "tool_use"]
 StopReason = Literal[

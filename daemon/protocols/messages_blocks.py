@@ -38,6 +38,10 @@ class RedactedBlock(msgspec.Struct):
     """What an assistant thought, encrypted for Anthropic: it says nothing here."""
 
 
+class HostedBlock(msgspec.Struct):
+    """A call that ran at Anthropic, or its result: left out, as the tools that run there are."""
+
+
 class ToolUseBlock(Markable):
     """A call."""
 
@@ -115,6 +119,7 @@ Block = (
     TextBlock
     | ThinkingBlock
     | RedactedBlock
+    | HostedBlock
     | ToolUseBlock
     | ToolResultBlock
     | ToolReferenceBlock
@@ -129,6 +134,24 @@ _TEXTS: dict[str, type[Block]] = {
     "document": DocumentBlock,
     "search_result": SearchResultBlock,
 }
+_HOSTED = (
+    "server_tool_use",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    *(
+        f"{name}_tool_result"
+        for name in (
+            "advisor",
+            "bash_code_execution",
+            "code_execution",
+            "text_editor_code_execution",
+            "tool_search",
+            "web_fetch",
+            "web_search",
+        )
+    ),
+)
+"""In the history of a session that began at Anthropic."""
 _CHANGES: dict[str, type[Block]] = {
     "tool_addition": ToolAdditionBlock,
     "tool_removal": ToolRemovalBlock,
@@ -141,6 +164,7 @@ _KINDS: dict[str, dict[str, type[Block]]] = {
         "thinking": ThinkingBlock,
         "redacted_thinking": RedactedBlock,
         "tool_use": ToolUseBlock,
+        **dict.fromkeys(_HOSTED, HostedBlock),
     },
     RESULT: {**_TEXTS, "tool_reference": ToolReferenceBlock},
     "document": {"text": TextBlock},

@@ -27,7 +27,7 @@ from .messages_blocks import (
     text_in,
     texts_of,
 )
-from .messages_signature import hidden_in
+from .signature import hidden_in
 from .tools import arguments_text
 
 # Claude Code's first line: it differs from request to request, and what follows is the same.

@@ -21,6 +21,8 @@ MAX_CHOICES = 1000
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Tokens = Annotated[int, Meta(ge=1)]
+Bound = Annotated[int, Meta(ge=-1)]
+"""Of an answer's tokens; -1 is none."""
 StopSequence = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 _Text = Annotated[str, Meta(min_length=1)]
 Choices = Annotated[list[_Text], Meta(min_length=1, max_length=MAX_CHOICES)]
@@ -68,36 +70,64 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+Verbosity = Literal["low", "medium", "high"]
+"""What a client asks of every model that it knows; it changes nothing here."""
+
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 FormatKind = Literal["text", "json_object", "json_schema"]
+
+
+class SchemaFormat(msgspec.Struct):
+    """What a format says of a schema."""
+
+    schema: dict[str, Any] | bool
 
 
 def format_constraints(
     kind: FormatKind,
     *,
     schema: dict[str, Any] | bool | None,
+    named: SchemaFormat | None,
     field: str,
     place: str,
 ) -> list[Constraint]:
     """List what a format's text must match; nothing for text.
 
+    A schema beside `json_object`, and one in the other protocol's place, counts: servers differ.
+
     Args:
         kind: of the format.
-        schema: that it has, if any.
+        schema: its member `schema`.
+        named: its member `json_schema`.
         field: where the format stands in the body.
-        place: where its schema stands in it.
+        place: where a schema belongs in it.
 
     Raises:
         APIError: 400, there is no schema.
     """
     if kind == "text":
         return []
+    schemas = [] if schema is None else [schema]
+    schemas += [] if named is None else [named.schema]
+    if schemas:
+        return [JSONSchema(each) for each in schemas]
     if kind == "json_object":
         return [JSONObject()]
-    if schema is None:
-        message = f"{field} of type json_schema needs {place}"
-        raise APIError(400, message, param=f"{field}.{place.split('.', maxsplit=1)[0]}")
-    return [JSONSchema(schema)]
+    message = f"{field} of type json_schema needs {place}"
+    raise APIError(400, message, param=f"{field}.{place.split('.', maxsplit=1)[0]}")
+
+
+def bound_of(**fields: int | None) -> int | None:
+    """Choose an answer's bound of tokens: the first field that is set.
+
+    Raises:
+        APIError: 400, a field is 0.
+    """
+    for field, value in fields.items():
+        if value == 0:
+            raise APIError(400, f"{field}: Expected `int` >= 1, or -1 for no bound", param=field)
+    first = next((value for value in fields.values() if value is not None), None)
+    return None if first == -1 else first
 
 
 class StructuredOutputs(msgspec.Struct):
@@ -134,7 +164,7 @@ class OpenAIFields(GenerationBody, kw_only=True):
     """The fields of both. Those that would change the answer and are refused stand here too."""
 
     stream_options: StreamOptions | None = None
-    max_tokens: Tokens | None = None
+    max_tokens: Bound | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None

@@ -16,6 +16,31 @@ _Id = Annotated[str, Meta(min_length=1, max_length=256)]
 _Parts = Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)]
 
 
+HOSTED = frozenset(
+    {
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "computer_call",
+        "computer_call_output",
+        "file_search_call",
+        "image_generation_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "shell_call",
+        "shell_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
+"""Items of tools that are left out, in a conversation that began elsewhere."""
+
+
 class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One item of any kind: `type` says which of the fields it has."""
 
@@ -29,7 +54,7 @@ class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):
     namespace: str | None = None
     arguments: Any = None
     input: str | None = None
-    output: str | _Parts | None = None
+    output: str | _Parts | dict[str, Any] | None = None
     summary: _Parts | None = None
     encrypted_content: str | None = None
 

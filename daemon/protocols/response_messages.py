@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import structlog
 from msgspec import Raw
 
 from ...models.text.conversation import Message, ToolCall
@@ -12,6 +13,7 @@ from ..failures import APIError
 from ..quoting import quote
 from ..workers import Check
 from .response_items import (
+    HOSTED,
     MAX_ITEMS,
     InputItem,
     custom_arguments,
@@ -19,8 +21,11 @@ from .response_items import (
     new_id,
     unsupported_kind,
 )
+from .signature import hidden_in
 from .tools import arguments_text
 from .unreadable import stand_in
+
+log = structlog.get_logger()
 
 MAX_REFERRED = 16 * 1024 * 1024
 """Bytes of stored items that one request may take up by their ids."""
@@ -74,15 +79,20 @@ def read_items(
     for body in past:
         check()
         messages.add(decode_part(Raw(body), InputItem, _PAST), _PAST)
-    kept, referred = [], _Referred(find)
+    kept, referred, left_out = [], _Referred(find), set[str]()
     for index, raw in enumerate(raws):
         check()
         place = f"input[{index}]"
         item = decode_part(raw, InputItem, place)
         if item.type == "item_reference":
             item = decode_part(Raw(referred.find(item.id, place)), InputItem, place)
+        if item.type in HOSTED:
+            left_out.add(item.type)
+            continue
         messages.add(item, place)
         kept.append(_kept(item))
+    if left_out:
+        log.info("hosted items left out", types=",".join(sorted(left_out)))
     return ReadItems(messages.end(), kept)
 
 
@@ -222,13 +232,13 @@ def _text_of(item: InputItem, field: Literal["content", "output"], place: str) -
     Raises:
         APIError: 400, it is missing, or content has a part that is no text.
     """
-    content: str | list[dict[str, Any]] | None = getattr(item, field)
+    content: str | list[dict[str, Any]] | dict[str, Any] | None = getattr(item, field)
     if content is None:
         raise _missing(item, field, place)
     if isinstance(content, str):
         return content
     texts = []
-    for part in content:
+    for part in [content] if isinstance(content, dict) else content:
         kind = part.get("type")
         text = part.get("refusal" if kind == "refusal" else "text")
         if kind in _TEXT_PARTS and isinstance(text, str):
@@ -257,6 +267,8 @@ def _missing(item: InputItem, field: str, place: str) -> APIError:
 
 def _reasoning_of(item: InputItem, place: str) -> str:
     """Read what was thought: the reasoning itself, or else what a client kept of it."""
+    if hidden := hidden_in(item.encrypted_content or ""):
+        return hidden
     content = item.content or item.summary or []
     if isinstance(content, str):
         return content

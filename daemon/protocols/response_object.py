@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from ..failures import APIError
 from ..generation import Usage
+from .openai_fields import bound_of
 from .responses import ResponsesRequest
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -41,18 +42,21 @@ class ResponseObject:
             "background": False,
             "conversation": {"id": named} if named else None,
             "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
+            "max_output_tokens": bound_of(max_output_tokens=body.max_output_tokens),
             "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "model": model,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
-            "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
+            "reasoning": {"effort": reasoning and reasoning.effort, "summary": body.summary},
             "service_tier": "flex" if body.flex else "default",
             "store": body.store is not False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": msgspec.to_builtins(text_format) or {"type": "text"}},
+            "text": {
+                "format": msgspec.to_builtins(text_format) or {"type": "text"},
+                "verbosity": (body.text and body.text.verbosity) or "medium",
+            },
             "tool_choice": body.tool_choice or "auto",
             "tools": list(tools),
             "top_logprobs": body.top_logprobs or 0,

@@ -17,6 +17,7 @@ from ..answer_reader import Delta
 from ..logprobs import TokenLogProb, Told, TopLogProb
 from .response_items import new_id
 from .response_tools import CalledTool
+from .signature import sign
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Event = dict[str, Any]
@@ -29,13 +30,24 @@ class Output:
     Args:
         called: how the client knows the tools, by the names that the model knows.
         logprobs: whether the text's tokens are told.
+        summarized: thoughts stand in their summary, where clients look for it.
+        encrypted: thoughts come in `encrypted_content`, too.
 
     Attributes:
         items: those that are complete.
     """
 
-    def __init__(self, called: Mapping[str, CalledTool], *, logprobs: bool) -> None:
+    def __init__(
+        self,
+        called: Mapping[str, CalledTool],
+        *,
+        logprobs: bool,
+        summarized: bool = False,
+        encrypted: bool = False,
+    ) -> None:
         self.items: list[dict[str, Any]] = []
+        self._summarized = summarized
+        self._encrypted = encrypted
         self._called = called
         self._logprobs = logprobs
         self._open: _Item | None = None
@@ -59,7 +71,7 @@ class Output:
     def end(self, *, complete: bool) -> list[Event]:
         """End the answer. One in which nothing was said has an empty text."""
         events: list[Event] = []
-        speaking = self._open is not None and not isinstance(self._open, _Reasoning)
+        speaking = self._open is not None and not isinstance(self._open, _Thoughts)
         if complete and not speaking and all(i["type"] == "reasoning" for i in self.items):
             events, _ = self._in_text()
         return events + self._close("completed" if complete else "incomplete")
@@ -71,11 +83,12 @@ class Output:
         text = _Text(self._next, logprobs=self._logprobs)
         return self._open_next(text), text
 
-    def _in_reasoning(self) -> "tuple[list[Event], _Reasoning]":
+    def _in_reasoning(self) -> "tuple[list[Event], _Thoughts]":
         """Return the open reasoning, or else open one."""
-        if isinstance(self._open, _Reasoning):
+        if isinstance(self._open, _Thoughts):
             return [], self._open
-        reasoning = _Reasoning(self._next)
+        kind = _Summary if self._summarized else _Reasoning
+        reasoning = kind(self._next, encrypted=self._encrypted)
         return self._open_next(reasoning), reasoning
 
     def _start_call(self, start: ToolCallStart) -> list[Event]:
@@ -181,10 +194,24 @@ class _Text(_Item):
         return {"type": "output_text", "text": self._text, "annotations": [], **tokens}
 
 
-class _Reasoning(_Item):
+class _Thoughts(_Item):
     """What the model thought, as it thought it."""
 
     prefix = "rs"
+
+    def __init__(self, index: int, *, encrypted: bool) -> None:
+        super().__init__(index)
+        self._encrypted = encrypted
+
+    def _about(self, status: ItemStatus) -> dict[str, Any]:
+        about = {"id": self._id, "type": "reasoning", "status": status}
+        if not self._encrypted:
+            return about
+        return {**about, "encrypted_content": sign(self._text) if self._text else None}
+
+
+class _Reasoning(_Thoughts):
+    """Thoughts as the item's content."""
 
     def opened(self) -> list[Event]:
         part = self._event("content_part.added", content_index=0, part=self._part())
@@ -202,11 +229,35 @@ class _Reasoning(_Item):
 
     def item(self, status: ItemStatus) -> dict[str, Any]:
         content = [] if status == "in_progress" else [self._part()]
-        about = {"id": self._id, "type": "reasoning", "status": status, "summary": []}
-        return {**about, "content": content}
+        return {**self._about(status), "summary": [], "content": content}
 
     def _part(self) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": self._text}
+
+
+class _Summary(_Thoughts):
+    """Thoughts as the item's summary, where clients look for what they show."""
+
+    def opened(self) -> list[Event]:
+        part = self._event("reasoning_summary_part.added", summary_index=0, part=self._part())
+        return [*super().opened(), part]
+
+    def more(self, text: str, tokens: list[Told] | None = None) -> list[Event]:  # noqa: ARG002
+        self._texts.append(text)
+        return [self._event("reasoning_summary_text.delta", summary_index=0, delta=text)]
+
+    def closed(self) -> list[Event]:
+        return [
+            self._event("reasoning_summary_text.done", summary_index=0, text=self._text),
+            self._event("reasoning_summary_part.done", summary_index=0, part=self._part()),
+        ]
+
+    def item(self, status: ItemStatus) -> dict[str, Any]:
+        summary = [] if status == "in_progress" else [self._part()]
+        return {**self._about(status), "summary": summary}
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "summary_text", "text": self._text}
 
 
 class _Call(_Item):

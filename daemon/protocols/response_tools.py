@@ -73,13 +73,33 @@ class ResponseTools(NamedTuple):
     shown: list[Raw]
 
 
+class _CustomFormat(msgspec.Struct):
+    """What the text of a custom tool is like: the model is told of it, and not held to it."""
+
+    type: str = "text"
+    syntax: str = ""
+    definition: str = ""
+
+    def described(self, place: str) -> str:
+        """Say it in words; nothing for any text.
+
+        Raises:
+            APIError: 400 for a format of another type.
+        """
+        if self.type == "text":
+            return ""
+        if self.type == "grammar":
+            return f"The input matches this {self.syntax} grammar:\n{self.definition}"
+        raise unsupported(f"{place}.format of type {quote(self.type)}", "send text or grammar")
+
+
 class _ResponseTool(msgspec.Struct):
     type: str
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
+    format: _CustomFormat | None = None
     tools: Annotated[list[Raw], Meta(max_length=MAX_TOOLS)] | None = None
 
 
@@ -184,11 +204,12 @@ def _one(tool: _ResponseTool, place: str, namespace: str | None) -> _Found:
     if tool.name is None:
         raise APIError(400, f"{place} has no name", param=f"{place}.name")
     custom = tool.type == "custom"
-    if custom and (tool.format or {}).get("type", "text") != "text":
-        raise unsupported(f"{place}.format", "send a function with a JSON schema, or no format")
+    described = tool.description
+    if custom and tool.format is not None:
+        described = "\n\n".join(filter(None, [described, tool.format.described(place)]))
     function = Function(
         name=internal_name(tool.name, namespace),
-        description=tool.description,
+        description=described,
         parameters=_CUSTOM_PARAMETERS if custom else tool.parameters,
         strict=tool.strict,
     )

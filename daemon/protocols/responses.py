@@ -13,7 +13,16 @@ from ..quoting import quote
 from ..workers import Check
 from .chat import ConversationId, ConversationName
 from .generation_request import GenerationRequest, unsupported
-from .openai_fields import FormatKind, OpenAIFields, Tokens, format_constraints
+from .openai_fields import (
+    Bound,
+    FormatKind,
+    OpenAIFields,
+    SchemaFormat,
+    Tokens,
+    Verbosity,
+    bound_of,
+    format_constraints,
+)
 from .response_items import split_input
 from .response_messages import FindItem, read_items
 from .response_tools import ResponseTools, read_response_choice, read_response_tools
@@ -24,6 +33,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_INCLUDED = 32
 MAX_SESSION = 256
 _LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED = "reasoning.encrypted_content"
 # What can be included of tools and images that are never in an answer of this daemon.
 _NOTHING_TO_INCLUDE = frozenset(
     {
@@ -31,12 +41,11 @@ _NOTHING_TO_INCLUDE = frozenset(
         "computer_call_output.output.image_url",
         "file_search_call.results",
         "message.input_image.image_url",
-        "reasoning.encrypted_content",
         "web_search_call.action.sources",
         "web_search_call.results",
     }
 )
-_SUMMARIES = (None, "auto", "detailed")
+Summary = Literal["auto", "concise", "detailed"]
 
 # What would change the answer and is not done here, and what to do instead.
 _REFUSED = {
@@ -59,8 +68,8 @@ class ReasoningOptions(msgspec.Struct):
     """How much the model shall think, and what is said of it."""
 
     effort: Annotated[str, Meta(max_length=64)] | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -71,6 +80,7 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
     description: str | None = None
     schema: dict[str, Any] | bool | None = None
     strict: bool | None = None
+    json_schema: SchemaFormat | None = None
 
     def constraints(self) -> list[Constraint]:
         """List what the text must match; nothing for text.
@@ -79,7 +89,11 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
             APIError: 400, there is no schema.
         """
         return format_constraints(
-            self.type, schema=self.schema, field="text.format", place="schema"
+            self.type,
+            schema=self.schema,
+            named=self.json_schema,
+            field="text.format",
+            place="schema",
         )
 
 
@@ -87,7 +101,7 @@ class TextOptions(msgspec.Struct):
     """What the text must be, and how long."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReadResponse(NamedTuple):
@@ -109,7 +123,7 @@ class ResponsesRequest(OpenAIFields, kw_only=True):
 
     input: Raw
     instructions: str | None = None
-    max_output_tokens: Tokens | None = None
+    max_output_tokens: Bound | None = None
     tools: ToolList | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -137,6 +151,17 @@ class ResponsesRequest(OpenAIFields, kw_only=True):
     def told_logprobs(self) -> int | None:
         """How many of the likeliest tokens are told beside the chosen one; None: nothing is."""
         return (self.top_logprobs or 0) if _LOGPROBS in (self.include or []) else None
+
+    @property
+    def summary(self) -> Summary | None:
+        """What is asked for of a summary of the model's thoughts: it has all of them."""
+        asked = self.reasoning or ReasoningOptions()
+        return asked.summary or asked.generate_summary
+
+    @property
+    def encrypts_reasoning(self) -> bool:
+        """Whether thoughts come in a form that a client need not read to send them back."""
+        return _ENCRYPTED in (self.include or [])
 
     @property
     def conversation_name(self) -> str | None:
@@ -171,10 +196,7 @@ class ResponsesRequest(OpenAIFields, kw_only=True):
                 raise unsupported(field, advice)
         if self.n is not None and self.n > 1:
             raise unsupported("n", "send one request for each answer")
-        if self.text is not None and self.text.verbosity not in (None, "medium"):
-            raise unsupported("text.verbosity", "leave it out, and say it in instructions")
         self._refuse_included()
-        self._refuse_summary()
 
     def generation_request(self, check: Check) -> GenerationRequest:
         """Read a body that refers to nothing stored; see `GenerationBody`."""
@@ -209,7 +231,9 @@ class ResponsesRequest(OpenAIFields, kw_only=True):
         request = GenerationRequest(
             prompts=[conversation],
             sampling=self.sampling(),
-            max_tokens=self.max_output_tokens or self.max_tokens,
+            max_tokens=bound_of(
+                max_output_tokens=self.max_output_tokens, max_tokens=self.max_tokens
+            ),
             stops=self.stops,
             constraint=self._constraint(),
         )
@@ -225,17 +249,9 @@ class ResponsesRequest(OpenAIFields, kw_only=True):
 
     def _refuse_included(self) -> None:
         for name in self.include or []:
-            if name != _LOGPROBS and name not in _NOTHING_TO_INCLUDE:
+            if name not in (_LOGPROBS, _ENCRYPTED) and name not in _NOTHING_TO_INCLUDE:
                 message = f"include has {quote(name)}, which is not known; leave it out"
                 raise APIError(400, message, param="include")
         if self.top_logprobs and self.told_logprobs is None:
             message = f"top_logprobs needs include to have '{_LOGPROBS}'"
             raise APIError(400, message, param="top_logprobs")
-
-    def _refuse_summary(self) -> None:
-        if self.reasoning is None:
-            return
-        for field in ("summary", "generate_summary"):
-            if getattr(self.reasoning, field) not in _SUMMARIES:
-                advice = "the reasoning comes as it is; send auto, or leave it out"
-                raise unsupported(f"reasoning.{field}", advice)

@@ -115,12 +115,15 @@ def choose(
     Raises:
         APIError: 400, a call is asked for and there is no such tool.
     """
-    if mode == "required" and not tools:
-        message = "tool_choice asks for a call, but there are no tools; send some"
-        raise APIError(400, message, param="tool_choice")
     if name is not None and name not in {tool.name for tool in tools}:
-        message = f"tool_choice names {quote(name)}, but tools does not; send one of its names"
+        message = (
+            f"tool_choice names {quote(name)}, but tools does not, among those that the client "
+            "runs; send one of their names"
+        )
         raise APIError(400, message, param="tool_choice")
+    if mode == "required" and not tools:
+        message = "tool_choice asks for a call, but there are no tools that the client runs"
+        raise APIError(400, f"{message}; send some", param="tool_choice")
     return ToolChoice(mode=mode if tools else "none", name=name, parallel=parallel)
 
 

@@ -145,7 +145,7 @@ CASES: dict[str, Send] = {
     "an empty list among prompts": text(prompt=[[5], []]),
     "a prompt longer than the context": text(prompt=[5] * 9000),
     "max_tokens of 0": chat(max_tokens=0),
-    "max_tokens below 0": chat(max_tokens=-5),
+    "max_tokens below -1": chat(max_tokens=-5),
     "temperature below 0": chat(temperature=-0.1),
     "temperature over 2": chat(temperature=2.1),
     "temperature that is not a number": raw(
@@ -204,7 +204,7 @@ CASES: dict[str, Send] = {
     "a chat_template_kwargs that rendering sets": chat(chat_template_kwargs={"messages": []}),
     "a chat_template_kwargs that is no name": chat(chat_template_kwargs={"a b": 1}),
     "65 chat_template_kwargs": chat(chat_template_kwargs={f"a{i}": 1 for i in range(65)}),
-    "verbosity": chat(verbosity="high"),
+    "a verbosity that is none": chat(verbosity="loud"),
     "web_search_options": chat(web_search_options={}),
     "audio": chat(audio={"voice": "x"}),
     "audio modalities": chat(modalities=["audio"]),
@@ -339,8 +339,8 @@ CASES: dict[str, Send] = {
     "a prompt template": respond(prompt={"id": "pmpt_1"}),
     "a response with n=2": respond(n=2),
     "a tool of an unknown type": respond(tools=[{"type": "robot"}]),
-    "a custom tool with a grammar": respond(
-        tools=[{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]
+    "a custom tool of an unknown format": respond(
+        tools=[{"type": "custom", "name": "f", "format": {"type": "magic"}}]
     ),
     "a tool_choice of a hosted tool": respond(tool_choice={"type": "web_search"}),
     "allowed tools that are not there": respond(
@@ -348,8 +348,8 @@ CASES: dict[str, Send] = {
     ),
     "include of what is not known": respond(include=["everything"]),
     "top_logprobs of a response without include": respond(top_logprobs=2),
-    "a low verbosity": respond(text={"verbosity": "low"}),
-    "a concise summary": respond(reasoning={"summary": "concise"}),
+    "a verbosity of a response that is none": respond(text={"verbosity": "loud"}),
+    "a summary that is none": respond(reasoning={"summary": "long"}),
     "a schema format without a schema": respond(text={"format": {"type": "json_schema"}}),
     "17 pairs of metadata": respond(metadata={str(i): "x" for i in range(17)}),
     "a response that is not there": lambda daemon: daemon.request("GET", f"{RESPONSES}/resp_x"),

@@ -19,7 +19,7 @@ from umbel.daemon.failures import as_api_error
 from umbel.daemon.generation import Generation
 from umbel.daemon.generations import Generations
 from umbel.daemon.protocols.messages_answers import MessageAnswers
-from umbel.daemon.protocols.messages_signature import hidden_in
+from umbel.daemon.protocols.signature import hidden_in
 from umbel.models.text.events import (
     OutputEvent,
     ReasoningDelta,

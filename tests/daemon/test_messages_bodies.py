@@ -9,7 +9,7 @@ from umbel.daemon.decoding import decode
 from umbel.daemon.failures import APIError
 from umbel.daemon.protocols.generation_request import GenerationRequest
 from umbel.daemon.protocols.messages import CountRequest, MessagesFields, MessagesRequest
-from umbel.daemon.protocols.messages_signature import hidden_in, sign
+from umbel.daemon.protocols.signature import hidden_in, sign
 from umbel.models.text.constraint import JSONSchema
 from umbel.models.text.conversation import (
     CacheHint,
@@ -260,7 +260,7 @@ class TestBlocks:
             (user(text("x"), {"type": "video"}), "content[1]", "of type 'video'"),
             (user(CALL), "content[0]", "not supported there; send text, document"),
             (assistant(RESULT), "content[0]", "not supported there; send text, thinking"),
-            (assistant({"type": "server_tool_use"}), "content[0]", "type 'server_tool_use'"),
+            (assistant({"type": "robot_use"}), "content[0]", "type 'robot_use'"),
             (user({"type": "text"}), "content[0]", "missing required field `text`"),
             (
                 user({"type": "document", "source": {"type": "base64"}}),
@@ -485,7 +485,6 @@ class TestOptions:
             ({"max_tokens": ...}, "max_tokens: Field required"),
             ({"max_tokens": None}, "max_tokens: Field required"),
             ({"max_tokens": 0}, "max_tokens: Expected `int` >= 1"),
-            ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: Field required"),
             (
                 {"thinking": {"type": "enabled", "budget_tokens": 1024}},
                 "max_tokens must be greater than thinking.budget_tokens",

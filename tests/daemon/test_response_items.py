@@ -11,6 +11,7 @@ from umbel.daemon.failures import APIError
 from umbel.daemon.protocols.response_items import MAX_ITEMS
 from umbel.daemon.protocols.response_messages import MAX_REFERRED, read_items
 from umbel.daemon.protocols.responses import ReadResponse, ResponsesRequest
+from umbel.daemon.protocols.signature import sign
 from umbel.models.text.constraint import JSONObject, JSONSchema
 from umbel.models.text.conversation import Conversation, Message, ToolCall
 
@@ -168,6 +169,23 @@ class TestItems:
         item = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]}
         assert conversation(input=[item, said("a")]).messages[0].reasoning == "s"
 
+    def test_encrypted_reasoning_comes_back(self) -> None:
+        """A client may have kept nothing else; another server's says nothing."""
+        item = {"type": "reasoning", "summary": [], "encrypted_content": sign("Hm: ü")}
+        assert conversation(input=[item, said("a")]).messages[0].reasoning == "Hm: ü"
+        foreign = item | {"encrypted_content": "gAAAA"}
+        assert conversation(input=[foreign, said("a")]).messages[0].reasoning == ""
+
+    def test_hosted_calls_are_left_out(self) -> None:
+        """They are in the history of a session that began elsewhere, as their tools are."""
+        search = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {}}
+        shot = {"type": "computer_call_output", "call_id": "c", "output": {"type": "screenshot"}}
+        found = read(input=[user("u"), search, said("a"), shot, user("v")])
+        (prompt,) = found.request.prompts
+        assert isinstance(prompt, Conversation)
+        assert [m.content for m in prompt.messages] == ["u", "a", "v"]
+        assert len(found.items) == 3
+
     def test_the_past_comes_first(self) -> None:
         """It is of the same kind as the input, and calls in it can be answered."""
         past = read(input=[user("u"), CALL]).items
@@ -226,11 +244,7 @@ class TestBadItems:
     @pytest.mark.parametrize(
         ("item", "words", "param"),
         [
-            (
-                {"type": "web_search_call", "id": "ws"},
-                "of type 'web_search_call' is not",
-                "input[0]",
-            ),
+            ({"type": "robot_call", "id": "r"}, "of type 'robot_call' is not", "input[0]"),
             ({"content": "a"}, "needs role", "input[0].role"),
             ({"role": "user"}, "needs content", "input[0].content"),
             ({"role": "robot", "content": "a"}, "Invalid enum value", "input[0].role"),
@@ -289,6 +303,18 @@ class TestBadItems:
 
 class TestTools:
     """What the model is told of, and what it may call."""
+
+    def test_a_grammar_is_told(self) -> None:
+        """Codex' apply_patch has one: the model is not held to it."""
+        grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
+        (tool,) = read(input="hi", tools=[PATCH | {"format": grammar}]).tools.tools
+        assert tool.description.split("\n") == [
+            *("d", "", "The input matches this lark grammar:"),
+            'start: "*** Begin Patch"',
+        ]
+        (plain,) = read(input="hi", tools=[PATCH | {"format": {"type": "text"}}]).tools.tools
+        assert plain.description == "d"
+        assert plain.parameters == tool.parameters
 
     def test_namespaces_are_flat_to_the_model(self) -> None:
         """Their tools have names of their own; the client's names come back."""
@@ -394,9 +420,9 @@ class TestTools:
                 "tools[0].tools[0]",
             ),
             (
-                {"tools": [PATCH | {"format": {"type": "grammar"}}]},
-                "tools[0].format is not supported",
-                "tools[0].format",
+                {"tools": [PATCH | {"format": {"type": "magic"}}]},
+                "tools[0].format of type 'magic' is not supported",
+                "tools[0].format of type 'magic'",
             ),
             (
                 {
@@ -491,6 +517,22 @@ class TestFields:
         assert request.sampling.top_logprobs == 2
         assert read(input="hi", include=included).request.sampling.top_logprobs == 0
 
+    def test_tokens_without_a_bound(self) -> None:
+        """Some clients write it as -1."""
+        assert read(input="hi", max_output_tokens=-1, max_tokens=4).request.max_tokens is None
+        assert read(input="hi", max_output_tokens=None, max_tokens=4).request.max_tokens == 4
+
+    def test_a_schema_wherever_it_stands(self) -> None:
+        """It is held to, and not left out."""
+        schema = {"type": "object"}
+        for text_format in (
+            {"type": "json_object", "schema": schema},
+            {"type": "json_object", "json_schema": {"schema": schema}},
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+        ):
+            request = read(input="hi", text={"format": text_format}).request
+            assert request.constraint == JSONSchema(schema)
+
     def test_effort(self) -> None:
         """It reaches the chat template."""
         found = conversation(input="hi", reasoning={"effort": "low", "summary": "auto"})
@@ -519,8 +561,6 @@ class TestFields:
             ({"context_management": [{"type": "compaction"}]}, "context_management"),
             ({"moderation": {"model": "m"}}, "moderation"),
             ({"n": 2}, "n"),
-            ({"text": {"verbosity": "low"}}, "text.verbosity"),
-            ({"reasoning": {"summary": "concise"}}, "reasoning.summary"),
             ({"include": ["everything"]}, "include"),
             ({"top_logprobs": 3}, "top_logprobs"),
             ({"best_of": 2}, "best_of"),

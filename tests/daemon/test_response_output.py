@@ -25,6 +25,7 @@ from umbel.daemon.protocols.response_object import ResponseObject
 from umbel.daemon.protocols.response_output import Output
 from umbel.daemon.protocols.response_tools import CalledTool
 from umbel.daemon.protocols.responses import ResponsesRequest
+from umbel.daemon.protocols.signature import hidden_in
 from umbel.models.text.events import (
     OutputEvent,
     ReasoningDelta,
@@ -64,14 +65,19 @@ class Answered:
 
 
 def encoder(
-    reason: FinishReason | None = FinishReason.STOP, *, logprobs: bool = False
+    reason: FinishReason | None = FinishReason.STOP,
+    *,
+    logprobs: bool = False,
+    summarized: bool = False,
+    encrypted: bool = False,
 ) -> ResponseAnswers:
     """Make an encoder of an answer that ends for a reason."""
     body = msgspec.json.decode(b'{"input": "hi", "max_output_tokens": 5}', type=ResponsesRequest)
     shown = [Raw(msgspec.json.encode(tool)) for tool in TOOLS]
     made = ResponseObject("resp_1", "tiny", body, shown)
     answered = cast("Generations", Answered(reason))
-    return ResponseAnswers(made, answered, Output(CALLED, logprobs=logprobs))
+    output = Output(CALLED, logprobs=logprobs, summarized=summarized, encrypted=encrypted)
+    return ResponseAnswers(made, answered, output)
 
 
 def read(stream: bytes) -> list[dict[str, Any]]:
@@ -87,10 +93,10 @@ def read(stream: bytes) -> list[dict[str, Any]]:
 
 
 def streamed(
-    events: list[OutputEvent], reason: FinishReason = FinishReason.STOP
+    events: list[OutputEvent], reason: FinishReason = FinishReason.STOP, **options: bool
 ) -> list[dict[str, Any]]:
     """Encode a whole stream."""
-    answers = encoder(reason)
+    answers = encoder(reason, **options)
     stream = answers.opening() + answers.began(0)
     for event in events:
         stream += answers.deltas(0, [Delta(event)])
@@ -140,6 +146,30 @@ def test_every_kind_of_item() -> None:
     assert "namespace" not in add
     assert (close["name"], close["namespace"], close["arguments"]) == ("close", "agents", "{}")
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", "diff\n")
+
+
+def test_reasoning_as_a_summary() -> None:
+    """It stands where clients look for what they show, and nowhere else."""
+    events = streamed(
+        [ReasoningDelta("h"), ReasoningDelta("m"), TextDelta("a", 0)], summarized=True
+    )
+    assert types(events)[2:9] == [
+        *("output_item.added", "reasoning_summary_part.added"),
+        *("reasoning_summary_text.delta", "reasoning_summary_text.delta"),
+        *("reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"),
+    ]
+    reasoning = events[-1]["response"]["output"][0]
+    assert reasoning["summary"] == [{"type": "summary_text", "text": "hm"}]
+    assert "content" not in reasoning
+
+
+def test_reasoning_that_a_client_need_not_read() -> None:
+    """It carries what was thought, in each form."""
+    for summarized in (False, True):
+        events = streamed([ReasoningDelta("hm")], summarized=summarized, encrypted=True)
+        reasoning = events[-1]["response"]["output"][0]
+        assert hidden_in(reasoning["encrypted_content"]) == "hm"
+        assert events[2]["item"]["encrypted_content"] is None
 
 
 def test_the_answer_that_ends_for_its_length_is_incomplete() -> None:
@@ -282,12 +312,14 @@ def answers_in_parts(draw: st.DrawFn) -> list[OutputEvent]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(answers_in_parts(), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+@given(answers_in_parts(), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]), st.booleans())
 def test_any_answer_makes_a_stream_in_order(
-    events: list[OutputEvent], reason: FinishReason
+    events: list[OutputEvent],
+    reason: FinishReason,
+    summarized: bool,  # noqa: FBT001  (hypothesis gives it)
 ) -> None:
     """Events are numbered, balanced and allowed; the response is what the deltas said."""
-    stream = streamed(events, reason)
+    stream = streamed(events, reason, summarized=summarized, encrypted=summarized)
     assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
     assert types(stream)[:2] == ["created", "in_progress"]
     for event in stream:
@@ -323,7 +355,7 @@ def _followed(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
             open_item = None
             continue
         assert event["item_id"] == open_item["id"]
-        if kind.startswith("content_part"):
+        if kind.startswith(("content_part", "reasoning_summary_part")):
             assert part_open == kind.endswith("done")
             part_open = not part_open
             assert event["part"]["text"] == said
@@ -336,12 +368,15 @@ def _followed(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(answers_in_parts())
-def test_the_sdk_puts_any_answer_together(events: list[OutputEvent]) -> None:
+@given(answers_in_parts(), st.booleans())
+def test_the_sdk_puts_any_answer_together(
+    events: list[OutputEvent],
+    summarized: bool,  # noqa: FBT001  (hypothesis gives it)
+) -> None:
     """OpenAI's own accumulator ends with the response that was sent."""
     state: ResponseStreamState[Any] = _state()
     final = None
-    for event in streamed(events):
+    for event in streamed(events, summarized=summarized):
         made = construct_type_unchecked(type_=cast("Any", ResponseStreamEvent), value=event)
         for fired in state.handle_event(cast("ResponseStreamEvent", made)):
             final = fired

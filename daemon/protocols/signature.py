@@ -1,7 +1,8 @@
-"""What signs a thinking block: the client sends it back as it is and cannot read it.
+"""Thoughts that a client keeps without reading them, and sends back as they are.
 
-Where a client wants thinking left out, the signature carries it, so that the next turn's prompt
-has what the model thought. It proves nothing: a client may also send thinking of its own.
+Where a client wants thinking left out, a message's signature carries it, and so does a response's
+`encrypted_content`: the next turn's prompt then has what the model thought. It proves nothing: a
+client may also send thinking of its own.
 """
 
 from base64 import b64decode, b64encode
@@ -10,7 +11,7 @@ _MARK = "umbel."
 
 
 def sign(hidden: str = "") -> str:
-    """Make a signature that carries what the block does not show."""
+    """Make a signature that carries thoughts."""
     return _MARK + b64encode(hidden.encode()).decode()
 
 
