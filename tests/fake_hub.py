@@ -24,6 +24,7 @@ class FakeHub:
     Attributes:
         endpoint: for HF_ENDPOINT.
         ranges: from which byte each request for weights began.
+        revisions: that were asked about.
         half: once half of the weights was sent it is set.
         go_on: half of the weights are sent; the rest once this is set.
         breaks: the connection ends there instead, and the weights are not there any more.
@@ -33,6 +34,7 @@ class FakeHub:
     def __init__(self, folder: Path) -> None:
         self.files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
         self.ranges: list[int] = []
+        self.revisions: set[str] = set()
         self.half = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
@@ -112,13 +114,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/\w+)?", path):
+        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+?)(?:/revision/([\w.]+))?", path):
+            self.hub.revisions.add(found[2] or "main")
             self._describe(found[1])
-        elif re.fullmatch(rf"/api/models/({REPO}|{GATED})/tree/\w+", path):
+        elif re.fullmatch(rf"/api/models/({REPO}|{GATED})/tree/[\w.]+", path):
             self._send(200, json.dumps([_leaf(each) for each in self.hub.siblings()]).encode())
         elif path.startswith(f"/{GATED}/resolve/"):
             self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        elif found := re.fullmatch(rf"/{REPO}/resolve/\w+/(.+)", path):
+        elif found := re.fullmatch(rf"/{REPO}/resolve/[\w.]+/(.+)", path):
             self._file(found[1], with_body=with_body)
         else:
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})

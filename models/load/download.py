@@ -44,7 +44,7 @@ def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -
     Without a network, what is wholly here is used.
 
     Args:
-        name: `org/name`.
+        name: `org/name`, or `org/name@revision`.
         watch: looks at the download.
         begin: called before anything is fetched.
 
@@ -65,7 +65,11 @@ def fetch(name: str, watch: Watch, begin: Callable[[], object] = lambda: None) -
             if small := [file.name for file in missing if not file.sha256]:
                 hub.link(name, small)
             _Download(name, listing, missing, watch).run()
-        folder = hub.link(name)
+        folder = hub.link(name, [file.name for file in listing.files])
+        if folder.name != listing.commit:
+            raise DownloadError(  # noqa: TRY301
+                f"{name} changed while it was downloaded: start again, or name a revision"
+            )
     except Exception as error:  # the library's own, the HTTP client's, the file system's
         raise hub.in_words(name, error) from error
     if missing:
@@ -216,7 +220,7 @@ class _Download:
         self._ended.wait(_PAUSE)
 
     def _receive(self, file: RemoteFile, content: FileIO, here: int) -> None:
-        url = hf_hub_url(self._name, file.name, revision=self._commit)
+        url = hf_hub_url(hub.repo_of(self._name)[0], file.name, revision=self._commit)
         headers = build_hf_headers() | {"Range": f"bytes={here}-", "Accept-Encoding": "identity"}
         silence = min(_SILENCE, self._watch.stalled_after)
         with get_session().stream("GET", url, headers=headers, timeout=silence) as response:

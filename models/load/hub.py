@@ -20,10 +20,11 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # document
 
 from ..errors import DownloadError
 
-FILES = ("*.json", "model*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja")
+_WEIGHTS = "model*.safetensors"
+FILES = ("*.json", _WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jinja")
 """What umbel takes of a repo. No *.py: it never runs code that comes with a model."""
 
-_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_REPO = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w.-]+(?:/[\w.-]+)*))?")
 _ASK = 10.0  # seconds for an answer about a repo
 _MOST_PER_FILE = constants.MAX_HTTP_DOWNLOAD_SIZE
 
@@ -62,43 +63,56 @@ class _Silent(tqdm):
 
 
 def is_repo(name: str) -> bool:
-    """Whether a name has the form of a repo's: `org/name`."""
+    """Whether a name has the form of a repo's: `org/name`, or `org/name@revision`."""
     return _REPO.fullmatch(name) is not None
 
 
+def repo_of(name: str) -> tuple[str, str | None]:
+    """Split a name into the repo and its revision: a branch, a tag or a commit, if it names one."""
+    found = _REPO.fullmatch(name)
+    return (found[1], found[2]) if found else (name, None)
+
+
 def list_files(name: str) -> Listing:
-    """Ask what a repo has of what umbel takes.
+    """Ask what a repo has of what umbel takes; of weights under other names, all.
 
     Raises:
         Exception: whatever the library raises; see `in_words` and `is_offline`.
     """
-    info = HfApi().model_info(name, files_metadata=True, timeout=_ASK)
+    repo, revision = repo_of(name)
+    info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=_ASK)
     files = [
         RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "")
         for each in info.siblings or []
     ]
-    taken = [file for file in files if any(fnmatch(file.name, each) for each in FILES)]
+    usual = any(fnmatch(file.name, _WEIGHTS) for file in files)
+    patterns = FILES if usual else (*FILES, "*.safetensors")
+    taken = [file for file in files if any(fnmatch(file.name, each) for each in patterns)]
     return Listing(info.sha or "", taken)
 
 
 def is_here(name: str, file: RemoteFile, commit: str) -> bool:
     """Whether a file is in the cache."""
-    return isinstance(try_to_load_from_cache(name, file.name, revision=commit), str)
+    repo, _ = repo_of(name)
+    return isinstance(try_to_load_from_cache(repo, file.name, revision=commit), str)
 
 
 def blobs(name: str) -> Path:
     """Say where the cache has the contents of a repo's files, large ones by their SHA-256."""
-    folder = repo_folder_name(repo_id=name, repo_type="model")
+    folder = repo_folder_name(repo_id=repo_of(name)[0], repo_type="model")
     return Path(constants.HF_HUB_CACHE).expanduser() / folder / "blobs"
 
 
-def link(name: str, files: Sequence[str] = FILES) -> Path:
+def link(name: str, files: Sequence[str]) -> Path:
     """Have these files in the folder of the repo's files; fetch what is not in the cache yet.
 
     Raises:
         Exception: whatever the library raises.
     """
-    return Path(snapshot_download(name, allow_patterns=list(files), tqdm_class=_Silent))
+    repo, revision = repo_of(name)
+    return Path(
+        snapshot_download(repo, revision=revision, allow_patterns=list(files), tqdm_class=_Silent)
+    )
 
 
 def cached(name: str) -> Path:
@@ -107,7 +121,10 @@ def cached(name: str) -> Path:
     Raises:
         Exception: whatever the library raises; it is not wholly here.
     """
-    here = snapshot_download(name, allow_patterns=list(FILES), local_files_only=True)
+    repo, revision = repo_of(name)
+    here = snapshot_download(
+        repo, revision=revision, allow_patterns=list(FILES), local_files_only=True
+    )
     return Path(here)
 
 
@@ -127,7 +144,7 @@ def in_words(name: str, error: Exception) -> DownloadError:
     """Say why a model cannot be had, and what to do."""
     if isinstance(error, DownloadError):
         return error
-    page = f"{constants.ENDPOINT}/{name}"
+    page = f"{constants.ENDPOINT}/{repo_of(name)[0]}"
     key = "run `hf auth login`, or set HF_TOKEN"
     if isinstance(error, GatedRepoError):
         return DownloadError(f"{name} is gated: accept its terms at {page}, then {key}")

@@ -71,7 +71,8 @@ def load(
     On a CPU the weights are dequantised to fp32: MLX has no other fast type there.
 
     Args:
-        name: `smollm2` (embedded), a directory, or a Hugging Face repo `org/name`.
+        name: `smollm2` (embedded), a directory, or a Hugging Face repo `org/name` or
+            `org/name@revision`.
         quantization: of keys and values, if they are to be quantised.
         begin: told what is done next.
         watch: looks at the download, if there is one.
@@ -220,8 +221,20 @@ def _try_quantized(model: Any, layout: CacheLayout) -> None:
 
 
 def public_name(name: str) -> str:
-    """A directory is known by its last part, so that answers do not tell where it lies."""
-    return Path(name).resolve().name if Path(name).is_dir() else name
+    """Return what clients call a model: answers do not tell in which folder it lies.
+
+    A folder is called as its last part, a link as itself, and a snapshot in Hugging Face's cache
+    as its repo.
+    """
+    if not Path(name).is_dir():
+        return name
+    folder = Path(name).absolute()
+    if folder.name == "..":
+        folder = folder.resolve()
+    repo = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repo.startswith("models--"):
+        return repo.removeprefix("models--").replace("--", "/")
+    return folder.name
 
 
 def _directory(name: str, watch: Watch, begin: Callable[[], object]) -> Path:

@@ -126,3 +126,16 @@ def test_a_disk_that_is_too_small_is_told_before(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(DownloadError, match=rf"no space for {REPO} in .*needs {1 << 60} bytes"):
         fetch(REPO, Watch())
+
+
+def test_a_repo_that_changes_meanwhile_is_told(
+    fake: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was listed and what is linked are one commit, or an error."""
+    small = [hub.RemoteFile(name, len(content), "") for name, content in fake.files.items()]
+    listing = hub.Listing("b" * 40, small)
+    monkeypatch.setattr(hub, "list_files", lambda _: listing)
+    monkeypatch.setattr(hub, "link", lambda *_: tmp_path / COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DownloadError, match=f"{REPO} changed while it was downloaded"):
+        fetch(REPO, Watch())

@@ -21,7 +21,7 @@ from umbel.daemon.cli import app
 from umbel.daemon.model_advice import table
 from umbel.models.estimate.layers import kinds_of
 
-from ..fake_hub import GATED, REPO, FakeHub, serving
+from ..fake_hub import COMMIT, GATED, REPO, FakeHub, serving
 from .running import eventually
 from .test_cli import environment
 
@@ -78,6 +78,27 @@ def test_a_model_is_pulled_and_listed(hub: FakeHub, short_path: Path) -> None:
     (listed,) = [each for each in json.loads(out)["models"] if each["name"] == REPO]
     assert listed["fit"]["context"] == 2048
     assert listed["problem"] == ""
+
+
+def test_a_revision_can_be_named(hub: FakeHub, short_path: Path) -> None:
+    """Only that one is asked for, and it is found again without the network."""
+    status, out, _ = run_umbel(hub, short_path, "pull", f"{REPO}@v1.0", "--json")
+    pulled = json.loads(out)
+    assert (status, pulled["name"], hub.revisions) == (0, f"{REPO}@v1.0", {"v1.0"})
+    assert Path(pulled["path"]).name == COMMIT
+    hub.server.shutdown()
+    hub.server.server_close()
+    assert run_umbel(hub, short_path, "pull", f"{REPO}@v1.0", "--json")[:2] == (0, out)
+    status, _, errors = run_umbel(hub, short_path, "pull", f"{REPO}@v2.0")
+    assert status == 1
+    assert f"{REPO}@v2.0 is not on this machine" in errors
+
+
+def test_weights_of_other_names_are_pulled(hub: FakeHub, short_path: Path) -> None:
+    """Where a repo has none of the usual ones."""
+    hub.files["weights.safetensors"] = hub.files.pop("model.safetensors")
+    status, out, _ = run_umbel(hub, short_path, "pull", REPO, "--json")
+    assert (status, json.loads(out)["bytes"]) == (0, sum(map(len, hub.files.values())))
 
 
 def test_folders_of_the_configuration_are_listed(

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from umbel.models.errors import ModelError, ModelLoadError
 from umbel.models.estimate.facts import read_facts
 from umbel.models.estimate.folder import INDEX, weight_files
-from umbel.models.load.loader import LoadedModel, load
+from umbel.models.load.loader import LoadedModel, load, public_name
 
 from .. import zoo
 from ..tiny import tiny_model_dir
@@ -123,6 +123,36 @@ def test_an_index_of_no_use_is_told(tmp_path: Path, index: str, said: str) -> No
         with pytest.raises(ModelLoadError) as raised:
             read(folder)
         assert said in str(raised.value)
+
+
+SNAPSHOT = "models--org--name/snapshots/" + "c0ffee" * 6
+
+
+@pytest.mark.parametrize(
+    ("place", "link", "name"),
+    [
+        ("plain", None, "plain"),
+        ("plain", "my-model", "my-model"),
+        (SNAPSHOT, "my-model", "my-model"),
+        (SNAPSHOT, None, "org/name"),
+        ("snapshots/plain", None, "plain"),
+    ],
+)
+def test_a_model_is_called_as_its_user_calls_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, link: str | None, name: str
+) -> None:
+    """A link by its own name, and a snapshot of a repo by the repo's."""
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    if link is not None:
+        (tmp_path / link).symlink_to(folder)
+        folder = tmp_path / link
+    (folder / "below").mkdir()
+    assert public_name(str(folder)) == name
+    assert public_name(f"{folder}/") == name
+    monkeypatch.chdir(folder / "below")
+    if link is None:
+        assert public_name("..") == name
 
 
 # -- heads that predict further tokens -----------------------------------------------------
