@@ -44,7 +44,7 @@ class _Tokens:
         self.eos_token_id = min(codec.eos_ids)
         self.special_token_ids = sorted(codec.special_tokens | codec.eos_ids)
         self.tokens = [_written(codec, token) for token in range(codec.vocab_size)]
-        self._tokenizer = Tokenizer.from_str(_without_prefix(codec.to_json()))
+        self._tokenizer = Tokenizer.from_str(without_prefix(codec.to_json()))
         self._tokenizer.encode_special_tokens = True  # their names are text
 
     def __call__(self, text: bytes | str) -> Sequence[int]:
@@ -60,7 +60,7 @@ def _written(codec: TextCodec, token: int) -> bytes:
     return b"" if data.startswith(_MARK) else data
 
 
-def _without_prefix(text: str) -> str:
+def without_prefix(text: str) -> str:
     """Change a tokenizer.json so that no blank is written before a text."""
     state = json.loads(text)
     for key, listed in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):

@@ -2,8 +2,10 @@
 
 A user's message says what is to be answered, as JSON between `<plan>` and `</plan>`: a list with
 one step for each of the assistant's turns that follow. A step is text, or a tool call `{"name": …,
-"arguments": {…}}`, or a list of both; `RESULT` in a text stands for what the last tool returned.
-Prompts without a plan are answered with `UNPLANNED`.
+"arguments": {…}}`, or a thought `{"thought": …}`, or a list of these; `RESULT` in a text stands for
+what the last tool returned. Prompts without a plan are answered with `UNPLANNED`.
+
+Turns, calls and thoughts are written as the model's family does, which its tokens tell.
 
 Everything else is real: the template that the plan came through, the model's forward pass,
 sampling, masks (what a grammar forbids cannot be preferred), the cache, the parsers, HTTP.
@@ -22,20 +24,64 @@ import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 UNPLANNED = "This prompt has no plan."
 RESULT = "(the result)"
-_END = "<|im_end|>"
-_TURN = "<|im_start|>assistant"
-_RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 _PLAN = re.compile(r"<plan>(.*?)</plan>", re.DOTALL)
 _PREFERENCE = 1e4  # far above any logit, penalty or noise; far below infinity
 _KEPT = 64  # answers that are remembered while they are written
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_FLAGS, _UP = 0x8914, 1  # SIOCSIFFLAGS, IFF_UP
+
+
+class Family(NamedTuple):
+    """How a model's template and its answers are written.
+
+    Attributes:
+        marker: a token that no other family has.
+        turn: begins a turn of the assistant's.
+        end: ends an answer.
+        result: what a tool returned; its first group.
+        edge: stands around a tool's name where the prompt defines it.
+        call: with its name and its arguments.
+        thought: with its text.
+        text: with itself.
+        between: stands between parts of an answer.
+    """
+
+    marker: str
+    turn: str
+    end: str
+    result: str = r"<tool_response>\s*(.*?)\s*</tool_response>"
+    edge: str = '"'
+    call: str = '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    thought: str = "<think>\n{}\n</think>\n"
+    text: str = "{}"
+    between: str = "\n"
+
+
+CHATML = Family("<|im_start|>", "<|im_start|>assistant", "<|im_end|>")
+FAMILIES = (
+    CHATML,
+    Family("<|start_header_id|>", "<|start_header_id|>assistant", "<|eot_id|>"),
+    Family("<start_of_turn>", "<start_of_turn>model", "<end_of_turn>"),
+    Family("<\uff5cAssistant\uff5c>", "<\uff5cAssistant\uff5c>", "<\uff5cend▁of▁sentence\uff5c>"),
+    Family(
+        "<|channel|>",
+        "<|start|>assistant",
+        "<|return|>",
+        r"<\|start\|>functions\.\S+ to=assistant<\|channel\|>\w+<\|message\|>(.*?)<\|end\|>",
+        " ",
+        "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
+        "<|channel|>analysis<|message|>{}<|end|><|start|>assistant",
+        "<|channel|>final<|message|>{}",
+        "",
+    ),
+    Family("</s>", "[/INST]", "</s>"),
+)
 
 Step = str | dict[str, Any] | list[str | dict[str, Any]]
 
@@ -50,7 +96,12 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": name, "arguments": arguments}
 
 
-def answer_to(prompt: str) -> str:
+def thought(text: str) -> dict[str, Any]:
+    """Make a part of a step that is thought."""
+    return {"thought": text}
+
+
+def answer_to(prompt: str, family: Family = CHATML) -> str:
     """Choose the text of an answer by its prompt.
 
     A tool that the prompt does not define is not called: agents send the same message along with
@@ -58,27 +109,30 @@ def answer_to(prompt: str) -> str:
     """
     plans = list(_PLAN.finditer(prompt))
     if not plans:
-        return UNPLANNED
+        return family.text.format(UNPLANNED)
     found = plans[-1]
     steps: list[Step] = json.loads(found[1])
-    turns = prompt.count(_TURN, found.end()) - 1  # the last one is the answer's own
+    turns = prompt.count(family.turn, found.end()) - 1  # the last one is the answer's own
     step = steps[min(turns, len(steps) - 1)]
     parts = step if isinstance(step, list) else [step]
     defined = prompt[: found.start()] + prompt[found.end() :]
-    results = _RESPONSE.findall(prompt, found.end())
-    text = "\n".join(_written(part, defined) for part in parts)
+    results = re.compile(family.result, re.DOTALL).findall(prompt, found.end())
+    text = family.between.join(_written(part, defined, family) for part in parts)
     return text.replace(RESULT, results[-1]) if results else text
 
 
-def _written(part: str | dict[str, Any], defined: str) -> str:
+def _written(part: str | dict[str, Any], defined: str, family: Family) -> str:
     if isinstance(part, str):
-        return part
+        return family.text.format(part)
+    if "thought" in part:
+        return family.thought.format(part["thought"])
     # A tool of a namespace may be defined by a longer name.
-    name = re.search(rf'"((?:[\w.:/-]*\W|\w*__)?{re.escape(part["name"])})"', defined)
+    known = rf"((?:[\w.:/-]*\W|\w*__)?{re.escape(part['name'])})"
+    name = re.search(f"{family.edge}{known}{family.edge}", defined)
     if name is None:
-        return UNPLANNED
-    written = json.dumps(part | {"name": name[1]}, ensure_ascii=False)
-    return f"<tool_call>\n{written}\n</tool_call>"
+        return family.text.format(UNPLANNED)
+    arguments = json.dumps(part["arguments"], ensure_ascii=False)
+    return family.call.format(name=name[1], arguments=arguments)
 
 
 class Script:
@@ -89,8 +143,15 @@ class Script:
     """
 
     def __init__(self, tokenizer: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
-        self._end = self._tokenizer.encode(_END, add_special_tokens=False).ids[0]
+        from umbel.models.text.grammar_tokens import without_prefix  # noqa: PLC0415  (as below)
+
+        text = tokenizer.read_text()
+        self._tokenizer = Tokenizer.from_str(text)
+        known = self._tokenizer.token_to_id
+        self._family = next(f for f in FAMILIES if known(f.marker) is not None)
+        self._end = known(self._family.end)
+        # Encodes answers, without the blank that some write before each text.
+        self._writer = Tokenizer.from_str(without_prefix(text))
         self._answers: OrderedDict[int, tuple[Sequence[int], list[int]]] = OrderedDict()
 
     def prefer(self, logits: Any, rows: Mapping[int, Any]) -> Any:
@@ -111,7 +172,8 @@ class Script:
         """Encode the answer, once for each request: its prompt is one object all the while."""
         if id(prompt) not in self._answers:
             text = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
-            tokens = self._tokenizer.encode(answer_to(text), add_special_tokens=False).ids
+            answer = answer_to(text, self._family)
+            tokens = self._writer.encode(answer, add_special_tokens=False).ids
             self._answers[id(prompt)] = prompt, tokens
             if len(self._answers) > _KEPT:
                 self._answers.popitem(last=False)
