@@ -12,14 +12,31 @@ from .state import Layout
 from .totals import Totals
 from .trie import RadixTrie
 
+_AT_ONCE = 256  # nodes that are checked in one piece
+
 
 def problems(cache: PrefixCache) -> list[str]:
     """Describe every broken invariant; empty when the cache is sound."""
-    found = [
-        f"trie {number}: {problem}"
-        for number, trie in enumerate(cache.tries)
-        for problem in _trie_problems(trie, cache.layout)
-    ]
+    return [problem for piece in examine(cache) for problem in piece]
+
+
+def examine(cache: PrefixCache) -> Iterator[list[str]]:
+    """Check all invariants piece by piece, and yield the broken ones of each piece.
+
+    The cache may change between two pieces: each is true of the moment in which it is checked.
+    """
+    for number, trie in enumerate(cache.tries):
+        where = f"trie {number}"
+        nodes = list(trie.nodes())
+        for first in range(0, len(nodes), _AT_ONCE):
+            yield [
+                f"{where}: {problem}"
+                for node in nodes[first : first + _AT_ONCE]
+                if not _has_gone(node)
+                for problem in _node_problems(node, cache.layout)
+            ]
+        for of_trie in (_root_problems, _sum_problems, _dirty_problems, _storage_problems):
+            yield [f"{where}: {problem}" for problem in of_trie(trie)]
     for among in (
         _retain_problems,
         _lease_problems,
@@ -27,29 +44,40 @@ def problems(cache: PrefixCache) -> list[str]:
         _file_problems,
         _ledger_problems,
     ):
-        found += among(cache)
-    return found
+        yield list(among(cache))
 
 
-def _trie_problems(trie: RadixTrie, layout: Layout) -> Iterator[str]:
+def _has_gone(node: TrieNode) -> bool:
+    """Whether its parent does not lead to a node any more."""
+    first = node.tokens[:1].tolist()
+    return bool(first) and node.parent is not None and node.parent.children.get(*first) is not node
+
+
+def _root_problems(trie: RadixTrie) -> Iterator[str]:
     root = trie.root
     if root.extents or root.span is not None or root.checkpoint is not None:
         yield "the root has state"
+
+
+def _sum_problems(trie: RadixTrie) -> Iterator[str]:
+    """Compare the nodes with what is counted of them."""
     spans = checkpoints = 0
     for node in trie.nodes():
-        yield from _node_problems(node, layout)
         spans += node.span.nbytes if node.span is not None else 0
         checkpoints += node.checkpoint.nbytes if node.checkpoint is not None else 0
-    yield from _storage_problems(trie)
-    for node in trie.persistence.dirty:
-        if not any(node is other for other in trie.nodes()):
-            yield f"node [{node.start}, {node.end}) waits to be written and is gone"
     if (counted := _totals(trie)) != trie.totals:
         yield f"the nodes add up to {counted} and {trie.totals} is counted"
     if spans != trie.spans.size.nbytes:
         yield f"spans hold {spans} bytes and {trie.spans.size.nbytes} are counted"
     if checkpoints != trie.checkpoints.size.nbytes:
         yield f"checkpoints hold {checkpoints} bytes and {trie.checkpoints.size.nbytes} are counted"
+
+
+def _dirty_problems(trie: RadixTrie) -> Iterator[str]:
+    nodes = set(trie.nodes())
+    for node in trie.persistence.dirty:
+        if node not in nodes:
+            yield f"node [{node.start}, {node.end}) waits to be written and is gone"
 
 
 def _totals(trie: RadixTrie) -> Totals:
@@ -153,8 +181,9 @@ def _retain_problems(cache: PrefixCache) -> Iterator[str]:
     retained: Counter[int] = Counter()
     for lease in cache.leases():
         retained.update(id(node) for node in lease.deepest.path())
+    leased = Counter(cache.leased_tries().values())
     for trie in cache.tries:
-        if trie.root.ref_count != len(cache.leases(trie)):
+        if trie.root.ref_count != leased[trie]:
             yield f"a root is retained {trie.root.ref_count} times, not as often as leased"
         for node in trie.nodes():
             if node.ref_count != retained.pop(id(node), 0):
@@ -175,13 +204,14 @@ def _shared_problems(cache: PrefixCache) -> Iterator[str]:
 
 
 def _lease_problems(cache: PrefixCache) -> Iterator[str]:
-    for number, trie in enumerate(cache.tries):
-        if not trie.root.children and not cache.leases(trie):
+    leased, tries = cache.leased_tries(), list(cache.tries)
+    used, live = set(leased.values()), set(tries)
+    for number, trie in enumerate(tries):
+        if not trie.root.children and trie not in used:
             yield f"trie {number}: an empty trie that nobody uses"
-    live = [lease for trie in cache.tries for lease in cache.leases(trie)]
-    for lease in cache.leases():
+    for lease, trie in leased.items():
         where = f"a lease of [0, {lease.held})"
-        if lease not in live:
+        if trie not in live:
             yield f"{where} belongs to a trie that was dropped"
         length = sum(span.length for span in lease.spans())
         if cache.layout.spans and length != lease.held:

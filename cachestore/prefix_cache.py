@@ -114,6 +114,10 @@ class PrefixCache:
         """The open leases, of one trie or of all."""
         return [lease for lease, its in self._leases.items() if trie is None or its is trie]
 
+    def leased_tries(self) -> dict[Lease, RadixTrie]:
+        """The open leases, each with the trie that it is on."""
+        return self._leases.copy()
+
     def known(self, namespace: Namespace, tokens: Tokens) -> Known:
         """How much of a prompt is in memory. Refreshes nothing."""
         trie = self.trie_of(namespace, tokens)

@@ -8,7 +8,19 @@ from umbel.cachestore import check
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.node import TrieNode, as_tokens
 
-from .fakes import EXACT, HYBRID, KV, RECURRENT, FakeCheckpoint, FakeSpan, Stack, World
+from .fakes import (
+    EXACT,
+    HYBRID,
+    KV,
+    NAMESPACE,
+    RECURRENT,
+    STACKS,
+    FakeCheckpoint,
+    FakeSpan,
+    Stack,
+    World,
+    conversation,
+)
 
 
 def sound(stack: Stack = HYBRID) -> World:
@@ -209,3 +221,47 @@ def test_a_path_ends_at_its_node_and_leaves_the_root_out() -> None:
     path: list[TrieNode] = world.node(11).path()
     assert [node.end for node in path] == [10, 11]
     assert world.trie.root.path() == []
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=lambda stack: stack.name)
+def test_a_cache_that_changes_between_pieces_is_sound(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests come and end, and state is evicted, while it is checked."""
+    monkeypatch.setattr(check, "_AT_ONCE", 2)
+    world = World(stack)
+    for number in range(12):
+        world.serve(conversation(number, 20), (1, 2))
+    running = [world.begin(conversation(number, 25)) for number in range(3)]
+    pieces = 0
+    for found in check.examine(world.cache):
+        assert found == []
+        pieces += 1
+        world.serve(conversation(100 + pieces, 10))
+        world.cache.evictor.evict(world.cache.tries.size.nbytes * 3 // 4)
+        if running and pieces % 3 == 0:
+            running.pop().fail()
+    assert pieces > 10
+
+
+def test_the_check_takes_as_long_as_there_are_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node is looked at a few times, however many wait to be written."""
+    looks = []
+    for count in (100, 1000):
+        world = World(KV)
+        trie = world.cache.tries.open(NAMESPACE)
+        for first in range(count):
+            tokens = as_tokens([first, 1])
+            trie.append(trie.root, tokens, FakeSpan(world.registry, tokens.tolist()))
+        assert len(trie.persistence.dirty) == count
+        seen = [0]
+
+        def look(node: TrieNode, name: str, seen: list[int] = seen) -> object:
+            seen[0] += 1
+            return object.__getattribute__(node, name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TrieNode, "__getattribute__", look)
+            assert check.problems(world.cache) == []
+        looks.append(seen[0])
+    assert looks[1] < looks[0] * 10.5

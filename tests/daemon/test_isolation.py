@@ -156,6 +156,9 @@ def test_a_shared_prompt_is_cached_for_everybody(tiny_daemon: RunningDaemon) -> 
         shared = [node for node in nodes if node["shared"]]
         assert max(node["end"] for node in shared) == tokens
         assert tiny_daemon.request("GET", "/cache/verify").json() == {"problems": []}
+        refused = over_tcp(tiny_daemon, "GET", "/cache/verify")
+        assert refused.status == 403
+        assert refused.json()["error"]["code"] == "operator_only"
     assert cached(over_tcp(tiny_daemon, "POST", "/v1/chat/completions", first)) == 0
     over_tcp(tiny_daemon, "POST", "/cache/clear")
 
