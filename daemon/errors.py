@@ -9,6 +9,10 @@ class ConfigError(StartError):
     """A setting is unknown, or its value is of no use."""
 
 
+class FlagError(ConfigError):
+    """A flag of the command line has a value that is of no use."""
+
+
 class SocketError(StartError):
     """The socket cannot be had."""
 

@@ -49,7 +49,7 @@ def test_tables_of_models_are_generated() -> None:
 @functools.cache
 def texts() -> list[str]:
     """All texts of the code, where what is filled in is one character."""
-    folders = ("daemon", "models", "cachestore", "scheduler")
+    folders = ("daemon", "models", "cachestore", "scheduler", "src/umbel")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return [
         text

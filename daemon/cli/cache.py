@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ..config import Settings
 from ..errors import ConfigError
+from .group import Group
 from .options import takes_settings
 from .running import fail, report_console, run
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Model = Annotated[str | None, typer.Option(help="Whose cache it is, if not the default model's.")]
 
-app = typer.Typer(help="Look into what the running daemon remembers.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="Look into what the running daemon remembers.", no_args_is_help=True
+)
 
 
 @app.command("stats")

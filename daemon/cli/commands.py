@@ -11,11 +11,13 @@ from ..early_signals import has_terminal
 from ..errors import StartError
 from ..signals import StopSignals
 from . import cache, keys, models, service
+from .group import Group
 from .options import takes_settings
 from .running import fail, report_console, run
 
 app = typer.Typer(
     name="umbel",
+    cls=Group,
     help="Serve many LLM agents from one shared prompt on MLX.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -6,10 +6,11 @@ import typer
 
 from ..config import TENANT_RULE, Settings, is_tenant_name
 from ..errors import ConfigError
+from .group import Group
 from .options import takes_settings
 from .running import fail
 
-app = typer.Typer(help="Make and revoke API keys of tenants.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Make and revoke API keys of tenants.", no_args_is_help=True)
 
 
 @app.command("add")

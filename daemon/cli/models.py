@@ -8,10 +8,11 @@ from ..config import Settings
 from ..errors import ConfigError
 from ..model_machine import Device, Planned
 from ..signals import StopSignals
+from .group import Group
 from .options import takes_settings
 from .running import fail, report_console, run
 
-app = typer.Typer(help="List, get and choose models.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="List, get and choose models.", invoke_without_command=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Memory = Annotated[

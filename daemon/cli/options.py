@@ -11,7 +11,7 @@ from msgspec.inspect import BoolType, DictType, ListType, LiteralType
 from rich.markup import escape
 
 from ..config import SETTINGS, Setting, load
-from ..errors import StartError
+from ..errors import FlagError, StartError
 from .running import fail
 
 _TEXT: Any = str | None
@@ -21,6 +21,21 @@ _OURS = ("read_again", "settings")
 _TAKEN = {BoolType: _SWITCH, DictType: _TEXTS, ListType: _TEXTS}
 """What the library makes of the words of an option, where that is not one text."""
 
+_GROUPS = {
+    "Model": ("model", "aliases", "kv_bits", "kv_group_size", "warmup", "exact"),
+    "Network": ("socket", "host", "port", "keys_file", "cors_origins"),
+    "Cache": (
+        *("cache_bytes", "no_cache", "disk_dir", "disk_bytes", "no_disk"),
+        *("checkpoint_interval", "checkpoints_kept", "shared_prompts"),
+    ),
+    "Limits": (
+        *("prefill_chunk", "max_batch", "max_stall_ms", "max_waiting", "request_timeout"),
+        "stop_grace",
+    ),
+    "Log": ("log_format", "log_level", "log_file"),
+}
+"""The panels of a command that has all options."""
+
 
 def takes_settings(
     *names: str, serves: bool = True
@@ -28,7 +43,8 @@ def takes_settings(
     """Put options in the place of a command's parameter `settings`, and add `--config`.
 
     The command gets the settings that these options, the variables and the file give. Where
-    they are wrong it does not run: the process ends with a sentence and status 1. A command with
+    they are wrong it does not run: the process ends with a sentence, and with status 2 if a flag is
+    wrong, else 1. A command with
     a parameter `read_again` gets a function as well that reads all three once more.
 
     Args:
@@ -36,6 +52,7 @@ def takes_settings(
         serves: see `load`.
     """
     chosen = [SETTINGS[name] for name in names or SETTINGS if SETTINGS[name].flag]
+    groups = {} if names else {name: group for group, of in _GROUPS.items() for name in of}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -47,30 +64,30 @@ def takes_settings(
             try:
                 settings = read()
             except StartError as error:
-                fail(error)
+                fail(error, 2 if isinstance(error, FlagError) else 1)
             command(**given, settings=settings)
 
         parameters = inspect.signature(command).parameters
         own = [each for name, each in parameters.items() if name not in _OURS]
-        options = [*own, *map(_of_setting, chosen), _of_file()]
+        options = [*own, *(_of_setting(each, groups.get(each.name)) for each in chosen), _of_file()]
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
-def _of_setting(setting: Setting) -> inspect.Parameter:
+def _of_setting(setting: Setting, group: str | None) -> inspect.Parameter:
     """Make the option of a setting: a switch, or text, which `load` reads as a variable's."""
     taken = _TAKEN.get(type(setting.type), _TEXT)
     repeated = " May be given several times." if taken is _TEXTS else ""
     text = _help(f"{setting.about.does}{repeated}", _default(setting))
-    option = typer.Option(setting.flag, help=text, metavar=_metavar(setting))
+    option = typer.Option(setting.flag, help=text, metavar=_metavar(setting), rich_help_panel=group)
     return _parameter(setting.name, Annotated[taken, option])
 
 
 def _of_file() -> inspect.Parameter:
     default = "umbel.toml in the user's configuration folder"
-    option = typer.Option(help=_help("Configuration file (TOML).", default))
+    option = typer.Option(help=_help("Configuration file (TOML).", default), metavar="<path>")
     return _parameter("config", Annotated[Path | None, option])
 
 

@@ -1,4 +1,4 @@
-"""How a command runs, and how it ends where it cannot: one sentence, and exit status 1."""
+"""How a command runs, and how it ends where it cannot: one sentence, and exit status 1 or 2."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -33,12 +33,17 @@ async def _until_signal(work: Coroutine[Any, Any, T], signals: StopSignals) -> T
         return await task
 
 
-def fail(error: Exception) -> NoReturn:
-    """Say what is wrong on standard error, and end with status 1."""
+def fail(error: Exception, status: int = 1) -> NoReturn:
+    """Say what is wrong on standard error, and end: with status 2 if the command line is."""
+    say_error(str(error))
+    raise typer.Exit(status)
+
+
+def say_error(text: str, hint: str = "") -> None:
+    """Write a line about what is wrong; the hint is markup."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(
-        f"[red]umbel:[/] {escape(str(error))}"
+        f"[red]umbel:[/] {escape(text)}{hint}"
     )
-    raise typer.Exit(1)
 
 
 def report_console() -> Console:

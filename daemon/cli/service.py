@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ServiceError
+from .group import Group
 from .running import fail, report_console, run
 
 if TYPE_CHECKING:
     from ..installation import Installation
 
-app = typer.Typer(help="Run the daemon as a service of systemd or launchd.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="Run the daemon as a service of systemd or launchd.", no_args_is_help=True
+)
 
 System = Annotated[
     bool, typer.Option("--system/--user", help="Of the whole system, or of this user.")

@@ -1,6 +1,7 @@
 """The tables `[models.NAME]`: what each model is, and when it is in memory."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec import Meta
 from ..aliases import DEFAULT_MODEL, LONGEST_ALIAS
 from ..errors import ConfigError
 from ..quoting import quote
+from .tables import in_words
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,8 +48,8 @@ def read_models(tables: Mapping[str, Any], path: object) -> dict[str, ModelSetti
         try:
             models[name] = msgspec.convert(table, ModelSettings)
         except msgspec.ValidationError as error:
-            keys = ", ".join(ModelSettings.__struct_fields__)
-            raise ConfigError(f"{path}: models.{name}: {error}; its keys are: {keys}") from error
+            said = in_words(error, ModelSettings)
+            raise ConfigError(f"{path}: models.{name}: {said}") from error
         if models[name].model is None and "/" not in name:
             _check_embedded(name, f"{path}: models.{name}")
         for alias in models[name].aliases:
@@ -71,6 +73,23 @@ def check_names(models: Mapping[str, ModelSettings], others: Iterable[str]) -> N
             if each in taken:
                 raise ConfigError(f"models.{name}: {quote(each)} is another model's name already")
             taken.add(each)
+
+
+def check_default(model: str, models: Mapping[str, ModelSettings], place: str) -> None:
+    """Refuse a default model that looks like the name of a table that there is not.
+
+    Raises:
+        ConfigError: naming the tables.
+    """
+    from ...models.load.embedded_file import NAME  # noqa: PLC0415  (few settings need it)
+
+    if not models or model in (NAME, *models) or "/" in model or Path(model).exists():
+        return
+    tables = ", ".join(f"[models.{name}]" for name in models)
+    raise ConfigError(
+        f"{place}: there is no model {quote(model)}; it may be one of the tables {tables}, "
+        f"{NAME!r}, a directory, or a repo 'org/name'"
+    )
 
 
 def _check_embedded(name: str, place: str) -> None:

@@ -12,10 +12,10 @@ import platformdirs
 
 from ...ownership import ADVICE, file_fault, readable_by_all
 from ..aliases import check_aliases, read_aliases
-from ..errors import ConfigError
+from ..errors import ConfigError, FlagError
 from ..origins import check_origins
 from ..quoting import quote
-from .models import check_names, read_models
+from .models import check_default, check_names, read_models
 from .serving import KEYS_FILE
 from .setting import ENV_PREFIX, Setting
 from .settings import SETTINGS, Settings
@@ -54,7 +54,8 @@ def load(
         serves: whether a daemon shall listen by them; else it may not be able to yet.
 
     Raises:
-        ConfigError: a file cannot be read, a name is unknown, or a value is of no use.
+        ConfigError: a file cannot be read, a name is unknown, or a value is of no use; a FlagError
+            where a flag has that value.
     """
     path, values = _read_file(file, environment)
     public = serves and _KEY in values and _is_public(path)
@@ -96,7 +97,9 @@ def _read_file(file: Path | None, environment: Mapping[str, str]) -> tuple[Path,
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
+        text = str(error)
+        hint = "; text stands between quotes" if text.startswith("Invalid value") else ""
+        raise ConfigError(f"cannot read {path}: {text}{hint}") from error
 
 
 def _is_public(path: Path) -> bool:
@@ -161,11 +164,14 @@ def _words(text: str) -> list[str]:
 
 
 def _read_flags(flags: Mapping[str, Any]) -> dict[str, _Given]:
-    return {
-        name: _convert(SETTINGS[name], value, SETTINGS[name].flag or name)
-        for name, value in flags.items()
-        if value is not None
-    }
+    try:
+        return {
+            name: _convert(SETTINGS[name], value, SETTINGS[name].flag or name)
+            for name, value in flags.items()
+            if value is not None
+        }
+    except ConfigError as error:
+        raise FlagError(str(error)) from error
 
 
 def _convert(setting: Setting, value: Any, place: str, *, strict: bool = False) -> _Given:
@@ -175,16 +181,21 @@ def _convert(setting: Setting, value: Any, place: str, *, strict: bool = False) 
     try:
         return _Given(msgspec.convert(value, setting.kind, strict=strict), place)
     except msgspec.ValidationError as error:
+        if strict and isinstance(value, dict) and setting.name == "model":
+            tables = ", ".join(f"[models.{name}]" for name in value)
+            raise ConfigError(f"{place}: tables of models are named {tables}") from error
         found = "" if setting.about.secret else f" is {quote(value)}; it"
         raise ConfigError(f"{place}{found} must be {setting.values}") from error
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """Say what there is instead, and what is nearest."""
+    """Say what is nearest, and where all are."""
     names = {_bare(key): key for key in known}
     near = get_close_matches(_bare(name), names, 1)
-    meant = f"did you mean {names[near[0]]}? There" if near else "there"
-    return ConfigError(f"{what} {quote(name)}; {meant} are: {', '.join(names.values())}")
+    meant = f"did you mean {names[near[0]]}? " if near else ""
+    return ConfigError(
+        f"{what} {quote(name)}; {meant}umbel serve --help and docs/settings.md have them all"
+    )
 
 
 def _bare(name: str) -> str:
@@ -195,6 +206,7 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
     if settings.body_budget < _LEAST_BODIES:
         place = given["body_bytes"].place
         raise ConfigError(f"{place}: it must be at least {_LEAST_BODIES} bytes (1MiB)")
+    check_default(settings.model, settings.models, given["model"].place if "model" in given else "")
     check_aliases(settings.aliases, settings.model, settings.models)
     check_names(settings.models, [settings.model, *settings.aliases])
     check_origins(settings.cors_origins)

@@ -9,6 +9,7 @@ from msgspec import Meta
 from ..errors import ConfigError
 from ..quoting import quote
 from .sizes import Size, parse_size
+from .tables import in_words
 
 DEFAULT_TENANT = "default"
 """Who sends no key over TCP; its table holds for every tenant that has none of its own."""
@@ -109,8 +110,8 @@ def read_tenants(tables: object, path: object) -> dict[str, TenantSettings]:
         try:
             tenants[name] = msgspec.convert(table, TenantSettings)
         except msgspec.ValidationError as error:
-            keys = ", ".join(TenantSettings.__struct_fields__)
-            raise ConfigError(f"{place}: {_readable(error)}; its keys are: {keys}") from error
+            said = in_words(error, TenantSettings)
+            raise ConfigError(f"{place}: {said}") from error
         _check_cache(tenants[name], place)
     _check_uids(tenants, path)
     return tenants
@@ -125,15 +126,6 @@ def tenant_settings(tenants: Mapping[str, TenantSettings], name: str) -> TenantS
     """
     found = tenants.get(name) or tenants.get(DEFAULT_TENANT)
     return found or TenantSettings()
-
-
-def _readable(error: msgspec.ValidationError) -> str:
-    """Say what is wrong; a size's pattern is no words."""
-    text = str(error)
-    if "matching regex" in text:
-        _, _, place = text.rpartition(" - at ")
-        return f"Expected a size: 8GiB, 500MB, or a whole number of bytes - at {place}"
-    return text
 
 
 def _check_cache(tenant: TenantSettings, place: str) -> None:

@@ -181,18 +181,44 @@ def test_models(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     ],
 )
 def test_bad_settings(words: tuple[str, ...], expected: str, short_path: Path) -> None:
-    """A bad setting is one sentence with its name, and exit status 1."""
+    """A bad setting is one sentence with its name; exit status 2 if it is a flag's value."""
     done = umbel(*words, folder=short_path)
-    assert done.returncode == 1
+    assert done.returncode == (2 if "must be" in expected else 1)
     assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_flag(short_path: Path) -> None:
-    """A flag that does not exist is a usage error, exit status 2."""
-    done = umbel("serve", "--no-such-flag", folder=short_path)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("serve", "--no-such-flag"), "No such option: --no-such-flag"),
+        (("chat", "--temperature", "9", "hi"), "Invalid value for '--temperature'"),
+        (("chat", "--lines", "hi"), "a prompt is one question, and --lines reads many"),
+        (("run",), "umbel serve runs the daemon, and umbel chat talks to it"),
+        (("status",), "umbel ps lists requests"),
+        (("chatt",), "Did you mean 'chat'?"),
+        (("cache", "run"), "No such command 'run'."),
+    ],
+)
+def test_a_wrong_command_line(words: tuple[str, ...], said: str, short_path: Path) -> None:
+    """It is one line of umbel's, with advice, and exit status 2."""
+    done = umbel(*words, folder=short_path, stdin="")
     assert done.returncode == 2
-    assert "No such option" in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("umbel: ")
+    assert said in line
+    assert line.endswith(" --help)")
+
+
+@pytest.mark.parametrize("words", ["cache list", "keys ls", "models ls"])
+def test_ls_and_list_are_one(words: str, short_path: Path) -> None:
+    """Each is known wherever the other is."""
+    group, name = words.split()
+    twin = {"ls": "list", "list": "ls"}[name]
+    done, as_named = (umbel(group, each, folder=short_path) for each in (name, twin))
+    assert done.returncode == as_named.returncode
+    assert (done.stdout, done.stderr) == (as_named.stdout, as_named.stderr)
 
 
 def test_version_and_help(short_path: Path) -> None:

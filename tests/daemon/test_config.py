@@ -69,12 +69,22 @@ def test_no_file_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("modle = 'x'", "unknown key 'modle'; did you mean model? umbel serve --help and docs/"),
+        ("[model.x]\nmodel = 'y'", "model: tables of models are named [models.x]"),
+        ("model = smollm2", "; text stands between quotes"),
+        ("[models.small]\nmodel = 'o/n'\npinned = 1", "models.small: pinned must be true or false"),
         (
-            "modle = 'x'",
-            "unknown key 'modle'; did you mean model? There are: model, models.aliases",
+            "[models.small]\nmodell = 'o/n'",
+            "models.small: unknown key 'modell'; did you mean model?",
+        ),
+        ("[tenants.a]\nweight = -1", "tenants.a: weight must be a number over 0"),
+        ("[tenants.a]\nmodels = 3", "tenants.a: models must be a list, and is a whole number"),
+        (
+            "model = 'coder'\n[models.small]\nmodel = 'org/name'",
+            "model: there is no model 'coder'; it may be one of the tables [models.small]",
         ),
         ("cache-bytes = 1", "unknown key 'cache-bytes'; did you mean cache_bytes?"),
-        ("xyzzy = 1", "unknown key 'xyzzy'; there are: model, models.aliases, socket, host, port"),
+        ("xyzzy = 1", "unknown key 'xyzzy'; umbel serve --help and docs/settings.md have them"),
         ("port = 99999", "port is '99999'; it must be a whole number, 0 to 65535"),
         ("port = '80'", "port is '80'; it must be a whole number"),
         ("prefill_chunk = 0", "prefill_chunk is '0'; it must be a whole number of tokens, 1 to"),
@@ -91,7 +101,8 @@ def test_bad_file(toml: Path, text: str, words: str) -> None:
     toml.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load({}, file=toml, environment={})
-    assert f"{toml}: {words}" in str(caught.value)
+    assert str(toml) in str(caught.value)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [b"not toml", b"model = '\xff'"])
@@ -138,8 +149,12 @@ def test_what_is_said_of_a_setting(setting: Setting) -> None:
     ("name", "value", "words"),
     [
         ("UMBEL_PRT", "80", "unknown environment variable 'UMBEL_PRT'; did you mean UMBEL_PORT?"),
-        ("UMBEL_PRT", "80", "There are: UMBEL_MODEL, UMBEL_ALIASES, UMBEL_SOCKET, UMBEL_HOST, "),
-        ("UMBEL_XYZZY", "1", "'UMBEL_XYZZY'; there are: UMBEL_MODEL, UMBEL_ALIASES, UMBEL_SOCK"),
+        (
+            "UMBEL_PRT",
+            "80",
+            "'UMBEL_PRT'; did you mean UMBEL_PORT? umbel serve --help and docs/set",
+        ),
+        ("UMBEL_XYZZY", "1", "'UMBEL_XYZZY'; umbel serve --help and docs/settings.md have them"),
         ("UMBEL_CONFIGS", "x", "did you mean UMBEL_CONFIG?"),
         ("UMBEL_PORT", "http", "UMBEL_PORT is 'http'; it must be a whole number, 0 to 65535"),
         ("UMBEL_STOP_GRACE", "-1", "UMBEL_STOP_GRACE is '-1'; it must be a number of seconds, at"),
@@ -217,9 +232,15 @@ def test_longest_alias() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("models = 3", "unknown key 'models'; did you mean model? There are: model, models.al"),
-        ("[models]\nalias = {}", "unknown key 'models.alias'; did you mean models.aliases? There"),
-        ("[aliases]\na = 'default'", "unknown key 'aliases'; did you mean models.aliases? There"),
+        ("models = 3", "unknown key 'models'; did you mean model? umbel serve"),
+        (
+            "[models]\nalias = {}",
+            "unknown key 'models.alias'; did you mean models.aliases? umbel serve",
+        ),
+        (
+            "[aliases]\na = 'default'",
+            "unknown key 'aliases'; did you mean models.aliases? umbel serve",
+        ),
         ("[models]\naliases = 'a'", "models.aliases is 'a'; it must be a table of strings"),
         ("[models.aliases]\na = 3", "models.aliases is '{'a': 3}'; it must be a table of strings"),
     ],
@@ -267,7 +288,7 @@ def test_bad_origins(origin: str, words: str) -> None:
 def test_a_table_without_a_model_names_one(toml: Path) -> None:
     """The embedded model's name and a repo's say where they are; another name does not."""
     toml.write_text("[models.smollm2]\npinned = true\n[models.'org/name']\npinned = true\n")
-    models = load({"model": "m"}, file=toml, environment={}).models
+    models = load({"model": "o/n"}, file=toml, environment={}).models
     assert models == dict.fromkeys(("smollm2", "org/name"), ModelSettings(pinned=True))
     toml.write_text("[models.small]\npinned = true\n")
     with pytest.raises(ConfigError, match=r"models\.small: it has no model; .* 'smollm2'"):

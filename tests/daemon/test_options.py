@@ -56,13 +56,25 @@ def help_lines(*command: str) -> list[str]:
 
 
 def test_help_of_serve() -> None:
-    """Each flag is there in its order, with what the setting does and what holds without it."""
-    options = [line for line in help_lines("serve") if line.startswith("--")]
-    assert [line.split()[0] for line in options] == [*FLAGS_OF_SERVE, "--help"]
-    for line, default in zip(options, FLAGS_OF_SERVE.values(), strict=False):
-        assert line.endswith(f" [default: {default}]")
+    """Each flag is there, in its group, with what the setting does and what holds without it."""
+    lines = help_lines("serve")
+    options = {line.split()[0]: line for line in lines if line.startswith("--")}
+    assert options.keys() == {*FLAGS_OF_SERVE, "--help"}
+    for flag, default in FLAGS_OF_SERVE.items():
+        assert options[flag].endswith(f" [default: {default}]")
     said = {setting.flag: setting.about.does for setting in SETTINGS.values() if setting.flag}
-    assert all(said[line.split()[0]] in line for line in options[:-2])
+    assert all(text in options[flag] for flag, text in said.items())
+    groups = [line.split()[1] for line in lines if line.startswith("╭")]
+    assert groups == ["Options", "Model", "Network", "Cache", "Limits", "Log"]
+    begins = [lines.index(line) for line in lines if line.startswith("╭")]
+    ungrouped = [line.split()[0] for line in lines[: begins[1]] if line.startswith("--")]
+    assert ungrouped == ["--config", "--help"]
+
+
+@pytest.mark.parametrize("command", ["", "serve", "chat", "cache pin", "service install"])
+def test_flags_look_as_if_they_take_no_value(command: str) -> None:
+    """No type stands beside one."""
+    assert not [line for line in help_lines(*command.split()) if "<bool>" in line]
 
 
 @pytest.mark.parametrize("command", ["chat", "doctor", "models", "cache stats", "cache pin"])
