@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from ..cachestore.shrink import Pressure, Shrink
+from ..control_group import GROUPS, PROC, unified_group
 
 log = structlog.get_logger()
 
@@ -183,16 +184,14 @@ def find_sysctl() -> SysctlSource | None:
     return source
 
 
-def find_psi(
-    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
-) -> PsiSource | None:
+def find_psi(proc: Path = PROC, cgroups: Path = GROUPS) -> PsiSource | None:
     """Find the PSI file of this process's cgroup, where systemd's MemoryHigh shows, or the host's.
 
     Args:
         proc: where procfs is mounted.
         cgroups: where cgroup v2 is mounted. Beside v1 it is elsewhere and limits no memory.
     """
-    own = _own_cgroup(proc)
+    own = unified_group(proc)
     paths = [] if own is None else [cgroups / own / "memory.pressure"]
     for path in [*paths, proc / "pressure/memory"]:
         try:
@@ -201,16 +200,6 @@ def find_psi(
         except (OSError, ValueError):
             continue
     return None
-
-
-def _own_cgroup(proc: Path) -> str | None:
-    """The cgroup v2 of this process, relative to where they are mounted."""
-    try:
-        lines = os.fsdecode((proc / "self/cgroup").read_bytes()).splitlines()
-    except OSError:
-        return None
-    paths = (line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::"))
-    return next(paths, None)
 
 
 class PressureStatus(msgspec.Struct):

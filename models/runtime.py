@@ -4,24 +4,20 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from . import BLAS  # the first import of mlx.core must come after the BLAS is chosen
 
 import mlx.core as mx  # isort: skip
 
+from ..control_group import memory_limit
 from .device_memory import NO_LIMIT, DeviceMemory, gpu_memory, host_memory
 
 T = TypeVar("T")
 OnLaunch = Callable[[], object]
 """Called once work is drawn up and before it is launched. That takes MLX a while, which does not
 need the interpreter: whoever does is best told now."""
-
-# Control groups, second version and first; a path is there if the group is limited.
-_GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -51,12 +47,10 @@ def device_memory() -> DeviceMemory:
 
 
 def _host_memory() -> int:
-    """Bytes of physical memory, or of this process's control group if that has fewer."""
+    """Bytes of physical memory, or the limit of this process's control group if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in _GROUP_LIMITS:
-        with suppress(OSError, ValueError):
-            total = min(total, int(Path(limit).read_text()))
-    return total
+    limit = memory_limit()
+    return total if limit is None else min(total, limit)
 
 
 def keep_freed_memory(limit: int) -> None:
