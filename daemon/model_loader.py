@@ -103,6 +103,7 @@ class ModelLoader:
         begin("loading")
         opened = await self._on_thread(slot, self._open, source)
         self._opened[slot.name] = opened
+        await _in_background(opened.try_template)
         return opened.weight_bytes
 
     def _open(self, source: Source) -> OpenedModel:

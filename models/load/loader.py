@@ -22,13 +22,19 @@ from . import embedded, embedded_file
 from .checkpoint import NO_CODE, open_checkpoint
 from .download import fetch
 from .ends import ends_of, token_ids
+from .faults import failures_in_words
 from .fingerprint import fingerprint
 from .generation_config import sampling_defaults
 from .hub import is_repo
+from .named_modules import require_known_modules
+from .time_limit import within
 from .watch import Watch
 
 LoadPhase = Literal["downloading", "loading"]
 """What is done to load a model."""
+
+TEMPLATE_LIMIT = 60.0
+"""Seconds for all that is tried out of a chat template: it takes a tenth of one."""
 
 _PIECE = 64 << 20  # bytes of weights that are read in one call: a few tens of milliseconds
 
@@ -85,6 +91,7 @@ def load(
     source = find(name, begin, watch)
     begin("loading")
     opened = OpenedModel(source, quantization)
+    opened.try_template()
     while opened.read_more():
         pass
     return opened.finish()
@@ -146,6 +153,7 @@ class OpenedModel:
         self._leaves = [leaf for _, leaf in named]
         self._read = 0
         self.weight_bytes = sum(leaf.nbytes for leaf in self._leaves)
+        self._text = TextCodec(self._tokenizer)
 
     def _open(self) -> tuple[Any, Any, dict[str, Any], list[Path]]:
         (name, path), fp32 = self._source, self._device.fp32
@@ -154,6 +162,21 @@ class OpenedModel:
             model, tokenizer, config, _ = embedded.load(dtype, path)
             return model, tokenizer, config, [path]
         return _open_directory(path, fp32=fp32)
+
+    def try_template(self) -> None:
+        """Find out what the chat template can do, by rendering. Any thread may.
+
+        Raises:
+            ModelLoadError: the template does not end, or fails.
+        """
+        with failures_in_words(self._source.name):
+            try:
+                within(TEMPLATE_LIMIT, lambda: self._text.template.abilities)
+            except TimeoutError as error:
+                raise ModelLoadError(
+                    f"cannot load {self._source.name}: its chat template takes more than "
+                    f"{TEMPLATE_LIMIT:g} seconds for a message"
+                ) from error
 
     def read_more(self) -> bool:
         """Read the next piece of the weights: so many bytes, or one array that has more.
@@ -183,8 +206,6 @@ class OpenedModel:
         Raises:
             UnsupportedCacheError: its layers keep state that cannot be saved, or not be quantised.
         """
-        text = TextCodec(self._tokenizer)
-        _ = text.template.abilities  # found by rendering: not at the first request
         dtypes = ",".join(sorted({str(leaf.dtype) for leaf in self._leaves}))
         layout = CacheLayout(self._model, self._quantization)
         if self._quantization is not None:
@@ -192,7 +213,7 @@ class OpenedModel:
         return LoadedModel(
             name=public_name(self._source.name),
             model=self._model,
-            text=text,
+            text=self._text,
             layout=layout,
             fingerprint=fingerprint(self._files, self._config, dtypes, self._quantization),
             context_length=ModelConfig(self._config).context_length,
@@ -255,6 +276,7 @@ def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
         model, config, files = open_checkpoint(directory)
         if not _has_tokenizer(directory):
             raise ModelLoadError(f"its tokenizer is a tiktoken.model, and {NO_CODE}")  # noqa: TRY301
+        require_known_modules(directory)
         # Said aloud, because transformers would ask on the terminal otherwise.
         tokenizer = load_tokenizer(
             directory,

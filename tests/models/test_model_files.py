@@ -268,3 +268,20 @@ def test_a_tokenizer_of_its_own_code_is_refused_with_advice(
     assert said in str(raised.value)
     assert "serve a conversion that needs none" in str(raised.value)
     assert "trust_remote_code" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["chat_template_type", "tool_parser_type"])
+@pytest.mark.parametrize("named", ["json", "..utils", "json_tools.x", ["a"], "deepseek_v99"])
+def test_a_tokenizer_names_modules_of_mlx_lm_only(tmp_path: Path, key: str, named: Any) -> None:
+    """What else it names is not imported, and the error lists what there is."""
+    folder = tiny_model_dir(tmp_path)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {key: named}))
+    with pytest.raises(ModelLoadError) as raised:
+        load(str(folder))
+    known = "deepseek_v32" if key == "chat_template_type" else "json_tools"
+    assert f"{path} says {key} is {named!r}; mlx-lm has " in str(raised.value)
+    assert known in str(raised.value)
+    path.write_text(json.dumps(settings | {key: known}))
+    assert load(str(folder)).text.has_chat_template
