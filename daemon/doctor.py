@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 from rich.markup import escape
 
 from .. import __version__
-from ..cachestore.disk.model_folders import stored_models
 from ..models import BLAS, KERNELS
 from ..models.load import embedded_file
 from ..models.load.embedded_file import NAME as EMBEDDED
@@ -142,6 +141,8 @@ def embedded_model() -> Finding:
 
 def _stored(settings: Settings) -> Iterator[Finding]:
     """Say which models have state on disk, how much, and since when it was not used."""
+    from ..cachestore.disk.model_folders import stored_models  # noqa: PLC0415  (numpy, structlog)
+
     root = settings.disk_folder
     models = [] if root is None else stored_models(root)
     if models:

@@ -1,8 +1,10 @@
 """What is committed can be installed elsewhere, and is what was tested here."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -123,6 +125,56 @@ def test_cuda_override_is_the_same_mlx() -> None:
     }
     assert len(versions) == 1
     assert override == [f"mlx[cuda13]=={versions.pop()}"]
+
+
+_STUB = "def setup(version): print(version)"
+
+
+def built_version(folder: Path) -> str:
+    """Run a folder's setup.py with a setuptools that prints the version."""
+    (folder / "stub").mkdir(exist_ok=True)
+    (folder / "stub" / "setuptools.py").write_text(_STUB)
+    done = subprocess.run(
+        [sys.executable, folder / "setup.py"],
+        env={**os.environ, "PYTHONPATH": str(folder / "stub")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_each_commit_has_a_version(tmp_path: Path) -> None:
+    """A clone's has the commit, a change another, a release none; an sdist keeps what it has."""
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e")
+        done = subprocess.run(
+            ["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    git("init", "--quiet", ".")
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    for place in (tmp_path, folder):
+        shutil.copy(ROOT / "setup.py", place)
+    git("add", "setup.py")
+    git("commit", "--quiet", "--message", "one")
+    release = built_version(folder)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", release), "the repository around it is another's"
+    commit = git("rev-parse", "--short=7", "HEAD")
+    assert built_version(tmp_path) == f"{release}+g{commit}"
+    git("tag", f"v{release}")
+    assert built_version(tmp_path) == release
+    git("commit", "--quiet", "--allow-empty", "--message", "two")
+    commit = git("rev-parse", "--short=7", "HEAD")
+    assert built_version(tmp_path) == f"{release}+g{commit}"
+    (tmp_path / "setup.py").write_text((ROOT / "setup.py").read_text() + "# changed")
+    changed = built_version(tmp_path)
+    assert changed == f"{release}+g{commit}.dirty"
+    (folder / "PKG-INFO").write_text(f"Metadata-Version: 2.4\nName: umbel\nVersion: {changed}\n")
+    assert built_version(folder) == changed
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ pytestmark = [
 
 def release_next(checkout: Path) -> None:
     """Make a clone what it is after `git pull`: of another version."""
-    path = checkout / "pyproject.toml"
-    named = 'name = "umbel"\nversion = "'
+    path = checkout / "setup.py"
+    named = 'RELEASE = "'
     text, count = re.subn(f'(?<={named})[^"]+', NEXT, path.read_text())
     assert count == 1
     path.write_text(text)

@@ -1,6 +1,7 @@
 """The `umbel` command as a user runs it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from umbel import __version__
 
 from ..tiny import tiny_one_by_one_dir
 from .running import RunningDaemon, eventually, running
@@ -223,7 +226,9 @@ def test_ls_and_list_are_one(words: str, short_path: Path) -> None:
 
 def test_version_and_help(short_path: Path) -> None:
     """The version is the package's; help names every command."""
-    assert umbel("--version", folder=short_path).stdout.strip() == "0.1.0"
+    version = umbel("--version", folder=short_path).stdout.strip()
+    assert version == __version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\+g[0-9a-f]{7,}(\.dirty)?)?", version)
     text = umbel("--help", folder=short_path).stdout
     for command in ("serve", "chat", "demo", "doctor", "models"):
         assert command in text
