@@ -120,7 +120,8 @@ def _wrong_number(part: Mapping[str, Any]) -> str | None:
     scaling = part.get("rope_scaling")
     factor = scaling.get("factor") if isinstance(scaling, dict) else None
     for key, value in (("rope_theta", part.get("rope_theta")), ("rope_scaling.factor", factor)):
-        if value is not None and not (_is_number(value) and value > 0):
+        each = value if isinstance(value, list) else [value]  # Step 3.5 has one for each layer
+        if value is not None and not all(_is_number(one) and one > 0 for one in each):
             return f"{key} is {value!r}, which must be a number above 0"
     return None
 

@@ -21,9 +21,13 @@ def require_regular(directory: Path) -> None:
     A pipe would keep its reader waiting for ever, and a device might have no end.
 
     Raises:
-        ModelLoadError: the folder holds such a file.
+        ModelLoadError: the folder holds such a file, or cannot be read.
     """
-    for path in _entries(directory):
+    try:
+        entries = list(_entries(directory))
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {directory}: {error.strerror}") from error
+    for path in entries:
         try:
             status = path.stat()
         except OSError:

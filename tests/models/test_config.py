@@ -143,6 +143,7 @@ def test_models_without_positions_have_no_limit(model_type: str) -> None:
         ("vocab_size", [1]),
         ("rope_theta", -1),
         ("rope_theta", float("inf")),
+        ("rope_theta", [1e4, 0]),
         ("rope_scaling", {"rope_type": "linear", "factor": -2}),
     ],
 )
@@ -160,6 +161,14 @@ def test_numbers_that_mean_nothing_are_refused(
     for read in (read_facts, lambda path: load(str(path))):
         with pytest.raises(ModelLoadError, match=f"{re.escape(str(path))} says {key}"):
             read(folder)
+
+
+def test_a_base_for_each_layer_is_sound(tmp_path: Path) -> None:
+    """Step 3.5 has a list of them."""
+    folder = tiny_model_dir(tmp_path)
+    entries = json.loads((folder / "config.json").read_text()) | {"rope_theta": [1e4, 5e6]}
+    (folder / "config.json").write_text(json.dumps(entries))
+    assert ModelConfig.read(folder).context_length == 2048
 
 
 # -- ends of answers -----------------------------------------------------------------------
