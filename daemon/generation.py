@@ -38,6 +38,8 @@ class Generation:
     Args:
         arrived_at: when the request came, on the engine's clock, in seconds.
         others_come: tells whether more requests are about to be queued with it.
+        hold_logprobs: counts log-probabilities that are kept until the answer is sent; raises
+            `UnavailableError` where there is no room for them.
 
     Attributes:
         reader: of its tokens; knows what has come so far.
@@ -54,6 +56,7 @@ class Generation:
         metrics: Metrics,
         arrived_at: float,
         others_come: Callable[[], bool] = lambda: False,
+        hold_logprobs: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.request = request
         self.reader = reader
@@ -62,6 +65,7 @@ class Generation:
         self.tokens: list[int] = []
         self._handoff = handoff
         self._others_come = others_come
+        self._hold_logprobs = hold_logprobs
         self._metrics = metrics
         self._error: Exception | None = None
         self._matched = 0
@@ -148,6 +152,8 @@ class Generation:
         """Count a token and read it; it may end the answer."""
         self._times.add_token(event.at)
         self.tokens.append(event.token)
+        if event.logprobs is not None:
+            self._hold_logprobs(1 + len(event.logprobs.top))
         try:
             with panics_as_errors():
                 deltas = self.reader.push(event.token, event.logprobs)

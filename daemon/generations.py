@@ -136,6 +136,11 @@ class Generations:
             sum(usage.reasoning_tokens for usage in every),
         )
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities were asked for, so that the answers are large."""
+        return self.answers[0].request.sampling.top_logprobs is not None
+
     def cancel(self) -> None:
         """End all answers; what has come of them stays."""
         for generation in self.answers:

@@ -2,17 +2,22 @@
 
 import codecs
 from collections import deque
-from typing import NamedTuple
 
 import msgspec
 
 from ..models.params import LogProbs
 from ..models.text.codec import TextCodec
 
+_Text = tuple[str, tuple[int, ...] | None]
 _LEAST = -9999.0  # what OpenAI writes for a token that cannot come: JSON has no infinity
 
 
-class TopLogProb(msgspec.Struct):
+# None of these is tracked by the garbage collector: answers have hundreds of thousands, and each
+# collection would stop the event loop while it looks at all of them. They refer to no containers
+# but tuples of numbers and of each other.
+
+
+class TopLogProb(msgspec.Struct, gc=False):
     """A token that was or could have been chosen, as OpenAI's chat completions write it.
 
     Attributes:
@@ -24,20 +29,24 @@ class TopLogProb(msgspec.Struct):
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: tuple[int, ...] | None
 
 
-class TokenLogProb(TopLogProb):
+class TokenLogProb(TopLogProb, gc=False):
     """A token of the answer, and the likeliest ones in its place, likeliest first."""
 
-    top_logprobs: list[TopLogProb]
+    top_logprobs: tuple[TopLogProb, ...]
 
 
-class Told(NamedTuple):
+class Told(msgspec.Struct, frozen=True, gc=False):
     """A token of the answer, and the character of the text in which it begins."""
 
     place: int
     token: TokenLogProb
+
+
+ENTRY_BYTES = 100
+"""Bytes that one log-probability takes until its answer is sent."""
 
 
 class LogprobBuffer:
@@ -57,16 +66,17 @@ class LogprobBuffer:
         self._markup = markup
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._first = True
+        self._texts: dict[tuple[int, bool], _Text] = {}
         self._written = 0
         self._held: deque[Told] = deque()
 
     def push(self, token: int, logprobs: LogProbs) -> None:
         """Take the next token of the answer."""
-        text, data = self._codec.read_token(token, first=self._first, visible=self._markup)
-        top = [self._likely(other, value) for other, value in logprobs.top]
-        told = TokenLogProb(text, _finite(logprobs.chosen), _numbers(data), top)
-        self._held.append(Told(self._place(data or b""), told))
-        self._first = self._first and data is None
+        text, numbers = self._text(token)
+        top = tuple(self._likely(other, value) for other, value in logprobs.top)
+        told = TokenLogProb(text, _finite(logprobs.chosen), numbers, top)
+        self._held.append(Told(self._place(bytes(numbers or ())), told))
+        self._first = self._first and numbers is None
 
     def between(self, start: int, end: int) -> list[Told]:
         """Hand out the tokens that begin in `[start, end)` of the text, and drop earlier ones."""
@@ -88,8 +98,17 @@ class LogprobBuffer:
         return told
 
     def _likely(self, token: int, logprob: float) -> TopLogProb:
-        text, data = self._codec.read_token(token, first=self._first, visible=self._markup)
-        return TopLogProb(text, _finite(logprob), _numbers(data))
+        text, numbers = self._text(token)
+        return TopLogProb(text, _finite(logprob), numbers)
+
+    def _text(self, token: int) -> _Text:
+        """Read what a token writes here; the same objects each time, as few differ."""
+        found = self._texts.get((token, self._first))
+        if found is None:
+            text, data = self._codec.read_token(token, first=self._first, visible=self._markup)
+            found = text, None if data is None else tuple(data)
+            self._texts[token, self._first] = found
+        return found
 
     def _place(self, data: bytes) -> int:
         """Count the characters of the text before the one that the next byte lies in."""
@@ -102,10 +121,6 @@ class LogprobBuffer:
         place = self._written + len(done) + len(waiting) - 1
         self._written += len(done) + len(self._utf8.decode(data[1:]))
         return place
-
-
-def _numbers(data: bytes | None) -> list[int] | None:
-    return None if data is None else list(data)
 
 
 def _finite(logprob: float) -> float:

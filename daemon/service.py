@@ -21,12 +21,14 @@ from ..scheduler.queue import ConversationQueue
 from ..scheduler.request import Request
 from .answer_reader import AnswerReader
 from .assembly import Assembly
-from .bodies import TOKEN_BYTES
+from .bodies import TOKEN_BYTES, Share
 from .cache_admin import CacheAdmin
 from .caller import Caller
 from .conversations import PARALLEL, conversation_of_choice, place_of
+from .failures import APIError
 from .generation import Generation
 from .generations import Generations
+from .logprobs import ENTRY_BYTES
 from .metrics import Metrics
 from .operators import refuse_tenants
 from .panics import panics_as_errors
@@ -199,9 +201,10 @@ class Service:
         wanted, prompts = prepared
         tokens = sum(len(prompt.prompt) for prompt in prompts)
         caller.share.resize(kept + tokens * TOKEN_BYTES)
+        hold_logprobs = partial(_hold_logprobs, caller.share)
         answers = [(prompt, number) for prompt in prompts for number in range(wanted.n)]
         made = [
-            self._generation(wanted, prompt, caller, choice, number)
+            self._generation(wanted, prompt, caller, choice, number, hold_logprobs)
             for choice, (prompt, number) in enumerate(answers)
         ]
         generations = Generations(made, wanted.n, caller.queued)
@@ -234,6 +237,7 @@ class Service:
         caller: Caller,
         choice: int,
         number: int,
+        hold_logprobs: Callable[[int], None],
     ) -> Generation:
         suffix = f".{choice}" if choice else ""
         seed = (wanted.sampling.seed + number) % 2**64
@@ -268,7 +272,20 @@ class Service:
             self.metrics,
             caller.arrived_at,
             lambda: self._gathers and caller.others_come(),
+            hold_logprobs,
         )
+
+
+def _hold_logprobs(share: Share, number: int) -> None:
+    """Count more log-probabilities to a request's share of the budget of bodies."""
+    try:
+        share.resize(share.nbytes + number * ENTRY_BYTES)
+    except (APIError, UnavailableError) as error:
+        message = (
+            "the log-probabilities of this answer take more memory than body_bytes has room for; "
+            "ask for fewer of them, or for a shorter answer"
+        )
+        raise UnavailableError(message, retry_after=RETRY_AFTER) from error
 
 
 def still_loading() -> UnavailableError:

@@ -28,7 +28,7 @@ from ..response_desk import ResponseDesk
 from ..service import Service, still_loading
 from ..status import State, Status, state_of, status
 from ..streaming import EventStream
-from .answering import event_stream, json_response
+from .answering import event_stream, json_in_pieces, json_response
 from .callers import caller_of
 
 if TYPE_CHECKING:
@@ -282,6 +282,8 @@ class Entry:
             request[ENTERED] = True
             if not stream:
                 await generations.finish()
+                if generations.has_logprobs:
+                    return await json_in_pieces(encoder.whole())
                 return json_response(encoder.whole())
             return await request[STREAM].send(generations, encoder)
 

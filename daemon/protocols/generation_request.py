@@ -18,6 +18,10 @@ MAX_ANSWERS = 128
 """Answers of one request: its prompts times `n`."""
 
 
+MAX_LOGPROBS = 320
+"""Log-probabilities that a request may ask for in each place: its answers times the likeliest."""
+
+
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What a client wants generated, whatever protocol it speaks.
 
@@ -42,6 +46,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
         if len(self.prompts) * self.n > MAX_ANSWERS:
             message = f"prompts times n is over {MAX_ANSWERS}; send fewer in one request"
             raise APIError(400, message, param="n")
+        if len(self.prompts) * self.n * (self.sampling.top_logprobs or 0) > MAX_LOGPROBS:
+            message = (
+                f"prompts times n times the number of log-probabilities is over {MAX_LOGPROBS}; "
+                "send fewer prompts in one request, or ask for fewer answers or log-probabilities"
+            )
+            raise APIError(400, message, param="logprobs")
 
 
 class GenerationBody(ModelBody, kw_only=True):

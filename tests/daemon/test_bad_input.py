@@ -141,6 +141,9 @@ CASES: dict[str, Send] = {
     "a prompt token that does not exist": text(prompt=[1, 99999999]),
     "129 prompts": text(prompt=["a"] * 129),
     "17 prompts of 8 answers each": text(prompt=["a"] * 17, n=8),
+    "16 prompts of 5 answers each, with 5 log-probabilities": text(
+        prompt=["a"] * 16, n=5, logprobs=5
+    ),
     "prompts that mix tokens and text": text(prompt=["a", 5]),
     "an empty list among prompts": text(prompt=[[5], []]),
     "a prompt longer than the context": text(prompt=[5] * 9000),

@@ -1,6 +1,7 @@
 """Which tokens are told with which piece of an answer, whatever the tokens are."""
 
 import asyncio
+import gc
 import math
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -11,17 +12,23 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from umbel.daemon.answer_reader import AnswerReader
+from umbel.daemon.bodies import BodyBudget
+from umbel.daemon.failures import APIError
 from umbel.daemon.generation import Generation
 from umbel.daemon.generations import Generations
-from umbel.daemon.logprobs import LogprobBuffer, Told
+from umbel.daemon.handlers import answering
+from umbel.daemon.logprobs import ENTRY_BYTES, LogprobBuffer, Told
 from umbel.daemon.metrics import Metrics
 from umbel.daemon.protocols.chat_answers import ChatAnswers
 from umbel.daemon.protocols.completion_answers import CompletionAnswers
+from umbel.daemon.protocols.generation_request import GenerationRequest
+from umbel.daemon.service import _hold_logprobs
 from umbel.models.load.loader import LoadedModel
 from umbel.models.params import LogProbs, SamplingParams
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.events import TextDelta
 from umbel.models.text.plain import PlainParser
+from umbel.scheduler.errors import UnavailableError
 from umbel.scheduler.handoff import Handoff
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Finished, FinishReason, TokenEvent
@@ -113,7 +120,9 @@ def test_each_token_is_told_once_with_its_text(
         end = math.inf if piece is pieces[-1] and not stopped else begin + len(piece.text)
         assert all(begin <= one.place < end for one in piece.tokens or [])
         begin += len(piece.text)
-    with_bytes = [(one.place, place) for one, place in zip(told, kept, strict=True) if one[1].bytes]
+    with_bytes = [
+        (one.place, place) for one, place in zip(told, kept, strict=True) if one.token.bytes
+    ]
     assert all(told_place == place for told_place, place in with_bytes)
 
 
@@ -234,3 +243,103 @@ def test_of_two_that_look_alike_the_likelier_is_told(tiny: LoadedModel) -> None:
         "top_logprobs": [{"\ufffd": -0.5, plain: -2.5}],
         "text_offset": [0],
     }
+
+
+def test_they_are_nothing_to_the_garbage_collector(tiny: LoadedModel) -> None:
+    """However many are kept, a collection looks at a few objects of an answer."""
+    ledger = LogprobBuffer(tiny.text)
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(1000):
+        likely = [(token, -1.0 * number) for token in range(60, 80)]
+        ledger.push(PLAIN + number % 20, LogProbs(-0.5, likely))
+    gc.collect()
+    assert len(gc.get_objects()) - before < 500
+    assert len(ledger.rest()) == 1000
+
+
+def test_they_are_counted_and_have_an_end(tiny: LoadedModel) -> None:
+    """Each token counts its own log-probability and the likeliest; beyond the room it fails."""
+    held: list[int] = []
+
+    def hold(number: int) -> None:
+        if len(held) == 3:
+            raise UnavailableError("no room", retry_after=1)
+        held.append(number)
+
+    async def read(made: Generation) -> None:
+        made._hold_logprobs = hold
+        async with made:
+            assert made._channel is not None
+            for number in range(5):
+                likely = [(PLAIN, -1.0), (PLAIN + 1, -2.0)]
+                made._channel.deliver(TokenEvent(PLAIN + number, 0.0, LogProbs(-1.0, likely)))
+            while await made.next() is not None:
+                pass
+
+    async def check() -> None:
+        made = generation(tiny.text, [], 2)
+        with pytest.raises(UnavailableError, match="no room"):
+            await read(made)
+        assert made.finish_reason is FinishReason.ERROR
+
+    asyncio.run(check())
+    assert held == [3, 3, 3]
+
+
+def test_what_they_take_is_told_in_words() -> None:
+    """The message names the setting, and not the bodies in flight."""
+    budget = BodyBudget(1 << 20)
+    with budget.share() as share:
+        share.resize(1000)
+        _hold_logprobs(share, 5)
+        assert share.nbytes == 1000 + 5 * ENTRY_BYTES
+        with pytest.raises(UnavailableError, match="more memory than body_bytes has room for"):
+            _hold_logprobs(share, 1 << 20)
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.integers(-9, 9) | st.text(max_size=3) | st.floats(-9, 9),
+        lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=2), inner),
+        max_leaves=40,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_in_pieces_it_is_the_same(value: Any) -> None:
+    """Wherever the pieces end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answering, "_ITEMS", 3)
+        assert b"".join(answering._pieces(value)) == msgspec.json.encode(value)
+
+
+def test_a_large_answer_lets_the_loop_run() -> None:
+    """Something else runs while it is written."""
+    data = {"choices": [{"logprobs": {"content": ["x" * 1000] * 5000}}], "usage": {}}
+
+    async def write() -> int:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        response = await answering.json_in_pieces(data)
+        counting.cancel()
+        assert response.body == msgspec.json.encode(data)
+        return turns
+
+    assert asyncio.run(write()) >= 5000 * 1000 // (512 << 10)
+
+
+def test_answers_times_likeliest_are_bounded() -> None:
+    """Together: each of the three alone is within its own bound."""
+    likeliest = SamplingParams(seed=0, top_logprobs=5)
+    prompts: list[Any] = ["x"] * 16
+    GenerationRequest(prompts=prompts, n=4, sampling=likeliest)
+    with pytest.raises(APIError, match="number of log-probabilities is over 320") as refusal:
+        GenerationRequest(prompts=prompts, n=5, sampling=likeliest)
+    assert (refusal.value.status, refusal.value.param) == (400, "logprobs")

@@ -243,7 +243,7 @@ def test_logprobs_come_with_their_text() -> None:
     """With the bytes of a special token, which writes none, as an empty list."""
     answers = encoder(logprobs=True)
     likely = TopLogProb("<|end|>", -2.0, None)
-    told = [Told(0, TokenLogProb("a", -1.0, [97], [likely]))]
+    told = [Told(0, TokenLogProb("a", -1.0, (97,), (likely,)))]
     stream = (
         answers.deltas(0, [Delta(TextDelta("a", 0), told)]) + answers.ended(0) + answers.closing()
     )
