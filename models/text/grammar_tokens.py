@@ -44,7 +44,9 @@ class _Tokens:
         self.eos_token_id = min(codec.eos_ids)
         self.special_token_ids = sorted(codec.special_tokens | codec.eos_ids)
         self.tokens = [_written(codec, token) for token in range(codec.vocab_size)]
-        self._tokenizer = Tokenizer.from_str(without_prefix(codec.to_json()))
+        text = codec.to_json()  # megabytes, which are parsed only where they must be
+        text = text if codec.encodes_apart else without_prefix(text)
+        self._tokenizer = Tokenizer.from_str(text)
         self._tokenizer.encode_special_tokens = True  # their names are text
 
     def __call__(self, text: bytes | str) -> Sequence[int]:

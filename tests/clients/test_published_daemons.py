@@ -13,7 +13,11 @@ from ..daemon.running import RunningDaemon
 from ..dialects import ROUTES, Heard, Question, ask
 from ..published import published_model_dir
 from .conftest import scripted
+from .outside import run_program
+from .recipes import recipe
 from .scripted import call, plan, thought
+from .tasks import CHAT, STRUCTURED, USED, WEATHER
+from .tasks import TOOLS as TOOLS_TASK
 
 AT_ONCE = 16  # requests, which is what the engine takes into one batch
 ORDER = {
@@ -117,3 +121,12 @@ def test_other_families(tmp_path: Path, family: str) -> None:
     asked = list(ways((None,), thinks=family == "gptoss"))
     with scripted(published_model_dir(tmp_path / "m", family)) as daemon:
         assert faults(daemon, one_each(asked)) == []
+
+
+def test_strict_tools_of_openai_agents(qwen3: RunningDaemon, tmp_path: Path) -> None:
+    """They are strict unless told otherwise: a call is made, and its result used."""
+    tasks = {"chat": CHAT, "tools": TOOLS_TASK, "structured": STRUCTURED}
+    lines = recipe("openai-agents", "python", qwen3)
+    result = run_program(qwen3, "openai_agents_client.py", tmp_path, tasks, recipe=lines)
+    assert (result["tools"], result["responses"]) == (USED, USED)
+    assert result["structured"] == WEATHER.model_dump()

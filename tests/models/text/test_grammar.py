@@ -88,6 +88,10 @@ CASES: list[tuple[Constraint | ToolCalls, Reasoning | None, dict[str, str]]] = [
             "[1]": "not allowed",
             " {}": "not allowed",
             '{\n\n\n\n"a': "not allowed",
+            '{  "a"': "not allowed",
+            '{"a": \n1': "not allowed",
+            '{"a":\n\n' + " " * 20 + "1": "goes on",
+            '{"a":\n\n' + " " * 21: "not allowed",
         },
     ),
     (
