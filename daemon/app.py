@@ -129,5 +129,4 @@ def _tell_refusal(entry: Entry, request: web.Request, failure: APIError, status:
         message=failure.message,
         e2e_s=round(time.monotonic() - request[ARRIVED_AT], 3),
     )
-    if entry.models is not None and request.method == hdrs.METH_POST:
-        entry.models.default.metrics.refuse(failure.code or failure.kind)
+    entry.metrics.refuse(failure.code or failure.kind)

@@ -64,7 +64,7 @@ async def _print_status(cache: ModelCache, console: Console) -> None:
     status = await _get(cache, "/status")
     if status["engine"] is None:  # it is told to who sees all
         return
-    memory = status["engine"]["memory"]
+    memory = status["ledger"]
     held = sum(memory[kind] for kind in Kind)
     console.print(f"{held / _MIB:.1f} of {memory['budget'] / _MIB:.1f} MiB of memory in use")
     if (disk := status["disk"]) is not None:

@@ -23,6 +23,7 @@ class Caller(NamedTuple):
         unit: see `Place`.
         operator: whether the one who runs the daemon has sent it.
         monitor: whether its tenant may see what all have.
+        alone: the daemon has one user only, which has sent it over TCP.
         arrival: its place among those that came and are not queued yet; None where there is none.
     """
 
@@ -37,12 +38,18 @@ class Caller(NamedTuple):
     unit: str | None = None
     operator: bool = False
     monitor: bool = False
+    alone: bool = False
     arrival: Arrival | None = None
 
     @property
     def sees_only(self) -> str | None:
         """The tenant whose requests, state and figures it may see; None for everybody's."""
         return None if self.operator or self.monitor else self.tenant
+
+    @property
+    def watches_only(self) -> str | None:
+        """The tenant of whom `/status` and `/metrics` tell it; None for everybody."""
+        return None if self.alone else self.sees_only
 
     def others_come(self) -> bool:
         """Whether others are about to be queued with it."""

@@ -11,7 +11,6 @@ from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.fairness.use import TenantUse
 from .deadlines import Wait
 from .errors import StartError
-from .metrics import ByModel
 from .model_names import find, names, visible
 from .model_slot import ModelSlot, Resident
 from .residency import Loader, Residency
@@ -90,12 +89,6 @@ class ModelPool:
     def longest_context(self) -> int:
         """Tokens that a prompt of any model may have, as far as is known."""
         return max(slot.context_length or _UNKNOWN for slot in self.slots)
-
-    def render_metrics(self, tenant: str | None) -> bytes:
-        """Write the metrics of all models; those of several say which."""
-        if len(self.slots) == 1:
-            return self.default.metrics.render(tenant)
-        return ByModel({slot.name: slot.metrics for slot in self.slots}).render(tenant)
 
     def take_requests(self) -> None:
         """Say that the daemon has started: requests are taken from now on."""

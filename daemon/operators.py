@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from .config import TenantSettings
+from .config import DEFAULT_TENANT, Settings, TenantSettings, is_loopback
 from .failures import APIError
 from .peer import is_operators, peer_uid
 from .tenants import TENANT_HEADER, peer_socket, tenant_of_uid
@@ -36,6 +36,28 @@ def is_monitor(request: web.Request, tenant: str, tenants: Mapping[str, TenantSe
     """
     own = tenants.get(tenant)
     return own is not None and own.monitor and TENANT_HEADER not in request.headers
+
+
+def is_alone(request: web.Request, tenant: str, settings: Settings) -> bool:
+    """Whether a request comes over TCP to a daemon of one user: without keys, on loopback.
+
+    A daemon with tables of tenants has several users.
+
+    Args:
+        request: whose sender is asked for.
+        tenant: as `tenants.identify` names it, which has refused it where keys are asked for.
+        settings: those in force.
+    """
+    peer = peer_socket(request)
+    return (
+        tenant == DEFAULT_TENANT
+        and peer is not None
+        and peer.family != socket.AF_UNIX
+        and settings.tcp is not None
+        and is_loopback(settings.tcp[0])
+        and not settings.tenants
+        and TENANT_HEADER not in request.headers
+    )
 
 
 def refuse_tenants(*, operator: bool, what: str) -> None:

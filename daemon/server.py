@@ -112,6 +112,8 @@ class Daemon:
             idle_timeout=settings.idle_timeout,
             write_timeout=settings.write_timeout,
         )
+        self._entry.connections = self._connections.__len__
+        self._entry.busy_seconds = self._thread.busy_seconds
         self._server = HTTPServer(self._entry, self._connections)
         self._loader: ModelLoader | None = None
         self._pressure = PressureWatch(find_source(), self._on_share)

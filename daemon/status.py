@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Collection
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -10,13 +10,17 @@ from .. import __version__
 from ..cachestore.disk.model_folders import ModelFolders, StoredModel
 from ..cachestore.disk.write_queue import DiskStatistics
 from ..models.runtime import BLAS, backend, memory_statistics
-from ..scheduler.statistics import EngineStatistics, RequestStatistics
+from ..scheduler.statistics import EngineStatistics, MemoryUse, RequestStatistics
 from .arrivals import Arrivals, ArrivalStatus
 from .assembly import Phase
+from .daemon_metrics import ledger_of
 from .model_pool import ModelPool
 from .model_slot import ModelSlot, Residence
 from .pressure import PressureStatus, PressureWatch
 from .service import Service
+
+Engine = dict[str, Any]
+"""The fields of `EngineStatistics`, but for the ledger."""
 
 State = Literal["loading", "ready", "stalled", "stopping"]
 
@@ -48,8 +52,7 @@ class SlotStatus(msgspec.Struct):
         failure: why it could not be loaded last.
         requests: that run, and then those that wait in its queue: the first 1,000 of them that
             the caller may know of.
-        engine: what it does, and what its cache holds; the ledger is that of all models. None
-            for a tenant.
+        engine: what it does, and what its cache holds; None for a tenant.
         disk: its part of the disk tier; None without one, and for a tenant.
     """
 
@@ -67,7 +70,7 @@ class SlotStatus(msgspec.Struct):
     idle_seconds: float | None
     failure: str | None
     requests: list[RequestStatistics]
-    engine: EngineStatistics | None
+    engine: Engine | None
     disk: DiskStatistics | None
 
 
@@ -132,6 +135,7 @@ class Status(msgspec.Struct, kw_only=True):
         arriving: requests that have come and are in no queue yet: the first 1,000 of them that
             the caller may know of.
         memory: MLX's.
+        ledger: what state of all models takes; None before a model is loaded, and for a tenant.
         waiting: requests in the queue of the default model, as all that follows is of it.
         step_age: seconds since the engine last finished a step.
         disk: the disk tier; None without one.
@@ -151,9 +155,10 @@ class Status(msgspec.Struct, kw_only=True):
     models: list[SlotStatus] = []
     arriving: list[ArrivalStatus] = []
     memory: MemoryStatus | None = None
+    ledger: MemoryUse | None = None
     waiting: int | None = 0
     step_age: float | None = None
-    engine: EngineStatistics | None = None
+    engine: Engine | None = None
     disk: DiskStatistics | None = None
     disk_budget: int | None = None
     stored: list[StoredStatus] | None = None
@@ -221,6 +226,8 @@ def status(
         picture.phase = starting.phase
         if starting.download is not None:
             picture.download = DownloadStatus(*starting.download)
+    if tenant is None:
+        picture.ledger = ledger_of(slot.metrics.engine() for slot in models.slots)
     slots = models.visible(None if tenant is None else allowed)
     picture.models = [_of_slot(slot, tenant) for slot in slots]
     if models.started and slots and slots[0].resident is not None:
@@ -259,7 +266,7 @@ class _OfAll(NamedTuple):
     waiting: int | None = None
     queued: int | None = None
     idle_seconds: float | None = None
-    engine: EngineStatistics | None = None
+    engine: Engine | None = None
     disk: DiskStatistics | None = None
 
 
@@ -272,14 +279,20 @@ def _of_all(slot: ModelSlot, service: Service | None) -> _OfAll:
     if service is None:
         return _OfAll(*counted)
     disk = None if service.disk is None else service.disk.statistics()
-    return _OfAll(*counted, service.engine.statistics(), disk)
+    return _OfAll(*counted, _engine(service.engine.statistics()), disk)
+
+
+def _engine(statistics: EngineStatistics) -> Engine:
+    told = msgspec.structs.asdict(statistics)
+    del told["memory"]  # it is of all models
+    return told
 
 
 def _add_default(picture: Status, service: Service) -> None:
     slot = picture.models[0]  # one look at it, so that the answer agrees with itself
     picture.engine, picture.waiting, picture.disk = slot.engine, slot.queued, slot.disk
     if slot.engine is not None:
-        picture.step_age = round(time.monotonic() - slot.engine.last_step_at, 3)
+        picture.step_age = round(time.monotonic() - slot.engine["last_step_at"], 3)
     picture.model = ModelStatus(
         service.model_name,
         service.fingerprint,

@@ -26,19 +26,19 @@ class TenantMetrics:
         self._labels: dict[str, str] = {}
         self._requests = Counter(
             "umbel_tenant_requests",
-            "Requests of a tenant that ended, by how.",
+            "Counts a tenant's requests that ended, by the way they ended.",
             ["tenant", "outcome"],
             registry=registry,
         )
         self._tokens = Counter(
             "umbel_tenant_tokens",
-            "Tokens of a tenant's requests that ended.",
+            "Counts the tokens of a tenant's requests that ended.",
             ["tenant", "kind"],
             registry=registry,
         )
         self._waits = Counter(
             "umbel_tenant_wait_seconds",
-            "What a tenant's requests waited for.",
+            "A tenant's requests waited for so many seconds, by what they waited for.",
             ["tenant", "reason"],
             registry=registry,
         )

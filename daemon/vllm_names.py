@@ -1,8 +1,7 @@
 """Metrics under vLLM's names: what its dashboards and routers read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
@@ -30,14 +29,14 @@ _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "
 
 
 class WithVLLMNames(Collector):
-    """Repeats some families of a registry under the names that vLLM gives them."""
+    """Repeats some families under the names that vLLM gives them."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
         """Read them all: each family, and behind it what it is called elsewhere."""
-        for family in self._registry.collect():
+        for family in self._families:
             yield family
             for name in _NAMES.get(family.name, ()):
                 yield _copied(family, name, family.samples)

@@ -91,6 +91,7 @@ class MLXThread:
         self._woken = False
         self._stopping = False
         self._busy_since: float | None = None
+        self._busy_seconds = 0.0  # before that
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
 
     def start(self) -> None:
@@ -167,6 +168,10 @@ class MLXThread:
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
+    def busy_seconds(self) -> float:
+        """Seconds for which calls and steps have run since the start."""
+        return self._busy_seconds + self.busy_for()
+
     def stop(self, timeout: float) -> None:
         """Finish the call or step that runs, cancel calls that wait, end the thread.
 
@@ -200,7 +205,8 @@ class MLXThread:
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when the thread shall end."""
-        self._busy_since = None
+        busy_for, self._busy_since = self.busy_for(), None
+        self._busy_seconds += busy_for
         with self._condition:
             paces = {worker.pace for worker in self._workers}
             if Pace.BUSY not in paces:

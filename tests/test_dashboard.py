@@ -3,18 +3,30 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
+import yaml  # type: ignore[import-untyped]
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
+from umbel.cachestore.statistics import CacheStatistics
 from umbel.daemon.metrics import Metrics
-from umbel.scheduler.statistics import EngineStatistics
+from umbel.scheduler.statistics import EngineStatistics, MemoryUse
+from umbel.scheduler.times import Activity, Times
 
-PATH = Path(__file__).resolve().parent.parent / "docs/grafana/umbel.json"
-DASHBOARD = json.loads(PATH.read_text(encoding="utf-8"))
+from .daemon.measured import disk_of, page
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs/grafana"
+DASHBOARD = json.loads((FOLDER / "umbel.json").read_text(encoding="utf-8"))
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((FOLDER / "umbel-alerts.yaml").read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 SOURCE = "${datasource}"
 
@@ -32,14 +44,31 @@ class Exported(NamedTuple):
     labels: frozenset[str]
 
 
+LEDGER = MemoryUse(budget=1000, kv=300, checkpoint=20, tail=50, paging=3, transient=7)
+MODELS = ("one", "two", "three")
+
+
+def _models() -> dict[str, Metrics]:
+    """Three loaded models that share a ledger and a disk; requests of each have waited."""
+    models = {}
+    for at, name in enumerate(MODELS, 1):
+        told = EngineStatistics(
+            steps=at, step_seconds=at, last_step_at=at, memory=LEDGER, cache=CacheStatistics()
+        )
+        models[name] = Metrics(partial(replace, told), lambda: 1, disk_of(kv=7, checkpoint=2))
+        models[name].tenants.count("a", "stop", {"prompt": 3})
+        models[name].tenants.add_waits("a", Times(Activity.SLOT, 1.0), 2.0)
+    return models
+
+
+FAMILIES = list(text_string_to_metric_families(page(_models())))
+
+
 def _exported() -> dict[str, Exported]:
-    """Ask a registry of a daemon with a disk tier that has refused somebody."""
-    disk = SimpleNamespace(bytes_by_kind=lambda: {"kv": 1}, budget=1)
-    metrics = Metrics(EngineStatistics, lambda: 0, cast("Any", disk))
-    metrics.refuse("not_found")
+    """Ask a daemon with a disk tier that has refused somebody, with three models loaded."""
     return {
         sample.name: Exported(family.type, frozenset(sample.labels))
-        for family in text_string_to_metric_families(metrics.render().decode())
+        for family in FAMILIES
         for sample in family.samples
     }
 
@@ -110,7 +139,6 @@ OVER_TIME = f"{SELECTED}[$__rate_interval]"
         f"sum(umbel_requests_running{SELECTED})",
         f"sum(rate(umbel_steps_total{OVER_TIME}))",
         f"histogram_quantile(0.5, sum by (le) (rate({QUEUE}{OVER_TIME})))",
-        f"sum(rate(vllm:prompt_tokens_total{OVER_TIME}))",
     ],
 )
 def test_queries_that_suit_are_no_fault(expression: str) -> None:
@@ -153,7 +181,8 @@ def test_it_shows_what_an_operator_looks_for() -> None:
         *("request_queue_seconds_bucket", "generation_tokens_total", "prefill_tokens_total"),
         *("prompt_tokens_cached_total", "prompt_tokens_total"),
         *("cache_bytes", "cache_budget_bytes", "evictions_total", "page_ins_total"),
-        *("step_seconds_total", "steps_total"),
+        *("step_seconds_total", "steps_total", "busy_seconds_total", "tenant_wait_seconds_total"),
+        *("state", "model_state", "disk_state", "pressure_share", "mlx_bytes"),
     }
     for name in ("time_to_first_token", "inter_token_latency", "request_queue"):
         assert all(re.search(rf"quantile\({q}, [^,]*umbel_{name}_", text) for q in ("0.5", "0.99"))
@@ -167,7 +196,7 @@ def test_it_imports_anywhere() -> None:
         "datasource",
         "prometheus",
     )
-    assert {variable["name"] for variable in others} == _OF_PROMETHEUS
+    assert {variable["name"] for variable in others} == {*_OF_PROMETHEUS, "model"}
     for variable in others:
         asked = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", variable["definition"])
         assert asked is not None
@@ -193,3 +222,111 @@ def test_panels_have_places_of_their_own() -> None:
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
     assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+
+
+def _summed(title: str) -> dict[tuple[str, ...], float]:
+    """Compute a panel of plain sums as Prometheus does, with everything selected."""
+    (panel,) = (each for each in PANELS if each["title"] == title)
+    found: dict[tuple[str, ...], float] = {}
+    for target in panel["targets"]:
+        query = re.fullmatch(r"sum(?: by \((\w+)\))? \(?\(?(\w+)\{(.*)\}\)*", target["expr"])
+        query = query or re.fullmatch(r"sum()\((\w+)\{(.*)\}\)", target["expr"])
+        assert query, target["expr"]
+        by, name, selector = query.groups()
+        wanted = dict(re.findall(r'(\w+)="([^"]*)"', selector))
+        for sample in _samples(name):
+            if wanted.items() <= sample.labels.items():
+                key = (sample.labels[by],) if by else (target["legendFormat"],)
+                found[key] = found.get(key, 0) + sample.value
+    return found
+
+
+def _samples(name: str) -> list[Sample]:
+    return [s for family in FAMILIES for s in family.samples if s.name == name]
+
+
+def test_its_figures_are_those_of_the_ledger() -> None:
+    """With three models, too: what they share is counted once, and what each has is summed."""
+    kinds = ("kv", "checkpoint", "tail", "paging", "transient")
+    expected = {(kind,): getattr(LEDGER, kind) for kind in kinds}
+    assert _summed("State in memory") == {**expected, ("budget",): LEDGER.budget}
+    assert _summed("State on disk") == {
+        ("kv",): 21,
+        ("checkpoint",): 6,
+        ("unloaded",): 5,
+        ("budget",): 1000,
+    }
+    assert _summed("Requests running and waiting") == {("running",): 0, ("waiting",): 3}
+    assert len(_samples("umbel_busy_seconds_total")) == 1, "one thread works for all of them"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_alert(rule: dict[str, Any]) -> None:
+    """It asks for what there is, in the way that suits its type, and says what to do."""
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    assert rule["annotations"]["summary"].endswith(".")
+    assert rule["annotations"]["description"].endswith(".")
+    assert list(alert_faults(rule["expr"])) == []
+
+
+_ALERT_SERIES = re.compile(r"\b((?:umbel_|vllm:|up\b)\w*)(\{[^}]*\})?(\[\d+[smh]\])?")
+
+
+def alert_faults(expression: str) -> Iterator[str]:
+    """Say what is wrong with an alert's expression."""
+    grouped = {label.strip() for by in _BY.findall(expression) for label in by.split(",")}
+    if not re.search(r"(==|<|>) [\d.]+$", expression):
+        yield "it compares nothing"
+    found = False
+    for series in _ALERT_SERIES.finditer(expression):
+        name, selector, window = series.groups()
+        found = True
+        if name == "up":
+            continue
+        exported = EXPORTED.get(name)
+        if exported is None:
+            yield f"{name} is not exported"
+            continue
+        is_rate = expression[: series.start()].endswith("rate(") and window is not None
+        if is_rate != (exported.kind != "gauge"):
+            yield f"{name} is a {exported.kind}"
+        if name.endswith("_bucket") != ("histogram_quantile(" in expression):
+            yield f"{name} and histogram_quantile do not go together"
+        chosen = dict(re.findall(r'(\w+)\s*=~?\s*"([^"]*)"', selector or ""))
+        yield from (f"{name} has no {x}" for x in (chosen.keys() | grouped) - _labels(exported))
+        if name.endswith("_state") and chosen["state"] not in {
+            sample.labels["state"] for sample in _samples(name)
+        }:
+            yield f"{name} is never {chosen['state']}"
+    if not found:
+        yield "it asks for nothing"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "umbel_requests_walking > 1",
+        "umbel_steps_total > 1",
+        "rate(umbel_pressure_share[5m]) < 1",
+        'umbel_state{state="asleep"} == 1',
+        'umbel_pressure_share{model="one"} < 1',
+        "sum by (model) (rate(umbel_refusals_total[5m])) > 1",
+        "histogram_quantile(0.9, sum by (le) (rate(umbel_steps_total[5m]))) > 1",
+        "umbel_pressure_share",
+        "1 > 0",
+    ],
+)
+def test_planted_faults_of_alerts_are_found(expression: str) -> None:
+    """Each of these would never fire, or always."""
+    assert list(alert_faults(expression)) != []
+
+
+def test_alerts_watch_what_needs_a_person() -> None:
+    """Daemon, engine, models, disk, memory, refusals and latency."""
+    text = " ".join(rule["expr"] for rule in RULES)
+    for watched in (
+        *("up{", 'umbel_state{state="stalled"}', 'umbel_model_state{state="failed"}'),
+        *("umbel_disk_state", "umbel_pressure_share", "umbel_refusals_total"),
+        *('outcome="error"', "umbel_time_to_first_token_seconds_bucket"),
+    ):
+        assert watched in text

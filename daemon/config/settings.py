@@ -121,6 +121,10 @@ class Settings(ServingSettings, frozen=True, kw_only=True):
         Annotated[float, Meta(ge=0)],
         About("Time running requests get to finish on SIGTERM.", unit="seconds", reload=True),
     ] = 30.0
+    vllm_metrics: Annotated[
+        bool,
+        About("Repeat metrics under vLLM's names, for its dashboards.", flag=None, reload=True),
+    ] = False
     log_format: Annotated[LogFormat, About("Log lines: text (key=value) or json.", reload=True)] = (
         "text"
     )

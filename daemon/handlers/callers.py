@@ -8,7 +8,7 @@ from ..config import Settings, tenant_settings
 from ..conversations import named_conversation, session
 from ..deadlines import Wait, timeout_of
 from ..key_ring import KeyRing
-from ..operators import is_monitor, is_operator
+from ..operators import is_alone, is_monitor, is_operator
 from ..priorities import priority_of
 from ..tenants import identify
 
@@ -37,4 +37,5 @@ def caller_of(request: web.Request, settings: Settings, keys: KeyRing) -> Caller
         priority_of(request.headers, highest, flex=False),
         operator=is_operator(request, tenant, settings.tenants),
         monitor=is_monitor(request, tenant, settings.tenants),
+        alone=is_alone(request, tenant, settings),
     )

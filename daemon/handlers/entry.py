@@ -16,9 +16,11 @@ from ..config import Settings, TenantSettings, tenant_settings
 from ..connection import connection_of
 from ..conversations import check_name, lines_of
 from ..cors import CrossOrigin
+from ..daemon_metrics import DaemonMetrics, DaemonView
 from ..decoding import Body, ModelBody, decode
 from ..generations import Generations
 from ..key_ring import KeyRing
+from ..metrics import render
 from ..model_pool import ModelPool
 from ..model_slot import ModelSlot
 from ..priorities import priority_of
@@ -54,6 +56,9 @@ class Entry:
         responses: those that are stored; None until then.
         pressure: of the system's memory; None until then.
         folders: for state on disk; None until then, and where none is kept.
+        connections: tells how many are open.
+        busy_seconds: tells for how long the MLX thread has worked.
+        metrics: what is measured once for all models.
         stopping: the daemon takes no further requests.
         bodies: the budget of what is read.
         cross_origin: which web pages may use the daemon.
@@ -70,6 +75,9 @@ class Entry:
         self.responses: ResponseDesk | None = None
         self.pressure: PressureWatch | None = None
         self.folders: ModelFolders | None = None
+        self.connections: Callable[[], int] = lambda: 0
+        self.busy_seconds: Callable[[], float] = lambda: 0.0
+        self.metrics = DaemonMetrics(self._view)
         self.stopping = False
         self.bodies = BodyBudget(settings.body_budget)
         self.keys = KeyRing(settings.keys_path)
@@ -145,8 +153,32 @@ class Entry:
             self.state(),
             self.pressure,
             self.folders,
-            caller.sees_only,
+            caller.watches_only,
             self.tenant(caller.tenant).models,
+        )
+
+    def render_metrics(self, caller: Caller) -> bytes:
+        """Write `/metrics`, for a tenant its own figures alone.
+
+        Raises:
+            UnavailableError: the daemon still starts.
+        """
+        return render(
+            {slot.name: slot.metrics for slot in self.pool().slots},
+            self.metrics,
+            caller.watches_only,
+            vllm_names=self.settings.vllm_metrics,
+        )
+
+    def _view(self) -> DaemonView:
+        return DaemonView(
+            self.state(),
+            [] if self.models is None else self.models.slots,
+            1.0 if self.pressure is None else self.pressure.status.share,
+            self.settings.disk_folder is not None,
+            self.folders,
+            self.connections(),
+            self.busy_seconds(),
         )
 
     def state(self) -> State:

@@ -50,7 +50,7 @@ class InfoHandlers:
         """`GET /metrics`, in Prometheus's text format."""
         caller = self._entry.caller(request)
         return web.Response(
-            body=self._entry.pool().render_metrics(caller.sees_only),
+            body=self._entry.render_metrics(caller),
             headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"},
         )
 

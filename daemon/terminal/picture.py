@@ -27,7 +27,7 @@ def picture(status: Status, rates: Rates) -> Group:
         parts.append(_start(status))
         return Group(*parts)
     if status["memory"] is not None:
-        parts += [_budgets(status["memory"], models, told), Text()]
+        parts += [_budgets(status["memory"], status["ledger"], models), Text()]
     if told:
         parts += [_speeds(told, rates), Text()]
     several = len(models) > 1
@@ -64,11 +64,9 @@ def _start(status: Status) -> RenderableType:
     return grid
 
 
-def _budgets(used: Row, models: list[Row], told: list[Row]) -> Table:
+def _budgets(used: Row, memory: Row | None, models: list[Row]) -> Table:
     grid = _grid()
-    if told:
-        # One ledger has the state of all models; the newest look at it counts.
-        memory = max(told, key=lambda engine: float(engine["last_step_at"]))["memory"]
+    if memory is not None:
         held = sum(memory[kind] for kind in _HELD)
         grid.add_row(
             Text("state", "dim"),

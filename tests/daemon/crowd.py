@@ -166,7 +166,9 @@ def outcomes(daemon: RunningDaemon) -> Counter[str]:
     """How many requests the daemon has counted, by how they ended; only what there was."""
     lines = daemon.request("GET", "/metrics").body.decode().splitlines()
     counted = [line.split('"') for line in lines if line.startswith("umbel_requests_total{")]
-    return +Counter({outcome: int(float(value.strip("} "))) for _, outcome, value in counted})
+    found = +Counter({outcome: int(float(value.strip("} "))) for _, outcome, value in counted})
+    refused = [line for line in lines if line.startswith("umbel_refusals_total{")]
+    return found + Counter(refused=sum(int(float(line.split()[-1])) for line in refused))
 
 
 class Calm:

@@ -5,7 +5,6 @@ from typing import Any, cast
 
 from umbel.daemon.config import ModelSettings
 from umbel.daemon.display import Display
-from umbel.daemon.metrics import Metrics
 from umbel.daemon.model_pool import ModelPool
 from umbel.daemon.model_slot import ModelSlot, Resident
 from umbel.daemon.service import Service
@@ -15,13 +14,11 @@ from umbel.daemon.workers import Workers
 from umbel.scheduler.fairness.use import TenantUse
 
 
-def serving(service: Service | None = None, *, metrics: Metrics | None = None) -> ModelPool:
+def serving(service: Service | None = None) -> ModelPool:
     """Make the models of a daemon that has started; nothing can be loaded."""
     slot = ModelSlot("tiny", ModelSettings())
     if service is not None:
         slot.resident = Resident(service, cast("Any", None), cast("Any", None))
-    if metrics is not None:
-        slot.metrics = metrics
     workers = Workers(1, 1.0, TenantUse())
     told = StartUp(ServiceManager(None), 1.0, Display())
     loader = cast("Any", SimpleNamespace(bound_tenants=lambda: None))  # nothing is loaded

@@ -201,7 +201,7 @@ def at_rest(daemon: RunningDaemon) -> Any:
 def check_nothing_is_left(daemon: RunningDaemon) -> tuple[Any, dict[tuple[str, ...], float]]:
     """See that only the cache holds memory, and that nobody leases it."""
     picture, measured = eventually(lambda: at_rest(daemon))
-    memory = picture["engine"]["memory"]
+    memory = picture["ledger"]
     assert memory["tail"] == memory["transient"] == memory["paging"] == 0
     cache = daemon.request("GET", "/cache").json()
     assert memory["kv"] > 0
@@ -222,7 +222,7 @@ def test_what_is_told_under_load_is_true(
         while not all(stream.ended for stream in streams):
             picture, measured = daemon.status(), metrics(daemon)
             engine, waiting = picture["engine"], picture["waiting"]
-            for memory in (engine["memory"], ledger_of(measured)):
+            for memory in (picture["ledger"], ledger_of(measured)):
                 assert min(memory.values()) >= 0
                 assert held(memory) <= memory["budget"] == TIGHT
             at_work = [sequence["request"] for sequence in engine["running"]]
@@ -231,7 +231,7 @@ def test_what_is_told_under_load_is_true(
             statuses = [sequence["status"] for sequence in engine["running"]]
             if "decode" in statuses:
                 # What began in a mixed step has all of its state in the trie until the next one.
-                own, stored = engine["memory"]["tail"], engine["memory"]["kv"]
+                own, stored = picture["ledger"]["tail"], picture["ledger"]["kv"]
                 assert own + stored > 0
                 seen.update(["own"] * (own > 0) + ["stored"] * (own == 0))
             # One that starts or ends is counted a moment later by one than by another.
@@ -247,7 +247,7 @@ def test_what_is_told_under_load_is_true(
         assert seen["own"] > seen["stored"]
         picture, measured = check_nothing_is_left(daemon)
         engine = picture["engine"]
-        assert engine["memory"] == ledger_of(measured)
+        assert picture["ledger"] == ledger_of(measured)
         assert engine["preemptions"] == measured["umbel_preemptions_total",] > 0
         assert engine["generation_tokens"] == AGENTS * TOKENS
         assert measured["umbel_generation_tokens_total",] == AGENTS * TOKENS
@@ -311,19 +311,19 @@ def test_the_host_runs_short_under_running_streams(
         with agents(daemon, 8) as streams:
             eventually(lambda: all_decode(daemon, len(streams)))
             before = daemon.status()
-            assert before["engine"]["memory"]["budget"] == WIDE
+            assert before["ledger"]["budget"] == WIDE
             assert before["pressure"] == {"level": "normal", "share": 1.0, "source": "simulated"}
             host.be_short()
             down = looks_until(daemon, lambda now: now["pressure"]["share"] == 0.25)
             under = looks_until(daemon, lambda now: preempted(now) and fits(now))
-            low = daemon.status()["engine"]["memory"]["budget"]
-            assert WIDE // 8 <= low < held(before["engine"]["memory"]) // 2
+            low = daemon.status()["ledger"]["budget"]
+            assert WIDE // 8 <= low < held(before["ledger"]) // 2
             assert ledger_of(metrics(daemon))["budget"] == low
             host.be_calm()
             up = looks_until(daemon, lambda now: now["pressure"]["share"] == 1.0)
             assert [text_of(s.reply()) for s in streams] == answers[: len(streams)]
         # The engine hears of it between two steps, and tells at the end of one.
-        eventually(lambda: daemon.status()["engine"]["memory"]["budget"] == WIDE)
+        eventually(lambda: daemon.status()["ledger"]["budget"] == WIDE)
         check_nothing_is_left(daemon)
         assert daemon.log().count("memory pressure") == 2
     assert shares(down) == sorted(shares(down), reverse=True)
@@ -362,7 +362,7 @@ def looks_until(daemon: RunningDaemon, condition: Any) -> list[Any]:
 
 def fits(picture: Any) -> bool:
     """Whether what is held is within the budget of that moment."""
-    memory = picture["engine"]["memory"]
+    memory = picture["ledger"]
     return bool(held(memory) <= memory["budget"])
 
 

@@ -63,6 +63,7 @@ OTHER: dict[str, Any] = {
     "write_timeout": 22.0,
     "keepalive": 23.0,
     "stop_grace": 24.0,
+    "vllm_metrics": True,
     "log_format": "json",
     "log_level": "debug",
     "log_file": "/elsewhere/log",
@@ -105,7 +106,7 @@ def parts() -> Iterator[Parts]:
 
 
 # Where handlers read a setting from those in force, no copy can be forgotten.
-READ_WHEN_USED = ("api_key", "keepalive", "read_timeout", "stop_grace")
+READ_WHEN_USED = ("api_key", "keepalive", "read_timeout", "stop_grace", "vllm_metrics")
 # The log is set up again before anything else is: its file may be one that cannot be written.
 OF_THE_LOG = ("log_format", "log_level", "log_file")
 COPIES: dict[str, Callable[[Parts], list[Any]]] = {

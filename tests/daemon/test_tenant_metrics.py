@@ -9,7 +9,7 @@ from umbel.daemon.tenant_metrics import MOST_TENANTS, OTHERS, TenantMetrics
 from umbel.scheduler.statistics import EngineStatistics
 from umbel.scheduler.times import Activity, Times
 
-from .measured import samples
+from .measured import page, samples
 from .running import RunningDaemon
 
 
@@ -55,14 +55,16 @@ def test_a_tenant_sees_its_own() -> None:
     metrics = Metrics(EngineStatistics, lambda: 0, None)
     for tenant in ("a", "b"):
         metrics.tenants.count(tenant, "stop", {"prompt": 3})
-    everything, own = (samples(metrics.render(who).decode()) for who in (None, "a"))
+    everything, own = (samples(page({"model": metrics}, who)) for who in (None, "a"))
     assert set(_by_last(everything, "umbel_tenant_requests_total")) == {"a", "b"}
     assert set(_by_last(own, "umbel_tenant_requests_total")) == {"a"}
     assert "b" not in {label for key in own for label in key}
-    told = {key[0] for key in own if not key[0].endswith("_created")}
+    told = {key[0] for key in own}
     assert told == {"umbel_tenant_requests_total", "umbel_tenant_tokens_total"}
     assert all(key[0].startswith("umbel_tenant_") for key in own)
     assert {"umbel_steps_total", "umbel_requests_running", *told} <= {key[0] for key in everything}
+    assert "monitor = true" in page({"model": metrics}, "a"), "it says why so little is there"
+    assert "monitor = true" not in page({"model": metrics})
 
 
 def test_a_request_counts_for_its_tenant(tiny_daemon: RunningDaemon) -> None:

@@ -1,7 +1,9 @@
 """Who a request's tenant is, and what the door opens to it: models and priorities."""
 
+import json
 import os
 import re
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
@@ -12,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import pytest
 
-from umbel.daemon.config import TenantSettings
+from umbel.daemon.config import Settings, TenantSettings
 from umbel.daemon.key_file import add_key, revoke_key
-from umbel.daemon.operators import is_monitor
+from umbel.daemon.operators import is_alone, is_monitor
 from umbel.daemon.priorities import PRIORITY_HEADER
 from umbel.daemon.tenants import TENANT_HEADER
 
@@ -311,6 +313,26 @@ class TestMonitor:
         assert "me" in {node["tenant"] for node in nodes[0]["nodes"]}
         assert "me" not in {node["tenant"] for node in nodes[1]["nodes"]}
 
+    def test_others_see_no_running_requests_but_their_own(self, office: Office) -> None:
+        """`/status` has no ids, conversations and counts of others, and no sums."""
+        body = {**ASK, "max_tokens": 4000}
+        connection, answer = office.daemon.stream(body)
+        try:
+            answer.readline()
+            eventually(lambda: office.daemon.status()["engine"]["running"])
+            research = office.bearer("research")
+            told = office.daemon.request("GET", "/status", headers=research).json()
+        finally:
+            answer.close()
+            connection.close()
+        assert told["models"][0]["requests"] == told["arriving"] == []
+        assert "me" not in re.findall(r'"tenant": ?"([^"]+)"', json.dumps(told))
+        sums = ("engine", "memory", "ledger", "disk", "stored", "pressure", "waiting", "step_age")
+        for of_all in sums:
+            assert told[of_all] is None, of_all
+        for of_all in ("engine", "disk", "using", "waiting", "queued", "idle_seconds"):
+            assert told["models"][0][of_all] is None, of_all
+
     def test_it_is_no_operator(self, office: Office) -> None:
         """It shares no prompts; and a proxy makes nobody one."""
         pin = {"name": "x", "system": "You are one of many.", "shared": True}
@@ -366,3 +388,27 @@ class TestPriority:
             for tier in ("auto", "flex")
         ]
         assert tiers == ["default", "flex"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "tenant", "family", "header", "alone"),
+    [
+        ({}, "default", socket.AF_INET, None, True),
+        ({"host": "::1"}, "default", socket.AF_INET6, None, True),
+        ({"port": None}, "default", socket.AF_INET, None, False),
+        ({"host": "0.0.0.0"}, "default", socket.AF_INET, None, False),  # noqa: S104
+        ({"tenants": {"a": TenantSettings()}}, "default", socket.AF_INET, None, False),
+        ({}, "key", socket.AF_INET, None, False),
+        ({}, "default", socket.AF_UNIX, None, False),
+        ({}, "default", socket.AF_INET, "a", False),
+    ],
+)
+def test_who_is_the_only_user(
+    changes: dict[str, Any], tenant: str, family: int, header: str | None, *, alone: bool
+) -> None:
+    """Over TCP on loopback, without keys, tables and proxies."""
+    peer = SimpleNamespace(family=family)
+    headers = {} if header is None else {"X-Umbel-Tenant": header}
+    transport = SimpleNamespace(get_extra_info=lambda _: peer)
+    request = cast("web.Request", SimpleNamespace(headers=headers, transport=transport))
+    assert is_alone(request, tenant, Settings(**{"port": 1, **changes})) == alone

@@ -127,8 +127,8 @@ def at_rest(daemon: RunningDaemon) -> Any:
     status = daemon.status()
     for slot in status["models"]:
         slot |= {"requests": [], "queued": 0, "using": 0}
-        slot["engine"] |= {"running": [], "memory": dict.fromkeys(slot["engine"]["memory"], 0)}
-    return status
+        slot["engine"] |= {"running": []}
+    return {**status, "ledger": dict.fromkeys(status["ledger"], 0)}
 
 
 def test_several_models(tiny_daemon: RunningDaemon) -> None:
@@ -150,14 +150,21 @@ def test_requests_of_all_models_have_rows(tiny_daemon: RunningDaemon) -> None:
     """Also while the default model is not loaded; what takes memory is that of all."""
     status = at_rest(tiny_daemon)
     loaded = status["models"][0]
-    memory = {**loaded["engine"]["memory"], "budget": 64 << 20, "kv": 3 << 20}
-    engine = {**loaded["engine"], "memory": memory, "running": [RUNS]}
+    ledger = {**status["ledger"], "budget": 64 << 20, "kv": 5 << 20}
+    engine = {**loaded["engine"], "running": [RUNS]}
     other = {**loaded, "name": "two", "queued": 4, "engine": engine, "requests": [RUNS]}
     newer = {**engine, "last_step_at": engine["last_step_at"] + 1, "running": []}
-    newer["memory"] = {**memory, "kv": 5 << 20}
     third = {**loaded, "name": "three", "engine": newer}
     asleep = {**loaded, "state": "unloaded", "engine": None, "disk": None}
-    text = drawn({**status, "model": None, "engine": None, "models": [asleep, other, third]})
+    text = drawn(
+        {
+            **status,
+            "model": None,
+            "engine": None,
+            "ledger": ledger,
+            "models": [asleep, other, third],
+        }
+    )
     assert "1 running, 4 in the queue" in text
     assert "5.0 MiB of 64.0 MiB" in text
     assert re.search(r"^two +ferns +uid:1 +decode ", text, re.MULTILINE)
