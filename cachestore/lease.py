@@ -151,9 +151,11 @@ class Lease:
 
     def drop_captured(self) -> None:
         """Close what was captured and has not been stored."""
-        while self.captured:
-            self.captured.pop().checkpoint.close()
-        self._account.close()
+        try:
+            while self.captured:
+                self.captured.pop().checkpoint.close()
+        finally:
+            self._account.close()
 
     def close(self, tokens: Tokens | None = None, span: Span | None = None) -> None:
         """Give back the path, and hand over what was computed.

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -92,13 +93,16 @@ class Pins:
             PinError: nothing of it is in memory, or pins would take too much.
         """
         lease = self._lease(tenant, name, tokens, operator=operator)
-        if tenant == SHARED:  # at once in place of an older one: what follows that may stay
-            tokens = tokens[: lease.cached]
-            self._cache.shared.declare(name, tokens, lease)
-            self._stop_waiting(tenant, name)
-        else:
-            self.unpin(tenant, name)
-        self._pinned[tenant, name] = tokens, lease
+        with ExitStack() as undo:
+            undo.callback(lease.close)
+            if tenant == SHARED:  # at once in place of an older one: what follows that may stay
+                tokens = tokens[: lease.cached]
+                self._cache.shared.declare(name, tokens, lease)
+                self._stop_waiting(tenant, name)
+            else:
+                self.unpin(tenant, name)
+            self._pinned[tenant, name] = tokens, lease
+            undo.pop_all()
         if self._tier is not None:
             self._tier.pin(name, tenant, tokens.tobytes())
         return PinDescription(name, len(tokens), lease.cached)
@@ -176,7 +180,7 @@ class Pins:
             lease = self._lease(pin.tenant, pin.name, tokens, operator=True)  # it was granted
             if pin.tenant == SHARED:
                 self._take_up_shared(pin.name, tokens, lease)
-        except PinError as error:
+        except Exception as error:  # noqa: BLE001  (one pin is not the disk tier's end)
             log.warning("pin not restored", pin=pin.name, reason=str(error))
             if pin.tenant == SHARED:
                 self._cache.shared.retract(pin.name)
@@ -203,7 +207,7 @@ class Pins:
         lease = self._cache.begin(Namespace(tenant, self._fingerprint), path)
         try:
             self._check(tenant, name, lease, operator=operator)
-        except PinError:
+        except BaseException:
             lease.close()
             raise
         return lease

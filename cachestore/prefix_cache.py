@@ -6,6 +6,7 @@ and must not keep a second copy from being evicted.
 """
 
 from collections.abc import Container
+from contextlib import ExitStack
 
 from .checkpoints import Reason
 from .compaction import compact
@@ -105,9 +106,13 @@ class PrefixCache:
             checkpoints_kept=self._checkpoints_kept,
             account=self.ledger.account(Kind.CHECKPOINT),
         )
-        self._leases[lease] = trie
         trie.retain(deepest)  # and the root, which keeps the trie while nothing is in it
-        self._touch(trie, resume, holder)
+        self._leases[lease] = trie
+        try:
+            self._touch(trie, resume, holder)
+        except BaseException:
+            lease.close()
+            raise
         return lease
 
     def leases(self, trie: RadixTrie | None = None) -> list[Lease]:
@@ -174,18 +179,19 @@ class PrefixCache:
     def _release(self, lease: Lease, tokens: Tokens | None, span: Span | None) -> None:
         trie = self._leases.pop(lease)
         trie.release(lease.deepest)
-        trie.prune(lease.deepest)
-        try:
-            if tokens is not None:
+        with ExitStack() as after:  # the last one first, each whatever the others raise
+            after.callback(self.shared.settle)
+            after.callback(self.evictor.evict, self.budget)
+            after.callback(lease.drop_captured)
+            with ExitStack() as unless_stored:
+                if span is not None:
+                    unless_stored.callback(span.close)
+                trie.prune(lease.deepest)
+                if tokens is None:
+                    return
                 self._check_handover(trie, lease, tokens, span)
-                given, span = span, None  # it changes hands, whatever happens next
-                self._store(trie, lease, tokens, given)
-        finally:
-            lease.drop_captured()
-            if span is not None:
-                span.close()
-            self.evictor.evict(self.budget)
-            self.shared.settle()
+                unless_stored.pop_all()  # it changes hands, whatever happens next
+            self._store(trie, lease, tokens, span)
 
     def _publish(self, lease: Lease, tokens: Tokens, span: Span | None) -> None:
         trie = self._leases[lease]

@@ -154,12 +154,12 @@ class PageIn:
         try:
             _check(verified, records)
             span = self._load(node)
-        except (FileNotFoundError, ValueError, DamagedFileError) as error:
-            trie.forget(node)
-            self._lost(node, error)
-            return False
-        except (OSError, MemoryError, UnreadableFileError) as error:
-            self._missed(records, error)
+        except Exception as error:  # noqa: BLE001  (native code may raise anything)
+            if _may_pass(error):
+                self._missed(records, error)
+            else:
+                trie.forget(node)
+                self._lost(node, error)
             return False
         trie.set_span(node, span)
         self._span_buffers = span.buffers
@@ -188,13 +188,13 @@ class PageIn:
             if checkpoint.offset != node.end:
                 checkpoint.close()
                 raise ValueError("the file holds another offset's state")  # noqa: TRY301
-        except (FileNotFoundError, ValueError, DamagedFileError) as error:
-            trie.persistence.drop_checkpoint(node)
-            trie.prune(node)
-            self._lost(node, error)
-            return False
-        except (OSError, MemoryError, UnreadableFileError) as error:
-            self._missed([record], error)
+        except Exception as error:  # noqa: BLE001  (native code may raise anything)
+            if _may_pass(error):
+                self._missed([record], error)
+            else:
+                trie.persistence.drop_checkpoint(node)
+                trie.prune(node)
+                self._lost(node, error)
             return False
         trie.set_checkpoint(node, checkpoint)
         self._checkpoint_buffers = checkpoint.buffers
@@ -227,6 +227,13 @@ def _check(verified: Verified, records: list[Record]) -> None:
         raise DamagedFileError("a file of it is damaged")
     if any(record in verified.unreadable for record in records):
         raise UnreadableFileError("a file of it cannot be read at present")
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether what failed may succeed later: the file is there, and was not read."""
+    if isinstance(error, FileNotFoundError):
+        return False
+    return isinstance(error, OSError | MemoryError | UnreadableFileError)
 
 
 def _attached(trie: RadixTrie, node: TrieNode) -> bool:

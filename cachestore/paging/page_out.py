@@ -7,7 +7,10 @@ new is written: a node that grew is written from where the disk's copy of it end
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
+
+import structlog
 
 from ..digests import hasher, record_digest
 from ..disk.files import HostTensor, Payload
@@ -33,6 +36,8 @@ _FEW = 512  # nodes: more are not little, whatever they hold
 _REST = 5.0  # seconds that nothing is handed over after the disk took nothing, or a write failed
 
 _clock = time.monotonic
+
+log = structlog.get_logger()
 
 
 @dataclass(eq=False)
@@ -178,16 +183,31 @@ class PageOut:
             if node.parent not in trie.persistence.dirty:
                 trie.persistence.mark_clean(node)
         elif node.span is not None and node.persisted_end < node.end:
-            return self._write_span(namespace, node, node.span)
+            job = self._begin(namespace, node, node.end)
+            return self._unless_it_fails(trie, job, partial(self._write_span, job, node.span))
         elif node.checkpoint is not None and node.persisted_checkpoint is None:
-            return self._write_checkpoint(namespace, node, node.checkpoint)
+            job = self._begin(namespace, node, node.start)
+            write = partial(self._write_checkpoint, job, node.checkpoint)
+            return self._unless_it_fails(trie, job, write)
         else:
             trie.persistence.mark_clean(node)
         return None
 
-    def _write_span(self, namespace: Namespace, node: TrieNode, span: Span) -> bool:
-        start = node.persisted_end
-        job = self._begin(namespace, node, node.end)
+    def _unless_it_fails(
+        self, trie: RadixTrie, job: _Job, write: Callable[[], bool]
+    ) -> bool | None:
+        """Hand a state over; one for which that fails stays in memory only, and others do not."""
+        try:
+            return write()
+        except Exception as error:  # noqa: BLE001  (native code may raise anything)
+            log.warning("state cannot be written", tokens=job.node.end, error=str(error))
+            self.failures += 1
+            self._drop(job)
+            trie.persistence.mark_clean(job.node)
+            return None
+
+    def _write_span(self, job: _Job, span: Span) -> bool:
+        node, start = job.node, job.node.persisted_end
         copy = self._codec.copies or span.storage.lodged  # to make room may end that
         if copy:
             nbytes = span.nbytes // span.length * (node.end - start)
@@ -201,10 +221,8 @@ class PageOut:
         exported = self._codec.export_span(span, first, end, copy=copy)
         return self._submit(job, RecordKind.SPAN, start, exported)
 
-    def _write_checkpoint(
-        self, namespace: Namespace, node: TrieNode, checkpoint: Checkpoint
-    ) -> bool:
-        job = self._begin(namespace, node, node.start)
+    def _write_checkpoint(self, job: _Job, checkpoint: Checkpoint) -> bool:
+        node = job.node
         if not self._codec.copies:
             job.whole = checkpoint
         elif not self._count_copy(job, size_of(checkpoint)):

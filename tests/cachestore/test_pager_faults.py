@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from umbel.cachestore.disk import writer
 from umbel.cachestore.ledger import Kind, Size
@@ -365,4 +366,57 @@ def test_what_the_disk_forgets_while_more_of_it_is_written(folder: Path) -> None
     assert world.tier.flush(TIMEOUT)
     assert len(world.tier.files()) == len(world.tier.alive)
     world.check()
+    world.finish()
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), RuntimeError("broken"), MemoryError()])
+@pytest.mark.parametrize("kind", ["export_span", "export_checkpoint"])
+def test_state_that_cannot_be_exported_stays_in_memory(
+    folder: Path, kind: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are written, the disk tier goes on, and what failed is not tried for ever."""
+    world, tried = PagedWorld(HYBRID, folder, interval=20), [0]
+    works = getattr(world.codec, kind)
+
+    def fails(state: object, *which: int, **options: bool) -> object:
+        tried[0] += 1
+        if tried[0] == 1:
+            raise error
+        return works(state, *which, **options)
+
+    monkeypatch.setattr(world.codec, kind, fails)
+    with capture_logs() as logs:
+        world.serve(range(50))
+        world.serve(conversation(1, 30))
+        world.write_all()
+    assert [log["event"] for log in logs].count("state cannot be written") == 1
+    assert world.pager._page_out.failures == 1
+    assert world.tier.statistics().state == "on"
+    assert not any(node.writers for trie in world.cache.tries for node in trie.nodes())
+    assert written(world)
+    world.check()
+    world.finish()
+
+
+@pytest.mark.parametrize("kind", ["load_span", "load_checkpoint"])
+def test_file_that_cannot_be_made_sense_of_is_a_miss(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever native code raises over it, the request computes, and the file is dropped."""
+    world = PagedWorld(HYBRID, folder, interval=20)
+    world.serve(range(50))
+    world.page_out()
+    before = len(world.tier.files())
+
+    def fails(*_: object) -> object:
+        raise RuntimeError("no such axis")
+
+    monkeypatch.setattr(world.codec, kind, fails)
+    world.fetch(range(60))
+    assert world.probe(range(60))[1] == 0
+    assert world.tier.flush(TIMEOUT)
+    assert len(world.tier.files()) < before
+    assert world.tier.statistics().state == "on"
+    monkeypatch.undo()
+    world.serve(range(60))
     world.finish()
