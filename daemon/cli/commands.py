@@ -37,6 +37,9 @@ MaxTokens = Annotated[
 ]
 
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
 @app.callback(invoke_without_command=True)
 def _version(
     *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
@@ -172,22 +175,25 @@ def top(
 
 @app.command()
 @takes_settings("socket")
-def ps(*, settings: Settings) -> None:
+def ps(*, json: Json = False, settings: Settings) -> None:
     """Print the requests that run or wait, and what each waits for."""
     from ..terminal import top as live  # noqa: PLC0415  (keeps --help quick)
 
-    run(live.print_requests(settings.socket_path))
+    run(live.print_requests(settings.socket_path, json=json))
 
 
 @app.command()
-@takes_settings("socket")
-def doctor(*, settings: Settings) -> None:
+@takes_settings("socket", serves=False)
+def doctor(*, json: Json = False, settings: Settings) -> None:
     """Check what a daemon needs; each line is ok, a warning or a problem."""
     from ..doctor import examine, report  # noqa: PLC0415  (imports mlx)
 
     findings = run(examine(settings))
     console = report_console()
-    for line in report(findings):
-        console.print(line)
+    if json:
+        console.print_json(data=[finding._asdict() for finding in findings])
+    else:
+        for line in report(findings):
+            console.print(line)
     if any(finding.grade == "problem" for finding in findings):
         raise typer.Exit(1)

@@ -105,8 +105,7 @@ def requests(
     said = Text.assemble((f"{running} running", "bold"), f", {queued} in the queue")
     if arriving:
         said.append(f", {len(arriving)} on the way there")
-    rows = [row | {"model": slot["name"]} for slot in models for row in slot["requests"]]
-    rows += arriving
+    rows = rows_of(status)
     if not rows:
         return Group(said)
     if len(models) > 1:
@@ -117,6 +116,13 @@ def requests(
     left = running + queued + len(arriving) - len(rows[:most])
     more = [Text(f"and {left} more", "dim")] if left > 0 else []
     return Group(said, Text(), drawn, *more)
+
+
+def rows_of(status: Row) -> list[Row]:
+    """List the requests of an answer of `/status`, each with its model, and those on the way."""
+    models = status.get("models", [])
+    rows = [row | {"model": slot["name"]} for slot in models for row in slot["requests"]]
+    return [*rows, *status.get("arriving", [])]
 
 
 def _counts(slot: Row) -> tuple[int, int]:

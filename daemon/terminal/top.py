@@ -14,7 +14,7 @@ from ..signals import StopSignals
 from .keys import pressed
 from .picture import picture, unreachable
 from .rates import Rates
-from .requests import LISTED, requests
+from .requests import LISTED, requests, rows_of
 
 _EVERY = 1.0  # seconds
 _QUIT = "q"
@@ -44,8 +44,12 @@ async def top(socket: Path, *, once: bool, signals: StopSignals) -> None:
             await _watch(client, rates, console, signals)
 
 
-async def print_requests(socket: Path) -> None:
+async def print_requests(socket: Path, *, json: bool) -> None:
     """Print the requests of a daemon.
+
+    Args:
+        socket: of the daemon.
+        json: as `/status` has them, each with its model.
 
     Raises:
         ClientError: no daemon answers.
@@ -54,7 +58,10 @@ async def print_requests(socket: Path) -> None:
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     async with Client(socket) as client:
         status = await client.get("/status")
-    console.print(requests(status, Rates(), LISTED))
+    if json:
+        console.print_json(data=rows_of(status))
+    else:
+        console.print(requests(status, Rates(), LISTED))
 
 
 async def _watch(client: Client, rates: Rates, console: Console, signals: StopSignals) -> None:

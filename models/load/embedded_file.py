@@ -35,6 +35,10 @@ _WHAT_TO_DO = (
     "without a network"
 )
 
+_WHERE_TO_KEEP_IT = (
+    "let this user write there and see that the disk has room, or serve another model with --model"
+)
+
 
 def fetched_path() -> Path:
     """Where the GGUF is kept once it was fetched."""
@@ -79,4 +83,6 @@ def obtain(
     except DownloadStoppedError:
         raise
     except DownloadError as error:
-        raise DownloadError(f"no embedded model: {error}; {_WHAT_TO_DO}") from error
+        of_the_folder = getattr(error.__cause__, "errno", None) is not None
+        advice = _WHERE_TO_KEEP_IT if of_the_folder else _WHAT_TO_DO
+        raise DownloadError(f"no embedded model: {error}; {advice}") from error

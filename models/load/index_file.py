@@ -121,7 +121,8 @@ def fetch(file: IndexFile, folder: Path, watch: Watch, within: float = _LONGEST)
             "end it, and start again"
         ) from error
     except OSError as error:
-        raise DownloadError(f"cannot keep {file.name} in {folder}: {error}") from error
+        reason = error.strerror or str(error)
+        raise DownloadError(f"cannot keep {file.name} in {folder}: {reason}") from error
     return path
 
 

@@ -1,17 +1,21 @@
 """The `umbel` command as a user runs it."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from umbel import __version__
+from umbel.daemon.running_daemon import warnings_of
 
 from ..tiny import tiny_one_by_one_dir
 from .running import RunningDaemon, eventually, running
@@ -132,7 +136,9 @@ def test_doctor(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     done = umbel("doctor", "--socket", str(tiny_daemon.socket), folder=short_path)
     assert done.returncode == 0, done.stdout
     subjects = [line.split()[1] for line in done.stdout.splitlines() if "→" not in line]
-    assert subjects == ["umbel", "python", "mlx", "blas", "memory", "model", "socket"]
+    assert [each for each in subjects if each not in ("disk", "service")] == [
+        *("umbel", "python", "mlx", "blas", "memory", "model", "socket")
+    ]
     assert "a daemon serves tiny (ready)" in done.stdout
 
 
@@ -148,7 +154,7 @@ def test_a_model_that_decodes_one_by_one_says_so(short_path: Path) -> None:
     assert model["one_by_one"] in warning
     assert "batches=false" in log
     lines = [line for line in done.stdout.splitlines() if "→" not in line]
-    assert [line.split()[:2] for line in lines][-1] == ["warning", "batches"]
+    assert ["warning", "batches"] in [line.split()[:2] for line in lines]
     said = " ".join(done.stdout.split())
     assert f"odd decodes one by one: {model['one_by_one']}" in said
     assert done.returncode == 0
@@ -160,6 +166,54 @@ def test_doctor_says_what_to_do(short_path: Path) -> None:
     assert done.returncode == 1
     assert "problem  socket" in done.stdout
     assert "→ choose a shorter --socket" in done.stdout
+
+
+def test_doctor_checks_what_serve_needs(short_path: Path) -> None:
+    """Every model, the port, the keys and the log; `--json` has the same."""
+    (short_path / "keys.json").write_text("{")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        (short_path / "umbel.toml").write_text(
+            f'port = {port}\nlog_file = "{short_path}/none/log"\n'
+            '[models.coder]\nmodel = "org/coder"\n[models.gone]\nmodel = "/nowhere"\n'
+        )
+        words = ("doctor", "--config", str(short_path / "umbel.toml"))
+        done, plain = umbel(*words, "--json", folder=short_path), umbel(*words, folder=short_path)
+    assert done.returncode == plain.returncode == 1
+    found = [(each["grade"], each["subject"], each["text"]) for each in json.loads(done.stdout)]
+    problems = {subject: text for grade, subject, text in found if grade == "problem"}
+    assert problems.keys() == {"model", "keys", "log", "tcp"}
+    assert problems["model"].startswith("/nowhere is not 'smollm2'")
+    assert problems["tcp"] == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert ("ok", "model", "org/coder (a repo; what is missing of it is downloaded)") in found
+    assert all(text in " ".join(plain.stdout.split()) for text in problems.values())
+
+
+def test_doctor_tells_what_a_daemon_warns_of() -> None:
+    """A disk that takes nothing, memory pressure, models that failed or decode one by one."""
+    disk = {"state": "suspended", "reason": "No space left on device"}
+    slots = [
+        {"name": "a", "failure": None, "disk": disk},
+        {"name": "b", "failure": "no such repo", "disk": None},
+    ]
+    status: dict[str, Any] = {
+        "state": "stalled",
+        "model": {"name": "a", "one_by_one": "it drifts"},
+        "pressure": {"level": "warning"},
+        "models": slots,
+    }
+    said = {finding.subject: finding.text for finding in warnings_of(status)}
+    assert said == {
+        "batches": "a decodes one by one: it drifts",
+        "engine": "a step does not end",
+        "pressure": "the system is short of memory: warning",
+        "disk": "the disk cache of a is suspended: No space left on device",
+        "model": "b cannot be loaded: no such repo",
+    }
+    quiet: dict[str, Any] = {"state": "ready", "model": None, "pressure": None, "models": []}
+    assert list(warnings_of(quiet)) == []
 
 
 def test_models(tiny_daemon: RunningDaemon, short_path: Path) -> None:

