@@ -8,8 +8,8 @@ What is markup depends on the model (`formats`). The rules are the same for all:
 - A call is read when it is whole. What cannot be read, or does not end, arrives as what
   surrounds it, whole and with its markers. A tool that nobody knows is a call all the same.
 - A call that a model begins inside its thoughts ends them, if it can be read.
-- Where calls must be made, one that the answer has made before ends it, and is left out: models
-  that may not write anything else repeat themselves.
+- Where only calls may follow a call, one that the answer has made before ends it, and is left out:
+  models that may not write anything else repeat themselves.
 - Where no call is asked for, by `tool_choice` or for lack of tools, calls are plain text.
 - Content that a grammar holds to something is text to its end, whatever stands in it.
 """
@@ -72,7 +72,7 @@ class OutputParser:
         self._tools = openai_tools(tools)
         self._finds_calls = bool(tools) and choice.mode != "none"
         self._one_call = choice.one_call
-        self._must_call = choice.mode == "required"
+        self._only_calls = constrained or choice.mode == "required"
         self._made: list[WrittenCall] = []
         self._guaranteed = guaranteed
         self._constrained = constrained
@@ -279,7 +279,7 @@ class OutputParser:
         self.done = self.done or self._one_call
 
     def _compared(self, name: str) -> WrittenCall:
-        return WrittenCall(name, self._made if self._must_call else ())
+        return WrittenCall(name, self._made if self._only_calls else ())
 
     def _add_call(self, one: Call) -> None:
         call = self._compared(one.name)

@@ -136,6 +136,7 @@ CASES: list[tuple[Constraint | ToolCalls, Reasoning | None, dict[str, str]]] = [
         {
             WEATHER: "may end",
             f"{WEATHER}\n{WEATHER}": "may end",
+            "\n".join([WEATHER] * 16): "complete",
             "Hello": "not allowed",
             NOTE: "not allowed",
             '<tool_call>\n{"name": "weather", "arguments": {}': "not allowed",

@@ -240,6 +240,14 @@ def test_a_guaranteed_call_is_streamed() -> None:
     assert parts_of(events) == [wanted, wanted]
 
 
+def test_a_repeated_call_ends_an_answer_of_calls() -> None:
+    """In the place of content that is held to something there are only calls."""
+    text = f"{CALL}\n{NOON}\n{CALL}\n{NOON}"
+    parser = OutputParser(GENERIC, tools=TOOLS, guaranteed=True, constrained=True)
+    assert parts_of(events_of(parser, text)) == [PARIS, ("call", "get_time", {})]
+    assert parser.done
+
+
 def test_a_call_is_held_back_while_it_may_be_one_that_was_made() -> None:
     """It is passed on from the first difference on, and never if the answer is cut before that."""
     required = ToolChoice(mode="required")
