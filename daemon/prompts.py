@@ -110,11 +110,7 @@ class PromptReader:
 
     def _with_defaults(self, request: GenerationRequest, body: GenerationBody) -> GenerationRequest:
         """Choose tokens as the model's makers would, where the body says nothing."""
-        unset = {
-            name: value
-            for name, value in self._sampling.items()
-            if getattr(body, name, None) is None
-        }
+        unset = {name: value for name, value in self._sampling.items() if not body.sets(name)}
         if unset:
             request.sampling = msgspec.structs.replace(request.sampling, **unset)
         return request

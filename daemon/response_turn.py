@@ -46,6 +46,10 @@ class TurnBody(GenerationBody, kw_only=True):
     begin: Callable[[ReadResponse], None] | None = None
     kept: int = 0
 
+    def sets(self, field: str) -> bool:
+        """Whether the body says something in a field."""
+        return self.body.sets(field)
+
     @property
     def conversation_name(self) -> str | None:
         """The name that the body gives, or the one under which the responses before it ran."""

@@ -70,6 +70,10 @@ class GenerationBody(ModelBody, kw_only=True):
             APIError: 400, naming the field at fault.
         """
 
+    def sets(self, field: str) -> bool:
+        """Whether the body says something in a field."""
+        return getattr(self, field, None) is not None
+
     @property
     def conversation_name(self) -> str | None:
         """What the body calls its conversation, if it does."""

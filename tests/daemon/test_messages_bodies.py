@@ -353,7 +353,11 @@ class TestTools:
         tools = [{"type": "web_search_20250305", "name": "web_search"}, TOOL]
         assert [tool.name for tool in conversation(tools=tools).tools] == ["look"]
         choice = {"type": "tool", "name": "web_search"}
-        assert "'web_search'" in refusal(tools=tools, tool_choice=choice).message
+        words = (
+            "tool_choice names 'web_search', but tools does not, among those that the client runs"
+        )
+        assert words in refusal(tools=tools, tool_choice=choice).message
+        assert words in refusal(tools=tools[:1], tool_choice=choice).message
 
     @pytest.mark.parametrize(
         ("tool", "words"),

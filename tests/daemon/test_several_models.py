@@ -315,16 +315,31 @@ def test_three_in_memory_for_two(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_answers_as_its_makers_say(folder: Path, tmp_path: Path) -> None:
-    """Where a request says nothing; what it says is stronger."""
+    """Where a request says nothing; what it says is stronger, in each protocol."""
     greedy = tiny_model_dir(tmp_path / "greedy")
     (greedy / "generation_config.json").write_text('{"temperature": 0.0}')
     env = configured(folder, [greedy])
+    hello = [{"role": "user", "content": "hello"}]
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": hello, "max_tokens": 8},
+        "/v1/responses": {"input": "hello", "max_output_tokens": 8},
+        "/v1/messages": {"messages": hello, "max_tokens": 8},
+    }
     with running(folder, greedy, env=env) as daemon:
-        told = {k: v for k, v in ask(None).items() if k != "temperature"}
-        texts = [
-            daemon.post({**told, "seed": seed, **more}).json()["choices"][0]["message"]["content"]
-            for more in ({}, {"temperature": 2})
-            for seed in range(3)
-        ]
-    assert len(set(texts[:3])) == 1
-    assert len(set(texts[3:])) > 1
+        for path, body in asked.items():
+            texts = [
+                words(daemon.post({**body, **more}, path).json())
+                for more in ({}, {"temperature": 2})
+                for _ in range(3)
+            ]
+            assert len(set(texts[:3])) == 1, path
+            assert len(set(texts[3:])) > 1, path
+
+
+def words(answer: dict[str, Any]) -> str:
+    """What an answer of any protocol says."""
+    if "choices" in answer:
+        return str(answer["choices"][0]["message"]["content"])
+    if "output" in answer:
+        return str(answer["output"][0]["content"][0]["text"])
+    return str(answer["content"][0]["text"])
