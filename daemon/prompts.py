@@ -179,7 +179,8 @@ class PromptReader:
         self._check_size(conversation)
         template = self._text.template
         text = template.render(conversation)
-        self._admission.check_text(len(text), self._text.longest_token)
+        characters = len(self._text.control.plain(text))
+        self._admission.check_text(characters, self._text.longest_token)
         check()
         prompt, encode = self._history.encode(conversation, text, *author)
         check()
@@ -233,7 +234,7 @@ class PromptReader:
         self._admission.check_text(len(text), self._text.longest_token)
         messages = [Message(role="system", content=text), Message(role="user", content="1")]
         conversation = Conversation(messages=messages)
-        prompt = self._encoded(self._text.template.render(conversation), special_tokens=False)
+        prompt = self._text.encode_conversation(conversation)
         check()
         end = boundaries.find(self._text.encode_conversation, conversation, prompt).system
         ends = [] if end is None else [(end, Reason.SYSTEM)]

@@ -6,11 +6,14 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .tiny import tiny_model_dir
+
+if TYPE_CHECKING:
+    from umbel.models.text.codec import TextCodec
 
 FAMILIES = ("deepseek_v3", "gemma3", "gptoss", "llama2", "llama3", "llama3_1", "qwen3")
 
@@ -64,9 +67,28 @@ def published_model_dir(path: Path, family: str, **config: Any) -> Path:
     shape = {"vocab_size": max(ids.values()) + 1, "max_position_embeddings": _CONTEXT}
     ends = {"eos_token_id": ids[end["content"] if isinstance(end, dict) else end]}
     tiny_model_dir(path, **({"hidden_size": 16} | sizes | shape | ends | config))
+    return _with_tokenizer(path, family)
+
+
+def published_codec(path: Path, family: str) -> "TextCodec":
+    """Load a family's tokenizer and template alone, without a model.
+
+    Args:
+        path: an empty folder for its files.
+        family: one of `FAMILIES`.
+    """
+    from umbel.models.load.tokenizer import open_tokenizer  # noqa: PLC0415  (they import mlx.core)
+    from umbel.models.text.codec import TextCodec  # noqa: PLC0415
+
+    published_tokenizer(family)
+    return TextCodec(open_tokenizer(_with_tokenizer(path, family)))
+
+
+def _with_tokenizer(path: Path, family: str) -> Path:
+    files = published_tokenizer(family)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(files / name, path / name)
-    if "chat_template" not in settings:
+    if "chat_template" not in json.loads((files / "tokenizer_config.json").read_text()):
         (path / "chat_template.jinja").write_text(_template(family))
     return path
 

@@ -10,7 +10,7 @@ from .device import DevicePolicy, device_policy
 import mlx.core as mx  # isort: skip  (after device, which chooses the BLAS first)
 from . import open_files  # noqa: F401  # isort: skip  (the first import of mlx_lm)
 from mlx.utils import tree_flatten
-from mlx_lm.utils import dequantize_model, load_tokenizer
+from mlx_lm.utils import dequantize_model
 
 from ..errors import ModelLoadError, ModelNotFoundError, UnsupportedCacheError
 from ..estimate.config import ModelConfig
@@ -28,6 +28,7 @@ from .generation_config import sampling_defaults
 from .hub import is_repo
 from .named_modules import require_known_modules
 from .time_limit import within
+from .tokenizer import open_tokenizer
 from .watch import Watch
 
 LoadPhase = Literal["downloading", "loading"]
@@ -277,12 +278,7 @@ def _open_directory(directory: Path, *, fp32: bool) -> tuple[Any, Any, dict[str,
         if not _has_tokenizer(directory):
             raise ModelLoadError(f"its tokenizer is a tiktoken.model, and {NO_CODE}")  # noqa: TRY301
         require_known_modules(directory)
-        # Said aloud, because transformers would ask on the terminal otherwise.
-        tokenizer = load_tokenizer(
-            directory,
-            {"trust_remote_code": False},
-            eos_token_ids=token_ids(config.get("eos_token_id")) or None,
-        )
+        tokenizer = open_tokenizer(directory, token_ids(config.get("eos_token_id")) or None)
         tokenizer.eos_token_ids = ends_of(directory, tokenizer)
         if fp32:
             model = dequantize_model(model)

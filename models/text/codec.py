@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import ModelLoadError, TemplateError
+from .control import ControlText
 from .conversation import Conversation
 from .formats import Wrapper, read_format
 from .harmony import ENDS, is_harmony
@@ -78,7 +79,34 @@ class TextCodec:
     @cached_property
     def template(self) -> ChatTemplate:
         """The model's way of writing conversations and answers."""
-        return ChatTemplate(self.render_chat, read_format(self._wrapper))
+        form = read_format(self._wrapper)
+        return ChatTemplate(self.render_chat, form, self.control)
+
+    @cached_property
+    def control(self) -> ControlText:
+        """Names of special tokens, and of added ones that the template or the format writes."""
+        source, markers = self._template_source(), read_format(self._wrapper).markers
+        added = [
+            token
+            for token in self._fast.get_added_tokens_decoder().values()
+            if token.special
+            or source is None
+            or token.content in source
+            or any(token.content in marker for marker in markers)
+        ]
+        normalizer = self._fast.normalizer
+        folds = normalizer is not None and any(token.normalized for token in added)
+        normalize = normalizer.normalize_str if folds else None
+        return ControlText((token.content for token in added), normalize)
+
+    def _template_source(self) -> str | None:
+        """The template's text; None for one that is a program of mlx-lm's."""
+        match self._wrapper.chat_template:
+            case str() as source:
+                return source
+            case dict() as named:
+                return "".join(map(str, named.values()))
+        return None if self.has_chat_template else ""
 
     @cached_property
     def markup_tokens(self) -> frozenset[int]:
@@ -144,9 +172,9 @@ class TextCodec:
         except Exception as error:
             # A template is a program of the model's: what it raises on odd messages is its
             # own choice, and none of it may end more than this request.
-            raise TemplateError(f"the model's chat template refuses these messages: {error}") from (
-                error
-            )
+            reason = self.control.plain(str(error))
+            message = f"the model's chat template refuses these messages: {reason}"
+            raise TemplateError(message) from error
 
     def encode_conversation(
         self, conversation: Conversation, *, generation_prompt: bool = True
@@ -165,16 +193,42 @@ class TextCodec:
         """Encode text, with the model's own prefix (`<s>` and the like) if it has one.
 
         As a batch of one: the tokenizer holds Python's lock while it encodes a single text, and
-        other threads run only beside a batch.
+        other threads run only beside a batch. Names that a request says in a rendered
+        conversation are encoded as other text is.
         """
+        if self.control.is_marked(text):
+            return self.encode_pieces([text])[0]
         batch = self._fast.encode_batch_fast([text], add_special_tokens=special_tokens)
         ids: list[int] = batch[0].ids
         return ids
 
     def encode_pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode texts each on its own, without the model's own prefix."""
-        batch = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in batch]
+        cut = [self.control.pieces(text) for text in texts]
+        batch = [text for first, *others in cut for text in (first, *map(self._led, others))]
+        encoded = iter(self._fast.encode_batch_fast(batch, add_special_tokens=False))
+        tokens: list[list[int]] = []
+        for _, *others in cut:
+            ids: list[int] = list(next(encoded).ids)
+            for text in others:
+                ids += self._behind_lead(next(encoded).ids, text)
+            tokens.append(ids)
+        return tokens
+
+    def _led(self, text: str) -> str:
+        """A text that goes on, for a tokenizer that writes a blank before each text."""
+        return "\n" + text if self._lead else text
+
+    def _behind_lead(self, tokens: list[int], text: str) -> list[int]:
+        count = len(self._lead)
+        if tokens[:count] == self._lead:
+            return tokens[count:]
+        return self.encode(text, special_tokens=False)
+
+    @cached_property
+    def _lead(self) -> list[int]:
+        """Tokens of the line feed that `_led` writes."""
+        return [] if self.encodes_apart else self.encode("\n", special_tokens=False)
 
     @cached_property
     def encodes_apart(self) -> bool:

@@ -15,6 +15,8 @@ cannot do is written in another way rather than refused:
 - Two messages of the user's one after the other where the template asks for alternation: they
   become one, with an empty line between.
 
+Names of control tokens in what a request says are broken first: see `control`.
+
 `tool_choice` does not change a prompt: requests that differ in it share all of it.
 """
 
@@ -30,6 +32,7 @@ import msgspec
 from ..errors import TemplateError
 from . import tools as generic
 from .abilities import Abilities, Probe, Render, native_call
+from .control import ControlText
 from .conversation import Conversation, Message, Tool
 from .formats import OutputFormat
 
@@ -44,6 +47,7 @@ _RESERVED = frozenset(
         *("return_assistant_tokens_mask", "load_audio_from_video"),
     }
 )
+_NO_NAMES = ControlText(())
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")  # Mistral's templates refuse any other
 
 
@@ -53,11 +57,15 @@ class ChatTemplate:
     Args:
         render: with the model's own template.
         form: the model's markers.
+        control: the names that request text must not write.
     """
 
-    def __init__(self, render: Render, form: OutputFormat) -> None:
+    def __init__(
+        self, render: Render, form: OutputFormat, control: ControlText = _NO_NAMES
+    ) -> None:
         self.form = form
         self._render = render
+        self._control = control
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -88,8 +96,13 @@ class ChatTemplate:
         if reserved := sorted(_RESERVED.intersection(conversation.options)):
             raise TemplateError(f"{reserved[0]!r} is not an option of a chat template")
         native = bool(conversation.tools) and self.knows_tools
+        conversation = self._control.conversation(self._with_thoughts_apart(conversation))
+        try:
+            dicts = self._dicts(conversation, native=native)
+        except TemplateError as error:
+            raise TemplateError(self._control.plain(str(error))) from error
         return self._render(
-            self._dicts(conversation, native=native),
+            dicts,
             tools=generic.openai_tools(conversation.tools) if native else None,
             generation_prompt=generation_prompt,
             options=conversation.options,
@@ -99,6 +112,28 @@ class ChatTemplate:
         """Whether an answer to a rendered prompt begins inside the model's thoughts."""
         reasoning = self.form.reasoning
         return reasoning is not None and prompt.rstrip().endswith(reasoning.start)
+
+    def _with_thoughts_apart(self, conversation: Conversation) -> Conversation:
+        """Read the thoughts that a client sends back inside an answer's content.
+
+        Templates cut them off at their marks, which are broken in content.
+        """
+        marks = self.form.reasoning
+        if marks is None or not any(marks.end in m.content for m in conversation.messages):
+            return conversation
+        begins = re.compile(
+            rf"\s*{re.escape(marks.start)}(.*?){re.escape(marks.end)}\s*(.*)", re.DOTALL
+        )
+
+        def apart(message: Message) -> Message:
+            found = message.role == "assistant" and begins.fullmatch(message.content)
+            if not found or message.reasoning:
+                return message
+            thoughts, content = found[1].strip("\n"), found[2]
+            return msgspec.structs.replace(message, content=content, reasoning=thoughts)
+
+        messages = [apart(message) for message in conversation.messages]
+        return msgspec.structs.replace(conversation, messages=messages)
 
     # -- messages --------------------------------------------------------------------------
 
@@ -132,7 +167,8 @@ class ChatTemplate:
         if message.tool_calls:
             as_text = self.abilities.arguments_as_text
             written["tool_calls"] = [
-                native_call(call, self._id(call.id), as_text=as_text) for call in message.tool_calls
+                self._control.value(native_call(call, self._id(call.id), as_text=as_text))
+                for call in message.tool_calls
             ]
         if message.role == "tool":
             called = message.tool_call_id or ""

@@ -241,7 +241,10 @@ def test_a_custom_model_file_is_refused_and_never_run(tmp_path: Path) -> None:
 def test_a_custom_tokenizer_is_refused_without_asking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Transformers asks on the terminal whether to run it; a daemon has nobody to ask."""
+    """Transformers asks on the terminal whether to run it; a daemon has nobody to ask.
+
+    Where there is a tokenizer.json, it is served, and the code is not needed.
+    """
     directory = tiny_model_dir(tmp_path / "custom")
     file = directory / "tokenizer_config.json"
     config = json.loads(file.read_text())
@@ -256,6 +259,8 @@ def test_a_custom_tokenizer_is_refused_without_asking(
         return "y"
 
     monkeypatch.setattr("builtins.input", agree)
+    load(str(directory))
+    (directory / "tokenizer.json").unlink()
     with pytest.raises(ModelLoadError, match="Python code of its own"):
         load(str(directory))
     assert not asked

@@ -1,0 +1,154 @@
+"""Request text never becomes control tokens.
+
+A template writes `<|im_start|>` and the like around what a request says, and the tokenizer reads
+such names wherever they stand. So every name in request text is broken by a mark before the
+template renders it. Pieces of the rendered text between marks are encoded apart: no piece has
+the whole name, and none of them becomes its token. The mark is drawn at random, is removed with
+the encoding, and has letters and digits only: it survives `tojson`, `strip` and escaping. A
+client that knew it could only break its own text.
+
+Text without names has no marks, and its tokens are the tokenizer's.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from .conversation import Conversation, Message, Tool, ToolCall
+
+
+class ControlText:
+    """The names of a model's control tokens. Immutable, so safe from any thread.
+
+    Args:
+        names: texts that the tokenizer reads as control tokens; single characters and blanks
+            are left out, as they cannot be broken.
+        normalize: the tokenizer's, if it reads names in normalised text too.
+    """
+
+    def __init__(self, names: Iterable[str], normalize: Callable[[str], str] | None = None) -> None:
+        kept = {name for name in names if len(name) > 1 and not name.isspace()}
+        if normalize is not None:
+            kept |= {name for name in map(normalize, kept) if len(name) > 1}
+        ordered = sorted(kept, key=len, reverse=True)
+        pattern = "|".join(map(re.escape, ordered)) or "(?!)"
+        self._normalize = normalize
+        self._whole = re.compile(pattern)
+        self._starts = re.compile(f"(?=({pattern}))")  # of names that overlap, each
+        # Two strings of a request may meet in a prompt: an edge may be half of a name.
+        self._longest = max(map(len, ordered), default=0)
+        self._heads = frozenset(name[:n] for name in ordered for n in range(2, len(name)))
+        self._tails = frozenset(name[n:] for name in ordered for n in range(1, len(name) - 1))
+        self._last_two = frozenset(head[-2:] for head in self._heads)
+        self._first_two = frozenset(tail[:2] for tail in self._tails)
+        self._mark = f"umbel{secrets.token_hex(8)}"
+
+    def conversation(self, conversation: Conversation) -> Conversation:
+        """Break the names in all that a request says."""
+        return msgspec.structs.replace(
+            conversation,
+            messages=[self._message(message) for message in conversation.messages],
+            tools=[self._tool(tool) for tool in conversation.tools],
+            options={key: self.value(value) for key, value in conversation.options.items()},
+        )
+
+    def value(self, value: Any) -> Any:
+        """Break the names in all strings of a JSON value, its keys included."""
+        match value:
+            case str():
+                return self._text(value)
+            case dict():
+                return {self.value(key): self.value(one) for key, one in value.items()}
+            case list():
+                return [self.value(one) for one in value]
+        return value
+
+    def is_marked(self, text: str) -> bool:
+        """True if names in a text are broken."""
+        return self._mark in text
+
+    def plain(self, text: str) -> str:
+        """Remove the marks from a text."""
+        return text.replace(self._mark, "")
+
+    def pieces(self, text: str) -> list[str]:
+        """Cut a rendered text so that no name of a request is whole, and remove the marks.
+
+        A mark at the edge of a request's string cuts only if a name has come about there.
+        """
+        parts = text.split(self._mark)
+        if len(parts) == 1:
+            return parts
+        whole = "".join(parts)
+        inside = {
+            place
+            for found in self._starts.finditer(whole)
+            for place in range(found.start() + 1, found.end(1))
+        }
+        pieces, place = [parts[0]], len(parts[0])
+        for part in parts[1:]:
+            if place in inside:
+                pieces.append(part)
+            else:
+                pieces[-1] += part
+            place += len(part)
+        return pieces
+
+    def _message(self, message: Message) -> Message:
+        return msgspec.structs.replace(
+            message,
+            content=self._text(message.content),
+            reasoning=self._text(message.reasoning),
+            tool_calls=[self._call(call) for call in message.tool_calls],
+            tool_call_id=self.value(message.tool_call_id),
+            name=self.value(message.name),
+        )
+
+    def _call(self, call: ToolCall) -> ToolCall:
+        texts = {key: self._text(getattr(call, key)) for key in ("id", "name", "arguments")}
+        return msgspec.structs.replace(call, **texts)
+
+    def _tool(self, tool: Tool) -> Tool:
+        return msgspec.structs.replace(
+            tool,
+            name=self._text(tool.name),
+            description=self._text(tool.description),
+            parameters=self.value(tool.parameters),
+        )
+
+    def _text(self, text: str) -> str:
+        text = self._folded(text)
+        places = set[int]()
+        if self._whole.search(text):
+            places = {found.start() + 1 for found in self._starts.finditer(text)}
+        if text[-2:] in self._last_two:
+            places.update(self._edges(text, self._heads, -1))
+        if text[:2] in self._first_two:
+            places.update(self._edges(text, self._tails, 1))
+        if not places:
+            return text
+        cuts = [0, *sorted(places), len(text)]
+        return self._mark.join(text[a:b] for a, b in pairwise(cuts))
+
+    def _edges(self, text: str, halves: frozenset[str], side: int) -> Iterable[int]:
+        """Places inside the halves of names at a text's end, or at its beginning."""
+        most = min(self._longest - 1, len(text))
+        for n in range(2, most + 1):
+            if side < 0 and text[-n:] in halves:
+                yield len(text) - n + 1
+            elif side > 0 and text[:n] in halves:
+                yield n - 1
+
+    def _folded(self, text: str) -> str:
+        """A text as its normaliser writes it, if that has names which the text has not."""
+        if self._normalize is None:
+            return text
+        folded = self._normalize(text)
+        return folded if self._count(folded) > self._count(text) else text
+
+    def _count(self, text: str) -> int:
+        return len(self._whole.findall(text))
