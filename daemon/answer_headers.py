@@ -2,10 +2,11 @@
 
 from contextlib import ExitStack
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from .arrivals import Arrival
 from .bodies import Share
+from .failures import SERVER
 from .streaming import EventStream
 
 ARRIVED_AT = web.RequestKey("arrived_at", float)
@@ -40,4 +41,9 @@ def answer_headers(request: web.Request) -> dict[str, str]:
     The request's id goes under the names by which OpenAI's and Anthropic's SDKs know it.
     """
     name = request[REQUEST_ID]
-    return {"x-request-id": name, "request-id": name, **request[FOR_BROWSERS]}
+    return {
+        hdrs.SERVER: SERVER,
+        "x-request-id": name,
+        "request-id": name,
+        **request[FOR_BROWSERS],
+    }

@@ -19,6 +19,9 @@ from ..scheduler.errors import (
 )
 from .quoting import shorten
 
+SERVER = "umbel"
+"""The header `Server` of every answer."""
+
 _LONGEST = 2000
 """Characters of a message; what is quoted in it has a bound of its own."""
 
@@ -81,7 +84,10 @@ class APIError(Exception):
     def response(self) -> web.Response:
         """The whole answer."""
         response = web.Response(
-            status=self.status, body=self.body(), content_type="application/json"
+            status=self.status,
+            body=self.body(),
+            content_type="application/json",
+            headers={hdrs.SERVER: SERVER},
         )
         if self.retry_after is not None:
             response.headers["Retry-After"] = str(self.retry_after)

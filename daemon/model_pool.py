@@ -5,6 +5,8 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+import structlog
+
 from ..models.errors import ModelError
 from ..scheduler.bounds import RETRY_AFTER, check_tokens, check_waiting
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
@@ -17,6 +19,8 @@ from .residency import Loader, Residency
 from .service import Service
 from .start_up import StartUp
 from .workers import Workers
+
+log = structlog.get_logger()
 
 _UNKNOWN = 1 << 20  # tokens of the context of a model that was never loaded
 
@@ -114,7 +118,15 @@ class ModelPool:
         """Find the model of that name; see `model_names.find` and `visible`."""
         return find(*visible(self.slots, self.aliases, allowed), name)
 
-    async def use(self, slot: ModelSlot, tenant: str, held: ExitStack, wait: Wait) -> Service:
+    async def use(
+        self,
+        slot: ModelSlot,
+        tenant: str,
+        held: ExitStack,
+        wait: Wait,
+        *,
+        sees_why: bool = True,
+    ) -> Service:
         """Wait until a model is loaded, and keep it so until `held` is closed.
 
         Who has waited keeps its place until it is queued, or `held` is closed: those who came
@@ -125,6 +137,7 @@ class ModelPool:
             tenant: whose request uses it.
             held: as above.
             wait: how long it may take; has its place.
+            sees_why: an error says why it cannot be loaded, which may name folders.
 
         Raises:
             QueueFullError: as many requests wait as may wait, of all or of the tenant.
@@ -138,13 +151,13 @@ class ModelPool:
             slot.enter()
         else:
             held.callback(wait.give_place_back)
-            await self._wait(slot, tenant, wait)
+            await self._wait(slot, tenant, wait, sees_why=sees_why)
         held.callback(slot.leave)
         if slot.resident is None:
             raise RuntimeError(f"{slot.name} was loaded and is not")
         return slot.resident.service
 
-    async def _wait(self, slot: ModelSlot, tenant: str, wait: Wait) -> None:
+    async def _wait(self, slot: ModelSlot, tenant: str, wait: Wait, *, sees_why: bool) -> None:
         """Wait until this request may use a model."""
         now = time.monotonic()
         check_waiting(self._tenant_use, tenant, self.most_waiting, now)
@@ -156,7 +169,10 @@ class ModelPool:
         except TimeoutError as error:
             raise DeadlineExceededError(f"{slot.name} was not loaded in time") from error
         except (ModelError, StartError) as error:
-            message = f"{slot.name} cannot be loaded: {error}"
+            if not sees_why:
+                log.warning("model not loaded", model=slot.name, tenant=tenant, reason=str(error))
+            why = f": {error}" if sees_why else "; the daemon's log says why"
+            message = f"{slot.name} cannot be loaded{why}"
             raise UnavailableError(message, retry_after=RETRY_AFTER) from error
 
     async def close(self) -> None:

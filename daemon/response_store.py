@@ -17,6 +17,7 @@ MAX_PAST = 16 * 1024 * 1024
 LIFETIME = 30 * 24 * 3600.0
 """Seconds that a response is kept."""
 
+_SECOND_LOOK = 3600.0  # seconds after which old rows are deleted, if they are still old then
 _ROW_BYTES = 256  # what a row takes besides its texts
 
 
@@ -85,14 +86,21 @@ class ResponseStore:
     Args:
         folder: where the file is, which belongs to this store alone; None: in memory.
         budget: bytes of all texts and rows; 0 keeps nothing. It may change.
-        clock: seconds since 1970.
+        clock: seconds since 1970. Rows that are too old by it are not found; they are deleted an
+            hour later, so that a clock that is ahead for a while loses nothing for good.
+        uptime: seconds, never set.
     """
 
     def __init__(
-        self, folder: Path | None, budget: int, clock: Callable[[], float] = time.time
+        self,
+        folder: Path | None,
+        budget: int,
+        clock: Callable[[], float] = time.time,
+        uptime: Callable[[], float] = time.monotonic,
     ) -> None:
         self.budget = budget
-        self._clock = clock
+        self._clock, self._uptime = clock, uptime
+        self._looked: tuple[float, float] | None = None  # since when, and what was old throughout
         self._database = ResponseDatabase(folder)
         self._database.write(self._collect)
 
@@ -247,7 +255,7 @@ class ResponseStore:
 
     def _collect(self, database: sqlite3.Connection) -> None:
         """Remove what is too old, and then what the budget has no room for."""
-        database.execute("DELETE FROM responses WHERE created <= ?", (self._oldest,))
+        self._remove_old(database)
         totals = _totals(database)
         while sum(totals.values()) > self.budget:
             tenant = max(totals, key=lambda name: totals[name])
@@ -257,6 +265,15 @@ class ResponseStore:
             ).fetchone()
             database.execute("DELETE FROM responses WHERE key = ?", (key,))
             totals[tenant] -= nbytes
+
+    def _remove_old(self, database: sqlite3.Connection) -> None:
+        """Remove what has been too old at each look of an hour."""
+        now, oldest = self._uptime(), self._oldest
+        since, before = self._looked or (now, oldest)
+        self._looked = since, min(before, oldest)
+        if now - since >= _SECOND_LOOK:
+            database.execute("DELETE FROM responses WHERE created <= ?", self._looked[1:])
+            self._looked = now, oldest
 
 
 def _find(

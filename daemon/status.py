@@ -49,7 +49,7 @@ class SlotStatus(msgspec.Struct):
         waiting: requests that wait until it is loaded.
         queued: of those that use it, requests in its queue.
         idle_seconds: since a request last used it.
-        failure: why it could not be loaded last.
+        failure: why it could not be loaded last; a tenant is told no more than that it failed.
         requests: that run, and then those that wait in its queue: the first 1,000 of them that
             the caller may know of.
         engine: what it does, and what its cache holds; None for a tenant.
@@ -253,10 +253,16 @@ def _of_slot(slot: ModelSlot, tenant: str | None) -> SlotStatus:
         context_length=slot.context_length,
         weight_bytes=slot.weight_bytes,
         budget_bytes=None if resident is None else resident.assembly.least_budget,
-        failure=None if slot.failure is None else str(slot.failure[0]),
+        failure=_failure(slot, tenant),
         requests=[] if service is None else service.queue.requests(_MOST_REQUESTS, tenant),
         **told._asdict(),
     )
+
+
+def _failure(slot: ModelSlot, tenant: str | None) -> str | None:
+    if slot.failure is None:
+        return None
+    return str(slot.failure[0]) if tenant is None else "it cannot be loaded"
 
 
 class _OfAll(NamedTuple):

@@ -242,7 +242,8 @@ class Entry:
         """
         arrival = request[ARRIVAL]
         arrival.model = slot.name
-        using = self.pool().use(slot, caller.tenant, request[HELD], caller.wait)
+        sees_why = caller.sees_only is None
+        using = self.pool().use(slot, caller.tenant, request[HELD], caller.wait, sees_why=sees_why)
         if slot.serves:
             return await using
         if stream is not None:

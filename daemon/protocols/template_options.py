@@ -18,6 +18,8 @@ _RESERVED = frozenset(
         "padding",
         "return_dict",
         "return_tensors",
+        "sanitize_control_tokens",
+        "self",
         "tokenize",
         "tokenizer_kwargs",
         "tools",

@@ -270,6 +270,17 @@ class TestPipelining:
         assert "it pipelined too much" in tiny_daemon.log()
 
 
+@pytest.mark.parametrize(
+    "request_line", ["GET /health", "GET /nothing", "NO HTTP AT ALL", "POST /v1"]
+)
+def test_every_answer_names_the_server_alike(tiny_daemon: RunningDaemon, request_line: str) -> None:
+    """Whatever is answered, and however it failed: no version of a library is told."""
+    with connected(tiny_daemon.socket) as connection:
+        connection.sendall(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        reply = read_reply(connection)
+    assert reply.headers["Server"] == "umbel"
+
+
 def large_answer() -> bytes:
     """Ask for an answer that is larger than what a connection holds unread."""
     return chat_request(max_tokens=600, temperature=0, logprobs=True, top_logprobs=20)

@@ -58,7 +58,7 @@ async def test_a_model_that_fails_ends_the_stream(route: str) -> None:
     *comments, error, end = rest.split("\n\n")
     assert set(comments) <= {": loading tiny"}
     assert end == ""
-    assert "tiny cannot be loaded: its files are cut off" in error
+    assert "tiny cannot be loaded; the daemon's log says why" in error
     named = route in ("/v1/messages", "/v1/responses")
     assert error.startswith("event: error\ndata: {" if named else 'data: {"error":{')
     assert entry.models._places.waiting == 0
@@ -76,7 +76,7 @@ async def test_a_model_that_fails_at_once_is_a_status(route: str) -> None:
     async with TestClient(TestServer(application(entry))) as client:
         answer = await client.post(route, json=BODIES[route])
         assert answer.status in (503, 529)
-        assert "tiny cannot be loaded: its files are cut off" in await answer.text()
+        assert "tiny cannot be loaded; the daemon's log says why" in await answer.text()
 
 
 async def test_a_client_that_leaves_waits_no_more() -> None:

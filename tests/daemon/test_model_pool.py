@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from umbel.daemon.arrivals import Arrivals
 from umbel.daemon.config import ModelSettings
 from umbel.daemon.deadlines import Wait
 from umbel.daemon.display import Display
@@ -19,6 +20,7 @@ from umbel.daemon.model_pool import ModelPool
 from umbel.daemon.model_slot import ModelSlot, Resident
 from umbel.daemon.service_manager import ServiceManager
 from umbel.daemon.start_up import StartUp
+from umbel.daemon.status import status
 from umbel.daemon.workers import Workers
 from umbel.models.errors import ModelNotFoundError
 from umbel.models.load.watch import Progress
@@ -200,6 +202,15 @@ async def test_a_failure_is_told_to_all_and_tried_again_later(
         with pytest.raises(UnavailableError, match="b cannot be loaded: no b"):
             await world.use("b")
     assert world.loader.order == ["!b"]
+    held, wait = ExitStack(), Wait(time.monotonic())
+    with held, pytest.raises(UnavailableError) as refusal:
+        await world.pool.use(world.slots["b"], "a tenant", held, wait, sees_why=False)
+    assert str(refusal.value) == "b cannot be loaded; the daemon's log says why"
+    told = [
+        status(world.pool, Arrivals(), "ready", None, tenant=tenant).models[1].failure
+        for tenant in (None, "a tenant")
+    ]
+    assert told == ["no b", "it cannot be loaded"], "a reason may name folders"
     world.loader.failing.clear()
     monkeypatch.setattr("umbel.daemon.residency._RETRY", 0.0)
     assert await world.use("b") == "b"

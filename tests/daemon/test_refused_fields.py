@@ -12,6 +12,7 @@ from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.completions import CompletionRequest
 from umbel.daemon.protocols.messages import MessagesRequest
 from umbel.daemon.protocols.responses import ResponsesRequest
+from umbel.daemon.protocols.template_options import read_options
 
 SAID = [{"role": "user", "content": "hi"}]
 BODIES: dict[type[CheckedBody], dict[str, Any]] = {
@@ -49,3 +50,11 @@ def test_a_value_that_changes_nothing(kind: type[CheckedBody], field: str) -> No
     neutral, _ = openai_fields._REFUSED[field]
     for value in (None, neutral):
         decode(json.dumps({**BODIES[kind], field: value}).encode(), kind)
+
+
+@pytest.mark.parametrize("name", ["self", "sanitize_control_tokens", "messages", "tokenize"])
+def test_templates_are_not_told_what_rendering_says(name: str) -> None:
+    """A name that the library takes itself is refused in words of its own."""
+    with pytest.raises(APIError, match=f"cannot set '{name}'; leave it out") as refusal:
+        read_options({name: True}, None)
+    assert (refusal.value.status, refusal.value.param) == (400, "chat_template_kwargs")

@@ -64,10 +64,14 @@ def put(
 
 @contextmanager
 def opened(
-    folder: Path | None, budget: int = ENOUGH, clock: Clock | None = None
+    folder: Path | None,
+    budget: int = ENOUGH,
+    clock: Clock | None = None,
+    uptime: Clock | None = None,
 ) -> Iterator[ResponseStore]:
     """Open a store and close it."""
-    store = ResponseStore(folder, budget, clock or Clock())
+    clock = clock or Clock()
+    store = ResponseStore(folder, budget, clock, uptime or clock)
     try:
         yield store
     finally:
@@ -179,11 +183,31 @@ def test_what_is_old_is_gone(tmp_path: Path) -> None:
         assert not is_there(store, "r")
         assert store.item("a", "r-in") is None
         assert store.delete("a", "r") is False
+        put(store, "first look")
+        store.delete("a", "first look")
+        clock.now += 3600
         put(store, "new")
         size = store.total()
     with opened(None, clock=clock) as other:
         put(other, "new")
         assert size == other.total()
+
+
+def test_a_clock_that_was_ahead_loses_nothing(tmp_path: Path) -> None:
+    """For less than an hour: responses are not found meanwhile, and are there again."""
+    clock, uptime = Clock(), Clock()
+    with opened(tmp_path, clock=clock, uptime=uptime) as store:
+        put(store, "r")
+        clock.now += 2 * LIFETIME
+        for number in range(3):
+            put(store, f"{number}")
+            assert not is_there(store, "r")
+            uptime.now += 1100
+        clock.now -= 2 * LIFETIME
+        put(store, "back")
+        uptime.now += 7200
+        put(store, "later")
+        assert is_there(store, "r")
 
 
 def test_the_budget_takes_what_was_used_longest_ago() -> None:
