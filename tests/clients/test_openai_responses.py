@@ -10,6 +10,7 @@ from openai.types.responses import Response
 
 from ..daemon.running import RunningDaemon
 from .outside import MODEL
+from .scripted import plan
 from .tasks import (
     CHAT,
     PARAMETERS,
@@ -145,3 +146,29 @@ def test_count(client: openai.OpenAI) -> None:
     answer = client.responses.create(model=MODEL, input=TOOLS, tools=[TOOL], store=False)
     assert answer.usage is not None
     assert counted.input_tokens == answer.usage.input_tokens
+
+
+def test_thoughts_as_a_summary(thinking_daemon: RunningDaemon) -> None:
+    """Clients show it; what they keep without reading it carries the thoughts, too."""
+    asked: dict[str, Any] = {
+        "model": "default",
+        "input": plan("Two and two.\n</think>\n\nFour."),
+        "reasoning": {"summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "store": False,
+    }
+    with sync_client(thinking_daemon) as client:
+        with client.responses.stream(**asked) as stream:
+            events = list(stream)
+            streamed = stream.get_final_response()
+        whole = client.responses.create(**asked)
+    deltas = [e.delta for e in events if e.type == "response.reasoning_summary_text.delta"]
+    for answer in (streamed, whole):
+        reasoning: Any = answer.output[0]
+        assert reasoning.type == "reasoning"
+        assert reasoning.summary[0].text == "".join(deltas)
+        assert reasoning.summary[0].text.strip() == "Two and two."
+        assert reasoning.encrypted_content
+        assert answer.output_text.strip() == "Four."
+        assert answer.reasoning is not None
+        assert answer.reasoning.summary == "auto"
