@@ -85,7 +85,8 @@ class Recommendation(msgspec.Struct, frozen=True):
         checked: the day of the table.
         history: tokens of each conversation, after the prompt that all share.
         shared: tokens of that prompt.
-        models: from large to small.
+        models: the best first: those that fit with an agent at least, from large to small, then
+            the others.
     """
 
     machine: Machine
@@ -110,8 +111,8 @@ def advise(machine: Machine, settings: Settings, history: int) -> Recommendation
         settings: of the daemon.
         history: tokens of each agent's conversation.
     """
-    entries = sorted(table().models, key=lambda entry: entry.weight_bytes, reverse=True)
-    said = [_advice(entry, machine, settings, history) for entry in entries]
+    said = [_advice(entry, machine, settings, history) for entry in table().models]
+    said.sort(key=lambda each: (not each.fits, each.agents == 0, -each.download_bytes))
     return Recommendation(machine, table().checked, history, SHARED, said)
 
 
@@ -128,38 +129,38 @@ def _advice(entry: Entry, machine: Machine, settings: Settings, history: int) ->
     )
 
 
-def recommend(planned: Planned, settings: Settings, *, history: int, json: bool) -> list[str]:
+def recommend(
+    planned: Planned, settings: Settings, *, history: int, everything: bool, json: bool
+) -> list[str]:
     """Say which models fit, in lines.
 
     Args:
         planned: the machine that they would run on.
         settings: of the daemon.
         history: tokens of each agent's conversation.
+        everything: also those that do not fit, or with no agent.
         json: in JSON.
     """
     said = advise(machine_of(planned), settings, history)
     if json:
         return [msgspec.json.format(msgspec.json.encode(said), indent=2).decode()]
-    return list(_lines(said, settings))
+    return list(_lines(said, settings, everything=everything))
 
 
-def _lines(said: Recommendation, settings: Settings) -> Iterator[str]:
+def _lines(said: Recommendation, settings: Settings, *, everything: bool) -> Iterator[str]:
     yield about(said.machine, settings)
-    fitting = [each for each in said.models if each.fits]
-    if fitting:
-        width = max(len(each.repo) for each in fitting)
+    listed = [each for each in said.models if everything or (each.fits and each.agents)]
+    if listed:
+        width = max(len(each.repo) for each in listed)
         yield f"{'model':{width}}  {'download':>9}  {'context':>8}  {'agents':>6}  good for"
-        for each in fitting:
+        for each in listed:
             size = f"{each.download_bytes / _GB:.1f} GB"
-            yield (
-                f"{each.repo:{width}}  {size:>9}  {each.fit.context:>8}  {each.agents:>6}  "
-                f"{each.good_for}"
-            )
+            fit = f"{each.fit.context:>8}  {each.agents:>6}" if each.fits else f"{'too large':>16}"
+            yield f"{each.repo:{width}}  {size:>9}  {fit}  {each.good_for}"
         yield (
             f"agents: conversations of {said.history} tokens that fit in memory at a time, after "
             f"a shared prompt of {said.shared}; others wait on disk."
         )
-    larger = [each for each in said.models if not each.fits]
-    if larger:
-        yield f"Too large: {', '.join(each.repo for each in reversed(larger))}."
+    if left := len(said.models) - len(listed):
+        yield f"{left} more do not fit, or not with such a conversation; --all lists them."
     yield f"Estimated; the table is of {said.checked}. Any other model that mlx-lm loads will do."

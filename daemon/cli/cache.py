@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from ..cache_report import ModelCache
 
 T = TypeVar("T")
-Model = Annotated[str | None, typer.Option(help="Whose cache it is, if not the default model's.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="The model whose cache is meant. [dim]\\[default: the default model][/dim]",
+        metavar="<name>",
+    ),
+]
 
 app = typer.Typer(
     cls=Group, help="Look into what the running daemon remembers.", no_args_is_help=True
@@ -69,8 +75,15 @@ def cache_pin(
         Path | None, typer.Argument(help="File with a system prompt, or - for stdin.")
     ] = None,
     *,
-    conversation: Annotated[str | None, typer.Option(help="Pin this conversation instead.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of the pin; else the file's name.")] = None,
+    conversation: Annotated[
+        str | None, typer.Option(help="Pin this conversation instead.", metavar="<name>")
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the pin. [dim]\\[default: the file's name][/dim]", metavar="<name>"
+        ),
+    ] = None,
     shared: Annotated[
         bool, typer.Option("--shared", help="Share the system prompt with all tenants.")
     ] = False,

@@ -16,10 +16,11 @@ app = typer.Typer(cls=Group, help="Make and revoke API keys of tenants.", no_arg
 @app.command("add")
 @takes_settings("keys_file", serves=False)
 def add(
-    tenant: Annotated[str, typer.Argument(help="Whose requests it makes them.")],
+    tenant: Annotated[str, typer.Argument(help="The tenant whose requests the key makes.")],
     *,
     proxy: Annotated[
-        bool, typer.Option("--proxy", help="Who has it may name other tenants, in X-Umbel-Tenant.")
+        bool,
+        typer.Option("--proxy", help="Let the key's owner name other tenants, in X-Umbel-Tenant."),
     ] = False,
     settings: Settings,
 ) -> None:

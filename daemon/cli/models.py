@@ -77,6 +77,9 @@ def recommend(
     memory: Memory = None,
     device: OnDevice = None,
     history: History = 16384,
+    everything: Annotated[
+        bool, typer.Option("--all", help="List models that do not fit as well.")
+    ] = False,
     json: Json = False,
     settings: Settings,
 ) -> None:
@@ -84,7 +87,8 @@ def recommend(
     from ..model_advice import recommend as advise  # noqa: PLC0415  (keeps --help quick)
 
     console = report_console()
-    for line in advise(_planned(memory, device), settings, history=history, json=json):
+    machine = _planned(memory, device)
+    for line in advise(machine, settings, history=history, everything=everything, json=json):
         console.print(line, markup=False)
 
 

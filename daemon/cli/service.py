@@ -16,9 +16,11 @@ app = typer.Typer(
 )
 
 System = Annotated[
-    bool, typer.Option("--system/--user", help="Of the whole system, or of this user.")
+    bool, typer.Option("--system/--user", help="The service of the whole system, or of this user.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Also files that somebody has changed.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace or remove files even if they were edited.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 

@@ -97,7 +97,7 @@ class Systemd:
         self._require_systemd()
 
     def _require_systemd(self) -> None:
-        otherwise = "have what starts programs on this machine run `umbel serve`"
+        otherwise = "start `umbel serve` from this machine's own init system"
         if not self._systemctl.is_there():
             raise ServiceError(f"there is no systemd here: systemctl is not in PATH; {otherwise}")
         if (state := self._systemctl.state()) in _WITHOUT:

@@ -10,7 +10,10 @@ from ... import __version__
 from ..display import Served
 from .sizes import amount
 
-_BODY = '{"messages": [{"role": "user", "content": "Hello"}]}'
+_BODY = """{"temperature": 0,
+  "messages": [{"role": "user", "content": "What is the capital of France?"}]}"""
+
+_WIDTH = 11  # of the column of names
 
 
 def banner(served: Served) -> Iterator[Text]:
@@ -19,15 +22,17 @@ def banner(served: Served) -> Iterator[Text]:
     yield Text.assemble(("umbel", "bold"), f" {__version__} serves ", (served.model, "bold green"))
     yield Text()
     for name, value in _facts(served):
-        yield Text.assemble((f"  {name:9}", "dim"), value)
+        yield Text.assemble((f"  {name:{_WIDTH}}", "dim"), value)
     yield Text()
     yield Text("Try it:", "dim")
     yield Text()
     yield from (Text(f"  {line}") for line in curl(served.socket))
     yield Text()
     where = "" if served.default_socket else f" --socket {shlex.quote(str(served.socket))}"
-    yield Text.assemble((f"  umbel chat{where}", "bold"), ("  talks to it", "dim"))
-    yield Text.assemble((f"  umbel top{where}", "bold"), ("  shows it at work", "dim"))
+    commands = {f"umbel chat{where}": "talks to it", f"umbel top{where}": "shows it at work"}
+    width = max(map(len, commands))
+    for command, does in commands.items():
+        yield Text.assemble((f"  {command:{width}}", "bold"), (f"  {does}", "dim"))
     yield Text()
     yield Text("Ctrl-C stops it.", "dim")
     yield Text()
@@ -57,5 +62,6 @@ def _facts(served: Served) -> Iterator[tuple[str, Text]]:
     yield "socket", Text(str(served.socket))
     key = ", with the key" if served.needs_key else ""
     for address in served.addresses:
-        yield "TCP", Text(f"http://{address}{key}")
+        yield "OpenAI", Text(f"http://{address}/v1{key}")
+        yield "Anthropic", Text(f"http://{address}{key}")
     yield "state", Text("in memory only" if served.state is None else f"on disk, {served.state}")

@@ -1,6 +1,7 @@
 """`umbel models` as a user runs it, against a server that answers as Hugging Face does."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -214,19 +215,36 @@ def test_a_cpu_holds_weights_in_fp32(capsys: pytest.CaptureFixture[str]) -> None
     """So a model takes several times what it takes on a GPU."""
     gpu = recommended(capsys, "--memory", "64GiB", "--device", "gpu")["models"]
     cpu = recommended(capsys, "--memory", "64GiB", "--device", "cpu")["models"]
-    for one, other in zip(gpu, cpu, strict=True):
-        assert other["fit"]["weight_bytes"] > 6 * one["fit"]["weight_bytes"]
+    of_cpu = {each["repo"]: each["fit"]["weight_bytes"] for each in cpu}
+    assert len(of_cpu) == len(gpu)
+    for each in gpu:
+        assert of_cpu[each["repo"]] > 6 * each["fit"]["weight_bytes"]
+
+
+def test_the_best_is_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """From large to small what fits with an agent; then what fits without one; then the rest."""
+    models = recommended(capsys, "--memory", "64GiB", "--device", "mac", "--history", "32768")
+    ranks = [(not m["fits"], m["agents"] == 0, -m["download_bytes"]) for m in models["models"]]
+    assert ranks == sorted(ranks)
+    assert ranks[0][:2] == (False, False)
+    assert {rank[0] for rank in ranks} == {False, True}
 
 
 def test_the_table_is_for_people_too(hub: FakeHub, short_path: Path) -> None:
-    """It names what fits, what does not, and the day on which it was checked."""
-    status, out, _ = run_umbel(
-        hub, short_path, "recommend", "--memory", "64GiB", "--device", "mac", "--history", "8192"
-    )
+    """It names what fits, with `--all` also what does not, and the day of the table."""
+    words = ("recommend", "--memory", "64GiB", "--device", "mac", "--history", "8192")
+    status, out, _ = run_umbel(hub, short_path, *words)
     assert status == 0
-    for words in ("weights and state may take 45.0 GiB", "Too large: ", "the table is of 20"):
-        assert words in out
+    for said in ("weights and state may take 45.0 GiB", "the table is of 20"):
+        assert said in out
     assert "conversations of 8192 tokens" in out
+    assert "too large" not in out
+    hidden = re.search(r"(\d+) more do not fit", out)
+    assert hidden is not None
+    status, everything, _ = run_umbel(hub, short_path, *words, "--all")
+    assert len(everything.splitlines()) == len(out.splitlines()) + int(hidden[1]) - 1
+    assert "too large" in everything
+    assert "--all lists them" not in everything
 
 
 def test_the_table_holds_what_the_models_are() -> None:
