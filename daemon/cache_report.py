@@ -44,13 +44,11 @@ async def stats(cache: ModelCache, console: Console) -> None:
     """
     shape = await _get(cache, "/cache")
     console.print(f"{shape['tokens']} tokens in {shape['nodes']} nodes")
-    console.print(f"{shape['span_bytes'] / _MIB:.1f} MiB of keys and values")
-    console.print(
-        f"{shape['checkpoint_bytes'] / _MIB:.1f} MiB in {shape['checkpoints']} checkpoints"
-    )
-    line = f"{shape['leases']} open leases"
+    console.print(f"{amount(shape['span_bytes'])} of keys and values")
+    console.print(f"{amount(shape['checkpoint_bytes'])} in {shape['checkpoints']} checkpoints")
+    line = f"{shape['leases']} running requests"
     if "evictions" in shape:  # of all tenants: it is told to who sees all
-        line += f", {shape['evictions']} evictions, {shape['page_outs']} left to the disk for room"
+        line += f", {shape['evictions']} evictions, {shape['page_outs']} paged out"
     console.print(line)
     if cache.model is None:
         await _print_status(cache, console)
@@ -66,10 +64,10 @@ async def _print_status(cache: ModelCache, console: Console) -> None:
         return
     memory = status["ledger"]
     held = sum(memory[kind] for kind in Kind)
-    console.print(f"{held / _MIB:.1f} of {memory['budget'] / _MIB:.1f} MiB of memory in use")
+    console.print(f"{amount(held)} of {amount(memory['budget'])} in memory, of all models")
     if (disk := status["disk"]) is not None:
         console.print(
-            f"{disk['nbytes'] / _MIB:.1f} MiB in {disk['records']} files on disk "
+            f"{amount(disk['nbytes'])} in {disk['records']} files on disk "
             f"({disk['state']}{': ' if disk['reason'] else ''}{disk['reason']})",
             markup=False,
         )

@@ -1,4 +1,4 @@
-"""What the daemon measures of itself, once for all models, for Prometheus."""
+"""Metrics of the daemon itself, one for all models, for Prometheus."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ _MODEL_STATES = ("unloaded", "loading", "loaded", "unloading", "failed")
 
 
 class DaemonView(NamedTuple):
-    """What is measured at one moment.
+    """The daemon at one moment.
 
     Attributes:
         state: of the daemon, as `/status` has it.

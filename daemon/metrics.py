@@ -1,4 +1,4 @@
-"""What the daemon measures of each model, for Prometheus."""
+"""Metrics of each model, for Prometheus, and how all are written."""
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -172,7 +172,7 @@ def render(
 
     Args:
         models: the metrics of each model; those of several say which they are of.
-        daemon: what is measured once for all models.
+        daemon: the metrics that all models share.
         tenant: only the samples that are counted for it alone; None for all.
         vllm_names: whether some are repeated under the names that vLLM gives them.
     """

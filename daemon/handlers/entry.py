@@ -58,7 +58,7 @@ class Entry:
         folders: for state on disk; None until then, and where none is kept.
         connections: tells how many are open.
         busy_seconds: tells for how long the MLX thread has worked.
-        metrics: what is measured once for all models.
+        metrics: those that all models share.
         stopping: the daemon takes no further requests.
         bodies: the budget of what is read.
         cross_origin: which web pages may use the daemon.

@@ -124,7 +124,7 @@ def test_cache_commands(daemon: RunningDaemon) -> None:
     assert stats.returncode == 0
     nodes = daemon.status()["engine"]["cache"]["nodes"]
     assert f"tokens in {nodes} nodes" in stats.stdout
-    assert "0 open leases" in stats.stdout
+    assert "0 running requests" in stats.stdout
     listed = umbel(daemon, "cache", "ls").stdout.splitlines()
     assert len(listed) == nodes + 1
     assert listed[1].startswith("[0, ")

@@ -2,9 +2,14 @@
 
 from pathlib import Path
 
+from umbel.daemon import doctor
+from umbel.daemon.config import Settings
+from umbel.daemon.terminal.sizes import amount
+
 from ..tiny import tiny_model_dir
 from .running import RunningDaemon, eventually, running
 from .test_restart_warm import ask, on_disk
+from .test_several_models import umbel
 
 USER = "What is the capital of France?"
 
@@ -39,6 +44,11 @@ def test_trying_another_model_loses_nothing(
         (other,) = second.status()["stored"]
         assert (other["model"], other["bytes"]) == (long_tiny_dir.name, left)
         assert other["idle_seconds"] < 3600
+        status, listed = umbel(second, "cache", "ls")
+        assert status == 0
+        assert f"  {long_tiny_dir.name}: {amount(left)}, used " in listed
+        (finding,) = doctor._stored(Settings(disk_dir=str(short_path / "disk")))
+        assert f"{long_tiny_dir.name} {amount(left)} (used " in finding.text
         assert second.post({"prompt": "Once", "max_tokens": 2}, "/v1/completions").status == 200
         eventually(lambda: on_disk(second))
     assert bytes_below(short_path / "disk") > left
