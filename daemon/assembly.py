@@ -141,7 +141,9 @@ def assemble(
         if folders is not None and disk is not None:
             undo.callback(folders.give_back, disk.folder)
             undo.callback(disk.close, _CLOSE_DISK)
-            pager = _pager(loaded, cache, partial(_make_room, governor, runner), disk, folders)
+            pager = _pager(
+                loaded, runner, cache, partial(_make_room, governor, runner), disk, folders
+            )
         pins = Pins(cache, loaded.fingerprint, disk)
         undo.callback(pins.close)
         engine = Engine(
@@ -259,6 +261,7 @@ def _make_room(governor: Governor, runner: ModelRunner, need: Size) -> bool:
 
 def _pager(
     loaded: LoadedModel,
+    runner: ModelRunner,
     cache: PrefixCache,
     make_room: Callable[[Size], bool],
     disk: DiskTier,
@@ -267,7 +270,7 @@ def _pager(
     return Pager(
         cache,
         disk,
-        DiskCodec(host_reads=loaded.device.host_reads),
+        DiskCodec(host_reads=loaded.device.host_reads, form=runner.state_form()),
         budget=folders.budget,
         fingerprint=loaded.fingerprint,
         make_room=make_room,

@@ -21,6 +21,7 @@ from .kv.batch_cache import BatchCache
 from .kv.packed import PackedCheckpoint, PackedSpan
 from .kv.placement import Placement
 from .kv.sequence_cache import SequenceCache
+from .kv.state_form import StateForm
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
 from .load.probe import Batching, Probed, batching, interruptible, probed_once, reads_parts
@@ -186,6 +187,17 @@ class ModelRunner:
     ) -> SequenceCache:
         """Make the state of a sequence that resumes at `offset`; see `CacheLayout.open`."""
         return self._layout.open(offset, spans, checkpoint)
+
+    def state_form(self) -> StateForm:
+        """The form of the model's state: of a short prompt, which is computed for it."""
+        cache = self.open()
+        try:
+            self.prefill([([0, 0], cache)])
+            checkpoint = self.placement.capture(cache) if self._layout.has_checkpoints else None
+            spans = self.placement.take_packed(cache)
+            return StateForm(spans[0] if spans else None, checkpoint)
+        finally:
+            self.placement.close(cache)
 
     def held_by(self, caches: Iterable[SequenceCache]) -> Held:
         """What running sequences have of their own."""

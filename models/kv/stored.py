@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..errors import StoredStateError, UnreadableStateError
 from .non_trimmable import Chunk, Record, Recurrent, Ring
 from .packed import PackedCheckpoint, PackedSpan
+from .state_form import StateForm
 from .storage import Places, Storage
 
 _NAMES = {
@@ -116,13 +117,27 @@ class DiskCodec:
 
     Args:
         host_reads: the host can read arrays where they lie.
+        form: of the model's state: what is read in another form is refused. Without it, all is
+            taken that can be read.
     """
 
-    def __init__(self, *, host_reads: bool) -> None:
+    def __init__(self, *, host_reads: bool, form: StateForm | None = None) -> None:
         self.copies = not host_reads
+        self._form = form
 
-    load_span = staticmethod(load_span)
-    load_checkpoint = staticmethod(load_checkpoint)
+    def load_span(self, parts: Sequence[tuple[Path, int, int]]) -> PackedSpan:
+        """Read consecutive tokens; see `load_span`. A file in another form raises as well."""
+        span = load_span(parts)
+        if self._form is not None:
+            self._form.check_span(span)
+        return span
+
+    def load_checkpoint(self, path: Path) -> PackedCheckpoint:
+        """Read a checkpoint; see `load_checkpoint`. A file in another form raises as well."""
+        checkpoint = load_checkpoint(path)
+        if self._form is not None:
+            self._form.check_checkpoint(checkpoint)
+        return checkpoint
 
     def export_span(
         self, span: PackedSpan, start: int, stop: int, *, copy: bool = False
