@@ -126,7 +126,7 @@ class PromptReader:
             tokens = prompt
             if tokens:  # an empty one is refused in other words
                 self._admission.answer_length(len(tokens), None)
-            check_tokens(tokens, self._text.vocab_size)
+            check_tokens(tokens, self._text.embedded)
         check()
         return Rendered(tokens, grammar=text_grammar(self._compiler, constraint, author.tenant))
 
@@ -145,7 +145,7 @@ class PromptReader:
             tokens = self._encoded(prompt, special_tokens=special_tokens)
         else:
             self._check_size(prompt)
-            tokens = self._text.encode_conversation(prompt)
+            tokens = self._known(self._text.encode_conversation(prompt))
         if len(tokens) > self._most_told:
             self._admission.answer_length(len(tokens), None)
         return tokens
@@ -183,6 +183,7 @@ class PromptReader:
         self._admission.check_text(characters, self._text.longest_token)
         check()
         prompt, encode = self._history.encode(conversation, text, *author)
+        self._known(prompt)
         check()
         opened = template.opens_reasoning(text)
         grammar, guaranteed, constrained = conversation_grammar(
@@ -234,7 +235,7 @@ class PromptReader:
         self._admission.check_text(len(text), self._text.longest_token)
         messages = [Message(role="system", content=text), Message(role="user", content="1")]
         conversation = Conversation(messages=messages)
-        prompt = self._text.encode_conversation(conversation)
+        prompt = self._known(self._text.encode_conversation(conversation))
         check()
         end = boundaries.find(self._text.encode_conversation, conversation, prompt).system
         ends = [] if end is None else [(end, Reason.SYSTEM)]
@@ -257,4 +258,15 @@ class PromptReader:
 
     def _encoded(self, text: str, *, special_tokens: bool = True) -> list[int]:
         self._admission.check_text(len(text), self._text.longest_token)
-        return self._text.encode(text, special_tokens=special_tokens)
+        return self._known(self._text.encode(text, special_tokens=special_tokens))
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """Give a prompt's tokens back, or refuse them.
+
+        Raises:
+            APIError: the model has no embedding of one.
+        """
+        if (name := self._text.beyond_embedding(tokens)) is not None:
+            message = f"the prompt has {name}, and the model has no embedding of that token"
+            raise APIError(400, message, param="prompt")
+        return tokens

@@ -21,6 +21,7 @@ from ..text.codec import TextCodec
 from . import embedded, embedded_file
 from .checkpoint import NO_CODE, open_checkpoint
 from .download import fetch
+from .embedding import embedding_rows
 from .ends import ends_of, token_ids
 from .faults import failures_in_words
 from .fingerprint import fingerprint
@@ -154,7 +155,7 @@ class OpenedModel:
         self._leaves = [leaf for _, leaf in named]
         self._read = 0
         self.weight_bytes = sum(leaf.nbytes for leaf in self._leaves)
-        self._text = TextCodec(self._tokenizer)
+        self._text = TextCodec(self._tokenizer, embedding_rows(self._model))
 
     def _open(self) -> tuple[Any, Any, dict[str, Any], list[Path]]:
         (name, path), fp32 = self._source, self._device.fp32

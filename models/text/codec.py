@@ -49,11 +49,19 @@ class TextCodec:
     Encoding goes to the Rust tokenizer under the wrapper: transformers' own `encode`
     changes padding and truncation settings as it goes and is not thread-safe.
 
+    Args:
+        tokenizer: mlx-lm's wrapper of the model's.
+        rows: tokens that the model has an embedding of; None for all of the tokenizer's.
+
+    Attributes:
+        vocab_size: tokens that the tokenizer has.
+        embedded: tokens that a prompt may have: 0 to this number.
+
     Raises:
         ModelLoadError: the tokenizer has no fast (Rust) form.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, rows: int | None = None) -> None:
         self._wrapper = tokenizer
         try:
             self._fast = tokenizer.backend_tokenizer
@@ -67,6 +75,7 @@ class TextCodec:
         # Not their number: a vocabulary may have holes.
         self.longest_token: int = max(map(len, self._fast.get_vocab()))
         self.vocab_size: int = max(self._fast.get_vocab(with_added_tokens=True).values()) + 1
+        self.embedded: int = min(self.vocab_size, rows or self.vocab_size)
         self._token_bytes = TokenBytes(self._fast)
 
     def _answer_ends(self) -> frozenset[int]:
@@ -243,6 +252,12 @@ class TextCodec:
     def special_tokens(self) -> frozenset[int]:
         """Tokens that write nothing unless they are made visible."""
         return self._token_bytes.special
+
+    def beyond_embedding(self, tokens: Sequence[int]) -> str | None:
+        """Name a token that the model has no embedding of, if a prompt has one."""
+        if self.embedded == self.vocab_size or max(tokens, default=0) < self.embedded:
+            return None
+        return str(self._fast.id_to_token(max(tokens)))
 
     def read_token(
         self, token: int, *, first: bool, visible: frozenset[int] = frozenset()
