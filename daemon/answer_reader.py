@@ -85,6 +85,7 @@ class AnswerReader:
         stops: sequences that end the content.
         logprobs: whether tokens are handed out with the text.
         markup: special tokens whose text the parser must see.
+        continues: the answer goes on from the prompt's text.
 
     Attributes:
         stop_sequence: the one that was found.
@@ -99,13 +100,14 @@ class AnswerReader:
         *,
         logprobs: bool,
         markup: frozenset[int] = frozenset(),
+        continues: bool = False,
     ) -> None:
-        self._detokenizer = codec.detokenizer(markup)
+        self._detokenizer = codec.detokenizer(markup, continues=continues)
         self._parser = parser
         self._scanner = StopScanner(stops)
         self._held_at = 0  # where the text begins that the scanner holds
         self._held = 0
-        self._ledger = LogprobBuffer(codec, markup) if logprobs else None
+        self._ledger = LogprobBuffer(codec, markup, continues=continues) if logprobs else None
         self._last_is_text = True
         self.reasoning_tokens = 0
         self._parts: list[_Text | _Reasoning | _Call] = []

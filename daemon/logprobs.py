@@ -59,13 +59,16 @@ class LogprobBuffer:
     Args:
         codec: of the model.
         markup: special tokens that write their text; as for the detokenizer.
+        continues: likewise.
     """
 
-    def __init__(self, codec: TextCodec, markup: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, codec: TextCodec, markup: frozenset[int] = frozenset(), *, continues: bool = False
+    ) -> None:
         self._codec = codec
         self._markup = markup
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._first = True
+        self._first = not continues
         self._texts: dict[tuple[int, bool], _Text] = {}
         self._written = 0
         self._held: deque[Told] = deque()

@@ -57,6 +57,7 @@ class Rendered(NamedTuple):
         markup: special tokens whose text the parser must see.
         grammar: what the answer is held to, if it is.
         remember: keeps an answer for the prompt of the next turn; None where there is none.
+        continues: the answer goes on from the prompt's text, and does not begin one.
     """
 
     prompt: list[int]
@@ -65,6 +66,7 @@ class Rendered(NamedTuple):
     markup: frozenset[int] = frozenset()
     grammar: Grammar | None = None
     remember: Remember | None = None
+    continues: bool = False
 
 
 class Prepared(NamedTuple):
@@ -128,7 +130,9 @@ class PromptReader:
                 self._admission.answer_length(len(tokens), None)
             check_tokens(tokens, self._text.embedded)
         check()
-        return Rendered(tokens, grammar=text_grammar(self._compiler, constraint, author.tenant))
+        grammar = text_grammar(self._compiler, constraint, author.tenant)
+        continues = any(token not in self._text.special_tokens for token in tokens)
+        return Rendered(tokens, grammar=grammar, continues=continues)
 
     def tokens(self, prompt: Conversation | str, *, special_tokens: bool) -> list[int]:
         """Turn a prompt into tokens that nothing has to answer.

@@ -264,6 +264,7 @@ class Service:
             wanted.stops,
             logprobs=logprobs,
             markup=rendered.markup,
+            continues=rendered.continues,
         )
         return Generation(
             request,

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import TemplateError
@@ -47,6 +48,8 @@ class Abilities(NamedTuple):
         system: it takes a system message at the beginning.
         late_system: and in any other place, several in a row, too.
         user_twice: it takes two messages of the user's one after the other.
+        assistant_twice: it takes two of the assistant's one after the other.
+        assistant_first: it takes a message of the assistant's before any of the user's.
         thinking_switch: `enable_thinking` changes what it writes.
     """
 
@@ -60,6 +63,8 @@ class Abilities(NamedTuple):
     system: bool
     late_system: bool
     user_twice: bool
+    assistant_twice: bool
+    assistant_first: bool
     thinking_switch: bool
 
 
@@ -88,6 +93,25 @@ def _object(arguments: str) -> dict[str, Any]:
         if found is None:
             return {}
     return {"arguments": arguments}
+
+
+def in_parts(render: Render) -> Render:
+    """Give a template each message's content as a list with one part."""
+
+    def rendered(
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = True,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        written = [
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            for message in messages
+        ]
+        return render(written, tools=tools, generation_prompt=generation_prompt, options=options)
+
+    return rendered
 
 
 class Probe:
@@ -123,8 +147,20 @@ class Probe:
             system=system,
             late_system=system and self._takes_late_system(),
             user_twice=self._shows(_says("user", "umbel_a"), _says("user", "umbel_b")),
+            assistant_twice=self._shows(
+                _says("user", "umbel_a"),
+                _says("assistant", "umbel_b"),
+                _says("assistant", "umbel_c"),
+                _says("user", "umbel_d"),
+            ),
+            assistant_first=self._shows(_says("assistant", "umbel_a"), _says("user", "umbel_b")),
             thinking_switch=self._has_thinking_switch(),
         )
+
+    def shows_content(self) -> bool | None:
+        """Whether a user's words come out; None where the template refuses to write them."""
+        asks = _says("user", "umbel_a")
+        return None if self._text(asks) is None else self._shows(asks)
 
     def _text(self, *messages: dict[str, Any], **kwargs: Any) -> str | None:
         try:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import ModelLoadError, TemplateError
 from .control import ControlText
 from .conversation import Conversation
-from .formats import Wrapper, read_format
+from .formats import OutputFormat, Wrapper, read_format
 from .harmony import ENDS, is_harmony
 from .template import ChatTemplate
 from .token_bytes import TokenBytes
@@ -88,13 +88,17 @@ class TextCodec:
     @cached_property
     def template(self) -> ChatTemplate:
         """The model's way of writing conversations and answers."""
-        form = read_format(self._wrapper)
+        form = self._form
         return ChatTemplate(self.render_chat, form, self.control)
+
+    @cached_property
+    def _form(self) -> OutputFormat:
+        return read_format(self._wrapper, self.added_tokens, self._template_source() or "")
 
     @cached_property
     def control(self) -> ControlText:
         """Names of special tokens, and of added ones that the template or the format writes."""
-        source, markers = self._template_source(), read_format(self._wrapper).markers
+        source, markers = self._template_source(), self._form.markers
         added = [
             token
             for token in self._fast.get_added_tokens_decoder().values()
@@ -274,13 +278,16 @@ class TextCodec:
             return TokenText(self._fast.id_to_token(token) or "", None)
         return TokenText(data.decode(errors="replace"), data)
 
-    def detokenizer(self, visible: frozenset[int] = frozenset()) -> "Detokenizer":
+    def detokenizer(
+        self, visible: frozenset[int] = frozenset(), *, continues: bool = False
+    ) -> "Detokenizer":
         """Start the incremental decoding of one answer.
 
         Args:
             visible: special tokens that write their names, as `markup_tokens`.
+            continues: the answer goes on from a text, whose end its first blank follows.
         """
-        return Detokenizer(self._token_bytes, visible)
+        return Detokenizer(self._token_bytes, visible, continues=continues)
 
 
 class Detokenizer:
@@ -296,11 +303,13 @@ class Detokenizer:
     in a byte-fallback vocabulary.
     """
 
-    def __init__(self, token_bytes: TokenBytes, visible: frozenset[int]) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, visible: frozenset[int], *, continues: bool
+    ) -> None:
         self._token_bytes = token_bytes
         self._visible = visible
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._first = True
+        self._first = not continues
 
     @property
     def inside_character(self) -> bool:

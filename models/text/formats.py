@@ -6,7 +6,7 @@ describes.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from . import harmony
@@ -244,6 +244,7 @@ class OutputFormat:
 
 
 _NO_EDGES = Edges({})
+_THINKS = re.compile(r"([<\[])((?:\w+:)?think(?:ing)?[>\]])", re.IGNORECASE)
 _AFTER_MESSAGE = tuple((end, HEADER) for end in harmony.ENDS)
 
 HARMONY = OutputFormat(
@@ -256,13 +257,32 @@ HARMONY = OutputFormat(
 """The markers of models whose template writes harmony."""
 
 
-def read_format(wrapper: Wrapper) -> OutputFormat:
-    """Ask mlx-lm's wrapper for a model's markers."""
+def _paired_thoughts(names: Collection[str], source: str) -> ReasoningFormat | None:
+    """Marks of thoughts that mlx-lm does not list, as `[THINK]` and `<seed:think>`."""
+    for found in map(_THINKS.fullmatch, sorted(names)):
+        if found and (end := f"{found[1]}/{found[2]}") in names:
+            return ReasoningFormat(found[0], end)
+    for found in _THINKS.finditer(source):
+        if (end := f"{found[1]}/{found[2]}") in source:
+            return ReasoningFormat(found[0], end)
+    return None
+
+
+def read_format(wrapper: Wrapper, names: Collection[str] = (), source: str = "") -> OutputFormat:
+    """Ask mlx-lm's wrapper for a model's markers.
+
+    Args:
+        wrapper: of the model's tokenizer.
+        names: its added tokens; those that come in a pair may surround thoughts.
+        source: the chat template's text, likewise.
+    """
     if not wrapper.has_tool_calling and harmony.is_harmony(wrapper.chat_template):
         return HARMONY
     reasoning = tools = None
     if wrapper.has_thinking and wrapper.think_start and wrapper.think_end:
         reasoning = ReasoningFormat(wrapper.think_start, wrapper.think_end)
+    else:
+        reasoning = _paired_thoughts(names, source)
     if wrapper.has_tool_calling and wrapper.tool_call_start and wrapper.tool_parser:
         parse = wrapper.tool_parser
         tools = ToolFormat(

@@ -12,8 +12,10 @@ cannot do is written in another way rather than refused:
   its result behind it.
 - Content beside thoughts and a call where a template refuses that: both are thoughts.
 - No system messages at all: they become a message of the user's.
-- Two messages of the user's one after the other where the template asks for alternation: they
-  become one, with an empty line between.
+- Two messages of one role one after the other where the template asks for alternation: they
+  become one, with an empty line between. An answer at the beginning gets an empty message of the
+  user's before it.
+- Content as text where the template shows only parts: it becomes a list of one.
 
 Names of control tokens in what a request says are broken first: see `control`.
 
@@ -31,7 +33,7 @@ import msgspec
 
 from ..errors import TemplateError
 from . import tools as generic
-from .abilities import Abilities, Probe, Render, native_call
+from .abilities import Abilities, Probe, Render, in_parts, native_call
 from .control import ControlText
 from .conversation import Conversation, Message, Tool
 from .formats import OutputFormat
@@ -70,7 +72,15 @@ class ChatTemplate:
     @cached_property
     def abilities(self) -> Abilities:
         """What the template can do, found by rendering at the first use."""
-        return Probe(self._render, self.form).abilities()
+        return Probe(self._write, self.form).abilities()
+
+    @cached_property
+    def _write(self) -> Render:
+        """Render with content as text, or in parts where the template shows it only so."""
+        if Probe(self._render, self.form).shows_content() is not False:
+            return self._render
+        parted = in_parts(self._render)
+        return parted if Probe(parted, self.form).shows_content() else _refuse
 
     @property
     def knows_tools(self) -> bool:
@@ -101,7 +111,7 @@ class ChatTemplate:
             dicts = self._dicts(conversation, native=native)
         except TemplateError as error:
             raise TemplateError(self._control.plain(str(error))) from error
-        return self._render(
+        return self._write(
             dicts,
             tools=generic.openai_tools(conversation.tools) if native else None,
             generation_prompt=generation_prompt,
@@ -149,7 +159,8 @@ class ChatTemplate:
             dicts = _only_first_system(dicts)
         if not can.system:
             dicts = [_as_user(m) for m in dicts]
-        return dicts if can.user_twice else _alternating(dicts)
+        dicts = _merged(dicts, users=not can.user_twice, answers=not can.assistant_twice)
+        return dicts if can.assistant_first else _with_user_first(dicts)
 
     def _native(self, messages: Sequence[Message]) -> _Dicts:
         names = {call.id: call.name for m in messages for call in m.tool_calls}
@@ -238,15 +249,36 @@ def _as_user(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"role": "user"} if message["role"] == "system" else message
 
 
-def _alternating(dicts: _Dicts) -> _Dicts:
+def _merged(dicts: _Dicts, *, users: bool, answers: bool) -> _Dicts:
+    """Join messages of one role that follow each other; not those with calls."""
+
+    def kind(message: dict[str, Any]) -> str:
+        joins = (users and message["role"] == "user") or (
+            answers and message["role"] == "assistant" and "tool_calls" not in message
+        )
+        return str(message["role"]) if joins else ""
+
     merged: _Dicts = []
-    for is_user, group in groupby(dicts, lambda message: message["role"] == "user"):
+    for joins, group in groupby(dicts, kind):
         first, *others = group
-        if is_user and others:
-            first = first | {"content": _joined(m["content"] for m in (first, *others))}
-            others = []
+        if joins and others:
+            keys = {key: None for message in (first, *others) for key in message if key != "role"}
+            joined = {key: _joined(m.get(key, "") for m in (first, *others)) for key in keys}
+            first, others = first | joined, []
         merged += [first, *others]
     return merged
+
+
+def _with_user_first(dicts: _Dicts) -> _Dicts:
+    """Put an empty message of the user's before an answer that nothing has asked for."""
+    begin = next((i for i, m in enumerate(dicts) if m["role"] != "system"), len(dicts))
+    if begin == len(dicts) or dicts[begin]["role"] != "assistant":
+        return dicts
+    return [*dicts[:begin], {"role": "user", "content": ""}, *dicts[begin:]]
+
+
+def _refuse(*_: object, **__: object) -> str:
+    raise TemplateError("the model's chat template does not show messages; use /v1/completions")
 
 
 def _joined(texts: Iterable[str]) -> str:

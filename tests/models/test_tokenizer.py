@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import Tokenizer, pre_tokenizers
 
 import umbel.models  # noqa: F401  (before mlx.core, which mlx-lm imports)
 from umbel.models.load.loader import load
 from umbel.models.text.codec import TextCodec
 from umbel.models.text.conversation import Conversation, Message
 
+from ..sentencepiece import sentencepiece_model_dir
 from ..tiny import CHAT_TEMPLATE, tiny_model_dir
 
 TEXT = "<s>[INST] the agent [/INST] Paris</s><s>[INST] 10 11 the 2 agents"
@@ -33,38 +33,9 @@ def same_ids(path: Path, text: str = TEXT) -> bool:
     return load(str(path)).text.encode(text, special_tokens=False) == ids
 
 
-def sentencepiece(path: Path) -> Path:
-    """Write a model whose tokenizer prepends a blank, as Llama 2's."""
-    tiny_model_dir(path)
-    letters = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁"]
-    letters += [*"Paristhegn[]/INSToulw", "▁Paris"]
-    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(letters))}
-    merges = [("▁", "P"), ("▁P", "a"), ("▁Pa", "r"), ("▁Par", "i"), ("▁Pari", "s")]
-    for left, right in merges:
-        vocabulary.setdefault(left + right, len(vocabulary))
-    tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))  # noqa: S106
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>", "bos_token": "<s>"}
-    change(path / "tokenizer_config.json", **settings)
-    change(path / "config.json", eos_token_id=2)
-    return path
-
-
 def test_a_prepended_blank_stays(tmp_path: Path) -> None:
     """Behind each special token, as Llama 2's file has it and transformers' class has not."""
-    assert same_ids(sentencepiece(tmp_path / "m"))
+    assert same_ids(sentencepiece_model_dir(tmp_path / "m"))
 
 
 def test_the_files_own_splitting_is_used(tmp_path: Path) -> None:

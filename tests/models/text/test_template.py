@@ -234,3 +234,47 @@ def test_a_template_that_raises_is_a_template_error() -> None:
     template = template_of("{{ raise_exception('never') }}", "json_tools")
     with pytest.raises(TemplateError, match="never"):
         template.render(talk(*TALK, tools=TOOLS))
+
+
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p.text }}{% endfor %}"
+    "{% endfor %}"
+)
+
+
+def test_content_is_given_in_parts_to_a_template_that_shows_no_other() -> None:
+    """As LLaVA's and Idefics': a text would be dropped without a sign."""
+    text = template_of(PARTS).render(talk(SYSTEM, ASKS))
+    assert text == f"[system]{SYSTEM.content}[user]{ASKS.content}"
+
+
+def test_a_template_that_shows_no_words_is_refused() -> None:
+    """Rather than answering without them."""
+    with pytest.raises(TemplateError, match="does not show messages"):
+        template_of("{% for m in messages %}[{{ m.role }}]{% endfor %}").render(talk(ASKS))
+
+
+def test_answers_in_a_row_are_one_where_roles_must_alternate() -> None:
+    """After one that was interrupted; and a greeting at the beginning gets a question."""
+    template = template_of(ALTERNATING)
+    said = [Message(role="assistant", content=words) for words in ("One.", "Two.")]
+    text = template.render(talk(ASKS, *said, ASKS))
+    asked = f"[user]{ASKS.content}"
+    assert text == f"{asked}[assistant]One.\n\nTwo.{asked}[assistant]"
+    strict = ALTERNATING.replace(
+        "{%- for m",
+        "{%- if messages[0].role == 'assistant' %}"
+        "{{ raise_exception('the user first') }}{% endif %}{%- for m",
+        1,
+    )
+    text = template_of(strict).render(talk(said[0], ASKS))
+    assert text == f"[user][assistant]One.{asked}[assistant]"
+    assert template.render(talk(said[0], ASKS)) == f"[assistant]One.{asked}[assistant]"
+
+
+def test_calls_in_a_row_stay_messages_of_their_own() -> None:
+    """Only words are joined."""
+    said = Message(role="assistant", content="One.")
+    text = template_of(NINE_LETTER_IDS).render(talk(ASKS, said, said, ASKS))
+    assert text.count("[assistant]One.") == 2
