@@ -1,5 +1,6 @@
 """The HTTP application: routes, and what surrounds every request."""
 
+import asyncio
 import secrets
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -30,6 +31,7 @@ from .handlers.models import ModelHandlers
 from .handlers.openai import OpenAIHandlers
 from .handlers.responses import ResponsesHandlers
 from .handlers.tokens import TokenHandlers
+from .pace import Pace
 from .panics import panics_as_errors
 from .protocols.errors import error_event, error_response
 from .quoting import shorten
@@ -64,6 +66,8 @@ def application(entry: Entry) -> web.Application:
 
 
 def _middleware(entry: Entry) -> Middleware:
+    pace = Pace()
+
     @web.middleware
     async def surround(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Give every request an id and a share of the budget, and every error a shape."""
@@ -73,6 +77,8 @@ def _middleware(entry: Entry) -> Middleware:
         with _handling(request), entry.bodies.share() as share, ExitStack() as held:
             request[SHARE], request[HELD] = share, held
             try:
+                if (delay := pace.delay_of(request)) > 0:
+                    await asyncio.sleep(delay)
                 with panics_as_errors():
                     response = entry.cross_origin.preflight(request) or await handler(request)
             except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)

@@ -16,7 +16,7 @@ from aiohttp import web
 from .connections import Connections
 from .failures import APIError
 from .inflow import Inflow
-from .peer import is_operators
+from .peer import is_operators, peer_name
 
 _WRITE_PATIENCE = 1.25
 """Of `write_timeout`: a stream notices first that it is not read, and says so in the log."""
@@ -41,6 +41,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         operator: whether the one who runs the daemon is at its other end.
+        peer: an address, or a user of the Unix socket.
     """
 
     def __init__(self, registry: Connections, handler: asyncio.Protocol) -> None:
@@ -51,6 +52,7 @@ class Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self.operator = False
+        self.peer = ""
         self._tenant = ""  # of the latest request that was read
         self._admitted = False
         self._requests = 0  # that are being handled
@@ -63,7 +65,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the connection in, or refuse it."""
         self._transport = cast("asyncio.Transport", transport)
-        self.operator = is_operators(transport.get_extra_info("socket"))
+        peer = transport.get_extra_info("socket")
+        self.operator, self.peer = is_operators(peer), peer_name(peer)
         self._admitted = self._registry.admit(self)
         if not self._admitted:
             self._refuse(_crowded())

@@ -37,6 +37,16 @@ def is_operators(peer: socket.socket) -> bool:
     return uid is None or uid in (os.getuid(), _ROOT)  # else the socket's mode alone tells
 
 
+def peer_name(peer: socket.socket) -> str:
+    """Name the other end of a connection: its address, or its user."""
+    if peer.family == socket.AF_UNIX:
+        return f"uid:{peer_uid(peer)}"
+    try:
+        return str(peer.getpeername()[0])
+    except OSError:  # it has left already
+        return ""
+
+
 def _linux_uid(peer: socket.socket) -> int:
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return int(_UCRED.unpack(credentials)[1])
