@@ -20,6 +20,7 @@ from .tries import SHARED, Namespace
 _REMEMBERED = 1024  # conversations whose last path is known
 _SHARE = 2  # of the budget, pins may take one part in this many
 _PARTS = 8  # of that, one part in this many is for a tenant's own
+_MOST = 256  # pins of a tenant: to pin one more looks at the paths of all
 _NAMED = 8  # pins that a refusal names
 _NO_TOKEN = np.array([-1], np.int32)
 
@@ -218,6 +219,9 @@ class Pins:
     def _check(self, tenant: str, name: str, lease: Lease, *, operator: bool) -> None:
         if not lease.cached:
             raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
+        if (tenant, name) not in self._pinned and self.leases_of(tenant) >= _MOST:
+            message = f"you have {_MOST} pins of this model, which is the most; unpin something"
+            raise PinError(message)
         pool = self._cache.pool
         own = self._held_by([lease, *self._leases_of(tenant)])
         own += sum(pins.held_by(tenant) for pins in pool.pins if pins is not self)

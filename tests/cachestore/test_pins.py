@@ -4,6 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from umbel.cachestore import check
+from umbel.cachestore import pins as pins_module
 from umbel.cachestore.bounds import TenantBounds
 from umbel.cachestore.errors import PinError
 from umbel.cachestore.node import as_tokens
@@ -194,3 +195,21 @@ def test_conversations_are_remembered_up_to_a_bound() -> None:
     assert newest is not None
     assert newest.tolist() == [1, 2]
     assert pins.conversation("other", "1400") is None
+
+
+def test_tenant_has_so_many_pins_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further one is refused; one may be replaced, or unpinned to make place."""
+    monkeypatch.setattr(pins_module, "_MOST", 3)
+    world = World(KV)
+    pins = pinned(world)
+    prompt = as_tokens(serve(world, *range(30)))
+    for name in "abc":
+        pins.pin(TENANT, name, prompt)
+    with pytest.raises(PinError, match="you have 3 pins of this model, which is the most"):
+        pins.pin(TENANT, "d", prompt)
+    assert len(world.cache.leases()) == pins.leases_of() == 3
+    pins.pin(TENANT, "a", prompt)
+    assert pins.unpin(TENANT, "b")
+    pins.pin(TENANT, "d", prompt)
+    assert sorted(pin.name for pin in pins.listed(TENANT)) == ["a", "c", "d"]
+    assert check.problems(world.cache) == []
