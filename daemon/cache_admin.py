@@ -1,7 +1,7 @@
 """Looks into the cache on behalf of `umbel cache`; the cache itself belongs to the MLX thread."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -58,18 +58,12 @@ class CacheAdmin:
 
         Their tokens become text off the MLX thread.
         """
-        found = await self._ask(lambda: look(self._cache, self._pins, tenant))
+        found = await self._collect(look(self._cache, self._pins, tenant))
         return await asyncio.to_thread(described, found, self._read)
 
     async def verify(self) -> list[str]:
-        """Check the invariants; describe what is broken.
-
-        The engine does a step between two pieces of it.
-        """
-        pieces, found = examine(self._cache), list[str]()
-        while (piece := await self._ask(lambda: next(pieces, None))) is not None:
-            found += piece
-        return found
+        """Check the invariants; describe what is broken."""
+        return await self._collect(examine(self._cache))
 
     async def clear(self, tenant: str) -> int:
         """Forget what a tenant has, but for what runs or is pinned; returns the tokens."""
@@ -108,6 +102,13 @@ class CacheAdmin:
         if tokens is None:
             raise PinError(f"no conversation {name!r} of yours has been here lately")
         return self._pins.pin(tenant, name, tokens, operator=operator)
+
+    async def _collect(self, pieces: Iterator[list[T]]) -> list[T]:
+        """Have all of it done; the engine does a step between two pieces."""
+        found = list[T]()
+        while (piece := await self._ask(lambda: next(pieces, None))) is not None:
+            found += piece
+        return found
 
     async def _ask(self, fn: Callable[[], T]) -> T:
         try:

@@ -1,6 +1,6 @@
 """The nodes of the cache as their tenant sees them: what they hold, where, of whom, since when."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ Tier = Literal["memory", "disk"]
 _FIRST_TOKENS = 32
 _FIRST_CHARACTERS = 64
 _MOST_CONVERSATIONS = 3
+_AT_ONCE = 256  # nodes that are looked at in one piece
 # Before state carried the time of its last use, recency counted uses from 1.
 _EARLIEST = 10**12
 
@@ -67,24 +68,27 @@ class Seen(NamedTuple):
     tokens: list[int]
 
 
-def look(cache: PrefixCache, pins: Pins, tenant: str | None) -> list[Seen]:
+def look(cache: PrefixCache, pins: Pins, tenant: str | None) -> Iterator[list[Seen]]:
     """Look at nodes, a trie's together and parents first. Belongs to the MLX thread.
+
+    The cache may change between two pieces of them.
 
     Args:
         cache: where.
         pins: know conversations.
         tenant: whose, but for those that are shared; None for everybody's.
     """
-    seen = []
     now = clock_of_uses()
     for namespace, trie in cache.tries.items():
-        whose = namespace.tenant
+        whose, nodes = namespace.tenant, list[TrieNode]()
+        through: dict[TrieNode, list[str]] = {}
         if tenant in (None, whose):
-            through = _conversations(trie, pins, whose)
-            seen += [_see(whose, node, through.get(node, []), now) for node in trie.nodes()]
+            through, nodes = _conversations(trie, pins, whose), list(trie.nodes())
         elif whose == SHARED:  # only pins hold any of it for long
-            seen += [_see(whose, node, [], now) for node in trie.nodes() if node.ref_count]
-    return seen
+            nodes = [node for node in trie.nodes() if node.ref_count]
+        for first in range(0, len(nodes), _AT_ONCE):
+            piece = nodes[first : first + _AT_ONCE]
+            yield [_see(whose, node, through.get(node, []), now) for node in piece]
 
 
 def described(seen: list[Seen], read: Callable[[int], bytes]) -> list[NodeDescription]:
