@@ -157,10 +157,10 @@ class Probe:
             thinking_switch=self._has_thinking_switch(),
         )
 
-    def shows_content(self) -> bool | None:
-        """Whether a user's words come out; None where the template refuses to write them."""
-        asks = _says("user", "umbel_a")
-        return None if self._text(asks) is None else self._shows(asks)
+    def shows_content(self) -> bool:
+        """Whether a prompt depends on a user's words, or the template refuses to write them."""
+        one, other = (self._text(_says("user", words)) for words in ("umbel_a", "umbel_b"))
+        return one is None or one != other
 
     def _text(self, *messages: dict[str, Any], **kwargs: Any) -> str | None:
         try:

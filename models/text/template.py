@@ -77,7 +77,7 @@ class ChatTemplate:
     @cached_property
     def _write(self) -> Render:
         """Render with content as text, or in parts where the template shows it only so."""
-        if Probe(self._render, self.form).shows_content() is not False:
+        if Probe(self._render, self.form).shows_content():
             return self._render
         parted = in_parts(self._render)
         return parted if Probe(parted, self.form).shows_content() else _refuse
