@@ -12,6 +12,7 @@ from rich.table import Table
 from .client import Client
 from .errors import ClientError
 from .private import private_daemon
+from .terminal.keys import without_echo
 from .terminal.start_view import StartView
 
 _SYSTEM = """You are one of several agents that work in one small shop for plants. All of you \
@@ -26,10 +27,10 @@ _TASKS = (
     "When does the shop open?",
     "Where should I put a fern?",
     "Do herbs like sun or shade?",
-    "What is two plus three?",
-    "Name one plant that likes shade.",
-    "In which currency are your prices?",
-    "On which day is the shop closed?",
+    "What is the capital of Italy?",
+    "What is the capital of Spain?",
+    "When does the shop close?",
+    "What is the capital of Japan?",
 )
 _REFRESH = 8  # times a second
 
@@ -69,8 +70,9 @@ async def demo(*, agents: int, max_tokens: int, model: str) -> bool:
         view.close()
         console.print(f"{agents} agents share one system prompt and ask at once.\n")
         start = time.perf_counter()
-        with Live(
-            get_renderable=lambda: _table(crew), refresh_per_second=_REFRESH, console=console
+        with (
+            without_echo(),  # a ^C would push the table down, and it would be drawn twice
+            Live(get_renderable=lambda: _table(crew), refresh_per_second=_REFRESH, console=console),
         ):
             await asyncio.gather(*(_work(agent, client, max_tokens) for agent in crew))
         _summarise(console, crew, time.perf_counter() - start)
@@ -137,3 +139,9 @@ def _summarise(console: Console, crew: list[Agent], seconds: float) -> None:
         f"\n{done} of {len(crew)} agents answered in {seconds:.1f} s: {prompt} prompt tokens, "
         f"{cached} of them from the cache, {out} tokens out, {out / seconds:.1f} tokens/s in all."
     )
+    if prompt > cached > 0:
+        console.print(
+            f"Without the cache {prompt / (prompt - cached):.1f} times as many prompt tokens would "
+            "have been computed: one agent computed the shared prompt, the others waited for it."
+        )
+    console.print("Next: umbel serve, and then umbel chat; umbel models recommend names models.")

@@ -1,8 +1,8 @@
 """An answer of `/status` as a screen: a head, bars of the budgets, a row for each request."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +15,8 @@ from .sizes import age, amount, share
 Row = dict[str, Any]
 
 _STATES = {"ready": "green", "loading": "yellow", "stopping": "yellow", "stalled": "red"}
+_BAR = 24  # characters
+_LEAST_WITH_BARS = 80  # characters of a line
 _MOST = 100  # requests that are drawn
 _HELD = ("kv", "checkpoint", "tail", "paging", "transient")  # kinds of the ledger
 
@@ -64,30 +66,57 @@ def _start(status: Status) -> RenderableType:
     return grid
 
 
-def _budgets(used: Row, memory: Row | None, models: list[Row]) -> Table:
-    grid = _grid()
-    if memory is not None:
-        held = sum(memory[kind] for kind in _HELD)
-        grid.add_row(
-            Text("state", "dim"),
-            _bar(held, memory["budget"]),
-            Text(f"{amount(held)} of {amount(memory['budget'])}: {_parts(memory)}"),
-        )
-    grid.add_row(
-        Text("memory", "dim"),
-        Text(),
-        Text(f"{amount(used['active'])} in use, {amount(used['peak'])} at the most so far"),
-    )
+def _budgets(used: Row, ledger: Row | None, models: list[Row]) -> "_Budgets":
+    """Draw what is taken of memory and disk; the ledger has the state of all models."""
+    rows: list[_Budget] = []
+    if ledger is not None:
+        held = sum(ledger[kind] for kind in _HELD)
+        said = f"{amount(held)} of {amount(ledger['budget'])}: {_parts(ledger)}"
+        rows.append(_Budget("state", said, _bar(held, ledger["budget"])))
+    said = f"{amount(used['active'])} in use, {amount(used['peak'])} at the most so far"
+    rows.append(_Budget("memory", said))
     disks = [slot["disk"] for slot in models if slot["disk"] is not None]
     if disks:
         nbytes, files = (sum(disk[each] for disk in disks) for each in ("nbytes", "records"))
         faults = [f", {disk['state']}: {disk['reason']}" for disk in disks if disk["state"] != "on"]
-        grid.add_row(
-            Text("disk", "dim"),
-            Text(),
-            Text(f"{amount(nbytes)} in {files} file{'s'[: files != 1]}{''.join(faults[:1])}"),
-        )
-    return grid
+        said = f"{amount(nbytes)} in {files} file{'s'[: files != 1]}{''.join(faults[:1])}"
+        rows.append(_Budget("disk", said))
+    return _Budgets(rows)
+
+
+class _Budget(NamedTuple):
+    """A line of what is taken."""
+
+    label: str
+    said: str
+    bar: RenderableType = ""
+
+
+class _Budgets:
+    """Lines of what is taken.
+
+    Bars are left out where they would leave no room for the words, and without colours, where
+    nothing tells the full part of one from the empty part.
+    """
+
+    def __init__(self, rows: list[_Budget]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw them in the width that there is."""
+        if options.max_width >= _LEAST_WITH_BARS and console.color_system and not console.no_color:
+            grid = Table.grid(padding=(0, 2), expand=True)
+            grid.add_column(width=6)
+            grid.add_column(width=_BAR)
+            grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+            for row in self._rows:
+                grid.add_row(Text(row.label, "dim"), row.bar, Text(row.said))
+            yield grid
+            return
+        for row in self._rows:
+            line = Text.assemble((f"{row.label:8}", "dim"), row.said)
+            line.truncate(options.max_width, overflow="ellipsis")
+            yield line
 
 
 def _parts(memory: Status) -> str:
@@ -139,4 +168,4 @@ def _grid() -> Table:
 
 
 def _bar(done: float, total: float) -> ProgressBar:
-    return ProgressBar(total=max(total, 1), completed=done, width=24)
+    return ProgressBar(total=max(total, 1), completed=done, width=_BAR)

@@ -1,5 +1,6 @@
 """`umbel top`: what a daemon does, live on a terminal and once in a pipe."""
 
+import json
 import re
 import subprocess
 import sys
@@ -129,6 +130,33 @@ def at_rest(daemon: RunningDaemon) -> Any:
         slot |= {"requests": [], "queued": 0, "using": 0}
         slot["engine"] |= {"running": []}
     return {**status, "ledger": dict.fromkeys(status["ledger"], 0)}
+
+
+@pytest.mark.parametrize(("width", "colours", "bar"), [(40, 1, 0), (80, 1, 1), (80, 0, 0)])
+def test_labels_stay(tiny_daemon: RunningDaemon, *, width: int, colours: int, bar: int) -> None:
+    """Each figure has its name on a narrow screen; a bar needs room, and colours."""
+    system: Any = "standard" if colours else None
+    console = Console(width=width, force_terminal=True, color_system=system, highlight=False)
+    with console.capture() as captured:
+        console.print(picture(at_rest(tiny_daemon), Rates()))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", captured.get()).splitlines()
+    assert {"state", "memory"} <= {line.split()[0] for line in lines if line.strip()}
+    assert any("━" in line for line in lines) == bool(bar)
+    assert all(len(line) <= width for line in lines)
+
+
+def test_requests_as_json(tiny_daemon: RunningDaemon, short_path: Path) -> None:
+    """`umbel ps --json` has what `/status` says of each."""
+    with answering(tiny_daemon, "planets"):
+        done = subprocess.run(
+            [sys.executable, "-m", "umbel", "ps", "--json", "--socket", str(tiny_daemon.socket)],
+            capture_output=True,
+            env=environment(short_path),
+            check=True,
+            timeout=TIMEOUT,
+        )
+    rows = json.loads(done.stdout)
+    assert {(row["conversation"], row["model"]) for row in rows} <= {("planets", "tiny")}
 
 
 def test_several_models(tiny_daemon: RunningDaemon) -> None:
