@@ -25,10 +25,11 @@ _PAIR = re.compile(r"(\w+)=(\S*)")
 
 
 def installed(pattern: str) -> str:
-    """Find what `.ci/clients` has installed, or skip the test."""
+    """Find what `.ci/clients` or `.ci/nightly` has installed, or skip the test."""
     for path in sorted(INSTALLED.glob(pattern)):
         return str(path)
-    pytest.skip(f"no {pattern} in .clients: .ci/clients installs it where registries are reached")
+    script = ".ci/nightly" if pattern.startswith("nightly-") else ".ci/clients"
+    pytest.skip(f"no {pattern} in .clients: {script} installs it where registries are reached")
 
 
 def run(

@@ -1,0 +1,1 @@
+"""Clients that `.ci/nightly` installs and runs, and `.ci/run` does not."""
