@@ -174,6 +174,43 @@ def test_a_socket_in_a_closed_folder(short_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+CLOSED = """
+import os, runpy, socket, sys
+
+path, look, connect = sys.argv[-1], os.stat, socket.socket.connect
+
+def stat(asked, *args, **kwargs):
+    if not isinstance(asked, int) and os.fspath(asked) == path:
+        raise PermissionError(13, "Permission denied", path)
+    return look(asked, *args, **kwargs)
+
+def refuse(self, address):
+    if address == path:
+        raise PermissionError(13, "Permission denied")
+    return connect(self, address)
+
+os.stat, socket.socket.connect = stat, refuse
+runpy.run_module("umbel", run_name="__main__", alter_sys=True)
+"""
+"""Runs umbel where the system refuses the last argument, a path, as it does in a closed folder."""
+
+
+def test_a_socket_that_the_system_refuses(short_path: Path) -> None:
+    """The sentence of a closed folder, also where the tests run as root."""
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSED, "chat", "hi", "--socket", str(short_path / "u.sock")],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=environment(short_path),
+        check=False,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 1
+    assert "it is another user's" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_daemon_that_dies_in_its_answer(short_path: Path) -> None:
     """What came stays, and a sentence of umbel's own says that it has no end."""
     path = short_path / "u.sock"
