@@ -54,7 +54,8 @@ PLACES = {
     messages: "tools.1.input_schema",
     responses: "tools.1.tools.1.parameters",
 }
-SLIPS: list[dict[str, Any]] = [
+SLIPS: list[Any] = [
+    [],
     {"type": "object", "properties": []},
     {"type": "object", "properties": None, "required": None, "additionalProperties": None},
     {"type": "object", "properties": {"a": {"type": "string", "required": True}}},
