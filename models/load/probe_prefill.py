@@ -14,7 +14,6 @@ from .trials import PROBED, Outcome, Trials, difference, states_of
 
 _LONG = (*(6, 7, 8, 9, 10, 11) * 10, 12)
 _CHUNKS = (_LONG, (9, 3, 1), (2, 9, 4, 1))
-_NEIGHBOURS = (_LONG, (4, 8, 5, 6, 9, 7, 3), (7, 3, 3))
 
 
 def prefills_together(trials: Trials, device: DevicePolicy, *, layers_attend: bool) -> Together:
@@ -46,35 +45,28 @@ def _as_alone(trials: Trials, device: DevicePolicy, way: Together) -> bool:
     """True if prompts leave together what they leave alone, within rounding."""
 
     def after(
-        chunks: tuple[tuple[int, ...], ...],
-        *,
-        together: bool,
-        held: Callable[[SequenceCache], SequenceCache] = _as_it_is,
+        held: Callable[[SequenceCache], SequenceCache] = _as_it_is, *, together: bool
     ) -> Outcome:
         caches = list(map(held, trials.prefilled(PROBED)))
-        parts = list(zip(chunks, caches, strict=True))
+        parts = list(zip(_CHUNKS, caches, strict=True))
         for call in [parts] if together else [[part] for part in parts]:
             prefill(trials.model, call, device, way)
         logits = trials.next_logits(caches)
-        return Outcome(logits, states_of(caches, [len(tokens) + 1 for tokens in chunks]))
+        return Outcome(logits, states_of(caches, [len(tokens) + 1 for tokens in _CHUNKS]))
 
     kinds: list[Callable[[SequenceCache], SequenceCache]]
     kinds = [_as_it_is, partial(_stored, trials.layout)]
     if way is Together.MASKED:
         kinds.append(_in_one_piece)
     try:
-        found = [
-            (after(each, together=True, held=held), alone)
-            for each in (_CHUNKS, _NEIGHBOURS)
-            for alone in [after(each, together=False)]
-            for held in kinds
-        ]
+        found = [after(held, together=True) for held in kinds]
     except NotBatchableError:
         return False
     except (AttributeError, TypeError, ValueError) as error:
         explain(error)
         return False
-    return all(difference(together, alone).within(trials.rounding) for together, alone in found)
+    alone = after(together=False)
+    return all(difference(together, alone).within(trials.rounding) for together in found)
 
 
 def _as_it_is(cache: SequenceCache) -> SequenceCache:

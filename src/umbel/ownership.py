@@ -1,13 +1,14 @@
 """Folders and files that no other user can change: what lies there is this user's own."""
 
+import grp
 import os
+import pwd
 import stat
+from functools import cache
 from pathlib import Path
 
 ADVICE = "take it from others (chown, chmod go-w)"
 """For a folder with a fault."""
-
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ForeignFolderError(OSError):
@@ -67,9 +68,21 @@ def file_fault(path: Path, info: os.stat_result) -> str | None:
 def _fault(path: Path, info: os.stat_result, *, may_be_written: bool) -> str | None:
     if not is_trusted(info):
         return f"{path} belongs to another user (uid {info.st_uid})"
-    if info.st_mode & _OTHERS_WRITE and not may_be_written:
+    by_group = info.st_mode & stat.S_IWGRP and not _is_own_group(info.st_gid)
+    if (by_group or info.st_mode & stat.S_IWOTH) and not may_be_written:
         return f"other users can write to {path} (mode {stat.S_IMODE(info.st_mode):04o})"
     return None
+
+
+@cache
+def _is_own_group(number: int) -> bool:
+    """True if no other user is in a group: many systems make one for each user, and umask 002."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    first = {each.pw_name for each in pwd.getpwall() if each.pw_gid == number}
+    return {*group.gr_mem, *first} <= {user.pw_name}
 
 
 def readable_by_all(info: os.stat_result) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
+from umbel import ownership
 from umbel.cachestore.disk.files import INDEX, new_name
 from umbel.cachestore.disk.index import FORMAT
 from umbel.cachestore.disk.recovery import Collected
@@ -291,8 +292,11 @@ def test_everything_is_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
-def test_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_folder_that_others_can_write_to_is_refused(
+    tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """State in it may be another user's; an empty one is made private."""
+    monkeypatch.setattr(ownership, "_is_own_group", lambda _: False)
     folder = tmp_path / "cache"
     folder.mkdir()
     folder.chmod(mode)
