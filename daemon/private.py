@@ -46,7 +46,7 @@ async def private_daemon(
         )
         try:
             async with Client(folder / SOCKET) as client:
-                await _wait_ready(client, process, log, told)
+                await _wait_ready_in_time(client, process, log, told)
                 yield client
         finally:
             try:
@@ -55,23 +55,31 @@ async def private_daemon(
                 shutil.rmtree(folder, ignore_errors=True)  # where the daemon was killed
 
 
+async def _wait_ready_in_time(*arguments: Any) -> None:
+    try:
+        async with asyncio.timeout(_START):
+            await _wait_ready(*arguments)
+    except TimeoutError:
+        message = f"the private daemon was not ready within {_START:g} seconds"
+        raise ClientError(message) from None
+
+
 async def _wait_ready(
     client: Client,
     process: asyncio.subprocess.Process,
     log: IO[bytes],
     told: Callable[[dict[str, Any]], object],
 ) -> None:
-    async with asyncio.timeout(_START):
-        while process.returncode is None:
-            # Polled, not awaited: a process has no event for "ready" short of systemd's.
-            await asyncio.sleep(_POLL)
-            if not client.path.exists():
-                continue
-            with suppress(ClientError):  # it is ending, and its last words are better
-                ready = await client.get("/ready")
-                if ready["status"] == "ready":
-                    return
-                told(ready)
+    while process.returncode is None:
+        # Polled, not awaited: a process has no event for "ready" short of systemd's.
+        await asyncio.sleep(_POLL)
+        if not client.path.exists():
+            continue
+        with suppress(ClientError):  # it is ending, and its last words are better
+            ready = await client.get("/ready")
+            if ready["status"] == "ready":
+                return
+            told(ready)
     log.seek(0)
     last = "".join(log.read().decode(errors="replace").strip().splitlines()[-1:])
     raise ClientError(f"the private daemon did not start: {last.removeprefix('umbel: ')}")

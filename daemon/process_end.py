@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 
-def end_process(ended: SystemExit) -> NoReturn:
+def end_process(status: int) -> NoReturn:
     """Run Python's exit handlers, flush standard output and error, and leave the process.
 
     The destructors of C++ libraries do not run. MLX's threads and its CUDA context are still there
@@ -15,10 +15,10 @@ def end_process(ended: SystemExit) -> NoReturn:
     after the daemon had closed all that it owns.
 
     Args:
-        ended: raised by the command; its code is the exit status.
+        status: of the process's exit.
     """
     atexit._run_exitfuncs()  # noqa: SLF001  (no public function runs them without the teardown)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # closed, or a pipe that nothing reads
             stream.flush()
-    os._exit(ended.code if isinstance(ended.code, int) else int(bool(ended.code)))
+    os._exit(status)

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from .early_signals import leave_at_once
+from .process_end import end_process
 
 SOCKET = "u.sock"
 """The socket's name in the folder."""
@@ -29,13 +30,16 @@ def main() -> None:
     from .config import load  # noqa: PLC0415
     from .errors import StartError  # noqa: PLC0415
 
+    status = 0
     flags = {"model": model, "socket": str(Path(folder, SOCKET)), "no_disk": True}
     try:
         settings = load(flags, file=Path(os.devnull), environment={})
         logs.configure(settings.log_format)
         server.serve(settings, temporary=True)
     except StartError as error:
-        sys.exit(f"umbel: {error}")
+        sys.stderr.write(f"umbel: {error}\n")
+        status = 1
+    end_process(status)
 
 
 def _end_with_parent() -> None:

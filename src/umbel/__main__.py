@@ -27,7 +27,7 @@ def main() -> None:
         app()
     except SystemExit as ended:
         if serves:
-            end_process(ended)
+            end_process(ended.code if isinstance(ended.code, int) else int(bool(ended.code)))
         raise
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from umbel.daemon import private
+from umbel.daemon.errors import ClientError
+
 from .running import START, STOP, eventually
 from .test_cli import environment
 
@@ -100,6 +103,14 @@ def test_killed_daemon(short_path: Path) -> None:
         errors = (short_path / "errors").read_text()
         assert "the private daemon did not start" in errors
         assert "Traceback" not in errors
+
+
+async def test_a_daemon_that_is_not_ready_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait ends in words, and so does the daemon."""
+    monkeypatch.setattr(private, "_START", 0.2)
+    with pytest.raises(ClientError, match=r"not ready within 0\.2 seconds"):
+        async with private.private_daemon("smollm2"):
+            pytest.fail("it was ready before its imports ended")
 
 
 def test_storm_on_the_parent(short_path: Path) -> None:
