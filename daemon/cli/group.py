@@ -20,7 +20,7 @@ _MEANT: Mapping[str, str] = {
     "service",
     "pull": "umbel models pull gets a model",
     "rm": "a model is a folder of Hugging Face's cache; delete it there",
-    "restart": "end umbel serve with Ctrl-C and run it again, or restart the service by its manager",
+    "restart": "end umbel serve with Ctrl-C and run it again; a service by its manager",
 }
 """What is asked of other programs in such words, and how it is done here."""
 
