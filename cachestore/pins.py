@@ -219,14 +219,15 @@ class Pins:
     def _check(self, tenant: str, name: str, lease: Lease, *, operator: bool) -> None:
         if not lease.cached:
             raise PinError(f"nothing of {name!r} is in memory, so nothing can be pinned")
-        if (tenant, name) not in self._pinned and self.leases_of(tenant) >= _MOST:
+        operator = operator or tenant == SHARED
+        is_new = (tenant, name) not in self._pinned
+        if is_new and not operator and self.leases_of(tenant) >= _MOST:
             message = f"you have {_MOST} pins of this model, which is the most; unpin something"
             raise PinError(message)
         pool = self._cache.pool
         own = self._held_by([lease, *self._leases_of(tenant)])
         own += sum(pins.held_by(tenant) for pins in pool.pins if pins is not self)
         held = {each: self._held_in_all(each) for pins in pool.pins for each in pins.tenants}
-        operator = operator or tenant == SHARED
         part, ceiling = self._part(tenant), pool.bounds(tenant).ceiling
         kept = {each: max(held[each], self._part(each)) for each in held if each != tenant}
         left = self._limit - sum(kept.values())

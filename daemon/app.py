@@ -77,8 +77,7 @@ def _middleware(entry: Entry) -> Middleware:
         with _handling(request), entry.bodies.share() as share, ExitStack() as held:
             request[SHARE], request[HELD] = share, held
             try:
-                if (delay := pace.delay_of(request)) > 0:
-                    await asyncio.sleep(delay)
+                await _keep_pace(pace, request)
                 with panics_as_errors():
                     response = entry.cross_origin.preflight(request) or await handler(request)
             except Exception as error:  # noqa: BLE001  (no request's fault may pass this line)
@@ -88,6 +87,14 @@ def _middleware(entry: Entry) -> Middleware:
             return response
 
     return surround
+
+
+async def _keep_pace(pace: Pace, request: web.Request) -> None:
+    """Wait for the request's turn; its connection gives its place to others meanwhile."""
+    connection = connection_of(request)
+    if connection is not None and (delay := pace.delay_of(request)) > 0:
+        with connection.delayed():
+            await asyncio.sleep(delay)
 
 
 def _handling(request: web.Request) -> AbstractContextManager[None]:

@@ -289,7 +289,11 @@ def _open_disk(
     if folders is None:
         return None
     begin("opening the disk tier")
-    folder = folders.take(loaded.name, loaded.fingerprint)
+    try:
+        folder = folders.take(loaded.name, loaded.fingerprint)
+    except DiskTierError as error:
+        log.warning("no state on disk", reason=str(error))
+        return None
     try:
         return DiskTier(folder, fingerprint=loaded.fingerprint, queue_bytes=queue_bytes, wake=wake)
     except BaseException as error:

@@ -174,6 +174,15 @@ class Connection(asyncio.Protocol):
         self._registry.set_busy(self)
         self._inflow.answer()
 
+    @contextmanager
+    def delayed(self) -> Iterator[None]:
+        """The answer waits for its turn: others may have the connection's place."""
+        self._registry.set_held(self, "")
+        try:
+            yield
+        finally:
+            self._registry.set_busy(self)
+
     # -- of the end ----------------------------------------------------------------------
 
     def drop(self) -> None:

@@ -223,9 +223,11 @@ class ModelLoader:
         assemblies, disk = [slot.resident.assembly], slot.resident.assembly.disk
         slot.rest()
         await save_state(self._thread, assemblies[0])
-        if self._folders is not None and disk is not None:
-            await asyncio.to_thread(self._folders.give_back, disk.folder)
-        await self._on_thread(slot, self._close, assemblies)
+        try:
+            await self._on_thread(slot, self._close, assemblies)
+        finally:  # its bytes would count twice before, and files be deleted for them
+            if self._folders is not None and disk is not None:
+                await asyncio.to_thread(self._folders.give_back, disk.folder)
         await self._on_thread(slot, self._forget, slot.name)
         log.info("unloaded", model=slot.name)
 

@@ -43,6 +43,8 @@ class Pace:
     def delay_of(self, request: web.Request) -> float:
         """Count a request's answer, unless it is an operator's or has a body."""
         connection = connection_of(request)
-        if connection is None or connection.operator or request.method not in _FREE:
+        if connection is None or connection.operator:
+            return 0.0
+        if request.method not in _FREE and request.body_exists:
             return 0.0
         return self.delay(connection.peer)

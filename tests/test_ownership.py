@@ -26,7 +26,7 @@ def asked_again() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("members", "first", "writable"),
     [([], [], 0o775), ([USER], [USER], 0o775), ([], [USER], 0o770)],
-    ids=["nobody else", "this user", "this user's first"],
+    ids=["no member", "this user", "this user's first"],
 )
 def test_a_group_of_ones_own_is_no_other_user(
     tmp_path: Path,
@@ -42,7 +42,7 @@ def test_a_group_of_ones_own_is_no_other_user(
 
 @pytest.mark.parametrize(
     ("members", "first", "mode"),
-    [(["eve"], [], 0o775), ([USER, "eve"], [], 0o770), ([], ["eve"], 0o775), ([], [], 0o777)],
+    [(["eve"], [], 0o775), ([USER, "eve"], [], 0o770), ([], ["eve"], 0o775), ([], [USER], 0o777)],
     ids=["a member", "another member", "another's first group", "all users"],
 )
 def test_others_in_the_group_can_write(
@@ -55,6 +55,15 @@ def test_others_in_the_group_can_write(
     assert ownership.folder_fault(folder) == expected
 
 
+@pytest.mark.parametrize(("name", "first"), [("domain users", GROUP), (USER, GROUP + 1)])
+def test_a_group_that_was_not_made_for_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: int
+) -> None:
+    """A directory does not list the members of its groups, so that none are seen."""
+    _group(monkeypatch, [], [], name=name, users_first=first)
+    assert ownership.folder_fault(_folder(tmp_path, monkeypatch, 0o775)) is not None
+
+
 def test_a_group_without_a_name_is_not_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,9 +72,19 @@ def test_a_group_without_a_name_is_not_ones_own(
     assert ownership.folder_fault(_folder(tmp_path, monkeypatch, 0o775)) is not None
 
 
-def _group(monkeypatch: pytest.MonkeyPatch, members: list[str], first: list[str]) -> None:
-    users = [SimpleNamespace(pw_name=name, pw_gid=GROUP) for name in first]
-    monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_mem=members))
+def _group(
+    monkeypatch: pytest.MonkeyPatch,
+    members: list[str],
+    first: list[str],
+    *,
+    name: str = USER,
+    users_first: int = GROUP,
+) -> None:
+    user = SimpleNamespace(pw_name=USER, pw_gid=users_first)
+    users = [SimpleNamespace(pw_name=each, pw_gid=GROUP) for each in first]
+    group = SimpleNamespace(gr_name=name, gr_mem=members)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
+    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
     monkeypatch.setattr(pwd, "getpwall", lambda: users)
 
 

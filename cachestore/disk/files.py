@@ -224,12 +224,13 @@ def claim(folder: Path) -> int:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     entries = list(folder.iterdir())
     if not is_trusted(folder.stat()) or entries:
-        _refuse_foreign(folder)
+        _refuse_foreign(folder)  # before its mode is changed: it may hold what others put there
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "it cannot be written", str(folder))
     # A folder with other things in it is somebody's, as a home is: its mode is theirs.
     if all(_is_own(entry.name) for entry in entries):
         folder.chmod(0o700)
+        _refuse_foreign(folder)  # some file systems have one mode for all
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -134,7 +134,9 @@ class ModelFolders:
             found = own if own in self._resting else self._of_another_name(fingerprint) or own
             self._taken.add(found)
             self._resting.pop(found, None)
-            self._condition.wait_for(lambda: self._trimming != found, _TRIM_ENDS)
+            if not self._condition.wait_for(lambda: self._trimming != found, _TRIM_ENDS):
+                self._taken.discard(found)
+                raise DiskTierError(f"{found} is still being trimmed")
             if found != own:
                 self._taken.discard(found)
                 try:

@@ -58,6 +58,9 @@ def _move(folder: Path, root: Path, name: str) -> None:
     try:
         fingerprint = _fingerprint(folder)
     except UnusableIndexError as error:
+        if not any(True for _ in own_files(folder)):
+            log.warning("an index that is not umbel's stays", folder=str(folder), reason=str(error))
+            return
         _remove(folder)
         log.warning(
             "state of an older umbel is removed",

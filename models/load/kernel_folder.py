@@ -8,6 +8,7 @@ MLX reads each time.
 
 import atexit
 import os
+import platform
 import shutil
 import tempfile
 from contextlib import suppress
@@ -43,7 +44,8 @@ def keep_kernels() -> KernelFolder:
     """
     with suppress(OSError):
         tempfile.gettempdir()  # remembered by Python from now on
-    kernels = _choose(platformdirs.user_cache_path("umbel") / "kernels")
+    machine = platform.machine()  # a home may be shared by machines of several kinds
+    kernels = _choose(platformdirs.user_cache_path("umbel") / "kernels" / machine)
     os.environ[_TEMPORARY] = str(kernels.path)
     if not (named := os.environ.get(_CUDA)):
         return kernels

@@ -76,10 +76,16 @@ def _fault(path: Path, info: os.stat_result, *, may_be_written: bool) -> str | N
 
 @cache
 def _is_own_group(number: int) -> bool:
-    """True if no other user is in a group: many systems make one for each user, and umask 002."""
+    """True if a group was made for this user alone, as systems with umask 002 do.
+
+    It is the user's first group, has the user's name and no other member. Of a directory's group,
+    such as `domain users`, the members are not listed.
+    """
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:
+        return False
+    if user.pw_gid != number or group.gr_name != user.pw_name:
         return False
     first = {each.pw_name for each in pwd.getpwall() if each.pw_gid == number}
     return {*group.gr_mem, *first} <= {user.pw_name}

@@ -16,12 +16,12 @@ class Clock:
         return self.now
 
 
-def request(method: str, *, operator: bool = False, peer: str = "10.0.0.1") -> Any:
+def request(
+    method: str, *, operator: bool = False, peer: str = "10.0.0.1", body: bool = False
+) -> Any:
     """Make a request, as far as its pace depends on it."""
-    connection = SimpleNamespace(operator=operator, peer=peer)
-    return cast(
-        "Any", SimpleNamespace(method=method, transport=SimpleNamespace(connection=connection))
-    )
+    transport = SimpleNamespace(connection=SimpleNamespace(operator=operator, peer=peer))
+    return cast("Any", SimpleNamespace(method=method, transport=transport, body_exists=body))
 
 
 def test_a_flood_is_answered_at_a_rate() -> None:
@@ -55,8 +55,9 @@ def test_operators_and_requests_with_a_body_do_not_wait() -> None:
     pace = Pace(Clock())
     many = int(RATE) * 2
     assert not any(pace.delay_of(request("GET", operator=True)) for _ in range(many))
-    assert not any(pace.delay_of(request("POST")) for _ in range(many))
+    assert not any(pace.delay_of(request("POST", body=True)) for _ in range(many))
     assert any(pace.delay_of(request("GET")) for _ in range(many))
+    assert any(pace.delay_of(request("POST", peer="10.0.0.2")) for _ in range(many))
     assert pace.delay_of(cast("Any", SimpleNamespace(method="GET", transport=None))) == 0.0
     for number in range(_MOST_PEERS + 5):
         pace.delay(f"{number}")

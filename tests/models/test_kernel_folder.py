@@ -1,6 +1,7 @@
 """MLX loads compiled code from a folder that only this user can change; each run is a process."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+OWN = Path("umbel", "kernels", platform.machine())
 
 on_linux = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None,
@@ -115,7 +118,7 @@ def test_planted_library_is_not_loaded(shared: Path, cache: Path) -> None:
     marker.unlink()
     done = run(shared, cache)
     assert not marker.exists()
-    assert done.kernels == cache / "umbel/kernels"
+    assert done.kernels == cache / OWN
     assert done.kernels.stat().st_mode & 0o777 == 0o700
     assert [path.is_relative_to(done.kernels) for path in done.loaded] == [True]
     assert (done.fault, done.temporary) == ("", shared)
@@ -141,7 +144,7 @@ def check_refused(done: Run, shared: Path, fault: str) -> None:
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 def test_folder_that_others_can_write_to_is_refused(shared: Path, cache: Path, mode: int) -> None:
     """It may hold what others put there; that it is sticky is no help."""
-    kernels = cache / "umbel" / "kernels"
+    kernels = cache / OWN
     kernels.mkdir(parents=True)
     kernels.chmod(mode)
     fault = f"other users can write to {kernels} (mode {mode:04o}); delete it"
@@ -153,7 +156,7 @@ def test_folder_of_another_user_is_refused(
     shared: Path, cache: Path, make_foreign: Callable[[Path], None]
 ) -> None:
     """So is one in a folder whose owner could put another in its place."""
-    for each in (cache, cache / "umbel" / "kernels"):
+    for each in (cache, cache / OWN):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_foreign(each)
         check_refused(run(shared, cache), shared, f"{each} belongs to another user (uid 4321)")
