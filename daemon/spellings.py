@@ -10,6 +10,7 @@ from aiohttp import web
 _V1 = "/v1/"
 _LEAD = "/{lead:/*(?:v1/+)*}"
 _TAIL = "{tail:/*}"
+_NAME = "{name:[^/].*[^/]|[^/]}"  # of a model: `org/name`
 _SPELLED = re.compile(r"/+(?:v1/+)*")
 
 
@@ -36,5 +37,6 @@ def below_v1(path: str) -> str:
 def _pattern(path: str) -> str:
     """Write a path with everything that may be spelled in another way as a pattern."""
     first, *others = path.removeprefix(_V1).split("/")
+    others = [each.replace("{name}", _NAME) for each in others]
     gaps = (f"{{gap{number}:/+}}{segment}" for number, segment in enumerate(others))
     return _LEAD + first + "".join(gaps) + _TAIL

@@ -82,8 +82,14 @@ async def _asked(prompt: str | None) -> str:
 
 async def _hold(conversation: Conversation, console: Console, signals: StopSignals) -> None:
     """Hold a conversation, with line editing where the terminal has it."""
+    if sys.stdin is None:
+        raise ClientError("standard input is closed: there is nothing to ask")
     if not _is_terminal(sys.stdin):
-        await _converse(conversation, PipedLines(sys.stdin.fileno()), console, signals)
+        failed = await _converse(conversation, PipedLines(sys.stdin.fileno()), console, signals)
+        if failed:
+            raise ClientError(
+                f"{failed} {'question was' if failed == 1 else 'questions were'} not answered"
+            )
         return
     console.print(_HELP, style="dim")
     if not (console.is_terminal and moves(console) and _is_terminal(sys.stdout)):
@@ -99,26 +105,29 @@ async def _hold(conversation: Conversation, console: Console, signals: StopSigna
 
 async def _converse(
     conversation: Conversation, lines: Lines, console: Console, signals: StopSignals
-) -> None:
-    """Answer line after line, to the end of input."""
+) -> int:
+    """Answer line after line, to the end of input; returns how many were not answered."""
+    failed = 0
     while (line := await lines.next()) is not None:
         command = command_of(line)
         if command is not None and ends(command):
-            return
+            break
         if command is not None:
             await obey(command, conversation, console)
         elif line.strip():
-            await _turn(conversation, line.strip(), console, signals)
+            failed += not await _turn(conversation, line.strip(), console, signals)
+    return failed
 
 
 async def _turn(
     conversation: Conversation, text: str, console: Console, signals: StopSignals
-) -> None:
+) -> bool:
     # A task of its own, so that Ctrl-C ends the answer and not the conversation.
     answering = asyncio.ensure_future(_answer(conversation, text, console))
     try:
         with signals.calling(answering.cancel, signal.SIGINT):
             await answering
+            return True
     except asyncio.CancelledError:
         conversing = asyncio.current_task()
         if conversing is not None and conversing.cancelling():
@@ -126,6 +135,7 @@ async def _turn(
         console.print("\nstopped", style="dim")
     except ClientError as error:
         console.print(str(error), style="red")
+    return False
 
 
 async def _answer(conversation: Conversation, text: str, console: Console) -> None:

@@ -32,7 +32,7 @@ app = typer.Typer(
 
 
 @app.command("stats")
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def cache_stats(*, model: Model = None, settings: Settings) -> None:
     """Print the cache's shape and size."""
     from ..cache_report import stats  # noqa: PLC0415  (keeps --help quick)
@@ -41,7 +41,7 @@ def cache_stats(*, model: Model = None, settings: Settings) -> None:
 
 
 @app.command("ls")
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def cache_ls(*, model: Model = None, settings: Settings) -> None:
     """List your own nodes, as a tree; those of all tenants if you run the daemon."""
     from ..cache_report import nodes  # noqa: PLC0415  (keeps --help quick)
@@ -50,7 +50,7 @@ def cache_ls(*, model: Model = None, settings: Settings) -> None:
 
 
 @app.command("verify")
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def cache_verify(*, model: Model = None, settings: Settings) -> None:
     """Check the cache's invariants; exit status 1 if one is broken."""
     from ..cache_report import verify  # noqa: PLC0415  (keeps --help quick)
@@ -60,7 +60,7 @@ def cache_verify(*, model: Model = None, settings: Settings) -> None:
 
 
 @app.command("clear")
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def cache_clear(*, model: Model = None, settings: Settings) -> None:
     """Forget what you have there, in memory and on disk; what runs or is pinned stays."""
     from ..cache_report import clear  # noqa: PLC0415  (keeps --help quick)
@@ -69,7 +69,7 @@ def cache_clear(*, model: Model = None, settings: Settings) -> None:
 
 
 @app.command("pin")
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def cache_pin(
     prompt: Annotated[
         Path | None, typer.Argument(help="File with a system prompt, or - for stdin.")
@@ -106,7 +106,7 @@ def cache_pin(
 
 
 @app.command("unpin")
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def cache_unpin(
     name: str,
     *,

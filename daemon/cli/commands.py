@@ -87,7 +87,7 @@ def _announce() -> None:
 
 
 @app.command()
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def chat(
     prompt: Annotated[
         str | None,
@@ -160,7 +160,7 @@ def demo(
 
 
 @app.command()
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Print what it does now, and end.")] = False,
@@ -174,7 +174,7 @@ def top(
 
 
 @app.command()
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def ps(*, json: Json = False, settings: Settings) -> None:
     """Print the requests that run or wait, and what each waits for."""
     from ..terminal import top as live  # noqa: PLC0415  (keeps --help quick)

@@ -28,7 +28,7 @@ History = Annotated[
 
 
 @app.callback()
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def default(
     ctx: typer.Context,
     *,
@@ -43,7 +43,7 @@ def default(
 
 
 @app.command("list")
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def list_(
     *,
     memory: Memory = None,
@@ -71,7 +71,7 @@ def pull(
 
 
 @app.command()
-@takes_settings("socket")
+@takes_settings("socket", serves=False)
 def recommend(
     *,
     memory: Memory = None,

@@ -83,6 +83,7 @@ class Entry:
         self.keys = KeyRing(settings.keys_path)
         self._arrivals = Arrivals()
         self._busy_for = busy_for
+        self._others = False  # another user than the daemon's has asked over the Unix socket
         self.reload(settings)
 
     def reload(self, settings: Settings) -> None:
@@ -98,7 +99,9 @@ class Entry:
         Raises:
             APIError: it is nobody's who may ask, or a header has what is of no use.
         """
-        return caller_of(request, self.settings, self.keys)
+        found = caller_of(request, self.settings, self.keys)
+        self._others = self._others or not (found.alone or found.operator)
+        return found._replace(alone=found.alone and not self._others)
 
     def tenant(self, name: str) -> TenantSettings:
         """Say what is set for a tenant."""

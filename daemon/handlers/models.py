@@ -23,7 +23,7 @@ class ModelHandlers:
         """List what is handled here."""
         return [
             web.get("/v1/models", self.models),
-            web.get("/v1/models/{name:.*[^/]}", self.model),
+            web.get("/v1/models/{name:[^/].*[^/]|[^/]}", self.model),
         ]
 
     async def models(self, request: web.Request) -> web.Response:

@@ -246,26 +246,30 @@ def _text_of(place: str, block: Block, where: str) -> str:
         case ToolReferenceBlock(tool_name=name):
             return name
         case DocumentBlock():
-            _refuse_citations(place, block.citations)
-            text = _document(place, block.source)
+            if where != RESULT:
+                _refuse_citations(place, block.citations)
+            text = _document(place, block.source, where)
             if text is None and where != RESULT:
                 raise _no_text(place)
             text = stand_in("document") if text is None else text
             return joined([block.title, block.context, text])
         case SearchResultBlock():
-            _refuse_citations(place, block.citations)
-            text = text_in(block.content, "search result", f"{place}.content")
+            if where != RESULT:
+                _refuse_citations(place, block.citations)
+            inside = RESULT if where == RESULT else "search result"
+            text = text_in(block.content, inside, f"{place}.content")
             return joined([block.title, block.source, text])
     raise TypeError(f"{block} has no text")
 
 
-def _document(place: str, raw: Raw) -> str | None:
+def _document(place: str, raw: Raw, where: str) -> str | None:
     """Read a document's text; None if it has none, such as a PDF."""
     source: DocumentSource = decode_part(raw, DocumentSource, f"{place}.source")
     if source.type == "text" and source.data is not None:
         return source.data
     if source.type == "content" and source.content is not None:
-        return text_in(source.content, "document", f"{place}.source.content")
+        inside = RESULT if where == RESULT else "document"
+        return text_in(source.content, inside, f"{place}.source.content")
     return None
 
 

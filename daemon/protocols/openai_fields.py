@@ -109,6 +109,9 @@ def format_constraints(
         return []
     schemas = [] if schema is None else [schema]
     schemas += [] if named is None else [named.schema]
+    if kind == "json_object":  # whatever the schema leaves open, it is an object
+        schemas = [{"type": "object", **s} if isinstance(s, dict) else s for s in schemas]
+        schemas = [each for each in schemas if each is not True]
     if schemas:
         return [JSONSchema(each) for each in schemas]
     if kind == "json_object":

@@ -135,7 +135,7 @@ def _arguments(reader: SchemaReader, calls: ToolCalls) -> Iterator[tuple[Tool, A
             yield tool, {"type": "object"}
             continue
         arguments = reader.read(tool.parameters, tool.place)
-        types = arguments.get("type", "object") if arguments else []
+        types = [] if arguments is False else arguments.get("type", "object")
         if "object" not in (types if isinstance(types, list) else [types]):
             raise GrammarError("must allow an object", within(tool.place, "type"))
         yield tool, arguments | {"type": "object"}

@@ -273,6 +273,8 @@ class OutputParser:
                 return
             for one in found[:1] if self._one_call else found:
                 self._add_call(one)
+                if self.done:
+                    break
         self._call = self._written = None
         self._blanks = ""
         self._state, self._after_marker = NORMAL, True

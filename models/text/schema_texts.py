@@ -7,7 +7,8 @@ from ..errors import GrammarError
 from . import schema_formats
 from .schema_form import types_of, within
 
-_LOOKS = re.compile(r"(?:^|[^\\])(?:\\\\)*\(\?<?[=!]")
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?<?[=!]", re.DOTALL)
+"""An escape, a class of characters, or the start of look-around."""
 
 
 def check_pattern(pattern: str, place: str) -> None:
@@ -16,7 +17,7 @@ def check_pattern(pattern: str, place: str) -> None:
     Raises:
         GrammarError: it has.
     """
-    if _LOOKS.search(pattern):
+    if any(found[0].startswith("(") for found in _TOKEN.finditer(pattern)):
         raise GrammarError("look-around is not supported", place)
 
 

@@ -56,6 +56,9 @@ PLACES = {
 }
 SLIPS: list[Any] = [
     [],
+    {"$schema": "http://json-schema.org/draft-07/schema#"},
+    {"title": "NoArguments"},
+    {"properties": None},
     {"type": "object", "properties": []},
     {"type": "object", "properties": None, "required": None, "additionalProperties": None},
     {"type": "object", "properties": {"a": {"type": "string", "required": True}}},
@@ -253,6 +256,18 @@ def test_pictures_in_results(tiny_daemon: RunningDaemon, history: History) -> No
         assert reply.status == 200, (kind, reply.body)
         seen.append(prompt_tokens(reply))
     assert min(seen) > prompt_tokens(tiny_daemon.post(history({}, "Here: ")[1], path)) + 20
+
+
+def test_pictures_inside_documents_of_results(tiny_daemon: RunningDaemon) -> None:
+    """A text stands for them, too; citations of what a tool found end nothing."""
+    image = PICTURES[messages_history][0]
+    source = {"type": "content", "content": [{"type": "text", "text": "Here: "}, image]}
+    document = {"type": "document", "source": source, "citations": {"enabled": True}}
+    found = {"type": "search_result", "source": "s", "title": "t", "citations": {"enabled": True}}
+    for block in (document, {**found, "content": [{"type": "text", "text": "Here."}]}):
+        path, body = messages_history({}, [block])
+        reply = tiny_daemon.post(body, path)
+        assert reply.status == 200, reply.body
 
 
 def test_what_a_model_is_told_of_pictures(tiny_daemon: RunningDaemon) -> None:

@@ -54,6 +54,8 @@ def test_the_newer_name_of_a_bound_is_stronger() -> None:
         ({"type": "json_object"}, JSONObject()),
         ({"type": "json_object", "schema": SCHEMA}, JSONSchema(SCHEMA)),
         ({"type": "json_object", "json_schema": {"schema": SCHEMA}}, JSONSchema(SCHEMA)),
+        ({"type": "json_object", "schema": {}}, JSONSchema({"type": "object"})),
+        ({"type": "json_object", "schema": True}, JSONObject()),
         ({"type": "json_schema", "schema": SCHEMA}, JSONSchema(SCHEMA)),
         ({"type": "json_schema", "json_schema": {"schema": SCHEMA}}, JSONSchema(SCHEMA)),
     ],

@@ -37,6 +37,14 @@ def test_names_in_paths(tiny_daemon: RunningDaemon, spelling: str) -> None:
     assert response.json()["id"] == name
 
 
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_names_with_a_slash(tiny_daemon: RunningDaemon, spelling: str) -> None:
+    """A model's name may have one: the 404 says the whole name."""
+    reply = tiny_daemon.request("GET", spelling.format("models/org/name"))
+    assert reply.status == 404
+    assert "'org/name'" in reply.json()["error"]["message"]
+
+
 def test_slashes_inside(tiny_daemon: RunningDaemon) -> None:
     """Two of them are one."""
     assert tiny_daemon.post(GOOD, "/v1/chat//completions").status == 200

@@ -232,6 +232,7 @@ HONOURED: list[tuple[Any, list[str], list[str]]] = [
     ({"type": "array", "items": {"enum": [1, 1.0, True, "a"], "type": ["integer", "boolean"]},
       "uniqueItems": True, "minItems": 2}, ["[1,true]"], ["[1]", "[1,1]", '[1,"a"']),
     ({"type": "string", "pattern": r"^\(?!x[(]?=$"}, ['"(!x(="', '"!x="'], ['"a', '"(!x=="']),
+    ({"type": "string", "pattern": r"^[^(?=&]+[(?!]$"}, ['"a!"', '"a?"'], ['"=!"', '"ab"']),
     ({"type": "number", "minimum": -3.4e38, "maximum": 3.4e38}, ["-1.5", "7"], []),
     ({"type": "string", "format": "uuid4"}, ['"0b6f8e1c-3c52-4f0e-9f0a-2f6d8f2b7c11"'],
      ['"0b6f8e1c-3c52-1']),
