@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -15,7 +15,7 @@ from ..quoting import quote
 from ..workers import Check
 from .cache_control import Markable
 from .generation_request import unsupported
-from .tools import Schema, checked, choose
+from .tools import checked, choose
 
 log = structlog.get_logger()
 
@@ -41,7 +41,7 @@ class MessagesTool(Markable):
     name: str = ""
     type: str | None = None
     description: str | None = None
-    input_schema: Schema | None = None
+    input_schema: dict[str, Any] | None = None
     strict: bool | None = None
 
     def tool(self, place: str) -> Tool:
@@ -56,7 +56,7 @@ class MessagesTool(Markable):
         return Tool(
             name=self.name,
             description=self.description or "",
-            parameters=dict(self.input_schema or {"type": "object", "properties": {}}),
+            parameters=self.input_schema or {"type": "object", "properties": {}},
             strict=bool(self.strict),
         )
 

@@ -14,7 +14,7 @@ from ..quoting import quote
 from ..workers import Check
 from .generation_request import unsupported
 from .response_items import internal_name, unsupported_kind
-from .tools import MAX_TOOLS, Function, Schema, checked, choose, read_choice
+from .tools import MAX_TOOLS, Function, checked, choose, read_choice
 
 log = structlog.get_logger()
 
@@ -97,7 +97,7 @@ class _ResponseTool(msgspec.Struct):
     type: str
     name: str | None = None
     description: str | None = None
-    parameters: Schema | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: _CustomFormat | None = None
     tools: Annotated[list[Raw], Meta(max_length=MAX_TOOLS)] | None = None

@@ -21,8 +21,6 @@ MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")
 
 ToolList = Annotated[list[Raw], Meta(max_length=MAX_TOOLS)]
-Schema = dict[str, Any] | Annotated[list[Any], Meta(max_length=0)]
-"""A tool's schema as it is sent: PHP writes an empty object as `[]`."""
 
 
 class Function(msgspec.Struct):
@@ -30,7 +28,7 @@ class Function(msgspec.Struct):
 
     name: str
     description: str | None = None
-    parameters: Schema | None = None
+    parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
     def tool(self) -> Tool:
@@ -38,7 +36,7 @@ class Function(msgspec.Struct):
         return Tool(
             name=self.name,
             description=self.description or "",
-            parameters=dict(self.parameters or {"type": "object", "properties": {}}),
+            parameters=self.parameters or {"type": "object", "properties": {}},
             strict=bool(self.strict),
         )
 

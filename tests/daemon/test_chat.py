@@ -83,12 +83,13 @@ def test_lines_are_a_conversation(smollm2_daemon: RunningDaemon, short_path: Pat
 
 
 def test_a_refusal_ends_no_conversation(tiny_daemon: RunningDaemon, short_path: Path) -> None:
-    """A refused message is told in words, and the conversation goes on."""
+    """A refused message is told in words, the conversation goes on, and the status tells."""
     lines = "x" * 30_000 + "\nhello\n"
     words = ("--lines", "--socket", str(tiny_daemon.socket), "--max-tokens", "2")
     done = umbel("chat", *words, folder=short_path, stdin=lines)
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert "maximum context length is 8192 tokens" in done.stderr
+    assert "questions that were not answered: 1" in done.stderr
     assert len(done.stdout.strip()) > 0
 
 

@@ -47,8 +47,9 @@ class ScriptedText:
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    def detokenizer(self, _markup: frozenset[int]) -> "ScriptedText":
+    def detokenizer(self, _markup: frozenset[int], *, continues: bool) -> "ScriptedText":
         """Its tokens are texts already."""
+        assert not continues
         return self
 
     def push(self, token: Any) -> Any:

@@ -54,8 +54,7 @@ PLACES = {
     messages: "tools.1.input_schema",
     responses: "tools.1.tools.1.parameters",
 }
-SLIPS: list[Any] = [
-    [],
+SLIPS: list[dict[str, Any]] = [
     {"$schema": "http://json-schema.org/draft-07/schema#"},
     {"title": "NoArguments"},
     {"properties": None},

@@ -1,5 +1,6 @@
 """Many agents at once: the same answers as alone, and a shared prompt computed once."""
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from umbel.models.binding import bind
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.load import probe
+from umbel.models.load import probe, trials
 from umbel.models.load.device import CPU, device_policy
 from umbel.models.load.trials import Trials
 from umbel.models.params import Row, SamplingParams
@@ -47,13 +48,17 @@ def agents(count: int, *, at: int = 0, apart: int = 0) -> list[Ask]:
 
 def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rows are further from the answers of each alone than is allowed, it says how far."""
-    monkeypatch.setattr(probe, "BOUND", 1e-9)
-    monkeypatch.setattr(probe, "MARGIN", 0.0)
+    monkeypatch.setattr(trials, "MARGIN", 0.0)
+    monkeypatch.setattr(trials, "_SMALL", 0.0)
     net, device = zoo.make("llama"), device_policy()
     bind(net, device)
     reason = probe.batching(Trials(net, CacheLayout(net)), device).one_by_one
     assert reason is not None
-    assert "logits differ by 0.0% of their spread, and 0% are allowed" in reason
+    found = re.search(r"logits differ by (.*) of their spread and states by ([\d.e-]+);", reason)
+    assert found is not None
+    assert 0 < float(found[1]) < 1e-4
+    assert 0 < float(found[2]) < 1e-4
+    assert "rounding explains 0 and 0" in reason
 
 
 @pytest.mark.parametrize(("name", "apart"), zoo.each([0, 3]))

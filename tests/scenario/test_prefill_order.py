@@ -158,7 +158,7 @@ def test_short_prompts_that_never_end_do_not_stop_a_long_one() -> None:
     assert all(told.error is None for told in server.told.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_short_prompts_that_come_together_are_computed_together(name: str) -> None:
     """Over a prefix in memory, each with a few tokens of its own: their tokens are those alone."""
     server, alone = (ServerFixture(zoo_model(name), BUDGET) for _ in range(2))
