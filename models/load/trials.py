@@ -1,10 +1,11 @@
 """Sequences to try a loaded model out with. What they begin with is computed once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from ..errors import UnsupportedCacheError
@@ -175,7 +176,7 @@ class Trials:
                 caches.append(cache)
             states = states_of(caches, own)
             found.append(difference(Outcome(mx.stack(ends, axis=1), states), self.alone))
-        return Difference(*map(max, zip(*found, strict=True)))
+        return Difference(*map(largest, zip(*found, strict=True)))
 
     def _prefill(self, trial: Trial) -> list[SequenceCache]:
         prefix = self._begin(trial.prefix)
@@ -258,8 +259,13 @@ def difference(outcome: Outcome, expected: Outcome) -> Difference:
     pairs = zip(outcome.states, expected.states, strict=True)
     return Difference(
         deviation(outcome.logits, expected.logits),
-        max((_of_states(*pair) for pair in pairs if _is_float(pair[0])), default=0.0),
+        largest(_of_states(*pair) for pair in pairs if _is_float(pair[0])),
     )
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest value, 0 of none; one that is not a number is larger than any."""
+    return float(np.max([0.0, *values]))
 
 
 def deviation(logits: mx.array, expected: mx.array) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from ..daemon.running import RunningDaemon
 from ..dialects import ROUTES, Heard, Question, ask
-from ..published import published_model_dir
+from ..published import NOTHING, ORDER, published_model_dir
 from .conftest import scripted
 from .outside import run_program
 from .recipes import recipe
@@ -20,13 +20,6 @@ from .tasks import CHAT, STRUCTURED, USED, WEATHER
 from .tasks import TOOLS as TOOLS_TASK
 
 AT_ONCE = 16  # requests, which is what the engine takes into one batch
-ORDER = {
-    "type": "object",
-    "properties": {"dish": {"type": "string"}, "count": {"type": "integer"}},
-    "required": ["dish", "count"],
-    "additionalProperties": False,
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS = {"order": ORDER, "ping": NOTHING}
 ORDERED = {"dish": "a <b>", "count": 2}
 FORMATS = {"text": None, "json_object": True, "json_schema": ORDER}

@@ -23,15 +23,8 @@ from umbel.models.text.harmony import ANALYSIS, FINAL, NEXT
 from umbel.models.text.output import OutputParser
 
 from ..models.text.outputs import events_of, parts_of
-from ..published import FAMILIES, published_model_dir
+from ..published import FAMILIES, NOTHING, ORDER, published_model_dir
 
-ORDER = {
-    "type": "object",
-    "properties": {"dish": {"type": "string"}, "count": {"type": "integer"}},
-    "required": ["dish", "count"],
-    "additionalProperties": False,
-}
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 ORDERED = {"dish": "a <table>\n\n  soup", "count": 2}
 PRETTY = json.dumps(ORDERED, indent=2)
 CHOICES = {

@@ -89,6 +89,19 @@ def test_a_state_that_differs_is_found_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert re.search(r"and states by 0\.00\d+;", reason(model) or "")
 
 
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_state_that_is_no_number_is_in_every_layer_found(layer: int) -> None:
+    """It is the largest difference, wherever it stands among others."""
+    right = [mx.arange(6.0).reshape(1, 6) for _ in range(3)]
+    wrong = [state * (float("nan") if n == layer else 1.0) for n, state in enumerate(right)]
+    logits = mx.arange(6.0).reshape(1, 6)
+    found = trials.difference(trials.Outcome(logits, wrong), trials.Outcome(logits, right))
+    assert not found.within(trials.Difference(1e-6, 1e-6))
+    assert trials.difference(
+        trials.Outcome(logits, right), trials.Outcome(logits, right)
+    ) == trials.Difference(0.0, 0.0)
+
+
 @pytest.mark.parametrize("lost", ["logits", "states"])
 @pytest.mark.parametrize("rounding", [1e-6, 0.01])
 def test_rounding_explains_no_lost_state(rounding: float, lost: str) -> None:
