@@ -27,16 +27,13 @@ from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
 from .shortage import Shortage
 from .statistics import EngineStatistics
-from .thread import MOMENT, Pace
+from .thread import Pace
 from .times import Activity
 
 log = structlog.get_logger()
 
 _STARTING = 0.1
 """Of the longest that a chunk may keep others waiting: for so long requests start in one step."""
-
-_LINGERING = 5
-"""Times as long as a step lingers must be what a chunk may keep others waiting for."""
 
 Publish = Callable[[Iterable[tuple[Sequence, Event]]], None]
 
@@ -93,8 +90,6 @@ class Engine(Generic[C, P, O, T]):
         self._stirs = False  # somebody came or ended in it, or a prompt was computed, beside others
         self._begun: tuple[Sequence, ...] = ()  # whose first tokens are of a mixed step, the last
         self._starting = _STARTING * max_stall
-        self._may_linger = max_stall >= _LINGERING * MOMENT
-        self._lingers_since: float | None = None
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
         self._totals = self._report.totals
@@ -124,7 +119,7 @@ class Engine(Generic[C, P, O, T]):
     def _recover(self, error: BaseException) -> Pace:
         """End the requests at work, as a step has failed that was for all of them."""
         log.error("a step failed; the requests at work end", exc_info=error)
-        self._begun, self._stalled, self._stirs, self._lingers_since = (), False, False, None
+        self._begun, self._stalled, self._stirs = (), False, False
         self._decoder.drop()
         ended = self._lifecycle.end_all(error)
         self._publish_events()
@@ -138,10 +133,7 @@ class Engine(Generic[C, P, O, T]):
 
     def _step(self) -> Pace:
         began, stirred = self._clock(), self._stirs or self._stalled
-        since, self._lingers_since = self._lingers_since, None
-        # What others on the thread did meanwhile is no part of it.
-        self._prefiller.lingered(0.0 if since is None else min(began - since, MOMENT))
-        if not self._running or since is not None:
+        if not self._running:
             self._report.begin_work()
         before = self._running.copy()
         others, crowded = self._scheduler.decoding, self._scheduler.crowded
@@ -166,44 +158,23 @@ class Engine(Generic[C, P, O, T]):
             self._begun, self._stalled = (), False
         if not self._decoder.pending:
             self._memory.release()
-        pace = self._pace(step, before, reading=reading)
+        pace = self._pace(step, reading=reading)
         if pace is Pace.IDLE or self._lifecycle.handed_over or self._report.is_cache_due:
             self._report.describe_cache()
             self._lifecycle.handed_over = False
         self._report.end_step()
         self._keep_events(pace, calm=not stirred and not self._stirs)
-        if pace is Pace.LINGERING:
-            self._lingers_since = self._clock()
         return pace
 
-    def _pace(self, step: Affordable[P] | None, before: list[Sequence], *, reading: bool) -> Pace:
+    def _pace(self, step: Affordable[P] | None, *, reading: bool) -> Pace:
         if reading:
             return Pace.BUSY
         if step is not None and self._running:
-            return Pace.LINGERING if self._lingers(before) else Pace.BUSY
+            return Pace.BUSY
         if self._scheduler.idle:
             return Pace.WAITING if self._kv_cache.unwritten else Pace.IDLE
         waits = self._scheduler.reading or self._shortage.waits or self._scheduler.held
         return Pace.WAITING if waits else Pace.BUSY
-
-    def _lingers(self, before: list[Sequence]) -> bool:
-        """Whether the next step waits a moment for the next turns of those who ended in this one.
-
-        Who comes once it has begun waits for its end, and then for a call with who decodes. So
-        where prompts are computed in such calls, and more ended than go on, those who go on wait
-        for them: anticipation, as disks that wait for the next read of who had the last one
-        (Iyer and Druschel, SOSP 2001). Agents come back in 20 to 80 ms.
-
-        Args:
-            before: who ran when the step began.
-        """
-        running = self._running
-        if not self._may_linger or len(before) <= len(running):  # as in nearly every step
-            return False
-        ended = sum(sequence not in running for sequence in before)
-        alone = running == self._scheduler.decoding and not self._scheduler.preempted
-        nobody = alone and not len(self._scheduler.waiting)
-        return nobody and ended > len(running) and self._prefiller.mixes
 
     def publish_kept(self) -> None:
         """Publish what the last step kept, since something else comes before the next launch."""

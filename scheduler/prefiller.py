@@ -90,10 +90,6 @@ class Prefiller(Generic[C, P, O, T]):
     def _bounded(self) -> bool:
         return bool(self._scheduler.decoding) and not self._exact
 
-    def lingered(self, seconds: float) -> None:
-        """Hear for how long those who decode have waited for prompts already, before this step."""
-        self._stall.spend(seconds)
-
     def decoded(self, seconds: float, entered: int, rows: int, *, ended: bool) -> None:
         """Hear how long it took until a decode's tokens were there, and how many entered its batch.
 

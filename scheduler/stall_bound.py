@@ -66,7 +66,6 @@ class StallBound:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._spent = 0.0  # of it, before the step
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, n, t, n * n, n * t
         # Rows of calls of several, and seconds more than one of one row takes for as many tokens.
         self._rows = deque[tuple[int, float]](maxlen=self._RECENT)
@@ -81,16 +80,10 @@ class StallBound:
         self._speeds = deque[float](maxlen=self._BEHIND)
         # Rows and seconds of those that nobody entered, and whether somebody ended in them.
         self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
-        # Seconds of the last such ones by rows: steps of few rows come before and after a crowd's.
-        self._sizes = dict[int, deque[float]]()
         # How many entered others, and seconds more.
         self._entries = deque[tuple[int, float]](maxlen=self._RECENT)
         # How many did, rows and seconds of decodes that cannot be compared yet.
         self._unknown = deque[tuple[int, int, float]](maxlen=self._RECENT)
-
-    def spend(self, seconds: float) -> None:
-        """Hear how much of the bound was spent before the step, waiting for prompts."""
-        self._spent = seconds
 
     def observe(self, tokens: int, seconds: float, rows: int = 1, *, behind: bool = False) -> None:
         """Learn from a call how long calls take.
@@ -137,8 +130,6 @@ class StallBound:
             self._unknown.append((entered, rows, seconds))
         else:
             self._decodes.append((rows, seconds, ended))
-            if not ended:
-                self._sizes.setdefault(rows, deque(maxlen=self._MANY)).append(seconds)
         for entry in tuple(self._unknown):
             count, size, taken = entry
             usual = self._usual_decode(size)
@@ -153,12 +144,10 @@ class StallBound:
             tokens: of the prompts, padding included.
             seconds: of the step, until what it computed was stored.
             prompts: how many.
-            rows: that decoded in it. Before it is known what about as many take, or both fewer and
-                more do, nothing can be learned.
+            rows: that decoded in it. Before it is known what about as many take, nothing can be
+                learned.
         """
         decode = self._usual_decode(rows)
-        if decode is None:
-            decode = self._decode_between(rows)
         if decode is None:
             return
         taken = max(0.0, seconds - decode)
@@ -212,18 +201,6 @@ class StallBound:
             if alike:
                 return statistics.median(alike)
         return None
-
-    def _decode_between(self, rows: int) -> float | None:
-        """Seconds of a decode of so many rows, by those of fewer and of more; None without."""
-        known = {n: statistics.median(seconds) for n, seconds in self._sizes.items()}
-        fewer = max((n for n in known if n <= rows), default=0)
-        more = min((n for n in known if n >= rows), default=0)
-        if not fewer or not more:
-            return None
-        # What was measured once, in another hour, may be more than many rows take now.
-        most = min(seconds for n, seconds in known.items() if n >= rows)
-        low, high = min(known[fewer], most), min(known[more], most)
-        return low + (high - low) * (rows - fewer) / max(more - fewer, 1)
 
     @property
     def _row(self) -> float | None:
@@ -389,17 +366,13 @@ class StallBound:
         """How long a call may take beside streams, or what prompts may add to a mixed step.
 
         Where not even the shortest fits, short ones save the streams little and cost prompts much.
-        No decode that takes longer than foretold comes before a mixed step. What was spent before
-        the step is taken off, but for what the shortest takes.
+        No decode that takes longer than foretold comes before a mixed step.
         """
         most = (self._LAST if mixed else self._SURE) * self._seconds
         least = self.expected(self._LEAST) or 0.0
         if mixed:
             least = self._in_mixed_step(least)
-        whole = self._seconds
-        if least > most:
-            most = whole = 2 * least
-        return max(least, min(most, whole - self._spent))
+        return most if least <= most else 2 * least
 
     def chunk_size(self, limit: int, *, mixed: bool = False) -> ChunkSize:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
@@ -424,6 +397,5 @@ class StallBound:
         each = (whole - least) / (limit - self._LEAST)
         cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
         more = most if mixed else most * self._LAST / self._SURE
-        left = self._seconds - self._spent
-        last = self._LEAST + int((max(more, min(2 * least, left)) - least) / each)
+        last = self._LEAST + int((max(more, min(2 * least, self._seconds)) - least) / each)
         return ChunkSize(min(cut, limit), min(last, limit))

@@ -19,8 +19,6 @@ import structlog
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOMENT = 0.08
-"""Seconds for which a worker lingers."""
 _SOON = 0.5  # seconds
 
 log = structlog.get_logger()
@@ -35,11 +33,6 @@ class Pace(enum.IntEnum):
     """At once."""
     WAITING = 2
     """When it is woken, and soon in any case: what it waits for may never come."""
-    LINGERING = 3
-    """When it is woken, and after `MOMENT` at the latest: who is likely to come may not."""
-
-
-_LONGEST = {Pace.WAITING: _SOON, Pace.LINGERING: MOMENT}
 
 
 class ThreadStoppedError(RuntimeError):
@@ -210,10 +203,9 @@ class MLXThread:
         with self._condition:
             paces = {worker.pace for worker in self._workers}
             if Pace.BUSY not in paces:
-                longest = [seconds for pace, seconds in _LONGEST.items() if pace in paces]
                 self._condition.wait_for(
                     lambda: self._stopping or self._woken or self._jobs,
-                    min(longest, default=None),
+                    _SOON if Pace.WAITING in paces else None,
                 )
             if self._woken or self._jobs:
                 for worker in self._workers:

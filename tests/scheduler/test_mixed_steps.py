@@ -11,10 +11,9 @@ from structlog.testing import capture_logs
 
 from umbel.scheduler.errors import ComputationError
 from umbel.scheduler.request import Finished, FinishReason
-from umbel.scheduler.sequence import Sequence, SequenceStatus
-from umbel.scheduler.thread import MOMENT, Pace
+from umbel.scheduler.sequence import SequenceStatus
 
-from ..fakes import FakeOutput, FakePlan, FakeState, make_request, reference
+from ..fakes import FakeOutput, FakePlan, FakeState, reference
 from .test_engine import Bench, EngineMachine
 
 
@@ -271,120 +270,6 @@ def test_no_step_is_mixed_while_one_runs_that_failed() -> None:
     assert bench.engine._prefiller.mixes
 
 
-def _until_two_end(bench: Mixing) -> Pace:
-    """Have two answer beside the stream; returns the pace of the step in which both end."""
-    for name in ("a", "b"):
-        bench.put(name, [7, 8])
-    while not all(any(isinstance(e, Finished) for e in bench.events.get(n, ())) for n in "ab"):
-        pace = bench.engine.step()
-    return pace
-
-
-def test_who_goes_on_waits_a_moment_for_next_turns_of_more_who_ended() -> None:
-    """Once, and what was waited is a part of what prompts may keep it waiting for."""
-    bench = Mixing(max_stall=0.4)
-    assert _until_two_end(bench) is Pace.LINGERING
-    stall = bench.engine._prefiller._stall
-    stall.observe(64, 0.1 + 64 * 0.002)
-    stall.observe(16, 0.1 + 16 * 0.002)
-    allowed = []
-    mix = bench.runner.mix
-
-    def noted(*call: Any) -> FakeOutput:
-        allowed.append(stall._most_beside(mixed=True))
-        return mix(*call)
-
-    bench.runner.mix = noted  # type: ignore[method-assign, assignment]
-    bench.clock.advance(0.07)
-    bench.put("c", [1, 2, 3])
-    assert bench.engine.step() is Pace.BUSY
-    bench.clock.advance(0.07)  # others were at work
-    bench.put("d", [1, 2, 3])
-    assert bench.engine.step() is Pace.BUSY
-    assert allowed == [pytest.approx(0.33), pytest.approx(0.36)]
-    bench.drain()
-    for name, prompt in {"a": [7, 8], "b": [7, 8], "c": [1, 2, 3], "d": [1, 2, 3]}.items():
-        bench.is_answered(name, prompt)
-    bench.is_answered("stream", [5, 6], 30)
-    bench.check_idle()
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "as many go on",
-        "one waits for a slot",
-        "a prompt is computed",
-        "the model does not mix",
-        "the bound is short",
-    ],
-)
-def test_no_step_waits_for_next_turns_where(case: str) -> None:
-    """Somebody has something to compute, or who goes on would wait for nothing, or too long."""
-    slots = 3 if "slot" in case else 8
-    chunk = 6 if "computed" in case else 512
-    stall = MOMENT * 4.9 if "short" in case else MOMENT * 5
-    bench = Mixing(prefill_chunk=chunk, max_batch=slots, max_stall=stall)
-    bench.runner.mixes = "does not mix" not in case
-    if "as many" in case:
-        bench.put("other", [9, 9], max_tokens=30)
-        bench.engine.step()
-    if "slot" in case:
-        bench.put("a", [7, 8])
-        bench.put("b", [7, 8])
-        bench.engine.step()
-        bench.put("late", [1, 2])
-        pace = Pace.BUSY
-        while len(bench.engine._running) == 3:
-            pace = bench.engine.step()
-    elif "computed" in case:
-        for name, tokens in {"a": 6, "b": 6, "c": 5}.items():  # two share a call
-            bench.put(name, [7, 8], max_tokens=tokens)
-        bench.engine.step()
-        bench.put("long", [*range(40, 80)])
-        while len(bench.engine._running) == 5 or "long" not in bench.events:
-            pace = bench.engine.step()
-        assert len(bench.engine._running) == 2
-        assert not bench.tokens("long")
-    else:
-        pace = _until_two_end(bench)
-    assert pace is Pace.BUSY
-
-
-def test_what_others_do_meanwhile_is_no_waiting_for_next_turns() -> None:
-    """Another model's load has the thread for a minute: prompts are no shorter for that.
-
-    Nor is the step that follows any longer than it is, or the wait counted twice if it fails.
-    """
-    bench = Mixing(max_stall=0.4)
-    assert _until_two_end(bench) is Pace.LINGERING
-    before = bench.engine.statistics().step_seconds
-    bench.clock.advance(60.0)
-    page = bench.engine._kv_cache.page
-    bench.engine._kv_cache.page = failing  # type: ignore[method-assign]
-    bench.engine.step()
-    assert bench.engine._prefiller._stall._spent == MOMENT
-    bench.engine._kv_cache.page = page  # type: ignore[method-assign]
-    bench.engine.step()
-    assert bench.engine._prefiller._stall._spent == 0
-    assert bench.engine.statistics().step_seconds - before < 1
-
-
-def failing(**_: Any) -> bool:
-    """Fail, as a step may."""
-    raise ValueError("no")
-
-
-def test_no_step_waits_for_next_turns_while_one_waits_for_memory() -> None:
-    """It starts in the next step, if there is room now."""
-    bench = Mixing(max_stall=0.4)
-    engine = bench.engine
-    others = [Sequence(make_request(name, [7, 8])) for name in "ab"]
-    assert engine._lingers([bench.stream, *others])
-    engine._scheduler.preempted.append(others[0])
-    assert not engine._lingers([bench.stream, *others])
-
-
 def test_when_many_end_those_who_come_beside_the_last_are_served() -> None:
     """A mixed step of one row takes less than the decodes of 16 did: that is no negative time."""
     bench = Bench(max_batch=16, prefill_chunk=512, together=True)
@@ -437,7 +322,6 @@ class MixingMachine(EngineMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench.runner.prefills_together = self.bench.runner.mixes = True
-        self.bench.engine._may_linger = True
 
     @initialize(overlaps=st.booleans())
     def begin(self, *, overlaps: bool) -> None:

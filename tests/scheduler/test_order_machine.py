@@ -275,7 +275,7 @@ class OrderMachine(RuleBasedStateMachine):
         blocked = self.blocked()
         model.pace = Pace.IDLE
         pace = model.engine.step()
-        order = [Pace.IDLE, Pace.WAITING, Pace.LINGERING, Pace.BUSY]
+        order = [Pace.IDLE, Pace.WAITING, Pace.BUSY]
         model.pace = max(model.pace, pace, key=order.index)
         for tenant, terms in self.terms.items():
             now = {s.request.id for s in self.at_work() if s.request.tenant == tenant}

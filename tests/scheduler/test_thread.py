@@ -14,8 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from structlog.testing import capture_logs
 
-from umbel.scheduler import thread as thread_module
-from umbel.scheduler.thread import MOMENT, MLXThread, Pace, ThreadStoppedError
+from umbel.scheduler.thread import MLXThread, Pace, ThreadStoppedError
 
 from ..fakes import PATIENCE
 
@@ -340,42 +339,6 @@ class TestWorker:
         assert turns.count("sleeper") == 2
         thread.wake()
         assert slept.acquire(timeout=PATIENCE)
-
-    @pytest.mark.parametrize("other", [Pace.IDLE, Pace.WAITING])
-    def test_who_lingers_has_a_step_after_a_moment(self, thread: MLXThread, other: Pace) -> None:
-        """Whatever others wait for, and though nobody wakes the thread."""
-        times, slept = list[float](), threading.Event()
-
-        def sleeper() -> int:
-            slept.set()
-            return other
-
-        def lingers() -> int:
-            times.append(time.monotonic())
-            done.set() if len(times) > 1 else None
-            return Pace.IDLE if len(times) > 1 else Pace.LINGERING
-
-        done = threading.Event()
-        thread.attach(sleeper)
-        assert slept.wait(PATIENCE)
-        thread.attach(lingers)
-        assert done.wait(PATIENCE)
-        assert times[1] - times[0] >= MOMENT * 0.99
-
-    def test_who_lingers_is_woken(self, thread: MLXThread, monkeypatch: pytest.MonkeyPatch) -> None:
-        """By who comes, long before it would go on by itself."""
-        monkeypatch.setitem(thread_module._LONGEST, Pace.LINGERING, 10 * PATIENCE)
-        runs = threading.Semaphore(0)
-
-        def lingers() -> int:
-            runs.release()
-            return Pace.LINGERING
-
-        thread.attach(lingers)
-        assert runs.acquire(timeout=PATIENCE)
-        assert not runs.acquire(timeout=0.05)
-        thread.wake()
-        assert runs.acquire(timeout=PATIENCE)
 
     def test_a_worker_is_told_what_comes_before_its_next_step(self, thread: MLXThread) -> None:
         """Calls and others' steps, and not its own; one that fails then harms nobody."""
