@@ -1,6 +1,7 @@
 """How a sequence ends: its events, its state, and what a fault costs."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Generic
 
 import structlog
@@ -66,40 +67,49 @@ class Lifecycle(Generic[C]):
     def end_all(self, error: BaseException) -> bool:
         """End all that a step is for, which failed; False if there is nothing to end.
 
-        What an end raises in its turn is logged, and the sequence has ended all the same.
+        Each sequence ends whatever the end of another raises. A fault in an end is logged once.
         """
         sequences = self._scheduler.at_work()
         for sequence in sequences:
             try:
-                self.fail(sequence, error)
-            except BaseException:
+                with ExitStack() as parts:  # the last one first, each whatever the others raise
+                    parts.callback(self._scheduler.waiting.release, sequence)
+                    parts.callback(self._scheduler.forget, sequence)
+                    parts.callback(self.fail, sequence, error)
+            except BaseException as fault:
                 log.exception("request not ended in order", request=sequence.request.id)
-                self._scheduler.forget(sequence)
-                if sequence.status is not SequenceStatus.FINISHED:
-                    sequence.status = SequenceStatus.FINISHED
-                    self.emit(sequence, Finished(FinishReason.ERROR, _failed(error)))
+                fault.__traceback__ = None  # as in `fail`
         return bool(sequences)
 
     def finish(
         self, sequence: Sequence, reason: FinishReason, error: RequestError | None = None
     ) -> None:
-        """End a sequence: free what it holds, let its conversation go on, say so."""
-        if sequence in self._scheduler:
-            self._scheduler.remove(sequence)
-            self.keep(sequence, trusted=not isinstance(error, ComputationError))
-        sequence.status = SequenceStatus.FINISHED
-        self.emit(sequence, Finished(reason, error))
+        """End a sequence: free what it holds, let its conversation go on, publish the end.
+
+        Each part is done, whatever the others raise.
+        """
+        with ExitStack() as parts:  # the last one first
+            parts.callback(self._end, sequence, Finished(reason, error))
+            if sequence in self._scheduler:
+                trusted = not isinstance(error, ComputationError)
+                parts.callback(self.keep, sequence, trusted=trusted)
+                parts.callback(self._scheduler.remove, sequence)
 
     def keep(self, sequence: Sequence, *, trusted: bool) -> None:
-        """Hand the sequence's state to the cache. What that raises costs the state only."""
+        """Hand the sequence's state to the cache. A fault there costs the state only."""
+        self.handed_over = True
         try:
-            self._kv_cache.end(sequence, keep=trusted)
+            with ExitStack() as released:  # a no-op after a hand-over that went well
+                released.callback(self._kv_cache.end, sequence, keep=False)
+                self._kv_cache.end(sequence, keep=trusted)
         except BaseException as error:
             # The answer is complete and must arrive, also after a panic in native code.
             log.exception("state not kept", request=sequence.request.id)
             error.__traceback__ = None  # as in `fail`
-            self._kv_cache.end(sequence, keep=False)
-        self.handed_over = True
+
+    def _end(self, sequence: Sequence, end: Finished) -> None:
+        sequence.status = SequenceStatus.FINISHED
+        self.emit(sequence, end)
 
 
 def _failed(error: BaseException) -> ComputationError:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 from .candidates import Candidates, PrefixLookup, Room
@@ -194,14 +194,15 @@ class Scheduler:
                 among.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, and let its conversation go on."""
-        self._charge()
-        begins = sequence.status in {SequenceStatus.WAITING, SequenceStatus.PREFILL}
-        if begins and sequence in self:  # the rest of its prompt is not computed
-            spared = min(sequence.num_left_to_prefill, sequence.num_charged_of_prompt)
-            self.waiting.charge([(sequence, -spared)])
-        self.forget(sequence)
-        self.waiting.release(sequence)
+        """Forget a sequence, and let its conversation go on; a fault in its bill stops neither."""
+        with ExitStack() as parts:  # the last one first, each whatever the others raise
+            parts.callback(self.waiting.release, sequence)
+            parts.callback(self.forget, sequence)
+            self._charge()
+            begins = sequence.status in {SequenceStatus.WAITING, SequenceStatus.PREFILL}
+            if begins and sequence in self:  # the rest of its prompt is not computed
+                spared = min(sequence.num_left_to_prefill, sequence.num_charged_of_prompt)
+                self.waiting.charge([(sequence, -spared)])
 
     def _slots(self) -> list[Slot]:
         shares = self.waiting.shares({each.request.tenant for each in self.running})

@@ -115,3 +115,52 @@ def test_end_that_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert end == Finished(FinishReason.ERROR, end.error)
     assert isinstance(end.error, ComputationError)
     assert bench.engine._running == []
+
+
+PARTS: dict[str, Callable[[Bench], Any]] = {
+    "forget": lambda bench: bench.engine._scheduler,
+    "remove": lambda bench: bench.engine._scheduler,
+    "_charge": lambda bench: bench.engine._scheduler,
+    "release": lambda bench: bench.queue,
+    "end": lambda bench: bench.engine._kv_cache,
+}
+"""Methods that the end of a sequence calls, and whose they are."""
+
+
+@pytest.mark.parametrize("call", [0, 1])
+@pytest.mark.parametrize("part", PARTS)
+def test_fault_in_one_end_keeps_no_other_from_ending(part: str, call: int) -> None:
+    """All requests of a step that failed end in words, and hold nothing; the fault is logged once.
+
+    A sequence whose end fails in one part does the others.
+    """
+    bench = Bench(max_batch=3)
+    for name, prompt in PROMPTS.items():
+        bench.put(name, prompt, conversation=name)
+    bench.engine.step()
+    assert len(bench.engine._running) == 3
+    patches = [
+        fail_at(bench.engine._memory, "afford", 0, ValueError("broken")),
+        fail_at(PARTS[part](bench), part, call, PanicError("broken too")),
+    ]
+    with capture_logs() as logs:
+        bench.engine.step()
+    for patch in patches:
+        patch.undo()
+    for name in PROMPTS:
+        assert isinstance(bench.end(name).error, ComputationError)
+        assert str(bench.end(name).error).endswith("ValueError: broken")
+        assert [type(event) for event in bench.events[name]].count(Finished) == 1
+    told = [log["event"] for log in logs if log["log_level"] == "error"]
+    told = [event for event in told if event != "request failed"]
+    assert told[0] == "a step failed; the requests at work end"
+    assert told[1:] in (["request not ended in order"], ["state not kept"])
+    bench.engine.step()
+    assert bench.runner.live_states == 0
+    assert bench.engine._running == []
+    assert bench.queue.running == 0
+    for name in PROMPTS:
+        bench.put(f"{name} again", [7, 8, 9], conversation=name, max_tokens=5)
+    bench.drain()
+    for name in PROMPTS:
+        assert bench.tokens(f"{name} again") == reference([7, 8, 9], 5)[0]
