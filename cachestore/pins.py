@@ -94,19 +94,28 @@ class Pins:
             PinError: nothing of it is in memory, or pins would take too much.
         """
         lease = self._lease(tenant, name, tokens, operator=operator)
-        with ExitStack() as undo:
-            undo.callback(lease.close)
-            if tenant == SHARED:  # at once in place of an older one: what follows that may stay
-                tokens = tokens[: lease.cached]
-                self._cache.shared.declare(name, tokens, lease)
-                self._stop_waiting(tenant, name)
-            else:
-                self.unpin(tenant, name)
-            self._pinned[tenant, name] = tokens, lease
-            undo.pop_all()
+        if tenant == SHARED:
+            tokens = tokens[: lease.cached]
+        self._keep(tenant, name, tokens, lease)
         if self._tier is not None:
             self._tier.pin(name, tenant, tokens.tobytes())
         return PinDescription(name, len(tokens), lease.cached)
+
+    def _keep(self, tenant: str, name: str, tokens: Tokens, lease: Lease) -> None:
+        """Have a lease be a pin, in place of an older one of that name. Takes ownership.
+
+        It is one wholly, or not at all: then the lease is closed and the older pin stays.
+        """
+        with ExitStack() as unless_kept:
+            unless_kept.callback(lease.close)
+            if tenant == SHARED:
+                self._cache.shared.declare(name, tokens, lease)
+            unless_kept.pop_all()
+        self._stop_waiting(tenant, name)
+        _, older = self._pinned.pop((tenant, name), (None, None))
+        self._pinned[tenant, name] = tokens, lease
+        if tenant != SHARED:
+            _close(older)
 
     def unpin(self, tenant: str, name: str) -> bool:
         """Let a path age like any other; False if there is no such pin."""
@@ -117,19 +126,21 @@ class Pins:
         if tenant == SHARED:
             self._cache.shared.retract(name)
         elif pinned is not None:
-            pinned[1].close()
+            _close(pinned[1])
         if self._tier is not None:
             self._tier.unpin(name, tenant)
         return True
 
     def close(self) -> None:
         """Let go of all, as the model is unloaded; the index has them for the next time."""
-        for (tenant, _), (_, lease) in self._pinned.items():
-            if tenant != SHARED:
-                lease.close()
-        self._cache.shared.close()
+        pinned = self._pinned.items()
+        own = [lease for (tenant, _), (_, lease) in pinned if tenant != SHARED]
         self._pinned.clear()
         self._cache.pool.pins.remove(self)
+        with ExitStack() as leases:  # each, whatever the others raise
+            leases.callback(self._cache.shared.close)
+            for lease in own:
+                leases.callback(lease.close)
 
     def listed(self, tenant: str) -> list[PinDescription]:
         """A tenant's pins; those of before a restart hold nothing until they are read."""
@@ -180,20 +191,12 @@ class Pins:
         try:
             lease = self._lease(pin.tenant, pin.name, tokens, operator=True)  # it was granted
             if pin.tenant == SHARED:
-                self._take_up_shared(pin.name, tokens, lease)
-        except Exception as error:  # noqa: BLE001  (one pin is not the disk tier's end)
+                _check_whole(lease, len(tokens))
+            self._keep(pin.tenant, pin.name, tokens, lease)
+        except BaseException as error:  # noqa: BLE001  (one pin is not the disk tier's end)
             log.warning("pin not restored", pin=pin.name, reason=str(error))
             if pin.tenant == SHARED:
                 self._cache.shared.retract(pin.name)
-        else:
-            self._pinned[pin.tenant, pin.name] = tokens, lease
-
-    def _take_up_shared(self, name: str, tokens: Tokens, lease: Lease) -> None:
-        """Declare a prompt again; it is common as a whole or not at all."""
-        if lease.cached < len(tokens):
-            lease.close()
-            raise PinError(f"only {lease.cached} of its {len(tokens)} tokens are on disk")
-        self._cache.shared.declare(name, tokens, lease)
 
     def _stop_waiting(self, tenant: str, name: str) -> bool:
         """Read a pin back no more; False if it was not waited for."""
@@ -282,6 +285,22 @@ class Pins:
     def _held_by(leases: Iterable[Lease]) -> int:
         nodes = {id(node): node for lease in leases for node in lease.deepest.path()}
         return sum(size_in_memory(node).nbytes for node in nodes.values())
+
+
+def _check_whole(lease: Lease, length: int) -> None:
+    """Close a lease that has only a part of a prompt: it is common as a whole or not at all."""
+    if lease.cached < length:
+        lease.close()
+        raise PinError(f"only {lease.cached} of its {length} tokens are on disk")
+
+
+def _close(lease: Lease | None) -> None:
+    """Give back the path of a pin that is none any more, whatever its state's end raises."""
+    try:
+        if lease is not None:
+            lease.close()
+    except BaseException:
+        log.exception("state that is not pinned any more is still in memory")
 
 
 def _listed(held: dict[str, int]) -> str:

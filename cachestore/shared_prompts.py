@@ -5,8 +5,11 @@ with one and goes on resumes at its end, whoever sends it. What follows is in a 
 that begins there, and nobody else's: only what was declared is common, and only as a whole.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import structlog
 
 from .digests import digest
 from .evictor import Evictor
@@ -15,6 +18,8 @@ from .tries import SHARED, Namespace, Tries
 
 if TYPE_CHECKING:
     from .lease import Lease
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +65,9 @@ class SharedPrompts:
         self._retracted: list[SharedPrompt] = []
 
     def declare(self, name: str, tokens: Tokens, lease: "Lease | None") -> None:
-        """Have a prompt be common from now on. Takes ownership of the lease.
+        """Have a prompt be common from now on.
+
+        Takes ownership of the lease, unless it raises; then nothing has changed.
 
         Args:
             name: under which it is retracted; one of that name is.
@@ -76,17 +83,24 @@ class SharedPrompts:
         self._let_go(self._declared.pop(name, None))
 
     def _let_go(self, prompt: SharedPrompt | None) -> None:
-        if prompt is not None:
-            self._retracted.append(prompt)
+        """Settle once more. A fault there is logged: each lease that closes tries it again."""
+        if prompt is None:
+            return
+        self._retracted.append(prompt)
+        try:
             self.settle()
+        except BaseException:
+            log.exception("a prompt that is not shared any more is still held")
 
     def close(self) -> None:
-        """Give back all leases, as the model is unloaded."""
-        for prompt in (*self._declared.values(), *self._retracted):
-            if prompt.lease is not None:
-                prompt.lease.close()
+        """Give back all leases, as the model is unloaded, each whatever the others raise."""
+        prompts = (*self._declared.values(), *self._retracted)
         self._declared.clear()
         self._retracted.clear()
+        with ExitStack() as leases:
+            for prompt in prompts:
+                if prompt.lease is not None:
+                    leases.callback(prompt.lease.close)
 
     def find(self, namespace: Namespace, prompt: Tokens) -> SharedPrompt | None:
         """The longest that a prompt begins with, if its state is in memory."""
