@@ -4,9 +4,16 @@ MLX's CPU backend writes compiled functions to `mlx/VERSION/cpu` in the system's
 and loads what it finds there under the name of a function, whoever wrote it. Its CUDA backend does
 so in `mlx/VERSION/ptx`, unless `MLX_PTX_CACHE_DIR` is set. The temporary folder is `TMPDIR`, which
 MLX reads each time.
+
+MLX compiles to a file under its final name. A process that is killed while it compiles, or a
+machine that loses power, leaves a part of one. MLX would load that at each later start, which is an
+error or the end of the process (SIGBUS), and a look at the file cannot tell a part from the whole.
+So each process has a mark in the folder while it runs. The next start removes code that is younger
+than a mark left behind, and MLX compiles it again.
 """
 
 import atexit
+import fcntl
 import os
 import platform
 import shutil
@@ -21,6 +28,8 @@ from ...ownership import private_folder
 
 _TEMPORARY = "TMPDIR"
 _CUDA = "MLX_PTX_CACHE_DIR"
+_MARK = "running-"
+_COMPILED = (".so", ".ptx")
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ def keep_kernels() -> KernelFolder:
     if not (named := os.environ.get(_CUDA)):
         return kernels
     try:
-        os.environ[_CUDA] = str(private_folder(Path(named)))
+        os.environ[_CUDA] = str(_prepared(Path(named)))
     except OSError as error:
         del os.environ[_CUDA]  # it is in the folder above then
         return KernelFolder(kernels.path, kernels.fault or str(error))
@@ -59,9 +68,31 @@ def keep_kernels() -> KernelFolder:
 
 def _choose(folder: Path) -> KernelFolder:
     try:
-        return KernelFolder(private_folder(folder))
+        return KernelFolder(_prepared(folder))
     except OSError as error:
         return KernelFolder(_passing(), str(error))
+
+
+def _prepared(folder: Path) -> Path:
+    """Make the folder, remove what a killed process may have left incomplete, and mark it."""
+    folder = private_folder(folder)
+    for mark in folder.glob(f"{_MARK}*"):
+        _clear_after(mark)
+    fd, name = tempfile.mkstemp(prefix=_MARK, dir=folder)
+    fcntl.flock(fd, fcntl.LOCK_SH)  # until the process ends, however it ends
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return folder
+
+
+def _clear_after(mark: Path) -> None:
+    """Remove code that is younger than a mark, unless the process of that mark still runs."""
+    with suppress(OSError), mark.open() as file:  # another start has removed it, or it is locked
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        begun = os.fstat(file.fileno()).st_mtime_ns
+        for path in mark.parent.rglob("*"):
+            if path.suffix in _COMPILED and path.lstat().st_mtime_ns >= begun:
+                path.unlink(missing_ok=True)
+        mark.unlink(missing_ok=True)
 
 
 def _passing() -> Path:

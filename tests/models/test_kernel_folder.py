@@ -175,3 +175,63 @@ def test_folder_for_cuda_kernels_is_checked(shared: Path, cache: Path, tmp_path:
     _, fault, _, named = python(script, {**environment, "MLX_PTX_CACHE_DIR": shared})
     assert named == "None"
     assert fault.startswith(f"other users can write to {shared}")
+
+
+_KILLED = """
+import os, signal
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+_RUNS_ON = """
+import sys
+print("compiled", flush=True)
+sys.stdin.readline()
+"""
+
+
+def kernels_of(cache: Path) -> list[Path]:
+    """The compiled code in a cache folder."""
+    return sorted((cache / OWN).rglob("*.so"))
+
+
+@on_linux
+def test_code_that_a_killed_process_left_is_compiled_again(shared: Path, cache: Path) -> None:
+    """It may be a part of a file; code from before that process stays."""
+    environment = {**os.environ, "TMPDIR": str(shared), "XDG_CACHE_HOME": str(cache)}
+    run(shared, cache)
+    (older,) = kernels_of(cache)
+    killed = [sys.executable, "-c", "from umbel import models\n" + _KILLED]
+    assert subprocess.run(killed, env=environment, timeout=120, check=False).returncode == -9
+    part = older.with_name("libpart.so")
+    part.write_bytes(older.read_bytes()[:1000])
+    before = older.stat().st_mtime_ns
+    run(shared, cache)
+    assert kernels_of(cache) == [older]
+    assert older.stat().st_mtime_ns == before
+    assert subprocess.run(killed, env=environment, timeout=120, check=False).returncode == -9
+    older.write_bytes(older.read_bytes()[:1000])  # MLX alone ends with SIGBUS here
+    done = run(shared, cache)
+    assert done.loaded == [older]
+    assert older.stat().st_size > 1000
+    assert [path.name for path in done.kernels.iterdir()] == ["mlx"], "no mark is left"
+
+
+@on_linux
+def test_code_of_a_process_that_runs_stays(shared: Path, cache: Path) -> None:
+    """Another start beside it removes nothing."""
+    environment = {**os.environ, "TMPDIR": str(shared), "XDG_CACHE_HOME": str(cache)}
+    script = _UMBEL + _COMPILED + _RUNS_ON
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as beside:
+        assert beside.stdout is not None
+        while beside.stdout.readline() != "compiled\n":
+            pass
+        (compiled,) = kernels_of(cache)
+        before = compiled.stat().st_mtime_ns
+        assert run(shared, cache).loaded == [compiled]
+        assert compiled.stat().st_mtime_ns == before
+        beside.communicate("\n", timeout=60)
