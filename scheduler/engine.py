@@ -87,7 +87,7 @@ class Engine(Generic[C, P, O, T]):
         self._masks = MaskPool()
         self._stalled = False  # the last step had a prefill chunk
         self._keeps = False  # the last step's events, for this one to publish
-        self._stirs = False  # somebody came or ended in it, or a prompt was computed, beside others
+        self._stirs = False  # the batch changed in it, or a prompt was computed
         self._begun: tuple[Sequence, ...] = ()  # whose first tokens are of a mixed step, the last
         self._starting = _STARTING * max_stall
         self._shortage = Shortage(kv_cache, memory, clock)
@@ -136,13 +136,8 @@ class Engine(Generic[C, P, O, T]):
         if not self._running:
             self._report.begin_work()
         before = self._running.copy()
-        others, crowded = self._scheduler.decoding, self._scheduler.crowded
         short = self._scheduler.short or self._shortage.waits
-        reading = self._kv_cache.page(
-            stirs=self._stirs,
-            others=(crowded or bool(others)) and not short,
-            several=len(before) > 1,
-        )
+        reading = self._kv_cache.page(busy=bool(before) and not short)
         self._shortage.begin_step()
         self._admit()
         step = self._afford()
@@ -150,8 +145,7 @@ class Engine(Generic[C, P, O, T]):
         if step is not None:
             self._run(step, began, before)
         chunk = step is not None and self._stalled
-        waited = crowded or any(s in self._running for s in others)
-        self._stirs = waited and (chunk or self._running != before)
+        self._stirs = chunk or self._running != before
         self._record()
         if not self._running:
             self._decoder.drop()

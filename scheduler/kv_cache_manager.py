@@ -152,15 +152,13 @@ class KVCacheManager(Generic[C]):
             sequence, self._namespace(sequence)
         )
 
-    def page(self, *, stirs: bool, others: bool, several: bool) -> bool:
+    def page(self, *, busy: bool) -> bool:
         """Move state to and from the disk; see `Paging.step`."""
-        if self._paging is None:
-            return False
-        return self._paging.step(stirs=stirs, others=others, several=several)
+        return self._paging is not None and self._paging.step(busy=busy)
 
     @property
     def unwritten(self) -> bool:
-        """Whether nothing is being written, though something is to be."""
+        """True if state is dirty and no write is under way."""
         return self._paging is not None and self._paging.unwritten
 
     @property

@@ -1,8 +1,5 @@
 """The disk as the engine uses it: in the background, and never in the way."""
 
-import time
-from collections.abc import Callable
-
 import structlog
 
 from ..cachestore.paging.pager import Pager
@@ -13,106 +10,56 @@ from .sequence import Sequence
 log = structlog.get_logger()
 
 
-_CALM = 0.05
-"""Seconds in which nobody came or ended, and no prompt was computed: then new state is written."""
-
-_PATIENCE = 3.0
-"""Seconds for which it waits for that."""
-
-_LONG_PATIENCE = 20.0
-"""Seconds for which it waits for a moment in which fewer than two run."""
-
-
-class _Lasting:
-    """For how long something has been so."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def seconds(self, now: float, *, holds: bool) -> float:
-        """Seconds since the first of the calls in a row in which it held; 0 where it does not."""
-        if not holds:
-            self._since = None
-            return 0.0
-        if self._since is None:
-            self._since = now
-        return now - self._since
-
-
 class Paging:
-    """Has state moved to and from the disk. What goes wrong there ends it, and no request.
+    """Moves state to and from the disk. A fault there turns the disk off and ends no request.
 
-    While sequences decode, what is to be written waits for a calm moment, and so does the rest of
-    what is being written. Who comes and who ends keeps the others from their next tokens, and the
-    writer would then make it longer: it takes the interpreter in turn with the thread that owns
-    MLX, on CUDA the driver and the allocator, too. So it is while several run or wait, though none
-    decodes yet: a crowd that waits for a prompt's state enters as soon as that is there.
-
-    The writer makes steps longer in calm moments, too. Agents rest between their turns, so where
-    several run, what is to be written waits for such a rest first. Where none comes soon, it is
-    written in calm moments. What is being written by then is: pins, and what is to be deleted,
-    wait behind it.
+    State is written when the engine is idle, when a sequence waits for memory, or when more than a
+    sixteenth of the memory budget is dirty. Beside running sequences the writer would make steps
+    longer: it shares the interpreter with the MLX thread, on CUDA also the driver and the
+    allocator.
 
     Args:
         pager: of the cache, if there is a disk tier.
-        pins: whose state is read back at the start.
-        clock: seconds, monotonic.
+        pins: paths whose state is read back at the start.
     """
 
-    def __init__(
-        self, pager: Pager | None, pins: Pins, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, pager: Pager | None, pins: Pins) -> None:
         self._pager = pager
         self._pins = pins
-        self._clock = clock
         self._page_ins = 0
-        self._stirred = float("-inf")  # when somebody came or ended, or a prompt was computed
-        self._restless = _Lasting()  # something is to be written, and it is not calm
-        self._pending = _Lasting()  # something is to be written
 
     @property
     def page_ins(self) -> int:
-        """States that were read back from disk."""
+        """Number of states that were read back from disk."""
         if self._pager is not None:
             self._page_ins = self._pager.page_ins
         return self._page_ins
 
     @property
     def writes(self) -> int:
-        """States that were written to disk."""
+        """Number of states that were written to disk."""
         return 0 if self._pager is None else self._pager.statistics().writes
 
     @property
     def writing(self) -> bool:
-        """Whether something is being written."""
+        """True if a write is under way."""
         return self._pager is not None and self._pager.writing
 
     @property
     def unwritten(self) -> bool:
-        """Whether nothing is being written, though something is to be: a step would begin."""
+        """True if state is dirty and no write is under way: a step would begin one."""
         return self._pager is not None and self._pager.unwritten
 
-    def step(self, *, stirs: bool = False, others: bool = False, several: bool = False) -> bool:
-        """Go on with what is on the way; whether there is more to do at once.
+    def step(self, *, busy: bool = False) -> bool:
+        """Advance reads and writes; return True if there is more to do at once.
 
         Args:
-            stirs: somebody came or ended in the last step, or a prompt was computed, beside others.
-            others: somebody decodes, or several run or wait, and nobody lacks memory: what is being
-                written cannot be given up.
-            several: several run.
+            busy: sequences run, and none waits for memory.
         """
         if self._pager is None:
             return False
         try:
-            now, pending = self._clock(), self._pager.pending
-            if stirs:
-                self._stirred = now
-            stirred = now - self._stirred < _CALM
-            restless = self._restless.seconds(now, holds=stirred and pending)
-            waited = self._pending.seconds(now, holds=pending)
-            pauses = others and stirred and restless < _PATIENCE
-            waits = others and several and waited < _LONG_PATIENCE
-            self._pager.step(withholds=pauses or waits, pauses=pauses)
+            self._pager.step(busy=busy)
             self._pins.restore(self._pager)
         except BaseException as error:  # noqa: BLE001  (a request must not pay for it)
             self._give_up(error)
@@ -120,12 +67,12 @@ class Paging:
         return self._pager.ready
 
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
-        """Have what is on disk of a sequence's tokens read; whether to wait for it."""
+        """Have stored state of a sequence's tokens read from disk; return True to wait for it."""
         if self._pager is None:
             return False
         try:
             return self._ask(self._pager, sequence, namespace)
-        except BaseException as error:  # noqa: BLE001  (as above)
+        except BaseException as error:  # noqa: BLE001  (as in `step`)
             self._give_up(error)
             return False
 

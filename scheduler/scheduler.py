@@ -72,11 +72,6 @@ class Scheduler:
         return not (self.running or self.preempted or len(self.waiting))
 
     @property
-    def crowded(self) -> bool:
-        """Whether it holds several sequences."""
-        return len(self.running) + len(self.preempted) + len(self.waiting) > 1
-
-    @property
     def short(self) -> bool:
         """Whether one waits for memory."""
         return bool(self.preempted) or self._last.short is not None

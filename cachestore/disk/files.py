@@ -118,7 +118,7 @@ def write_file(
         folder: where; it exists.
         name: what `new_name` gave.
         payload: what to write.
-        stopped: asked before each block, and may wait; True gives up.
+        stopped: asked before each block; True gives up.
 
     Returns:
         The file's size in bytes and its checksum (xxh3_128, 16 bytes).

@@ -89,13 +89,6 @@ class DiskTier:
         """
         return self._queue.write(job)
 
-    def pause(self, seconds: float) -> None:
-        """Have the thread that writes pause for so long from now, within 4 MiB; 0 ends that.
-
-        It does so in the middle of a file only. What is queued behind that waits, too.
-        """
-        self._queue.pause(seconds)
-
     def completed(self) -> list[Written]:
         """Take the results since the last call, in the order of the jobs."""
         return self._queue.completed()

@@ -103,7 +103,6 @@ class WriteQueue:
         self._retry_at = 0.0  # of the monotonic clock: the other one jumps
         self._queued = self._writes = self._failures = 0
         self._closed = self._abandoned = False
-        self._paused_until = 0.0  # of the monotonic clock
 
     # -- what is to be done --------------------------------------------------------------
 
@@ -173,20 +172,9 @@ class WriteQueue:
             self._jobs.clear()
             self._changed.notify_all()
 
-    def pause(self, seconds: float) -> None:
-        """Have the writer pause for so long from now; 0 ends it, and so does the tier's end."""
-        until = time.monotonic() + seconds
-        with self._changed:
-            if until < self._paused_until:
-                self._changed.notify_all()  # who waits for longer looks again by itself
-            self._paused_until = until
-
-    def stopped_after_pause(self) -> bool:
-        """Wait while the writer shall pause; whether what is being written shall be given up."""
-        with self._changed:
-            while not self._closed and (left := self._paused_until - time.monotonic()) > 0:
-                self._changed.wait(left)
-            return self._abandoned
+    def is_abandoned(self) -> bool:
+        """Return True if the file that is being written shall be given up."""
+        return self._abandoned
 
     def _open(self) -> bool:
         return not self._closed and self._state != "off"

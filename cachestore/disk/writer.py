@@ -128,7 +128,7 @@ class DiskWriter:
             self._folder,
             name,
             job.payload._replace(metadata=metadata),
-            self._queue.stopped_after_pause,
+            self._queue.is_abandoned,
         )
         record = _record_of(job, name, nbytes, checksum)
         try:

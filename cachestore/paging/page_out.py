@@ -30,9 +30,7 @@ from .codec import Codec, Exported
 
 _AT_ONCE = 4  # nodes handed over between two steps: that takes the engine's time
 _COPIED = 256 << 20  # bytes of copies after which no more nodes are: four long ones took 180 ms
-_PAUSE = 0.5  # seconds that the writer pauses if no further step says so, such as an idle engine's
-_LITTLE = 16  # a part of the budget, one in this many, that may wait unwritten for a calm moment
-_FEW = 512  # nodes: more are not little, whatever they hold
+_DIRTY_SHARE = 16  # beyond one part in this many of the budget, state is written beside requests
 _REST = 5.0  # seconds that nothing is handed over after the disk took nothing, or a write failed
 
 _clock = time.monotonic
@@ -94,10 +92,9 @@ class PageOut:
         self._copied = 0  # bytes, since the last step
         self._full = False  # until what was taken is written
         self._rests_until = 0.0
-        self._paused = False  # the thread that writes is
-        # What tries held, how many nodes waited, and the budget, when it was counted what waits.
+        # Size of the tries, number of dirty nodes and the budget at the last count of dirty bytes.
         self._counted: tuple[Size, int, int] | None = None
-        self._is_little = True  # it was little then
+        self._was_over_limit = False
 
     @property
     def pending(self) -> bool:
@@ -119,37 +116,29 @@ class PageOut:
         """Whether nothing is being written, though something is to be, and would be taken."""
         return self.pending and not self._jobs
 
-    def step(self, *, withholds: bool = False, pauses: bool = False) -> None:
-        """Take in what was written, and hand over what is next.
+    def step(self, *, busy: bool = False) -> None:
+        """Take in finished writes, and hand over the next nodes.
 
         Args:
-            withholds: nothing is handed over, as long as it is little that waits: it is lost if
-                the process dies, or if memory is needed for others.
-            pauses: nothing is written then either.
+            busy: sequences run. Nodes are handed over only if more than a sixteenth of the memory
+                budget is dirty: that much is lost if the process is killed.
         """
         for written in self._tier.completed():
             self._take(written)
         self._full = self._full and bool(self._jobs)
-        withholds = withholds and self._little_waits
-        pauses = pauses and withholds and bool(self._jobs)
-        if pauses or self._paused:
-            self._tier.pause(_PAUSE if pauses else 0.0)
-        self._paused = pauses
-        if not (self._full or self._rests or withholds):
+        if not (self._full or self._rests) and (not busy or self._over_limit):
             self._hand_over()
 
     @property
-    def _little_waits(self) -> bool:
-        """Whether it is little; counted anew only where something has come or gone since."""
+    def _over_limit(self) -> bool:
+        """True if more than a sixteenth of the budget is dirty. Counted only after a change."""
         tries, budget = self._cache.tries, self._cache.pool.budget.nbytes
         counted = tries.size, sum(len(trie.persistence.dirty) for trie in tries), budget
-        if counted[1] > _FEW:
-            return False
         if counted != self._counted:
             dirty = (node for trie in tries for node in trie.persistence.dirty)
-            waiting = sum(size_in_memory(node).nbytes for node in dirty)
-            self._counted, self._is_little = counted, waiting * _LITTLE <= budget
-        return self._is_little
+            nbytes = sum(size_in_memory(node).nbytes for node in dirty)
+            self._counted, self._was_over_limit = counted, nbytes * _DIRTY_SHARE > budget
+        return self._was_over_limit
 
     def give_up(self) -> None:
         """Hold nothing for the disk any more: it is the cache's alone, to be evicted like any."""

@@ -84,11 +84,6 @@ class Pager:
         return self._page_in.ready
 
     @property
-    def pending(self) -> bool:
-        """Whether something is being written, or could be at present."""
-        return self._page_out.pending
-
-    @property
     def writing(self) -> bool:
         """Whether something is being written."""
         return self._page_out.writing
@@ -98,14 +93,13 @@ class Pager:
         """Whether nothing is being written, though something is to be."""
         return self._page_out.unwritten
 
-    def step(self, *, withholds: bool = False, pauses: bool = False) -> None:
-        """Take in what was written and read, and hand out what is to be read and written next.
+    def step(self, *, busy: bool = False) -> None:
+        """Take in finished writes and reads, and hand over the next ones.
 
         Args:
-            withholds: see `PageOut.step`.
-            pauses: likewise.
+            busy: sequences run; see `PageOut.step`.
         """
-        self._page_out.step(withholds=withholds, pauses=pauses)
+        self._page_out.step(busy=busy)
         self._page_in.step()
         self._keep_within_budget()
         if unused := self._cache.tries.files.unused():

@@ -144,7 +144,6 @@ class Watched(DiskTier):
         alive: records that were acknowledged and not deleted, by id.
         jobs: what was handed over to be written, in order, if it was taken.
         slow: nothing that was written is known to be.
-        pauses: for how many seconds the writer was told to pause, each time.
     """
 
     def __init__(self, folder: Path, **options: Any) -> None:
@@ -152,11 +151,6 @@ class Watched(DiskTier):
         self.alive = {record.id: record for record in self.records}
         self.jobs: list[WriteJob] = []
         self.slow = False
-        self.pauses: list[float] = []
-
-    def pause(self, seconds: float) -> None:
-        """Have the writer pause; what a test flushes does not wait for that."""
-        self.pauses.append(seconds)
 
     def write(self, job: WriteJob) -> bool:
         """Queue a write."""

@@ -156,52 +156,6 @@ def test_the_owner_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert len(results(tier)) == 3
 
 
-def test_the_writer_pauses_between_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a file, which is whole when it has gone on."""
-    monkeypatch.setattr("umbel.cachestore.disk.files.BLOCK", 1 << 10)
-    original, sizes = os.write, list[int]()
-    with opened(tmp_path) as tier:
-
-        def write_then_pause(fd: int, data: bytes) -> int:
-            sizes.append(len(data))
-            if len(sizes) == 2:
-                tier.pause(TIMEOUT)
-            return original(fd, data)
-
-        monkeypatch.setattr(os, "write", write_then_pause)
-        assert tier.write(job())
-        wait_until(lambda: len(sizes) == 2)
-        assert not tier.flush(0.1)
-        assert len(sizes) == 2
-        tier.pause(0)
-        (written,) = results(tier)
-        assert len(sizes) > 3
-        assert written.record is not None
-        assert damaged(tier, written.record) == []
-
-
-def test_a_pause_ends_by_itself(tmp_path: Path) -> None:
-    """An owner that has nothing more to say does not keep its state from the disk."""
-    with opened(tmp_path) as tier:
-        began = time.monotonic()
-        tier.pause(0.2)
-        write(tier, job())
-        assert time.monotonic() - began >= 0.2
-
-
-def test_a_tier_that_is_closed_pauses_no_more(tmp_path: Path) -> None:
-    """What waits is written."""
-    with opened(tmp_path) as tier:
-        tier.pause(10 * TIMEOUT)
-        assert tier.write(job())
-        assert not tier.flush(0.05)
-        tier.close(TIMEOUT)
-        (written,) = tier.completed()
-        assert written.record is not None
-    with opened(tmp_path) as tier:
-        assert tier.records == [written.record]
-
-
 def test_payloads_are_let_go_of_before_it_is_told(tmp_path: Path) -> None:
     """Whoever still has the job, as the writer has; its owner counts on the memory."""
     with structlog.testing.capture_logs(), opened(tmp_path) as tier:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -346,76 +346,23 @@ class TestOrder:
         bench.drain()
         assert [bench.end(name).reason for name in ("a", "b")] == [FinishReason.LENGTH] * 2
 
-    def test_the_disk_hears_when_streams_wait_for_others(self) -> None:
-        """Who comes and who ends beside one who decodes; not a stream that goes on, or is alone."""
-        bench = Bench(max_batch=4)
-        heard = _told_to_the_disk(bench)
-        bench.put("stream", [5, 6, 7, 8, 9, 10], max_tokens=20)  # two chunks
-        for _ in range(5):
-            bench.engine.step()
-        assert heard == [*[(False, False, False)] * 2, *[(False, True, False)] * 3]
-        bench.put("other", [1, 2, 3], max_tokens=2)
-        for _ in range(8):
-            bench.engine.step()
-        before, came, *later = heard[5:]
-        heard.clear()
-        assert (before, came) == ((False, True, False), (True, True, True))
-        assert [stirs for stirs, *_ in later if stirs] == [True], "it ends once"
-        assert later[-1] == (False, True, False)
-        bench.drain()
-        bench.engine.step()
-        assert heard[-1] == (False, False, False)
-
-    def test_the_disk_hears_when_several_wait_for_prompts(self) -> None:
-        """Though nobody decodes yet: who waits for another's prompt enters behind it."""
-        bench = Bench(max_batch=4)
-        heard = _told_to_the_disk(bench)
-        prompt = list(range(5, 17))  # three chunks
-        for name in ("a", "b"):
-            bench.put(name, prompt, max_tokens=3)
-        while not any(bench.tokens(name) for name in ("a", "b")):
-            bench.engine.step()
-        assert heard[0] == (False, True, False), "nobody runs yet"
-        assert len(heard) > 3
-        assert {told[:2] for told in heard[1:]} == {(True, True)}
-        bench.engine.step()
-        assert heard[-1] == (True, True, True)
-        bench.drain()
-        bench.engine.step()
-        assert heard[-1] == (False, False, False)
-
-    def test_the_disk_does_not_wait_where_memory_is_short(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What is being written cannot be given up: who waits for memory would wait for that."""
+    def test_the_disk_knows_when_sequences_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The engine is idle before the first step and after the last; short memory counts too."""
         bench = Bench(max_batch=4)
         heard = _told_to_the_disk(bench)
         for name in ("a", "b"):
-            bench.put(name, [5, 6, 7])
+            bench.put(name, [5, 6, 7], max_tokens=9)
+        for _ in range(3):
+            bench.engine.step()
+        assert heard == [False, True, True]
+        for owner, name in ((Scheduler, "short"), (Shortage, "waits")):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, property(lambda _: True))
+                bench.engine.step()
+            assert heard[-1] is False
+        bench.drain()
         bench.engine.step()
-        monkeypatch.setattr(Scheduler, "short", property(lambda _: True))
-        bench.engine.step()
-        monkeypatch.setattr(Shortage, "waits", property(lambda _: True))
-        bench.engine.step()
-        monkeypatch.setattr(Scheduler, "short", property(lambda _: False))
-        bench.engine.step()
-        assert [others for _, others, _ in heard] == [True, False, False, False]
-
-    def test_the_disk_itself_hears_it(self) -> None:
-        """What the engine says of a step goes on to who pages, as it is said."""
-        bench, heard = Bench(), list[dict[str, bool]]()
-
-        class Heard:
-            def step(self, **told: bool) -> bool:
-                heard.append(told)
-                return True
-
-        manager = bench.engine._kv_cache
-        assert not manager.page(stirs=True, others=True, several=True), "there is no disk"
-        manager._paging = Heard()  # type: ignore[assignment]
-        for stirs, others, several in product((False, True), repeat=3):
-            assert manager.page(stirs=stirs, others=others, several=several)
-            assert heard[-1] == {"stirs": stirs, "others": others, "several": several}
+        assert heard[-2:] == [True, False]
 
     def test_an_idle_engine_has_new_state_written(self) -> None:
         """It asks for one more step where nothing is being written yet, and rests then."""
@@ -698,12 +645,12 @@ class TestTogether:
         assert steps.count((0.08, 1)) == len(steps) > 3
 
 
-def _told_to_the_disk(bench: Bench) -> list[tuple[bool, bool, bool]]:
-    """Hear what paging is told in each step from here on: `stirs`, `others` and `several`."""
-    heard: list[tuple[bool, bool, bool]] = []
+def _told_to_the_disk(bench: Bench) -> list[bool]:
+    """Record whether paging is told that the engine is busy, in each step from here on."""
+    heard: list[bool] = []
 
-    def page(*, stirs: bool, others: bool, several: bool) -> bool:
-        heard.append((stirs, others, several))
+    def page(*, busy: bool) -> bool:
+        heard.append(busy)
         return False
 
     bench.engine._kv_cache.page = page  # type: ignore[method-assign]

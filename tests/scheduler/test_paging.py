@@ -1,6 +1,5 @@
 """The disk as the engine uses it: what goes wrong there is the disk's own."""
 
-import math
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -9,14 +8,13 @@ import pytest
 
 from tests.cachestore.fakes import KV, NAMESPACE
 from tests.cachestore.pager_tools import PagedWorld
-from tests.fakes import FakeClock
 from umbel.cachestore.ledger import Kind, Size
 from umbel.cachestore.node import TrieNode, as_tokens, size_in_memory
 from umbel.cachestore.paging import page_out
-from umbel.cachestore.paging.page_out import _LITTLE, _PAUSE
+from umbel.cachestore.paging.page_out import _DIRTY_SHARE
 from umbel.cachestore.pins import Pins
 from umbel.models.params import SamplingParams
-from umbel.scheduler.paging import _CALM, _LONG_PATIENCE, _PATIENCE, Paging
+from umbel.scheduler.paging import Paging
 from umbel.scheduler.request import Request
 from umbel.scheduler.sequence import Sequence
 
@@ -124,164 +122,44 @@ def test_state_on_disk_is_waited_for(world: PagedWorld) -> None:
     assert world.probe(as_tokens(range(50)).tolist())[1] == 49
 
 
-class Disturbed:
-    """State that comes step by step, beside one who decodes.
+class Busy:
+    """State that comes step by step, while sequences run.
 
     Args:
         world: what the engine would use.
     """
 
     def __init__(self, world: PagedWorld) -> None:
-        self.clock = FakeClock()
+        world.write_all()
         self.world = world
-        pins = Pins(world.cache, NAMESPACE.fingerprint, world.tier)
-        self.engine = Paging(world.pager, pins, self.clock)
+        self.engine = paging(world)
         self._starts = count(1000, 100)
 
-    def goes(
-        self,
-        *,
-        after: float = 0.0,
-        stirs: bool = True,
-        others: bool = True,
-        several: bool = False,
-    ) -> bool:
-        """Whether something is handed over in a step, before which something new has come."""
-        self.clock.advance(after)
+    def writes(self, *, busy: bool = True) -> bool:
+        """Add a node, make a step, and return True if a node was handed over in it."""
         start = next(self._starts)
         self.world.serve(range(start, start + 30))
         before = len(self.world.tier.jobs)
-        self.engine.step(stirs=stirs, others=others, several=several)
+        self.engine.step(busy=busy)
         assert self.world.tier.flush(10)
         return len(self.world.tier.jobs) > before
 
-
-def test_what_is_written_waits_for_a_calm_moment(world: PagedWorld) -> None:
-    """While some come or end it waits, but not for long; then all goes, until it is calm."""
-    world.write_all()
-    made = Disturbed(world)
-    assert made.goes(stirs=False)
-    assert not made.goes()
-    assert not made.goes(after=0.9 * _CALM, stirs=False)
-    assert made.goes(after=0.2 * _CALM, stirs=False)
-    steps = [made.goes(after=0.9 * _CALM) for _ in range(math.ceil(3 * _PATIENCE / _CALM))]
-    waited = steps.index(True)
-    assert 0.9 * _PATIENCE <= waited * 0.9 * _CALM <= 1.1 * _PATIENCE
-    assert all(steps[waited:])
-    assert made.goes(after=2 * _CALM, stirs=False)
-    assert not made.goes()
+    def set_limit(self, nodes: float) -> None:
+        """Make a sixteenth of the budget as large as so many of the nodes."""
+        node = next(node for trie in self.world.cache.tries for node in trie.persistence.dirty)
+        assert node.span is not None
+        nbytes = int(_DIRTY_SHARE * nodes * node.span.nbytes)
+        self.world.cache.pool.resize(Size(nbytes, self.world.memory.buffers))
 
 
-def test_what_is_being_written_pauses(world: PagedWorld) -> None:
-    """Until it is calm, or has waited for long; nothing is asked of the writer otherwise."""
-    world.write_all()
-    made, pauses = Disturbed(world), world.tier.pauses
-    assert made.goes(stirs=False)
-    assert pauses == []
-    world.tier.slow = True  # what was handed over is being written
-    assert made.goes(after=2 * _CALM, stirs=False)
-    for _ in range(2):
-        made.engine.step(stirs=True, others=True)
-    assert pauses == [_PAUSE, _PAUSE]
-    made.clock.advance(_PATIENCE)
-    made.engine.step(stirs=True, others=True)
-    assert pauses == [_PAUSE, _PAUSE, 0]
-    made.clock.advance(2 * _CALM)
-    made.engine.step(others=True)
-    made.engine.step(stirs=True, others=True)
-    made.engine.step(others=False)
-    assert pauses[3:] == [_PAUSE, 0]
-
-
-def test_the_wait_ends_where_all_is_written(world: PagedWorld) -> None:
-    """What comes long after that waits as long as if it were the first, though it is never calm."""
-    world.write_all()
-    made = Disturbed(world)
-    assert made.goes(stirs=False)
-    for _ in range(2):
-        made.engine.step(stirs=True, others=True)
-        made.clock.advance(0.4 * _PATIENCE)
-    assert not made.goes()
-    assert not made.goes(after=0.5 * _PATIENCE)
-    assert made.goes(after=0.6 * _PATIENCE)
-
-
-@pytest.mark.parametrize(
-    ("told", "patience"),
-    [
-        ({"stirs": True, "several": False}, _PATIENCE),
-        ({"stirs": False, "several": True}, _LONG_PATIENCE),
-    ],
-)
-def test_the_wait_begins_with_what_is_to_be_written(
-    world: PagedWorld, told: dict[str, bool], patience: float
-) -> None:
-    """What comes of a long prompt waits as long as others', and so does a later turn of a crowd."""
-    world.write_all()
-    made = Disturbed(world)
-    for _ in range(3):
-        made.engine.step(others=True, **told)
-        made.clock.advance(patience)
-    assert not made.goes(**told)
-    assert not made.goes(after=0.9 * patience, **told)
-    assert made.goes(after=0.2 * patience, **told)
-
-
-def test_what_is_written_waits_for_a_crowd_to_rest(world: PagedWorld) -> None:
-    """In calm moments, too, but not for long; then it goes in these, until fewer run."""
-    world.write_all()
-    made = Disturbed(world)
-    calm = 2 * _CALM
-    assert not made.goes(after=calm, stirs=False, several=True)
-    assert not made.goes(after=0.9 * _LONG_PATIENCE, stirs=False, several=True)
-    assert made.goes(after=0.2 * _LONG_PATIENCE, stirs=False, several=True)
-    assert not made.goes(several=True), "somebody came"
-    assert made.goes(after=calm, stirs=False, several=True)
-    assert made.goes(after=calm, stirs=False), "one is left"
-    while world.pager.pending:
-        made.engine.step()
-        assert world.tier.flush(10)
-    made.engine.step()
-    assert not made.goes(after=calm, stirs=False, several=True)
-    assert made.goes(stirs=False, others=False, several=True), "memory is short"
-
-
-def test_a_crowd_that_never_rests_has_its_state_written(world: PagedWorld) -> None:
-    """Though one of two ends again and again, and another comes before it is calm."""
-    world.write_all()
-    made = Disturbed(world)
-    written = []
-    for _ in range(12):
-        assert not made.goes(several=True)
-        made.engine.step(stirs=True, others=True)  # one is left
-        made.clock.advance(0.6 * _CALM)
-        made.engine.step(stirs=True, others=True, several=True)
-        written.append(made.goes(after=0.1 * _LONG_PATIENCE, stirs=False, several=True))
-    assert written == [False] * 9 + [True] * 3, "in calm moments after that time"
-
-
-def test_what_is_being_written_goes_on_beside_a_crowd(world: PagedWorld) -> None:
-    """In calm moments: pins and what is to be deleted wait behind it."""
-    world.write_all()
-    made, pauses = Disturbed(world), world.tier.pauses
-    world.tier.slow = True  # what was handed over is being written
-    assert made.goes(stirs=False)
-    assert not made.goes(stirs=False, several=True)
-    assert pauses == []
-    made.engine.step(stirs=True, others=True, several=True)
-    made.clock.advance(2 * _CALM)
-    made.engine.step(others=True, several=True)
-    assert pauses == [_PAUSE, 0]
-
-
-def test_nothing_is_held_back_where_nobody_waits(world: PagedWorld) -> None:
-    """The writer would keep nobody waiting; and nobody might come for a long time."""
-    world.write_all()
-    made = Disturbed(world)
-    assert not made.goes()
+def test_state_is_written_when_the_engine_is_idle(world: PagedWorld) -> None:
+    """Not beside sequences that run; then all of it is."""
+    made = Busy(world)
+    assert not made.writes()
+    assert not made.writes()
     assert made.engine.unwritten
-    assert made.goes(others=False)
-    assert not made.goes()
+    assert made.writes(busy=False)
+    assert not made.writes()
     while made.engine.unwritten:
         made.engine.step()
         assert world.tier.flush(10)
@@ -289,41 +167,42 @@ def test_nothing_is_held_back_where_nobody_waits(world: PagedWorld) -> None:
     assert not any(trie.persistence.dirty for trie in world.cache.tries)
 
 
-def test_much_does_not_wait(world: PagedWorld) -> None:
-    """What is not on disk is lost where memory is needed: little of the budget waits."""
+def test_a_clean_stop_writes_everything(world: PagedWorld) -> None:
+    """What a busy engine has left is saved, and found after a restart."""
+    made = Busy(world)
+    assert not made.writes()
     world.write_all()
-    made = Disturbed(world)
-    assert not made.goes()
-    (node,) = (node for trie in world.cache.tries for node in trie.persistence.dirty)
-    assert node.span is not None
-    world.cache.pool.resize(Size(3 * _LITTLE * node.span.nbytes, world.memory.buffers))
-    assert not made.goes()
-    assert not made.goes()
-    assert made.goes()
+    world.restart()
+    world.fetch(range(1000, 1030))
+    assert world.probe(range(1000, 1030))[1] == 29
 
 
-def test_little_of_a_budget_is_much_of_a_smaller_one(world: PagedWorld) -> None:
-    """Though nothing has come since it was counted; then the writer does not pause either."""
-    world.write_all()
-    made = Disturbed(world)
+def test_more_than_a_sixteenth_of_the_budget_is_written_beside_requests(world: PagedWorld) -> None:
+    """What is not on disk is lost where memory is needed."""
+    made = Busy(world)
+    assert not made.writes()
+    made.set_limit(3)
+    assert not made.writes()
+    assert not made.writes()
+    assert made.writes()
+
+
+def test_a_smaller_budget_has_a_smaller_limit(world: PagedWorld) -> None:
+    """Though nothing has come since the dirty bytes were counted."""
+    made = Busy(world)
     world.tier.slow = True
-    assert not made.goes()
-    (node,) = (node for trie in world.cache.tries for node in trie.persistence.dirty)
-    assert node.span is not None
-    world.cache.pool.resize(Size(_LITTLE * node.span.nbytes - 1, world.memory.buffers))
+    assert not made.writes()
+    made.set_limit(0.99)
     before = len(world.tier.jobs)
-    for _ in range(2):
-        made.engine.step(stirs=True, others=True)
+    made.engine.step(busy=True)
     assert len(world.tier.jobs) > before
-    assert world.tier.pauses == []
 
 
-def test_what_waits_is_counted_where_it_changed(
+def test_dirty_bytes_are_counted_after_a_change(
     world: PagedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in each step: a crowd leaves hundreds of nodes, and goes on."""
-    world.write_all()
-    made, counted = Disturbed(world), list[object]()
+    made, counted = Busy(world), list[object]()
 
     def size(node: TrieNode) -> Size:
         counted.append(node)
@@ -331,8 +210,8 @@ def test_what_waits_is_counted_where_it_changed(
 
     monkeypatch.setattr(page_out, "size_in_memory", size)
     for number in range(1, 4):
-        assert not made.goes(several=True)
+        assert not made.writes()
         for _ in range(5):
-            made.engine.step(others=True, several=True)
-        assert len(counted) == number, "as many as wait, once"
+            made.engine.step(busy=True)
+        assert len(counted) == number, "each dirty node once"
         counted.clear()
