@@ -2,14 +2,16 @@
 
     uv run python benchmarks/conversations.py --preset small
     uv run python benchmarks/conversations.py --model DIR --preset crowd --processes 2
+    uv run python benchmarks/conversations.py --shape 8b --preset mixed --limit 90
     uv run python benchmarks/conversations.py --agents 4 --shared 2000 [-- FLAGS OF SERVE]
 
-All agents start at once; each asks its next question when its answer has ended, or, with
---lockstep, when the answers of all have ended. Prompts have the number of tokens that is asked
-for. Where mlx_lm.server runs out of memory, --theirs "--prompt-concurrency 1" has it compute its
-prompts one by one. Every process starts with an empty cache; what a server keeps for later starts
-(compiled kernels, measurements) begins empty with its first process, and is there for its second
-one; with --state FOLDER it is what an earlier run has left there.
+All agents start at once, or, in `mixed`, one after another. An agent asks its next question when
+its answer has ended, or, with --lockstep, when the answers of all agents have ended. Lengths are
+the same in each run. With --limit a server is stopped after that many seconds of conversation, and
+the answers that ended until then are reported. If mlx_lm.server runs out of memory, it can compute
+its prompts one by one (--theirs "--prompt-concurrency 1"). Every process starts with an empty
+cache. Compiled kernels and measurements, which servers keep for later starts, are empty for a
+server's first process only; with --state FOLDER an earlier run has left them there.
 """
 
 import argparse
@@ -31,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from conversations_report import by_turn, over_all, report, report_ended
+from conversations_report import by_turn, over_all, report, report_ended, turns_of
 from model_folders import FOLDERS
 from side_by_side import ask, connected, export_embedded, peak_mib, server
 from workload import Agent, Answer, Texts, Workload, crowd, drive
@@ -44,13 +46,15 @@ PRESETS = {
     "mla": Workload(16, 2, 7900, 0, 60, 128),
     "stream": Workload(1, 20, 8000, 0, 60, 128),
     "small": Workload(6, 8, 0, 0, 40, 16),
+    "mixed": Workload(16, 6, 10_000, 0, 120, 24, 4000, 250, 3.0, 1.0),
     "tiny": Workload(2, 2, 40, 20, 12, 4),
+    "tiny-mixed": Workload(3, 2, 200, 0, 12, 3, 60, 8, 0.3, 0.1),
 }
 _START = 900.0
 _WRITE = 60.0
 _LINES = 20  # of a log that are shown
 _DYING = 2.0  # seconds after a failure in which a server may still end by itself
-_SETTLE = 0.5  # seconds after the last token until a server has put away what it keeps
+_SETTLE = 0.5  # seconds after the last token until a server has stored the state that it keeps
 _UNCHANGED, _WRITTEN = 3.0, 60.0  # seconds until copies for the disk are gone: of one, of all
 
 
@@ -62,19 +66,21 @@ class Result:
         name: of the server.
         process: 1 for its first process.
         start_s: from its start to the end of its first answer, to another prompt.
-        wall_s: of all turns.
-        peak_mib: of the process's memory; 0 where that cannot be seen.
+        wall_s: of all turns, or until the limit.
+        complete: False if the limit ended the run.
+        peak_mib: peak memory of the process; 0 if the system does not say.
         load: the machine's load average of the last minute, at the end.
-        record: what `recorder.py` wrote after the last turn.
+        record: of `recorder.py`, after the last turn.
         operations: of the steps of one more turn, which is not timed; None if not asked for.
         one_by_one: why umbel decodes one by one; None if it does not.
-        answers: `[agents][turns]`.
+        answers: `[agents][turns]`; after the limit, agents have different numbers of turns.
     """
 
     name: str
     process: int
     start_s: float
     wall_s: float
+    complete: bool
     peak_mib: float
     load: float
     record: dict[str, Any]
@@ -124,7 +130,7 @@ class Server:
 async def measure(
     name: str, number: int, running: Server, address: str, model: Path, options: argparse.Namespace
 ) -> Result:
-    """Wait for a server that was just started, and let the agents talk with it."""
+    """Wait until a new server answers, and run the conversations against it."""
     start = time.perf_counter()
     unix = address.startswith("/")
     connector = aiohttp.UnixConnector(address, limit=0) if unix else aiohttp.TCPConnector(limit=0)
@@ -136,25 +142,31 @@ async def measure(
         start = time.perf_counter() - start
         agents = crowd(session, workload, Texts(model))
         running.begin()
+        began = time.perf_counter()
+        complete = True
         try:
-            wall = await drive(agents, workload, lockstep=options.lockstep)
+            async with asyncio.timeout(options.limit) as limit:
+                await drive(agents, workload, lockstep=options.lockstep)
         except Exception:
-            report_ended(name, [agent.answers for agent in agents])
-            raise
+            if not limit.expired():
+                report_ended(name, [agent.answers for agent in agents])
+                raise
+            complete = False
+        wall = time.perf_counter() - began
         await asyncio.sleep(_SETTLE)
         record = running.record()
         answers = [agent.answers[: workload.turns] for agent in agents]
         peak, load = peak_mib(running.process.pid), os.getloadavg()[0]
         record["held_bytes"] = await held(running)
-        counted = await count(running, agents, workload) if options.operations else None
-    return Result(name, number, start, wall, peak, load, record, counted, why, answers)
+        wanted = options.operations and complete
+        counted = await count(running, agents, workload) if wanted else None
+    return Result(name, number, start, wall, complete, peak, load, record, counted, why, answers)
 
 
 async def held(running: Server) -> int | None:
-    """Find what a server holds once copies for the disk are gone and it is the same a moment later.
+    """Bytes of state that a server holds when no copies for the disk are left and they are stable.
 
-    Copies of conversations that are equally long follow each other: what is held is the same then,
-    too.
+    Stable bytes alone do not show that: copies of conversations of equal length follow each other.
     """
     end = time.monotonic() + _WRITTEN
     last, now = None, running.record()
@@ -175,13 +187,13 @@ async def one_by_one(session: aiohttp.ClientSession) -> str | None:
 async def count(running: Server, agents: list[Agent], workload: Workload) -> list[int]:
     """Count the operations of each step in one more turn of all agents."""
     running.begin("count")
-    await asyncio.gather(*(a.talk(a.questions[workload.turns], workload.answer) for a in agents))
+    await asyncio.gather(*(a.talk(a.questions[workload.turns]) for a in agents))
     found: list[int] = running.record()["operations"]
     return found
 
 
 def run(name: str, number: int, model: Path, folder: Path, options: argparse.Namespace) -> Result:
-    """Measure one process of a server. What its log says is shown if it does not answer."""
+    """Measure one process of a server. If it fails, print the fault from its log."""
     own = Path(tempfile.mkdtemp(prefix=f"{name}{number}", dir=folder))
     command = [sys.executable, str(HERE / "recorder.py"), name]
     if name == "umbel":
@@ -211,9 +223,9 @@ def run(name: str, number: int, model: Path, folder: Path, options: argparse.Nam
 
 
 def first_fault(log: str) -> list[str]:
-    """Find the end of a log's first traceback, or of the log: what follows is the echo.
+    """Find the end of a log's first traceback, or of the log. Later tracebacks follow from it.
 
-    The line before a traceback says whose it is, the one after it what was raised.
+    The line before a traceback names its thread, the one after it the exception.
     """
     lines = log.splitlines()
     first = next((n for n, line in enumerate(lines) if line.startswith("Traceback")), None)
@@ -225,7 +237,7 @@ def first_fault(log: str) -> list[str]:
 
 
 def environment(server_name: str, folder: Path) -> dict[str, str]:
-    """Say where a server keeps what its later processes find, and have it read no settings."""
+    """Environment that has a server keep its files for later processes in a folder of the run."""
     state = folder.resolve() / f"state-{server_name}"
     # mlx_lm.server lists the hub's folder, and fails where there is none.
     (state / "cache" / "huggingface" / "hub").mkdir(parents=True, exist_ok=True)
@@ -240,13 +252,13 @@ def environment(server_name: str, folder: Path) -> dict[str, str]:
 
 
 def environment_of_source() -> dict[str, str]:
-    """Have a process import this checkout's umbel, and use no network."""
+    """Environment that has a process import this checkout's umbel, and use no network."""
     paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
     return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
 
 
 def free_port() -> int:
-    """Find a port of the loopback address that nobody listens on."""
+    """Find a free port of the loopback address."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -254,10 +266,10 @@ def free_port() -> int:
 
 
 def compare(options: argparse.Namespace) -> list[Result]:
-    """Measure all processes of all servers, in turn, and print what was found.
+    """Measure all processes of all servers, in turn.
 
-    A server that fails is named, and the others are measured all the same. Whoever interrupts it
-    sees what was found until then.
+    A server that fails is named, and the others are measured all the same. An interrupt ends the
+    run; the results until then are returned.
     """
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="talk") as name, model_folder(options) as model:
@@ -275,7 +287,7 @@ def compare(options: argparse.Namespace) -> list[Result]:
 
 @contextmanager
 def model_folder(options: argparse.Namespace) -> Iterator[Path]:
-    """Give the folder of the model that both serve, for as long as the block lasts."""
+    """Folder of the model that both servers load, until the block ends."""
     if options.model is not None:
         yield options.model
         return
@@ -283,7 +295,7 @@ def model_folder(options: argparse.Namespace) -> Iterator[Path]:
         if options.shape is None:
             yield export_embedded(Path(name))
             return
-        # A process of its own: this one shall hold no memory of the device.
+        # A process of its own, so that this one holds no memory of the device.
         program = [sys.executable, str(HERE / "model_folders.py"), options.shape, name]
         subprocess.run(program, check=True, env=os.environ | environment_of_source())
         yield Path(name)
@@ -294,9 +306,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--preset", choices=PRESETS, default="small")
     for field in fields(Workload):
-        parser.add_argument(f"--{field.name}", type=int, help="instead of the preset's")
+        kind: Any = field.type
+        flag = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(flag, type=kind, help="instead of the preset's")
     parser.add_argument("--model", type=Path, help="a model's folder; else the embedded model")
     parser.add_argument("--shape", choices=sorted(FOLDERS), help="instead, with random weights")
+    parser.add_argument("--limit", type=float, help="of each process, seconds of conversation")
     parser.add_argument("--only", choices=("umbel", "mlx_lm"))
     parser.add_argument("--processes", type=int, choices=(1, 2, 3), default=1)
     parser.add_argument("--lockstep", action="store_true", help="turns begin for all together")
@@ -316,17 +331,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def in_full(result: Result) -> dict[str, Any]:
-    """Give a result with the figures that are printed of it."""
-    turns = [by_turn(answers) for answers in zip(*result.answers, strict=True)]
+    """All of a result, with the figures that are printed."""
+    turns = [by_turn(answers) for answers in turns_of(result.answers)]
     return {"whole": over_all(result), "turns": turns, **asdict(result)}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, print and write down; returns 1 if a server failed."""
+    """Run, print and write the results; returns 1 if a server failed or was stopped."""
     options = parse(arguments)
     results = compare(options)
     print(f"{platform.platform()}, {options.workload}, lockstep: {options.lockstep}\n")
-    report(results)
+    report(results, options.workload.agents * options.workload.turns)
     if options.json:
         found = {
             "workload": asdict(options.workload),
@@ -335,10 +350,10 @@ def main(arguments: list[str] | None = None) -> int:
         }
         options.json.write_text(json.dumps(found, indent=1))
     expected = options.processes * (1 if options.only else 2)
-    return 0 if len(results) == expected else 1
+    return 0 if sum(result.complete for result in results) == expected else 1
 
 
 if __name__ == "__main__":
-    # Whoever stops the program stops the servers too.
+    # So that the servers are stopped too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -1,7 +1,8 @@
-"""What `conversations.py` prints: tables by turn, and over the whole, with ratios."""
+"""Tables of `conversations.py`: by turn, and over all turns, with ratios."""
 
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from percentiles import percentile
@@ -17,13 +18,23 @@ _NONE = "–"
 _FASTEST = "a loop of Python beside the steps, fastest, ms"
 _MEDIAN = "the loop, median, ms"
 _SLOWEST = "the loop, slowest, ms"
-_WITHOUT_RATIO = ("prompt tokens cached", "steps", _FASTEST, _MEDIAN, _SLOWEST)
+_WITHOUT_RATIO = ("prompt tokens cached", "answers", "steps", _FASTEST, _MEDIAN, _SLOWEST)
 
 Figures = dict[str, float | None]
 
 
+def turns_of(answers: Sequence[Sequence["Answer"]]) -> list[list["Answer"]]:
+    """Group answers by turn.
+
+    Args:
+        answers: `[agents][turns]`; one agent may have more than another.
+    """
+    most = max(map(len, answers), default=0)
+    return [[agent[turn] for agent in answers if turn < len(agent)] for turn in range(most)]
+
+
 def by_turn(answers: Sequence["Answer"]) -> Figures:
-    """One turn of all agents in figures."""
+    """Figures of one turn of all agents."""
     turns = [answer.turn for answer in answers]
     first = [turn.ttft for turn in turns]
     gaps = [gap for turn in turns for gap in turn.gaps] or [0.0]
@@ -32,22 +43,29 @@ def by_turn(answers: Sequence["Answer"]) -> Figures:
         "TTFT p50, s": statistics.median(first),
         "TTFT p99, s": percentile(first, 0.99),
         "ITL p50, ms": 1e3 * statistics.median(gaps),
+        "ITL p99, ms": 1e3 * percentile(gaps, 0.99),
         "ITL max, ms": 1e3 * max(gaps),
         "prompt tokens computed": sum(turn.prompt - turn.cached for turn in turns),
         "prompt tokens cached": sum(turn.cached for turn in turns),
+        "answers": len(turns),
     }
 
 
 def over_all(result: "Result") -> Figures:
-    """All turns of one process in figures; None for what cannot be had."""
+    """Figures of all turns of one process; None for figures that the server does not give."""
     answers = [answer for agent in result.answers for answer in agent]
+    first = [answer.turn.ttft for answer in answers]
     gaps = [gap for answer in answers for gap in answer.turn.gaps] or [0.0]
     record, steps, loops = result.record, result.record["steps"], result.record["loops"]
     return {
         "start to first answer, s": result.start_s,
         "wall, s": result.wall_s,
         "processor time, s": record["cpu_s"],
+        "answers": len(answers),
+        "TTFT p50, s": _some(first, statistics.median),
+        "TTFT p99, s": _some(first, lambda all_: percentile(all_, 0.99)),
         "ITL p50, ms": 1e3 * statistics.median(gaps),
+        "ITL p99, ms": 1e3 * percentile(gaps, 0.99),
         "ITL max, ms": 1e3 * max(gaps),
         "prompt tokens computed": sum(a.turn.prompt - a.turn.cached for a in answers),
         "peak memory of the process, MiB": result.peak_mib or None,
@@ -68,10 +86,15 @@ def _some(value: Any, of: Callable[[Any], float]) -> float | None:
     return of(value) if value else None
 
 
-def report(results: Sequence["Result"]) -> None:
+def report(results: Sequence["Result"], expected: int) -> None:
     """Print all tables.
 
-    A ratio is mlx_lm.server's figure over umbel's in processes of the same number.
+    A ratio is mlx_lm.server's figure over umbel's in processes of the same number; it is left out
+    if one of the two was stopped.
+
+    Args:
+        results: of all processes.
+        expected: answers of each process.
     """
     if not results:
         return
@@ -89,12 +112,18 @@ def report(results: Sequence["Result"]) -> None:
     _print_whole(results, numbers)
     for result in results:
         _print_lengths(result)
+        if not result.complete:
+            ended = sum(map(len, result.answers))
+            print(
+                f"\n{_SERVERS[result.name]}, process {result.process}: stopped after "
+                f"{result.wall_s:.1f} s, when {ended} of {expected} answers had ended."
+            )
         if result.one_by_one:
             print(f"It decodes one by one: {result.one_by_one}")
 
 
 def report_ended(name: str, answers: Sequence[Sequence["Answer"]]) -> None:
-    """Print the turns that had ended for all agents when a server failed.
+    """Print the turns that had ended for all agents before a server failed.
 
     Args:
         name: of the server.
@@ -108,16 +137,17 @@ def report_ended(name: str, answers: Sequence[Sequence["Answer"]]) -> None:
 
 
 def _print_turns(pair: Sequence["Result"]) -> None:
-    turns = [[by_turn(answers) for answers in zip(*result.answers, strict=True)] for result in pair]
-    names = list(turns[0][0])
+    turns = [[by_turn(answers) for answers in turns_of(result.answers)] for result in pair]
+    names = list(next((figures for of_one in turns for figures in of_one), {}))
     print(f"| turn | {' | '.join(names)} |\n|---:|{'---:|' * len(names)}")
-    for number, figures in enumerate(zip(*turns, strict=True), 1):
-        cells = [
-            " · ".join(
-                cell for cell in _cells(name, [one[name] for one in figures]) if cell != _NONE
-            )
-            for name in names
-        ]
+    complete = all(result.complete for result in pair)
+    for number, figures in enumerate(zip_longest(*turns, fillvalue={}), 1):
+        cells = []
+        for name in names:
+            shown = _cells(name, [one.get(name) for one in figures], complete=complete)
+            if len(shown) > len(pair) and shown[-1] == _NONE:
+                shown.pop()
+            cells.append(" · ".join(shown))
         print(f"| {number} | {' | '.join(cells)} |")
     print()
 
@@ -130,18 +160,21 @@ def _print_whole(results: Sequence["Result"], numbers: Sequence[int]) -> None:
         which = f", {_ORDINALS[number]}" if len(numbers) > 1 else ""
         heads += [f"{_SERVERS[n]}{which}" for n in _SERVERS if (number, n) in found]
         heads += ["ratio"] * (len(columns) > 1)
+        complete = all(result.complete for result in results if result.process == number)
         for row in rows:
-            row.extend(_cells(row[0], [column[row[0]] for column in columns]))
+            values = [column[row[0]] for column in columns]
+            row.extend(_cells(row[0], values, complete=complete))
     print(f"| {' | '.join(heads)} |\n|---|{'---:|' * (len(heads) - 1)}")
     for row in rows:
         print(f"| {' | '.join(row)} |")
 
 
-def _cells(name: str, values: Sequence[float | None]) -> list[str]:
+def _cells(name: str, values: Sequence[float | None], *, complete: bool) -> list[str]:
+    """Values in words, and, if there are two, their ratio."""
     shown = [_shown(value) for value in values]
     if len(values) == 1:
         return shown
-    ours, theirs = values if name not in _WITHOUT_RATIO else (None, None)
+    ours, theirs = values if complete and name not in _WITHOUT_RATIO else (None, None)
     return [*shown, f"{theirs / ours:.2f}" if ours and theirs is not None else _NONE]
 
 
@@ -152,11 +185,13 @@ def _shown(value: float | None) -> str:
 
 
 def _print_lengths(result: "Result") -> None:
-    """Say how long answers were, and how long they came back: as text they may grow."""
+    """Print mean lengths: an answer may have another number of tokens in the history."""
     answers = [answer for agent in result.answers for answer in agent]
+    if not answers:
+        return
     given = statistics.fmean(answer.turn.tokens for answer in answers)
     again = statistics.fmean(answer.again for answer in answers)
-    last = statistics.fmean(agent[-1].turn.prompt for agent in result.answers)
+    last = statistics.fmean(agent[-1].turn.prompt for agent in result.answers if agent)
     print(
         f"\n{_SERVERS[result.name]}, process {result.process}: answers of {given:.1f} tokens are "
         f"{again:.1f} in the history; prompts of the last turn have {last:,.0f}."

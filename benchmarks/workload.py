@@ -1,4 +1,4 @@
-"""Agents whose prompts have the number of tokens that is asked for, and who talk in turns."""
+"""Agents that hold conversations, with prompts of known lengths."""
 
 import asyncio
 import random
@@ -13,17 +13,25 @@ from tokenizers import Tokenizer
 _FILLERS = (" a", " the", " x", ".", "!", "x")
 
 
+_SHAPE = 1.1  # of the Pareto distribution of messages: the tail is heavier the smaller it is
+
+
 @dataclass(frozen=True)
 class Workload:
-    """Who talks about how much. All but the first two are in tokens of text.
+    """Number of agents, and lengths of their texts in tokens.
 
     Attributes:
-        agents: how many talk at once.
-        turns: questions that each of them asks.
-        shared: of the system prompt, which all have in common; 0 for none.
-        private: that only this agent has, in its first message.
-        message: of each question.
-        answer: of each answer.
+        agents: in parallel conversations.
+        turns: questions of each agent.
+        shared: tokens of the system prompt that all agents have in common; 0 for none.
+        private: tokens of each agent's own text in its first message.
+        message: tokens of each question.
+        answer: tokens of each answer.
+        message_max: if not 0, lengths of questions follow a Pareto distribution that starts at
+            `message` and is cut off here.
+        answer_max: if not 0, lengths of answers are uniform between `answer` and this.
+        arrivals: seconds over which the agents start, at equal distances; 0 to start all at once.
+        pause: upper bound of the seconds between an answer and the agent's next question.
     """
 
     agents: int
@@ -32,14 +40,33 @@ class Workload:
     private: int
     message: int
     answer: int
+    message_max: int = 0
+    answer_max: int = 0
+    arrivals: float = 0.0
+    pause: float = 0.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """One message of an agent.
+
+    Attributes:
+        text: of the message.
+        answer: tokens of the answer.
+        pause: seconds until it is asked, from the answer before it or from the start.
+    """
+
+    text: str
+    answer: int
+    pause: float
 
 
 @dataclass
 class Answer:
-    """One answer: when it was asked for and had ended, on one clock, and its times.
+    """One answer: the times of its request and of its end on one clock, and its tokens' times.
 
     Attributes:
-        again: its tokens as the text that goes back into the history.
+        again: tokens of its text when the history is tokenized.
     """
 
     start: float
@@ -49,7 +76,7 @@ class Answer:
 
 
 class Texts:
-    """Makes up texts of known lengths, with the tokenizer of a model's folder."""
+    """Generates texts of known lengths, with the tokenizer of a model's folder."""
 
     def __init__(self, model: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -59,7 +86,7 @@ class Texts:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def of(self, count: int, start: str, seed: int) -> str:
-        """Make up a text of so many tokens, or of a few more where its start alone has more."""
+        """Generate a text of `count` tokens, or of more if `start` alone has more."""
         rng = random.Random(seed)  # noqa: S311  (not a secret)
         words = [start]
         while (missing := count - self.count(" ".join(words))) > 0:
@@ -72,30 +99,31 @@ class Texts:
         return text
 
     def _filler(self, text: str) -> str:
-        """Find what makes a text one token longer."""
+        """Find a suffix that makes a text one token longer."""
         wanted = self.count(text) + 1
         return next((f for f in _FILLERS if self.count(text + f) == wanted), "")
 
 
 @dataclass
 class Agent:
-    """One agent, its history, and the answers it was given."""
+    """One agent, its history, its questions and its answers."""
 
     session: Any
     messages: list[dict[str, str]]
-    questions: list[str]
+    questions: list[Question]
     texts: Texts
     answers: list[Answer] = field(default_factory=list)
 
-    async def talk(self, question: str, tokens: int) -> None:
-        """Ask and wait for the whole answer, which goes into the history.
+    async def talk(self, question: Question) -> None:
+        """Ask a question after its pause, and wait for the end of the answer.
 
         Raises:
             RuntimeError: the answer broke off.
         """
-        self.messages.append({"role": "user", "content": question})
+        await asyncio.sleep(question.pause)
+        self.messages.append({"role": "user", "content": question.text})
         start = time.perf_counter()
-        text, turn = await ask(self.session, self.messages, tokens)
+        text, turn = await ask(self.session, self.messages, question.answer)
         if not turn.tokens:
             raise RuntimeError("an answer broke off")
         end = time.perf_counter()
@@ -104,7 +132,7 @@ class Agent:
 
 
 def crowd(session: Any, workload: Workload, texts: Texts) -> list[Agent]:
-    """Make the agents of a workload, and one more question for each than it has turns."""
+    """Make the agents of a workload, each with one question more than it has turns."""
     system = texts.of(workload.shared, "You are one of several agents.", 0)
     history = [{"role": "system", "content": system}] if workload.shared else []
     return [
@@ -113,21 +141,38 @@ def crowd(session: Any, workload: Workload, texts: Texts) -> list[Agent]:
     ]
 
 
-def _questions(number: int, workload: Workload, texts: Texts) -> list[str]:
-    own = workload.private + workload.message
-    return [
-        texts.of(workload.message if turn else own, f"{number} {turn}:", 1000 * number + turn)
-        for turn in range(workload.turns + 1)
-    ]
+def _questions(number: int, workload: Workload, texts: Texts) -> list[Question]:
+    rng = random.Random(number)  # noqa: S311  (not a secret)
+    questions = []
+    for turn in range(workload.turns + 1):
+        length, answer = _message(workload, rng), _answer(workload, rng)
+        if turn:
+            pause = rng.uniform(0.0, workload.pause)
+        else:
+            length += workload.private
+            pause = workload.arrivals * number / workload.agents
+        text = texts.of(length, f"{number} {turn}:", 1000 * number + turn)
+        questions.append(Question(text, answer, pause))
+    return questions
 
 
-async def drive(agents: list[Agent], workload: Workload, *, lockstep: bool) -> float:
-    """Let all agents talk at once; returns the seconds it took.
+def _message(workload: Workload, rng: random.Random) -> int:
+    if not workload.message_max:
+        return workload.message
+    return min(int(workload.message * rng.paretovariate(_SHAPE)), workload.message_max)
+
+
+def _answer(workload: Workload, rng: random.Random) -> int:
+    return rng.randint(workload.answer, max(workload.answer, workload.answer_max))
+
+
+async def drive(agents: list[Agent], workload: Workload, *, lockstep: bool) -> None:
+    """Run all conversations to their end.
 
     Args:
         agents: as `crowd` made them.
         workload: they were made for.
-        lockstep: a turn begins for all of them when it ended for the last of them.
+        lockstep: a turn starts for all agents when it has ended for the last of them.
     """
     barrier = asyncio.Barrier(len(agents))
 
@@ -135,8 +180,6 @@ async def drive(agents: list[Agent], workload: Workload, *, lockstep: bool) -> f
         for question in agent.questions[: workload.turns]:
             if lockstep:
                 await barrier.wait()
-            await agent.talk(question, workload.answer)
+            await agent.talk(question)
 
-    start = time.perf_counter()
     await asyncio.gather(*map(talk, agents))
-    return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""A short form of `benchmarks/conversations.py`: its prompts, its figures, and how it ends."""
+"""A short form of `benchmarks/conversations.py`: its prompts, its figures, and its failures."""
 
 import json
 import subprocess
@@ -19,13 +19,13 @@ import mlx.core as mx  # isort: skip
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
 
 import conversations
-from conversations import PRESETS, first_fault, main
-from conversations_report import report_ended
+from conversations import PRESETS, Result, first_fault, main
+from conversations_report import report, report_ended
 from model_folders import FOLDERS, write
 from recorder import operations
 from side_by_side import Turn
 from step_trace import kind, summary
-from workload import Answer, Texts, Workload
+from workload import Answer, Texts, Workload, crowd
 
 RECORDER = Path(__file__).parent.parent / "benchmarks" / "recorder.py"
 TEMPLATE = 12  # tokens that the tiny model's template adds to a message, at most
@@ -84,6 +84,23 @@ def test_turns_before_a_server_failed_are_shown(capsys: pytest.CaptureFixture[st
     assert "prompt tokens computed 12" in first
 
 
+def test_lengths_of_mixed_loads_are_heavy_tailed(tiny_dir: Path) -> None:
+    """Most messages are short and a few are long; the same agents ask the same each time."""
+    workload = Workload(40, 4, 0, 0, 12, 3, message_max=400, answer_max=8, pause=0.5)
+    texts = Texts(tiny_dir)
+    agents = crowd(None, workload, texts)
+    questions = [question for agent in agents for question in agent.questions]
+    lengths = sorted(texts.count(question.text) for question in questions)
+    assert lengths[0] >= 12
+    assert lengths[len(lengths) // 2] < 30
+    assert 200 < lengths[-1] <= 400
+    assert {question.answer for question in questions} == set(range(3, 9))
+    assert all(question.pause <= 0.5 for question in questions)
+    assert [agent.questions for agent in crowd(None, workload, texts)] == [
+        agent.questions for agent in agents
+    ]
+
+
 def test_operations_count_until_they_are_evaluated() -> None:
     """Each counts once, whatever the nesting of the arrays that need it."""
     given = mx.zeros((2, 2))
@@ -133,15 +150,63 @@ def test_both_servers_are_measured(
     assert "umbel · mlx_lm.server · ratio" in shown
 
 
+def test_a_mixed_load_is_measured(
+    tiny_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Agents arrive one after another, pause, and have answers of the lengths asked for."""
+    path, workload = tmp_path / "found.json", PRESETS["tiny-mixed"]
+    given = ["--preset", "tiny-mixed", "--model", str(tiny_dir), "--only", "umbel"]
+    assert main([*given, "--json", str(path), "--limit", "300"]) == 0
+    (result,) = json.loads(path.read_text())["results"]
+    assert result["complete"]
+    agents = crowd(None, workload, Texts(tiny_dir))
+    begun = min(answers[0]["start"] for answers in result["answers"])
+    for agent, answers in zip(agents, result["answers"], strict=True):
+        asked = agent.questions[: workload.turns]
+        assert [answer["turn"]["tokens"] for answer in answers] == [q.answer for q in asked]
+        assert answers[0]["start"] - begun >= 0.9 * asked[0].pause
+        for question, before, answer in zip(asked[1:], answers, answers[1:], strict=False):
+            assert answer["start"] - before["end"] >= 0.9 * question.pause
+            assert answer["turn"]["cached"] >= workload.shared
+    assert result["whole"]["answers"] == workload.agents * workload.turns
+    assert result["whole"]["ITL p50, ms"] <= result["whole"]["ITL p99, ms"]
+    shown = capsys.readouterr().out
+    assert "| TTFT p99, s |" in shown
+    assert "stopped" not in shown
+
+
+def test_a_limit_ends_a_run(tiny_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program says how far the server came and fails, even if no answer has ended."""
+    given = ["--preset", "tiny-mixed", "--model", str(tiny_dir), "--only", "umbel"]
+    assert main([*given, "--limit", "0.001"]) == 1
+    assert "0 of 6 answers had ended" in capsys.readouterr().out
+
+
+def test_what_a_stopped_server_answered_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Agents may have different numbers of answers; there are no ratios then."""
+    turn = Turn(ttft=0.5, gaps=[0.01, 0.02], prompt=10, cached=4, tokens=3)
+    record = dict.fromkeys(("device", "mlx", "mlx_lm")) | {"steps": [], "loops": []}
+    record |= {"cpu_s": 1.0, "peak_bytes": 0, "held_bytes": 0}
+    answer = Answer(0.0, 1.0, turn, 3)
+    rest = (100.0, 0.0, record, None, None)
+    ours = Result("umbel", 1, 1.0, 4.0, True, *rest, [[answer] * 2, [answer] * 2])
+    theirs = Result("mlx_lm", 1, 1.0, 2.0, False, *rest, [[answer] * 1, []])
+    report([ours, theirs], 4)
+    shown = capsys.readouterr().out.replace("\N{EN DASH}", "-")
+    assert "mlx_lm.server, process 1: stopped after 2.0 s, when 1 of 4 answers had ended." in shown
+    assert "| wall, s | 4.00 | 2.00 | - |" in shown
+    assert "| 2 | 1.00 · - | 0.50 · - |" in shown
+
+
 def test_steps_are_traced_by_phase(
     tiny_dir: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every step says whom it computed for, what it asked memory for, and where its time went.
+    """A step has its rows and chunks, the memory it asked for, and the times of its phases.
 
-    Whoever interrupts the program sees what was found until then; it fails all the same.
+    An interrupted program prints its results until then, and fails.
     """
     real = conversations.run
 
