@@ -349,8 +349,13 @@ def main(arguments: list[str] | None = None) -> int:
             "results": [in_full(result) for result in results],
         }
         options.json.write_text(json.dumps(found, indent=1))
-    expected = options.processes * (1 if options.only else 2)
-    return 0 if sum(result.complete for result in results) == expected else 1
+    return 0 if is_done(results, options) else 1
+
+
+def is_done(results: list[Result], options: argparse.Namespace) -> bool:
+    """True if all processes of all servers ended all turns."""
+    expected: int = options.processes * (1 if options.only else 2)
+    return sum(result.complete for result in results) == expected
 
 
 if __name__ == "__main__":

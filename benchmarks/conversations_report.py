@@ -132,7 +132,7 @@ def report_ended(name: str, answers: Sequence[Sequence["Answer"]]) -> None:
     turns = list(zip(*answers, strict=False))
     print(f"{_SERVERS[name]} failed before all had ended turn {len(turns) + 1}", flush=True)
     for number, ended in enumerate(turns, 1):
-        cells = (f"{figure} {_shown(value)}" for figure, value in by_turn(ended).items())
+        cells = (f"{figure} {shown(value)}" for figure, value in by_turn(ended).items())
         print(f"turn {number} had ended: {'; '.join(cells)}", flush=True)
 
 
@@ -144,10 +144,10 @@ def _print_turns(pair: Sequence["Result"]) -> None:
     for number, figures in enumerate(zip_longest(*turns, fillvalue={}), 1):
         cells = []
         for name in names:
-            shown = _cells(name, [one.get(name) for one in figures], complete=complete)
-            if len(shown) > len(pair) and shown[-1] == _NONE:
-                shown.pop()
-            cells.append(" · ".join(shown))
+            values = _cells(name, [one.get(name) for one in figures], complete=complete)
+            if len(values) > len(pair) and values[-1] == _NONE:
+                values.pop()
+            cells.append(" · ".join(values))
         print(f"| {number} | {' | '.join(cells)} |")
     print()
 
@@ -171,14 +171,15 @@ def _print_whole(results: Sequence["Result"], numbers: Sequence[int]) -> None:
 
 def _cells(name: str, values: Sequence[float | None], *, complete: bool) -> list[str]:
     """Values in words, and, if there are two, their ratio."""
-    shown = [_shown(value) for value in values]
+    texts = [shown(value) for value in values]
     if len(values) == 1:
-        return shown
+        return texts
     ours, theirs = values if complete and name not in _WITHOUT_RATIO else (None, None)
-    return [*shown, f"{theirs / ours:.2f}" if ours and theirs is not None else _NONE]
+    return [*texts, f"{theirs / ours:.2f}" if ours and theirs is not None else _NONE]
 
 
-def _shown(value: float | None) -> str:
+def shown(value: float | None) -> str:
+    """Text of a figure."""
     if value is None:
         return _NONE
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -19,6 +19,7 @@ import mlx.core as mx  # isort: skip
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, and no package
 
 import conversations
+import loads
 from conversations import PRESETS, Result, first_fault, main
 from conversations_report import report, report_ended
 from model_folders import FOLDERS, write
@@ -173,6 +174,20 @@ def test_a_mixed_load_is_measured(
     shown = capsys.readouterr().out
     assert "| TTFT p99, s |" in shown
     assert "stopped" not in shown
+
+
+def test_loads_come_in_one_table(
+    tiny_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row for each preset; the other flags are those of `conversations.py`."""
+    path = tmp_path / "found.json"
+    given = ["--presets", "tiny", "tiny-mixed", "--model", str(tiny_dir), "--only", "umbel"]
+    assert loads.main([*given, "--json", str(path), "--", "--no-disk"]) == 0
+    found = json.loads(path.read_text())
+    assert [found[name][0]["whole"]["answers"] for name in ("tiny", "tiny-mixed")] == [4, 6]
+    shown = capsys.readouterr().out
+    assert "| tiny | umbel, process 1 |" in shown
+    assert "| tiny-mixed | umbel, process 1 |" in shown
 
 
 def test_a_limit_ends_a_run(tiny_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
