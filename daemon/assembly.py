@@ -75,9 +75,10 @@ class Assembly:
 
     def close(self) -> None:
         """Give all memory of state back. Belongs to the MLX thread; nothing may run."""
-        self.pins.close()
-        self.engine.close()
-        self.cache.close()
+        with ExitStack() as parts:  # the last one first, each whatever the others raise
+            parts.callback(self.cache.close)
+            parts.callback(self.engine.close)
+            parts.callback(self.pins.close)
 
 
 def assemble(

@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from traceback import clear_frames
 from typing import Any, TypeVar
 
 import structlog
@@ -128,19 +130,25 @@ class ModelLoader:
         while await self._on_thread(slot, opened.read_more):
             pass
         resident = await self._build(slot, opened, begin)
+        try:
+            await self._serve(slot, resident, prompts)
+        except BaseException as error:  # also where the daemon stops
+            clear_frames(error.__traceback__)  # they hold what is closed now
+            assemblies = [resident.assembly]
+            del resident
+            await self._close(slot, assemblies)
+            raise
+        self._opened.pop(slot.name)
+        slot.weight_bytes = opened.weight_bytes
+        return resident
+
+    async def _serve(self, slot: ModelSlot, resident: Resident, prompts: dict[str, str]) -> None:
+        """Let a model compute, and have it begin with the prompts that are shared."""
         await self._on_thread(slot, self.memory.built)
         engine = resident.assembly.engine
         self._thread.attach(engine.step, engine.publish_kept)
-        self._opened.pop(slot.name)
-        slot.weight_bytes = opened.weight_bytes
         slot.context_length = resident.service.context_length
-        try:
-            await declare(resident.service, prompts)
-        except asyncio.CancelledError:  # the daemon stops
-            await self._on_thread(slot, _take_turns)
-            await save_state(self._thread, resident.assembly)
-            raise
-        return resident
+        await declare(resident.service, prompts)
 
     async def _take_room(self, slot: ModelSlot, weights: int) -> None:
         """Take the room that weights need from state, before they are read.
@@ -220,19 +228,27 @@ class ModelLoader:
         """Save a model's state, and give all its memory back. No request may use it."""
         if slot.resident is None:
             return
-        assemblies, disk = [slot.resident.assembly], slot.resident.assembly.disk
+        assemblies = [slot.resident.assembly]
         slot.rest()
-        await save_state(self._thread, assemblies[0])
-        try:
-            await self._on_thread(slot, self._close, assemblies)
-        finally:  # its bytes would count twice before, and files be deleted for them
-            if self._folders is not None and disk is not None:
-                await asyncio.to_thread(self._folders.give_back, disk.folder)
-        await self._on_thread(slot, self._forget, slot.name)
+        await self._close(slot, assemblies)
         log.info("unloaded", model=slot.name)
 
-    def _close(self, assemblies: list[Assembly]) -> None:
-        """Close the last one there is, so that its arrays go on this thread."""
+    async def _close(self, slot: ModelSlot, assemblies: list[Assembly]) -> None:
+        """Save the state of the only one there is, and close it, each part whatever others raise.
+
+        It is taken out of the list, so that its arrays go on the MLX thread.
+        """
+        disk = assemblies[0].disk
+        async with AsyncExitStack() as parts:  # the last one first
+            parts.push_async_callback(self._on_thread, slot, self._forget, slot.name)
+            if self._folders is not None and disk is not None:  # its bytes would count twice
+                give_back = self._folders.give_back
+                parts.push_async_callback(asyncio.to_thread, give_back, disk.folder)
+            parts.push_async_callback(self._on_thread, slot, self._close_last, assemblies)
+            await self._on_thread(slot, _take_turns)
+            await save_state(self._thread, assemblies[0])
+
+    def _close_last(self, assemblies: list[Assembly]) -> None:
         assembly = assemblies.pop()
         self._thread.detach(assembly.engine.step)
         assembly.close()
