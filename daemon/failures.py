@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from ..cachestore.errors import PinError
-from ..models.errors import TemplateError
+from ..models.errors import TemplateError, TemplateTimeoutError
 from ..scheduler.errors import (
     ContextLengthExceededError,
     DeadlineExceededError,
@@ -120,6 +120,7 @@ _TABLE = (
     _Row(ContextLengthExceededError, 400, "invalid_request_error", "context_length_exceeded"),
     _Row(InvalidRequestError, 400, "invalid_request_error", None),
     _Row(TemplateError, 400, "invalid_request_error", "invalid_messages"),
+    _Row(TemplateTimeoutError, 500, "server_error", "template_timeout"),
     _Row(QueueFullError, 429, "rate_limit_error", "rate_limit_exceeded"),
     _Row(QuotaSpentError, 429, "rate_limit_error", "rate_limit_exceeded"),
     _Row(UnavailableError, 503, "server_error", "service_unavailable"),

@@ -45,6 +45,10 @@ class TemplateError(ValueError):
     """The model's chat template refuses these messages."""
 
 
+class TemplateTimeoutError(RuntimeError):
+    """The model's chat template takes too long for these messages."""
+
+
 class GrammarError(ValueError):
     """An answer cannot be held to what was asked for.
 

@@ -28,15 +28,12 @@ from .fingerprint import fingerprint
 from .generation_config import sampling_defaults
 from .hub import is_repo
 from .named_modules import require_known_modules
-from .time_limit import within
+from .time_limit import TEMPLATE_LIMIT, within
 from .tokenizer import open_tokenizer
 from .watch import Watch
 
 LoadPhase = Literal["downloading", "loading"]
 """What is done to load a model."""
-
-TEMPLATE_LIMIT = 60.0
-"""Seconds for all that is tried out of a chat template: it takes a tenth of one."""
 
 _PIECE = 64 << 20  # bytes of weights that are read in one call: a few tens of milliseconds
 

@@ -3,39 +3,54 @@
 import ctypes
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+TEMPLATE_LIMIT = 60.0
+"""Seconds for a rendering, and for all that is tried out of a chat template at the load."""
 
 
 class _OutOfTimeError(BaseException):
     """Ends a thread; no `except Exception` on the way holds it up."""
 
 
-def within(seconds: float, fn: Callable[[], object]) -> None:
+class _LimitedThread(threading.Thread):
+    """A thread that is ended after a while."""
+
+
+def within(seconds: float, fn: Callable[[], T]) -> T:
     """Call a function on a thread of its own, and end it if it takes too long.
 
-    Python ends it between two of its instructions. A single call of C code that does not return
-    is left behind; it keeps no process from ending.
+    A call inside another one has the limit of the outer one. Python ends the function between two
+    of its instructions. A single call of C code that does not return is left behind; it keeps no
+    process from ending.
 
     Raises:
         TimeoutError: it took too long.
         Exception: whatever the function raises.
     """
-    future: Future[None] = Future()
-
-    def call() -> None:
-        try:
-            fn()
-        except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    thread = threading.Thread(target=call, name="umbel-limited", daemon=True)
+    if isinstance(threading.current_thread(), _LimitedThread):
+        return fn()
+    future: Future[T] = Future()
+    thread = _LimitedThread(target=_fulfil, args=(future, fn), name="umbel-limited", daemon=True)
     thread.start()
+    if not wait([future], seconds).done:
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_OutOfTimeError))
+        raise TimeoutError
     try:
-        future.result(seconds)
-    except TimeoutError:
-        if thread.ident is not None and not future.done():
-            raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-            raise_in(ctypes.c_ulong(thread.ident), ctypes.py_object(_OutOfTimeError))
-        raise
+        return future.result()
+    finally:
+        del future, fn  # the function's error holds this frame, which must not hold the error
+
+
+def _fulfil(future: Future[T], fn: Callable[[], T]) -> None:
+    try:
+        result = fn()
+    except BaseException as error:  # noqa: BLE001  (it belongs to the caller)
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+    del future, fn  # as in `within`

@@ -2,11 +2,12 @@
 
 import codecs
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import ModelLoadError, TemplateError
+from ..errors import ModelLoadError, TemplateError, TemplateTimeoutError
+from ..load.time_limit import TEMPLATE_LIMIT, within
 from .control import ControlText
 from .conversation import Conversation
 from .formats import OutputFormat, Wrapper, read_format
@@ -169,17 +170,25 @@ class TextCodec:
 
         Raises:
             TemplateError: the model has no template, or its template refuses the messages.
+            TemplateTimeoutError: the template takes too long for them.
         """
         if not self.has_chat_template:
             raise TemplateError("this model has no chat template; use /v1/completions")
+        render = partial(
+            self._wrapper.apply_chat_template,
+            [dict(m) for m in messages],
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **({"tools": list(tools)} if tools else {}),
+            **options,
+        )
         try:
-            return self._wrapper.apply_chat_template(
-                [dict(m) for m in messages],
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **({"tools": list(tools)} if tools else {}),
-                **options,
-            )
+            return within(TEMPLATE_LIMIT, render)
+        except TimeoutError as error:
+            raise TemplateTimeoutError(
+                f"the model's chat template takes more than {TEMPLATE_LIMIT:g} seconds for these "
+                "messages"
+            ) from error
         except OSError:
             raise  # no descriptor was free to read a file with: nothing the messages can help
         except Exception as error:
