@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Raw
 
 from ...models.text.events import (
     ReasoningDelta,
@@ -157,13 +158,18 @@ class _Item(ABC):
 
 
 class _Text(_Item):
-    """A message with one text."""
+    """A message with one text.
+
+    Its tokens are encoded once, as they come: they have megabytes, stand in four events at the end,
+    and would stop the event loop there.
+    """
 
     prefix = "msg"
 
     def __init__(self, index: int, *, logprobs: bool) -> None:
         super().__init__(index)
-        self._tokens: list[dict[str, Any]] = []
+        self._encoded = bytearray()
+        self._whole = Raw(b"[]")
         self._logprobs = logprobs
 
     def opened(self) -> list[Event]:
@@ -172,12 +178,15 @@ class _Text(_Item):
 
     def more(self, text: str, tokens: list[Told] | None = None) -> list[Event]:
         self._texts.append(text)
-        told = [_logprob(one.token) for one in tokens or []]
-        self._tokens += told
-        return [self._event("output_text.delta", content_index=0, delta=text, logprobs=told)]
+        told = msgspec.json.encode([_logprob(one.token) for one in tokens or []])
+        if tokens:
+            self._encoded += b"," if self._encoded else b""
+            self._encoded += told[1:-1]
+        return [self._event("output_text.delta", content_index=0, delta=text, logprobs=Raw(told))]
 
     def closed(self) -> list[Event]:
-        whole = {"content_index": 0, "text": self._text, "logprobs": self._tokens}
+        self._whole = Raw(b"[" + self._encoded + b"]")
+        whole = {"content_index": 0, "text": self._text, "logprobs": self._whole}
         part = self._part()
         return [
             self._event("output_text.done", **whole),
@@ -190,7 +199,7 @@ class _Text(_Item):
         return {**about, "content": content}
 
     def _part(self) -> dict[str, Any]:
-        tokens = {"logprobs": list(self._tokens)} if self._logprobs else {}
+        tokens = {"logprobs": self._whole} if self._logprobs else {}
         return {"type": "output_text", "text": self._text, "annotations": [], **tokens}
 
 

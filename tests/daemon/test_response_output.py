@@ -20,6 +20,7 @@ from umbel.daemon.failures import APIError
 from umbel.daemon.generation import Usage
 from umbel.daemon.generations import Generations
 from umbel.daemon.logprobs import TokenLogProb, Told, TopLogProb
+from umbel.daemon.protocols import response_output
 from umbel.daemon.protocols.response_answers import ResponseAnswers
 from umbel.daemon.protocols.response_object import ResponseObject
 from umbel.daemon.protocols.response_output import Output
@@ -237,6 +238,25 @@ def test_keepalives_are_events_with_numbers() -> None:
     events = read(answers.opening() + answers.keepalive() + answers.keepalive())
     assert types(events) == ["created", "in_progress", "in_progress", "in_progress"]
     assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
+
+
+def test_each_token_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The events at the end, and an answer that is not streamed, have them as they are."""
+    encoded, encode = [], response_output._logprob
+
+    def counted(token: TokenLogProb) -> dict[str, Any]:
+        encoded.append(token)
+        return encode(token)
+
+    monkeypatch.setattr(response_output, "_logprob", counted)
+    answers = encoder(logprobs=True)
+    told = [Told(0, TokenLogProb(str(each), -1.0, (97,), ())) for each in range(5)]
+    for one in told:
+        answers.deltas(0, [Delta(TextDelta("a", 0), [one])])
+    (item,) = read(answers.ended(0) + answers.closing())[-1]["response"]["output"]
+    assert [each["token"] for each in item["content"][0]["logprobs"]] == list("01234")
+    assert encoded == [each.token for each in told]
+    assert isinstance(answers.whole()["output"][0]["content"][0]["logprobs"], Raw)
 
 
 def test_logprobs_come_with_their_text() -> None:
