@@ -58,6 +58,14 @@ _REFUSED = {
     "max_completion_tokens": "send max_output_tokens",
 }
 
+# Members of `reasoning` that other servers know and would change the answer: the value that changes
+# nothing, and what to do instead.
+_REFUSED_OF_REASONING: dict[str, tuple[object, str]] = {
+    "max_tokens": (None, "send reasoning.effort, or max_output_tokens for all of the answer"),
+    "enabled": (True, "send a reasoning.effort of none to switch thinking off"),
+    "exclude": (False, "leave it out, and skip the items of type reasoning"),
+}
+
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
     Meta(max_length=16),
@@ -70,6 +78,9 @@ class ReasoningOptions(msgspec.Struct):
     effort: Annotated[str, Meta(max_length=64)] | None = None
     summary: Summary | None = None
     generate_summary: Summary | None = None
+    max_tokens: Any = None
+    enabled: Any = None
+    exclude: Any = None
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -194,6 +205,9 @@ class ResponsesRequest(OpenAIFields, kw_only=True):
         for field, advice in _REFUSED.items():
             if getattr(self, field):
                 raise unsupported(field, advice)
+        for field, (neutral, advice) in _REFUSED_OF_REASONING.items():
+            if getattr(self.reasoning, field, None) not in (None, neutral):
+                raise unsupported(f"reasoning.{field}", advice)
         if self.n is not None and self.n > 1:
             raise unsupported("n", "send one request for each answer")
         self._refuse_included()

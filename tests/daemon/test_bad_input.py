@@ -353,6 +353,7 @@ CASES: dict[str, Send] = {
     "top_logprobs of a response without include": respond(top_logprobs=2),
     "a verbosity of a response that is none": respond(text={"verbosity": "loud"}),
     "a summary that is none": respond(reasoning={"summary": "long"}),
+    "a bound on a response's reasoning": respond(reasoning={"max_tokens": 9}),
     "a schema format without a schema": respond(text={"format": {"type": "json_schema"}}),
     "17 pairs of metadata": respond(metadata={str(i): "x" for i in range(17)}),
     "a response that is not there": lambda daemon: daemon.request("GET", f"{RESPONSES}/resp_x"),

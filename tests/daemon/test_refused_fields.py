@@ -52,6 +52,27 @@ def test_a_value_that_changes_nothing(kind: type[CheckedBody], field: str) -> No
         decode(json.dumps({**BODIES[kind], field: value}).encode(), kind)
 
 
+@pytest.mark.parametrize("field", responses._REFUSED_OF_REASONING)
+def test_members_of_reasoning(field: str) -> None:
+    """One that would change the answer is refused; its neutral value and unknown ones are not."""
+    neutral, _ = responses._REFUSED_OF_REASONING[field]
+
+    def send(value: object) -> ResponsesRequest:
+        reasoning = {field: value, "effort": "low", "unknown": 1}
+        return decode(
+            json.dumps({"input": "hi", "reasoning": reasoning}).encode(), ResponsesRequest
+        )
+
+    for value in (None, neutral):
+        assert send(value)._effort == "low"
+    for value in {5, not neutral} - {neutral}:
+        with pytest.raises(APIError, match=f"^reasoning.{field} is not supported; ") as refusal:
+            send(value)
+        error = refusal.value
+        assert (error.status, error.code) == (400, "unsupported_parameter")
+        assert error.param == f"reasoning.{field}"
+
+
 @pytest.mark.parametrize("name", ["self", "sanitize_control_tokens", "messages", "tokenize"])
 def test_templates_are_not_told_what_rendering_says(name: str) -> None:
     """A name that the library takes itself is refused in words of its own."""
