@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..cachestore.restoration import Known
 from .fairness.entry import Candidate, Priority
@@ -10,7 +10,9 @@ from .fairness.order import rank
 from .queue import ConversationQueue
 from .selection import WAITS_FOR, Readiness
 from .sequence import Sequence, SequenceStatus
-from .times import Activity
+
+if TYPE_CHECKING:
+    from .times import Activity
 
 _LOOKS = 64
 """Sequences that are looked at for one that can start; what comes after them waits till later."""
@@ -115,13 +117,9 @@ class Candidates:
         """How many of its tokens are in the cache."""
         return self._kv_cache.known(sequence).cached
 
-    def note(self, activity: Activity | None = None) -> None:
-        """Note what those wait for that were looked at last: what was found then, or this."""
-        if self._found:
-            found = self._found.items()
-            self._waiting.note([(s, activity or seen) for s, seen in found])
-        if activity is not None:
-            self._found = {}
+    def note(self) -> None:
+        """Note what waiting sequences wait for, by what was found since `forget`."""
+        self._waiting.note(self._found)
 
     def readiness(self, sequence: Sequence) -> Readiness:
         """Look whether a sequence can start now, which may start the disk."""

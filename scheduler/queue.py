@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 
@@ -15,9 +15,8 @@ from .fairness.slots import Share
 from .fairness.use import TenantUse
 from .request import entry_of
 from .sequence import Sequence, SequenceStatus
-from .statistics import RequestStatistics, describe_requests
-from .times import Activity
-from .wait_times import WaitTimes
+from .statistics import RequestStatistics, describe_request
+from .times import Activity, Times
 
 
 class ConversationQueue:
@@ -52,7 +51,8 @@ class ConversationQueue:
         self._order = FairOrder(agreed=self._agreed, places=self._places)
         self._waiting: dict[str, Sequence] = {}
         self._claimed: dict[str, Sequence] = {}
-        self._wait_times = WaitTimes(self._order, self._waiting, clock)
+        self._found: dict[Sequence, Activity] = {}
+        self._noted = -1  # of the changes, those after which activities were noted
         self._deadlines = Deadlines(self._waiting)
         self._closed = False
         self._changes = 0
@@ -154,14 +154,10 @@ class ConversationQueue:
         """
         with self._lock:
             entry = entry_of(sequence.request)
-            displaced = self._order.head(entry.tenant, entry.conversation)
             self._changes += 1
             self._order.preempt(entry.id)
             del self._claimed[entry.id]
             self._wait(sequence)
-            self._wait_times.note_next(sequence)
-            if displaced is not None:  # it is behind this one now
-                self._wait_times.note_waiting(self._waiting[displaced])
 
     def release(self, sequence: Sequence) -> None:
         """Let what comes after a claimed sequence run: it has ended. Idempotent."""
@@ -169,13 +165,18 @@ class ConversationQueue:
             del self._claimed[sequence.request.id]
             self._changes += 1
             self._order.end(sequence.request.id)
-            self._wait_times.note_next(sequence)
 
-    def note(self, found: Iterable[tuple[Sequence, Activity]]) -> None:
-        """Note what sequences wait for that were looked at and did not start."""
+    def note(self, found: Mapping[Sequence, Activity]) -> None:
+        """Note what each waiting sequence waits for.
+
+        Args:
+            found: the reasons of those that were looked at last and did not start.
+        """
         with self._lock:
-            for sequence, activity in found:
-                self._wait_times.note_found(sequence, activity)
+            self._refresh()
+            if found != self._found or self._noted != self.changes:
+                self._found = dict(found)
+                self._note_activities()
 
     def requests(self, most: int, tenant: str | None = None) -> list[RequestStatistics]:
         """Describe all that run and then those that wait, the oldest first.
@@ -185,14 +186,12 @@ class ConversationQueue:
             tenant: whose; None for everybody's.
         """
         with self._lock:
+            self._refresh()
+            self._note_activities()
             everybody = [*self._claimed.values(), *self._waiting.values()]
         own = (each for each in everybody if tenant in {None, each.request.tenant})
-        found = list(islice(own, most))
-        with self._lock:
-            self._refresh()
-            for name in {each.request.tenant for each in found}:
-                self._wait_times.note_tenant(name)
-        return describe_requests(found, self._lock, self._clock)
+        now = self._clock()
+        return [describe_request(each, now) for each in islice(own, most)]
 
     def remove(self, request_id: str) -> Sequence | None:
         """Take one waiting sequence out; None when it does not wait (any more)."""
@@ -251,8 +250,8 @@ class ConversationQueue:
 
     def _hold(self, tenant: str) -> None:
         if tenant not in self._order.held:
+            self._changes += 1
             self._order.hold(tenant)
-            self._wait_times.note_tenant(tenant)
 
     def _spend(self, tenant: str, tokens: float) -> None:
         """Take tokens from a tenant's minute; when they are spent, it is held until it has more."""
@@ -265,18 +264,36 @@ class ConversationQueue:
         """Take note of who has tokens again, and of places that other queues took or gave back."""
         for tenant in self._places.take_changed():
             self._order.look_at(tenant)
-            self._wait_times.note_tenant(tenant)
         now = self._clock()
         for tenant in [t for t in self._order.held if not self._quotas.refills_in(t, now)]:
             self._changes += 1
             self._order.let_go(tenant)
-            self._wait_times.note_tenant(tenant)
 
     def _wait(self, sequence: Sequence) -> None:
         request = sequence.request
         self._waiting[request.id] = sequence
         self._deadlines.add(sequence)
-        self._wait_times.enter(sequence)
+        now, activity = self._clock(), self._activity_of(sequence)
+        if sequence.times is None:
+            sequence.times = Times(activity, now, request.before)
+        sequence.note(activity, now)
+
+    def _note_activities(self) -> None:
+        self._noted, now = self.changes, self._clock()
+        for sequence in self._waiting.values():
+            sequence.note(self._activity_of(sequence), now)
+
+    def _activity_of(self, sequence: Sequence) -> Activity:
+        """Say what a waiting sequence waits for."""
+        entry = entry_of(sequence.request)
+        if self._order.head(entry.tenant, entry.conversation) != entry.id:
+            return Activity.CONVERSATION
+        if entry.tenant in self._order.held:
+            resumes = sequence.status is SequenceStatus.PREEMPTED
+            return self._found.get(sequence, Activity.QUOTA) if resumes else Activity.QUOTA
+        if not self._order.may_start(entry.tenant):
+            return Activity.TENANT
+        return self._found.get(sequence, Activity.SLOT)
 
     def _take(self, request_id: str) -> Sequence | None:
         sequence = self._waiting.get(request_id)
@@ -287,10 +304,9 @@ class ConversationQueue:
         return sequence
 
     def _leave(self, sequence: Sequence) -> None:
-        """Have a sequence wait no more, which the order knows already."""
-        request = sequence.request
-        del self._waiting[request.id]
-        self._wait_times.leave(sequence, last=not self._places.waiting_of(request.tenant))
+        """Remove a sequence that has left the order."""
+        del self._waiting[sequence.request.id]
+        self._found.pop(sequence, None)
 
     def _share(self, tenant: str) -> Share:
         return Share(tenant, self._order.service(tenant), self._order.weight(tenant))

@@ -14,7 +14,6 @@ from .queue import ConversationQueue
 from .request import entry_of
 from .selection import Readiness, Selection, select
 from .sequence import Sequence, SequenceStatus
-from .times import Activity
 
 _DRIFT = 16
 """Steps after which it is asked again who has to yield, though nobody came or went."""
@@ -100,14 +99,14 @@ class Scheduler:
 
     def start_next(self) -> Sequence | None:
         """Let the next sequence run, if one may."""
-        if len(self.running) >= self._max_batch:
-            self._candidates.note(Activity.SLOT)
-            return None
         self._candidates.forget()
-        sequence = self._resume() if self.preempted else self._claim()
-        if sequence is not None:
+        sequence = None
+        if len(self.running) < self._max_batch:
+            sequence = self._resume() if self.preempted else self._claim()
+        if sequence is None:
+            self._candidates.note()
+        else:
             self.running.append(sequence)  # at once: what is nowhere would never end
-        self._candidates.note()
         return sequence
 
     def stuck(self) -> Sequence | None:

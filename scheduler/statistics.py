@@ -1,17 +1,10 @@
 """What the engine tells of itself, as plain data that crosses threads."""
 
-from collections.abc import Callable
-from collections.abc import Sequence as Items
-from contextlib import AbstractContextManager
-
 import msgspec
 
 from ..cachestore.statistics import CacheStatistics
 from .sequence import Sequence, SequenceStatus
 from .times import Activity, Times
-
-_AT_ONCE = 32
-"""Requests whose times are read under the lock at once."""
 
 
 class SequenceStatistics(msgspec.Struct, frozen=True):
@@ -99,34 +92,14 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheStatistics = CacheStatistics()
 
 
-def describe_requests(
-    sequences: Items[Sequence], lock: AbstractContextManager[object], clock: Callable[[], float]
-) -> list[RequestStatistics]:
-    """Take the pictures of requests, but of those of which no times are kept.
+def describe_request(sequence: Sequence, now: float) -> RequestStatistics:
+    """Describe a queued request: its activity, and the seconds of each one so far.
 
     Args:
-        sequences: of the requests.
-        lock: held while times are read, of a few at once: others need it meanwhile.
-        clock: the engine's, in seconds.
-    """
-    rows = []
-    for start in range(0, len(sequences), _AT_ONCE):
-        some = [each for each in sequences[start : start + _AT_ONCE] if each.times]
-        with lock:
-            now = clock()
-            times = [each.times.snapshot(now) for each in some if each.times]
-        rows += [_describe_request(each, own, now) for each, own in zip(some, times, strict=True)]
-    return rows
-
-
-def _describe_request(sequence: Sequence, times: Times, now: float) -> RequestStatistics:
-    """Take the picture of a request: what it does, and for how long it did what.
-
-    Args:
-        sequence: of the request.
-        times: its own.
+        sequence: of the request. It has `times`, since it was queued.
         now: the engine's clock, in seconds.
     """
+    times = sequence.times or Times(Activity.SLOT, now)
     needed, usable = sequence.needs or (None, None)
     return RequestStatistics(
         **msgspec.structs.asdict(describe(sequence)),

@@ -390,7 +390,8 @@ class OrderMachine(RuleBasedStateMachine):
 
     @invariant()
     def units_keep_their_order(self) -> None:
-        """First in, first out, so many at a time; and what waits for others says so."""
+        """First in, first out, so many at a time; and `/status` says what waits for others."""
+        self.look()
         assert all(numbers == sorted(numbers) for numbers in self.starts.values())
         running = Counter(map(self.unit_of, self.at_work()))
         for unit, count in running.items():
@@ -405,20 +406,26 @@ class OrderMachine(RuleBasedStateMachine):
             assert behind == (sequence.times.activity is Activity.CONVERSATION)
             assert sequence.times.activity.is_wait
 
+    def look(self) -> None:
+        """Ask for the status of all models, as a client does."""
+        for model in self.models:
+            model.queue.requests(1000)
+
     def unit_of(self, sequence: Sequence) -> Unit:
         """The unit of a request."""
         return unit_of(self.home[sequence.request.id], sequence)
 
     @invariant()
     def who_waits_for_its_tenant_says_so(self) -> None:
-        """Whichever model the others run with, and though nobody asks."""
+        """Whichever model the others run with."""
+        self.look()
         running = Counter(sequence.request.tenant for sequence in self.at_work())
         for sequence in self.waiting():
             tenant, queue = sequence.request.tenant, self.home[sequence.request.id].queue
             assert sequence.times is not None
             activity, most = sequence.times.activity, self.terms[tenant].running
-            if activity is Activity.CONVERSATION or tenant in queue._places._changed:
-                continue  # it is about to look
+            if activity is Activity.CONVERSATION:
+                continue
             resumes = sequence.status is SequenceStatus.PREEMPTED
             held = tenant in queue._order.held
             assert held or activity is not Activity.QUOTA
@@ -466,7 +473,7 @@ class OrderMachine(RuleBasedStateMachine):
         assert queue.offers() == []
         for left in (order.held, queue._claimed, queue._waiting, places._running, places._waiting):
             assert not left
-        assert not queue._wait_times
+        assert not queue._found
         for gone in (order._tenants, order._waiting, order._running, order._accounts._ready):
             assert not gone
         assert model.runner.live_states == 0

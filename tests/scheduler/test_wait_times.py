@@ -1,4 +1,4 @@
-"""For how long requests waited for what, whether or not anybody asked meanwhile."""
+"""What queued requests wait for, and for how long."""
 
 from functools import partial
 
@@ -41,7 +41,7 @@ class Waits:
         return self.put(*(f"a{each}" for each in range(number)))
 
     def seconds(self, sequence: Sequence) -> dict[Activity, float]:
-        """For how long it did what, without asking the queue."""
+        """Seconds of each activity so far."""
         return times_of(sequence).seconds(self.clock.now)
 
 
@@ -51,23 +51,23 @@ def times_of(sequence: Sequence) -> Times:
     return sequence.times
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_all_of_a_tenant_wait_for_its_bound_from_the_first_start_on(*, asked: bool) -> None:
-    """However many wait, and though none of them is looked at until it starts itself."""
+def test_a_tenants_bound_is_noted_at_the_next_look() -> None:
+    """Once a step, or when `/status` asks, for every sequence that waits."""
     waits = Waits(Terms(running=1))
-    sequences = waits.put_many(200)
-    for number, sequence in enumerate(sequences[:150]):
-        if asked and number == 60:
-            assert len(waits.queue.requests(1000)) == 140
-        assert waits.queue.claim(sequence)
-        waits.clock.advance(1)
-        waits.queue.release(sequence)
-        if number > 1:
-            assert times_of(sequence).longest_wait(waits.clock.now) == (TENANT, number)
-    assert waits.seconds(sequences[149]) == {SLOT: 1, TENANT: 149}
-    assert waits.seconds(sequences[150]) == {SLOT: 0, TENANT: 150}
-    row = waits.queue.requests(1000)[-1]
-    assert (row.activity, row.seconds) == (SLOT, {SLOT: 0, TENANT: 150})
+    first, second, third = waits.put("a1", "a2", "a3")
+    waits.clock.advance(1)
+    assert waits.queue.claim(first)
+    waits.queue.note({})
+    waits.clock.advance(2)
+    assert [row.activity for row in waits.queue.requests(9)][1:] == [TENANT, TENANT]
+    waits.queue.release(first)
+    assert [row.activity for row in waits.queue.requests(9)] == [SLOT, SLOT]
+    waits.clock.advance(4)
+    assert waits.seconds(second) == waits.seconds(third) == {SLOT: 5, TENANT: 2}
+    assert times_of(second).longest_wait(waits.clock.now) == (SLOT, 5)
+    assert waits.queue.claim(second)
+    (row, *_) = waits.queue.requests(9)
+    assert row.seconds == {SLOT: 5, TENANT: 2}
 
 
 def test_who_ended_waits_for_nothing_any_more() -> None:
@@ -76,57 +76,49 @@ def test_who_ended_waits_for_nothing_any_more() -> None:
     first, second, _ = waits.put("a1", "a2", "a3")
     waits.clock.advance(2)
     assert waits.queue.claim(first)
+    waits.queue.note({})
     waits.clock.advance(3)
     assert waits.queue.remove("a2") is second
     ended = waits.clock.now
     waits.queue.release(first)
+    waits.queue.note({})
     waits.clock.advance(5)
-    assert times_of(first).seconds(ended) == {SLOT: 5}, "nobody said that it is prefilled"
+    assert times_of(first).seconds(ended) == {SLOT: 5}, "the engine did not say that it prefills"
     assert times_of(second).seconds(ended) == {SLOT: 2, TENANT: 3}
 
 
-def test_what_the_scheduler_found_counts_until_the_tenant_waits_for_something_else() -> None:
-    """It lacked memory; then its tenant reached its bound, and then had a place again."""
+def test_what_the_scheduler_found_counts_until_it_looks_again() -> None:
+    """It lacked memory; meanwhile its tenant reached its bound, and then had a place again."""
     waits = Waits(Terms(running=1))
     first, second = waits.put("a1", "a2")
     waits.clock.advance(1)
-    waits.queue.note([(second, MEMORY)])
+    waits.queue.note({second: MEMORY})
     waits.clock.advance(2)
-    waits.queue.note([(second, MEMORY)])
     assert waits.queue.requests(9)[1].activity is MEMORY
     waits.put("a3")
     waits.clock.advance(4)
     assert waits.queue.claim(first)
-    waits.queue.note([(second, MEMORY), (first, MEMORY)])  # it was looked at just before
+    waits.queue.note({second: MEMORY})
     waits.clock.advance(8)
     waits.queue.release(first)
+    waits.queue.note({})
     waits.clock.advance(16)
     expected = {SLOT: 17, MEMORY: 6, TENANT: 8}
     assert (waits.seconds(second), times_of(second).activity) == (expected, SLOT)
-    assert waits.queue.requests(9)[0].seconds == expected
-    waits.queue.note([(second, MEMORY)])
-    waits.clock.advance(32)
-    waits.queue.note([(second, SLOT)])
-    waits.clock.advance(64)
-    assert waits.seconds(second) == {SLOT: 81, MEMORY: 38, TENANT: 8}
     assert waits.queue.claim(second)
-    assert waits.seconds(second) == {SLOT: 81, MEMORY: 38, TENANT: 8}
+    assert waits.seconds(second) == expected
 
 
-def test_a_tenant_that_waits_for_nothing_is_forgotten() -> None:
-    """Its next request begins to wait when it comes."""
+def test_activities_are_noted_after_a_change_only() -> None:
+    """A step in which no request comes, starts or ends walks nothing, however many wait."""
     waits = Waits(Terms(running=1))
-    first, second = waits.put("a1", "a2")
-    assert waits.queue.claim(first)
-    waits.queue.remove("a2")
-    assert not waits.queue._wait_times
-    waits.clock.advance(1)
-    (third,) = waits.put("a3")
-    waits.clock.advance(2)
-    assert waits.seconds(third) == {TENANT: 2}
-    waits.queue.put_back(first)
-    assert times_of(first).activity is SLOT
-    assert times_of(second).activity is TENANT
+    sequences = waits.put_many(1000)
+    waits.queue.note({})
+    assert lines_run(partial(waits.queue.note, {})) < 40
+    assert waits.queue.claim(sequences[0])
+    waits.queue.note({})
+    assert {times_of(each).activity for each in sequences[1:]} == {TENANT}
+    assert lines_run(partial(waits.queue.note, {})) < 40
 
 
 @pytest.mark.parametrize("running", [1, 30])
@@ -180,31 +172,3 @@ def test_what_yielded_and_waits_for_its_conversation_is_not_offered() -> None:
     assert [each for _, each in waits.queue.offers({"1"})] == runs[1:2]
     waits.queue.remove("2")
     assert [each for _, each in waits.queue.offers()] == [runs[0], runs[2]]
-
-
-def test_who_describes_many_requests_holds_nobody_up_for_long() -> None:
-    """The lock is held for a bounded part of them at a time."""
-    waits = Waits(Terms(running=1))
-    waits.put_many(1000)
-    longest = []
-
-    class Counted:
-        """A lock that notes how many times are read while it is held."""
-
-        def __enter__(self) -> None:
-            longest.append(0)
-
-        def __exit__(self, *_: object) -> None:
-            assert longest[-1] <= 50
-
-    real = Times.snapshot
-
-    def snapshot(times: Times, now: float) -> Times:
-        longest[-1] += 1
-        return real(times, now)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(waits.queue, "_lock", Counted())
-        patched.setattr(Times, "snapshot", snapshot)
-        assert len(waits.queue.requests(1000)) == 1000
-    assert sum(longest) == 1000
