@@ -257,7 +257,7 @@ def main() -> None:
     vocab_size = SHAPES[options.shape]["vocab_size"]
     bound = options.stall_ms / 1e3
     if runner.overlaps:
-        warm_up(runner, 32)  # as the daemon does by default
+        warm_up(runner, 32, chunk=512)  # as the daemon does by default
     parts: dict[str, Callable[[], Any]] = {
         "join": lambda: [join(runner, vocab_size, options.context, pause) for pause in PAUSES],
         "arrive": lambda: arrive(runner, vocab_size, options.context, options.arrivals),

@@ -27,7 +27,7 @@ from ..models.outputs import ForwardOutput, PendingToken
 from ..models.runner import ModelRunner
 from ..models.runtime import keep_freed_memory
 from ..models.step_plan import StepPlan
-from ..models.warmup import longest, warm_up
+from ..models.warmup import warm_up
 from ..scheduler.admission import MemoryBound
 from ..scheduler.engine import Engine, Publish
 from ..scheduler.kv_cache_manager import KVCacheManager
@@ -137,7 +137,7 @@ def assemble(
     with ExitStack() as undo:  # what a start that fails leaves to others, or nobody
         undo.callback(cache.close)
         governor = Governor(cache)
-        _warm_up(settings, runner, memory.warm_up_bytes(budget), chunk, context, begin, go_on)
+        _warm_up(settings, runner, memory.warm_up_bytes(budget), chunk, begin, go_on)
         disk, pager = _open_disk(folders, loaded, copied, wake, begin), None
         if folders is not None and disk is not None:
             undo.callback(folders.give_back, disk.folder)
@@ -235,24 +235,13 @@ def _warm_up(
     runner: ModelRunner,
     budget: int,
     chunk: int,
-    context: int,
     begin: Callable[[Phase], object],
     go_on: Callable[[], object],
 ) -> None:
-    """Compile kernels for as many rows as there is memory for."""
-    rows = min(settings.max_batch, budget // runner.profile.worst_case(longest(runner)).nbytes)
-    every_shape = settings.warmup == "full"
-    if rows and (every_shape or (settings.warmup == "quick" and runner.device.warms_up)):
+    """Compile the kernels of as many rows as there is memory for."""
+    if settings.warmup == "quick" and runner.device.warms_up:
         begin("warming up")
-        warm_up(
-            runner,
-            rows,
-            every_shape=every_shape,
-            nbytes=budget,
-            chunk=chunk,
-            context=context,
-            go_on=go_on,
-        )
+        warm_up(runner, settings.max_batch, nbytes=budget, chunk=chunk, go_on=go_on)
 
 
 def _make_room(governor: Governor, runner: ModelRunner, need: Size) -> bool:

@@ -73,7 +73,7 @@ covers all state, that of running requests too; a budget that holds no request, 
 the daemon from starting. [memory.md](memory.md#the-budget) has the default,
 [cache.md](cache.md#tuning) says when to change it.
 
-[operations.md](operations.md#warm-up) says what each value of `warmup` runs before the first
+[operations.md](operations.md#warm-up) says what `warmup` runs before the first
 request, and for how long at most. `quick` runs nothing on a CPU, which compiles nothing.
 
 `disk_dir` unset means `state` in the user's cache folder: `~/.cache/umbel/` on Linux,

@@ -15,7 +15,7 @@ from .sizes import Size, parse_size
 from .tenants import TenantSettings
 
 KEYS_FILE = "keys.json"
-WarmUp = Literal["none", "quick", "full"]
+WarmUp = Literal["none", "quick"]
 
 
 def default_socket() -> Path:
@@ -181,7 +181,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     warmup: Annotated[
         WarmUp,
-        About("Steps before the first request: none, each kind (on a GPU only), or each shape."),
+        About("Kernels compiled before the first request: none, or those of common batches (GPU)."),
     ] = "quick"
     exact: Annotated[
         bool, About("The same request gives the same tokens, whatever else runs or is cached.")

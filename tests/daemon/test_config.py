@@ -92,7 +92,7 @@ def test_no_file_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("keepalive = nan", "keepalive is 'nan'; it must be a number of seconds, over 0"),
         ("exact = 'yes'", "exact is 'yes'; it must be true or false"),
         ("log_format = 'xml'", "log_format is 'xml'; it must be json or text"),
-        ("warmup = 'slow'", "warmup is 'slow'; it must be full or none or quick"),
+        ("warmup = 'slow'", "warmup is 'slow'; it must be none or quick"),
         ("cors_origins = 'x'", "cors_origins is 'x'; it must be a list of strings"),
     ],
 )

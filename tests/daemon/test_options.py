@@ -108,7 +108,7 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "--cors-origin http://[::1] --shared-prompt a.txt "
         "--prefill-chunk 2 --cache-bytes 3KiB --no-cache --disk-dir d --disk-bytes 4 --no-disk "
         "--checkpoint-interval 5 --checkpoints-kept 6 --kv-bits 4 --kv-group-size 32 --max-batch 7 "
-        "--max-stall-ms 8.5 --warmup full --exact "
+        "--max-stall-ms 8.5 --warmup none --exact "
         "--max-waiting 9 --request-timeout 10 --stop-grace 11 --log-format json "
         "--log-level debug --log-file l"
     )
@@ -134,7 +134,7 @@ def test_each_flag_is_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         kv_group_size=32,
         max_batch=7,
         max_stall_ms=8.5,
-        warmup="full",
+        warmup="none",
         exact=True,
         max_waiting=9,
         request_timeout=10.0,

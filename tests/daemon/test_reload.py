@@ -50,7 +50,7 @@ OTHER: dict[str, Any] = {
     "kv_group_size": 32,
     "max_batch": 12,
     "max_stall_ms": 13.0,
-    "warmup": "full",
+    "warmup": "none",
     "exact": True,
     "max_waiting": 14,
     "request_timeout": 15.0,

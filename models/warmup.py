@@ -1,0 +1,205 @@
+"""Warm-up: a prompt and batches of 1, 2, 4 … rows, computed before the first request.
+
+A CUDA device compiles or loads a kernel when it first meets it: the first batch of four rows took
+5 s on an H200 that had never run the model. Streams would stand still for that long. Later
+processes find the compiled kernels on disk. Metal takes milliseconds.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from .kv.sequence_cache import SequenceCache
+from .outputs import NextToken
+from .params import Row, SamplingParams
+from .runner import ModelRunner
+
+if TYPE_CHECKING:
+    from .kv.packed import PackedCheckpoint, PackedSpan
+
+SECONDS = 40.0
+"""No call begins after this time."""
+
+TURN = 16
+"""Tokens of each sequence's own prompt, and of the last chunk of the shared one."""
+
+_WORDS = range(8)  # tokens that all prompts consist of
+_STEPS = 3  # per number of rows: the batch is made, grows by a token, and overlaps the step before
+_NO_LIMIT = 1 << 62
+_GREEDY = SamplingParams(seed=0, temperature=0.0)
+_DRAWN = SamplingParams(seed=0)
+_EVERYTHING = SamplingParams(
+    seed=0,
+    top_p=0.9,
+    top_k=20,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias={0: 1.0},
+    top_logprobs=5,
+)
+
+log = structlog.get_logger()
+
+
+class _LimitError(Exception):
+    """The next call would exceed the time or the memory; the message says which."""
+
+
+def warm_up(
+    runner: ModelRunner,
+    max_batch: int,
+    *,
+    chunk: int,
+    nbytes: int = _NO_LIMIT,
+    clock: Callable[[], float] = time.monotonic,
+    go_on: Callable[[], object] = lambda: None,
+) -> None:
+    """Compute a prompt in chunks, then decode with 1, 2, 4 … rows; leave nothing behind.
+
+    The prompt is shared by all rows, as a system prompt is. A warm-up that would exceed a limit
+    stops early and logs which one.
+
+    Args:
+        runner: of the model. Nothing may run on it.
+        max_batch: the most sequences that run at once.
+        chunk: the most tokens of a prompt that are computed at once.
+        nbytes: upper bound of state and of computing, together.
+        clock: seconds, monotonic.
+        go_on: called before each call of the model. What it raises ends the warm-up.
+    """
+    began = clock()
+    run = _WarmUp(runner, chunk, nbytes, lambda: clock() - began < SECONDS, go_on)
+    sizes = _batch_sizes(max_batch if runner.batches else 1)
+    done = 0
+    try:
+        run.share_prompt()
+        for rows in sizes:
+            run.decode(rows)
+            done = rows
+    except _LimitError as error:
+        log.warning("warm-up stopped early", reason=str(error), rows=done, of=sizes[-1])
+    finally:
+        run.close()
+    log.info("warmed up", rows=done, steps=run.steps, seconds=round(clock() - began, 1))
+
+
+def _batch_sizes(most: int) -> list[int]:
+    """Powers of two below `most`, and `most` itself."""
+    return [*(1 << n for n in range((most - 1).bit_length())), most]
+
+
+class _WarmUp:
+    """The sequences and the shared state of one warm-up.
+
+    Attributes:
+        steps: decode steps that were run.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        chunk: int,
+        nbytes: int,
+        has_time: Callable[[], bool],
+        go_on: Callable[[], object],
+    ) -> None:
+        self.steps = 0
+        self._runner = runner
+        self._chunk = chunk
+        self._nbytes = nbytes
+        self._has_time = has_time
+        self._go_on = go_on
+        self._caches: list[SequenceCache] = []
+        self._spans: list[PackedSpan] = []
+        self._checkpoint: PackedCheckpoint | None = None
+
+    def share_prompt(self) -> None:
+        """Compute a prompt of a full chunk and a short one, and store its state.
+
+        Raises:
+            _LimitError: the next call would exceed a limit.
+        """
+        cache = self._open(0)
+        self._prefill(cache, self._chunk)
+        self._prefill(cache, TURN)
+        if cache.non_trimmable:
+            self._allow(self._runner.profile.captured(cache.offset).nbytes)
+            self._checkpoint = self._runner.placement.capture(cache)
+        self._allow(2 * self._runner.profile.kept(cache.suffix_length))
+        self._spans = self._runner.placement.take_packed(cache)
+        self._end_sequences()
+
+    def decode(self, rows: int) -> None:
+        """Start sequences until there are `rows`, then decode a few steps.
+
+        Raises:
+            _LimitError: the next call would exceed a limit.
+        """
+        while len(self._caches) < rows:
+            self._prefill(self._open(self._chunk + TURN), TURN)
+        tokens: list[NextToken] = [_WORDS[0]] * rows
+        for _ in range(_STEPS):
+            tokens = self._step(tokens)
+
+    def close(self) -> None:
+        """End all sequences and free the shared state."""
+        self._end_sequences()
+        self._spans, self._checkpoint = [], None
+
+    def _open(self, offset: int) -> SequenceCache:
+        cache = self._runner.open(offset, self._spans, self._checkpoint)
+        self._caches.append(cache)
+        return cache
+
+    def _end_sequences(self) -> None:
+        for cache in self._caches:
+            self._runner.placement.close(cache)
+        self._caches = []
+
+    def _step(self, tokens: Sequence[NextToken]) -> list[NextToken]:
+        """Decode one token of each sequence; sample it in every way that requests sample."""
+        plan = self._runner.plan(self._caches)
+        self._allow(self._runner.cost(plan).nbytes)
+        output = self._runner.run(plan, self._caches, tokens)
+        if output.logits is None:
+            raise next(iter(output.errors.values()))
+        rows = len(tokens)
+        for options in _samplings(output.logits.shape[-1]):
+            each = itertools.cycle(options)
+            sampled = self._runner.sample(output, {row: next(each) for row in range(rows)})
+        self.steps += 1
+        return [sampled.pending(row) for row in range(rows)]
+
+    def _prefill(self, cache: SequenceCache, tokens: int) -> None:
+        self._allow(self._runner.cost(self._runner.plan([], [(cache, tokens)])).nbytes)
+        words = list(itertools.islice(itertools.cycle(_WORDS), tokens))
+        self._runner.prefill([(words, cache)])
+
+    def _allow(self, nbytes: int) -> None:
+        """Check that `nbytes` more are within the limits.
+
+        Raises:
+            _LimitError: they are not.
+        """
+        self._go_on()
+        if not self._has_time():
+            raise _LimitError("time")
+        held = self._runner.held_by(self._caches).nbytes
+        held += sum(span.nbytes for span in self._spans)
+        held += self._checkpoint.nbytes if self._checkpoint else 0
+        if held + nbytes > self._nbytes:
+            raise _LimitError("memory")
+
+
+def _samplings(vocab: int) -> list[list[Row]]:
+    """Options of the rows, in turn: all under a grammar's mask, drawn, both, and greedy."""
+    mask = np.full(-(-vocab // 32), 2**32 - 1, np.uint32)
+    masked = Row(_EVERYTHING, _WORDS, _WORDS, mask)
+    greedy, drawn = (Row(params, _WORDS, _WORDS) for params in (_GREEDY, _DRAWN))
+    return [[masked], [drawn], [greedy, drawn], [greedy]]
