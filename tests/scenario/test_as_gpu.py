@@ -177,7 +177,7 @@ def test_kernels_read_prompts_that_begin_alike(
 def test_a_small_budget_warms_up_less(name: str) -> None:
     """The daemon starts, warms up as many rows as fit, and serves one after the other."""
     promise = ServerFixture(model(name), MEMORY, max_batch=1).assembly.runner.profile.worst_case
-    budget = promise(_SHORTEST).nbytes * 3 // 2
+    budget = promise(_SHORTEST).nbytes * 9 // 8
     server = ServerFixture(model(name), budget, max_batch=6, warmup="quick")
     runner = server.assembly.runner
     assert all(rows < 6 for rows, *_ in runner.shapes)
