@@ -1,4 +1,4 @@
-"""A daemon of one's own, on a private socket, for as long as a `with` block lasts."""
+"""A private daemon on a socket of its own, for the length of a `with` block."""
 
 import asyncio
 import secrets
@@ -14,7 +14,7 @@ from .client import Client
 from .errors import ClientError
 from .temporary import SOCKET
 
-_START = 600.0  # seconds; a large model is read from disk in this time
+_START = 600.0  # seconds without a downloaded byte; a large model is read from disk in this time
 _STOP = 120.0  # longer than a daemon takes to stop at the most
 _POLL = 0.1
 
@@ -29,10 +29,10 @@ async def private_daemon(
 
     Args:
         model: its name.
-        told: gets what `/ready` answers until it is ready, again and again.
+        told: gets each answer of `/ready` until it is ready.
 
     Raises:
-        ClientError: it did not start; the message is what it said last.
+        ClientError: it did not start; the message is the last line of its log.
     """
     # Only named here. The daemon makes it, so that it is there to remove it.
     folder = Path(tempfile.gettempdir(), f"umbel-{secrets.token_hex(8)}")
@@ -55,13 +55,29 @@ async def private_daemon(
                 shutil.rmtree(folder, ignore_errors=True)  # where the daemon was killed
 
 
-async def _wait_ready_in_time(*arguments: Any) -> None:
+async def _wait_ready_in_time(
+    client: Client,
+    process: asyncio.subprocess.Process,
+    log: IO[bytes],
+    told: Callable[[dict[str, Any]], object],
+) -> None:
+    """Wait until it is ready, for `_START` seconds from the last byte of a download on."""
+    clock, arrived = asyncio.get_running_loop().time, 0
     try:
-        async with asyncio.timeout(_START):
-            await _wait_ready(*arguments)
+        async with asyncio.timeout(_START) as limit:
+
+            def look(ready: dict[str, Any]) -> None:
+                nonlocal arrived
+                done = ready.get("download", {}).get("done", 0)
+                if done > arrived:
+                    arrived = done
+                    limit.reschedule(clock() + _START)
+                told(ready)
+
+            await _wait_ready(client, process, log, look)
     except TimeoutError:
         message = f"the private daemon was not ready within {_START:g} seconds"
-        raise ClientError(message) from None
+        raise ClientError(f"{message}, downloads not counted") from None
 
 
 async def _wait_ready(

@@ -1,5 +1,6 @@
 """The daemon of `umbel chat` and `umbel demo`: it ends with its parent and leaves nothing."""
 
+import io
 import os
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -108,9 +111,38 @@ def test_killed_daemon(short_path: Path) -> None:
 async def test_a_daemon_that_is_not_ready_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait ends in words, and so does the daemon."""
     monkeypatch.setattr(private, "_START", 0.2)
-    with pytest.raises(ClientError, match=r"not ready within 0\.2 seconds"):
+    with pytest.raises(ClientError, match=r"not ready within 0\.2 seconds, downloads not counted"):
         async with private.private_daemon("smollm2"):
             pytest.fail("it was ready before its imports ended")
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_the_bound_counts_from_the_last_byte(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, arrives: bool
+) -> None:
+    """A download that gets on may take longer than the bound; one that stalls may not."""
+    monkeypatch.setattr(private, "_START", 1.0)
+    monkeypatch.setattr(private, "_POLL", 0.25)
+    told: list[int] = []
+
+    async def get(_route: str) -> dict[str, Any]:
+        if len(told) == 8:
+            return {"status": "ready"}
+        return {"status": "loading", "download": {"done": 1 + arrives * len(told), "total": 8}}
+
+    client: Any = SimpleNamespace(path=tmp_path, get=get)
+    process: Any = SimpleNamespace(returncode=None)
+    log = io.BytesIO()
+    wait = private._wait_ready_in_time(
+        client, process, log, lambda ready: told.append(ready["download"]["done"])
+    )
+    if arrives:
+        await wait
+        assert told == [1, 2, 3, 4, 5, 6, 7, 8]
+    else:
+        with pytest.raises(ClientError, match="not ready within 1 seconds"):
+            await wait
+        assert set(told) == {1}
 
 
 def test_storm_on_the_parent(short_path: Path) -> None:
