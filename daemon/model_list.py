@@ -86,9 +86,8 @@ def _embedded() -> Iterator[_Found]:
 
 def _folders(settings: Settings) -> Iterator[_Found]:
     """Describe the folders that the configuration names."""
-    named = {name: table.model or name for name, table in settings.models.items()}
-    for name, place in ({settings.model: settings.model} | named).items():
-        folder = Path(place)
+    for name in dict.fromkeys([settings.model, *settings.models]):
+        folder = Path(settings.source_of(name))
         if folder.is_dir():
             size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
             yield _described(name, "folder", size, folder)

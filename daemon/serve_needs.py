@@ -57,9 +57,7 @@ def service() -> Iterator[Finding]:
 
 def _models(settings: Settings) -> Iterator[Finding]:
     """Say of each model whether it is here, or how it comes here."""
-    names = [settings.model]
-    names += [table.model or name for name, table in settings.models.items()]
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(map(settings.source_of, [settings.model, *settings.models])):
         if name == EMBEDDED:
             yield embedded_model()
         elif Path(name).is_dir():

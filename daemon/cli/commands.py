@@ -130,7 +130,7 @@ def chat(
     wanted = conversation.Wanted(
         settings.socket_path,
         model=None if private else model,
-        private=(model or settings.model) if private else None,
+        private=settings.source_of(model or settings.model) if private else None,
         otherwise=None if configured or model else default,
     )
     signals = StopSignals()

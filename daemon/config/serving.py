@@ -187,6 +187,11 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, About("The same request gives the same tokens, whatever else runs or is cached.")
     ] = False
 
+    def source_of(self, name: str) -> str:
+        """Where a model is: what its table says; else its name is the place."""
+        table = self.models.get(name)
+        return name if table is None else table.model or name
+
     @property
     def socket_path(self) -> Path:
         """Where the Unix socket is."""

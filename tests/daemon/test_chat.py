@@ -41,6 +41,20 @@ def test_a_private_daemon_whose_model_is_none(short_path: Path) -> None:
     assert last.startswith("umbel: the private daemon did not start: no model 'nobody'")
 
 
+@pytest.mark.parametrize("words", [(), ("--model", "coder")])
+def test_a_private_daemon_of_a_table(
+    short_path: Path, long_tiny_dir: Path, words: tuple[str, ...]
+) -> None:
+    """The configured model, and a model by its name, may be a table's, as for `umbel serve`."""
+    config = short_path / "umbel.toml"
+    first = "" if words else 'model = "coder"\n'
+    config.write_text(f'{first}[models.coder]\nmodel = "{long_tiny_dir}"\n')
+    words = ("chat", "hello", "--private", "--max-tokens", "1", "--config", str(config), *words)
+    done = umbel(*words, folder=short_path, stdin="")
+    assert done.returncode == 0, done.stderr
+    assert f"Starting a private daemon with {long_tiny_dir}" in done.stderr
+
+
 def test_only_the_answer_is_on_standard_output(
     smollm2_daemon: RunningDaemon, short_path: Path
 ) -> None:

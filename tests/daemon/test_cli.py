@@ -185,7 +185,7 @@ def test_doctor_checks_what_serve_needs(short_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         (short_path / "umbel.toml").write_text(
-            f'port = {port}\nlog_file = "{short_path}/none/log"\n'
+            f'model = "coder"\nport = {port}\nlog_file = "{short_path}/none/log"\n'
             '[models.coder]\nmodel = "org/coder"\n[models.gone]\nmodel = "/nowhere"\n'
         )
         words = ("doctor", "--config", str(short_path / "umbel.toml"))
@@ -196,6 +196,7 @@ def test_doctor_checks_what_serve_needs(short_path: Path) -> None:
     assert problems.keys() == {"model", "keys", "log", "tcp"}
     assert problems["model"].startswith("/nowhere is not 'smollm2'")
     assert problems["tcp"] == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert not [text for _, _, text in found if text.startswith("coder")]  # a table's name
     assert ("ok", "model", "org/coder (a repo; what is missing of it is downloaded)") in found
     assert all(text in " ".join(plain.stdout.split()) for text in problems.values())
 
