@@ -10,7 +10,7 @@ class ConfigError(StartError):
 
 
 class FlagError(ConfigError):
-    """A flag of the command line has a value that is of no use."""
+    """The command line is wrong: a flag or an argument has a value that is of no use."""
 
 
 class SocketError(StartError):

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from .config.sizes import Size, parse_size
-from .errors import ConfigError
+from .errors import FlagError
 
 
 class Device(enum.StrEnum):
@@ -33,14 +33,14 @@ class Planned(NamedTuple):
         """Read what was given.
 
         Raises:
-            ConfigError: it is no size, or a device without one.
+            FlagError: it is no size, or a device without one.
         """
         if memory is None:
             if device is not None:
-                raise ConfigError("--device needs --memory: how much has that machine?")
+                raise FlagError("--device needs --memory: how much has that machine?")
             return cls()
         try:
             nbytes = parse_size(msgspec.convert(memory, Size))
         except msgspec.ValidationError as error:
-            raise ConfigError(f"--memory is {memory!r}; it must be a size: 64GiB, 64GB") from error
+            raise FlagError(f"--memory is {memory!r}; it must be a size: 64GiB, 64GB") from error
         return cls(nbytes, device)

@@ -19,7 +19,7 @@ from rich.progress import Progress as Bars
 from ..models.load.download import fetch
 from ..models.load.hub import is_repo
 from ..models.load.watch import Progress, Watch
-from .errors import ClientError
+from .errors import ClientError, FlagError
 from .model_list import sized
 
 _STEP = 10  # percent between two lines, where there is no terminal
@@ -52,10 +52,11 @@ async def pull(name: str, *, json: bool) -> list[str]:
         What to print.
 
     Raises:
+        FlagError: it is no name of a repo.
         ClientError: it cannot be had; the message says why.
     """
     if not is_repo(name):
-        raise ClientError(f"{name!r} is no Hugging Face repo: they have the form org/name")
+        raise FlagError(f"{name!r} is no Hugging Face repo: they have the form org/name")
     console = Console(stderr=True, highlight=False)
     watch = Watch()
     with _Bar(name, console) as bar:

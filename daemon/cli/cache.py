@@ -9,10 +9,10 @@ import typer
 from rich.console import Console
 
 from ..config import Settings
-from ..errors import ConfigError
+from ..errors import ConfigError, FlagError
 from .group import Group
 from .options import takes_settings
-from .running import fail, report_console, run
+from .running import fail, refuse, report_console, run
 
 if TYPE_CHECKING:
     from ..cache_report import ModelCache
@@ -94,9 +94,9 @@ def cache_pin(
     from ..cache_report import pin  # noqa: PLC0415  (keeps --help quick)
 
     if (prompt is None) == (conversation is None):
-        fail(ConfigError("name a file with a system prompt, or a --conversation"))
+        refuse(FlagError("name a file with a system prompt, or a --conversation"))
     if shared and prompt is None:
-        fail(ConfigError("only a system prompt can be shared: name its file"))
+        refuse(FlagError("only a system prompt can be shared: name its file"))
     if prompt is not None:
         body: dict[str, str | bool] = {"name": name or prompt.name, "system": _text_of(prompt)}
         body["shared"] = shared

@@ -8,12 +8,12 @@ import typer
 
 from ..config import SETTINGS, Settings
 from ..early_signals import has_terminal
-from ..errors import StartError
+from ..errors import FlagError, StartError
 from ..signals import StopSignals
 from . import cache, keys, models, service
 from .group import Group
 from .options import takes_settings
-from .running import fail, report_console, run
+from .running import fail, refuse, report_console, run
 
 app = typer.Typer(
     name="umbel",
@@ -124,7 +124,7 @@ def chat(
     from .. import chat as conversation  # noqa: PLC0415  (keeps --help quick)
 
     if lines and prompt is not None:
-        raise typer.BadParameter("a prompt is one question, and --lines reads many")
+        refuse(FlagError("a prompt is one question, and --lines reads many"))
     default = SETTINGS["model"].default
     configured = settings.model != default or settings.models or settings.socket
     wanted = conversation.Wanted(

@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from ..config import Settings
-from ..errors import ConfigError
+from ..errors import FlagError
 from ..model_machine import Device, Planned
 from ..signals import StopSignals
 from .group import Group
 from .options import takes_settings
-from .running import fail, report_console, run
+from .running import refuse, report_console, run
 
 app = typer.Typer(cls=Group, help="List, get and choose models.", invoke_without_command=True)
 
@@ -103,5 +103,5 @@ def _list(planned: Planned, settings: Settings, *, json: bool) -> None:
 def _planned(memory: str | None, device: Device | None) -> Planned:
     try:
         return Planned.of(memory, device)
-    except ConfigError as error:
-        fail(error)
+    except FlagError as error:
+        refuse(error)

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from ..config import SETTINGS, Setting, load
 from ..errors import FlagError, StartError
-from .running import fail
+from .running import fail, refuse
 
 _TEXT: Any = str | None
 _TEXTS: Any = list[str] | None
@@ -44,8 +44,8 @@ def takes_settings(
 
     The command gets the settings that these options, the variables and the file give. Where
     they are wrong it does not run: the process ends with a sentence, and with status 2 if a flag is
-    wrong, else 1. A command with
-    a parameter `read_again` gets a function as well that reads all three once more.
+    wrong, else 1. A command with a parameter `read_again` gets a function as well that reads all
+    three once more.
 
     Args:
         names: the settings that have an option; none for all that have a flag.
@@ -63,8 +63,10 @@ def takes_settings(
                 given["read_again"] = read
             try:
                 settings = read()
+            except FlagError as error:
+                refuse(error)
             except StartError as error:
-                fail(error, 2 if isinstance(error, FlagError) else 1)
+                fail(error)
             command(**given, settings=settings)
 
         parameters = inspect.signature(command).parameters

@@ -1,4 +1,4 @@
-"""How a command runs, and how it ends where it cannot: one sentence, and exit status 1 or 2."""
+"""The run of a command, and its end where it cannot run: one sentence, and status 1 or 2."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -7,8 +7,9 @@ from typing import Any, NoReturn, TypeVar
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer._click.globals import get_current_context
 
-from ..errors import ClientError
+from ..errors import ClientError, FlagError
 from ..signals import StopSignals
 
 T = TypeVar("T")
@@ -21,6 +22,8 @@ def run(work: Coroutine[Any, Any, T], given: StopSignals | None = None) -> T:
             return asyncio.run(_until_signal(work, signals))
         except ClientError as error:
             fail(error)
+        except FlagError as error:
+            refuse(error)
         except asyncio.CancelledError:
             if signals.first is None:
                 raise
@@ -33,10 +36,15 @@ async def _until_signal(work: Coroutine[Any, Any, T], signals: StopSignals) -> T
         return await task
 
 
-def fail(error: Exception, status: int = 1) -> NoReturn:
-    """Say what is wrong on standard error, and end: with status 2 if the command line is."""
+def fail(error: Exception) -> NoReturn:
+    """Say what is wrong on standard error, and end with status 1."""
     say_error(str(error))
-    raise typer.Exit(status)
+    raise typer.Exit(1)
+
+
+def refuse(error: FlagError) -> NoReturn:
+    """Say what is wrong with the command line, name its help, and end with status 2."""
+    get_current_context().fail(str(error))
 
 
 def say_error(text: str, hint: str = "") -> None:

@@ -2,7 +2,8 @@
 
 import ipaddress
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,8 +55,8 @@ def load(
         serves: whether a daemon shall listen by them; else it may not be able to yet.
 
     Raises:
-        ConfigError: a file cannot be read, a name is unknown, or a value is of no use; a FlagError
-            where a flag has that value.
+        ConfigError: a file cannot be read, a name is unknown, or a value is of no use.
+        FlagError: a flag gave that value.
     """
     path, values = _read_file(file, environment)
     public = serves and _KEY in values and _is_public(path)
@@ -75,7 +76,8 @@ def load(
     )
     _check(settings, given)
     if serves:
-        check_key(settings, given["host"].place if "host" in given else "host")
+        with _given_by_flags(given, "host"):
+            check_key(settings, given["host"].place if "host" in given else "host")
     return settings
 
 
@@ -164,14 +166,13 @@ def _words(text: str) -> list[str]:
 
 
 def _read_flags(flags: Mapping[str, Any]) -> dict[str, _Given]:
-    try:
-        return {
-            name: _convert(SETTINGS[name], value, SETTINGS[name].flag or name)
-            for name, value in flags.items()
-            if value is not None
-        }
-    except ConfigError as error:
-        raise FlagError(str(error)) from error
+    given = {}
+    for name, value in flags.items():
+        if value is not None:
+            place = SETTINGS[name].flag or name
+            with _given_by_flags({name: _Given(value, place)}, name):
+                given[name] = _convert(SETTINGS[name], value, place)
+    return given
 
 
 def _convert(setting: Setting, value: Any, place: str, *, strict: bool = False) -> _Given:
@@ -206,12 +207,28 @@ def _check(settings: Settings, given: Mapping[str, _Given]) -> None:
     if settings.body_budget < _LEAST_BODIES:
         place = given["body_bytes"].place
         raise ConfigError(f"{place}: it must be at least {_LEAST_BODIES} bytes (1MiB)")
-    check_default(settings.model, settings.models, given["model"].place if "model" in given else "")
-    check_aliases(settings.aliases, settings.model, settings.models)
-    check_names(settings.models, [settings.model, *settings.aliases])
-    check_origins(settings.cors_origins)
+    with _given_by_flags(given, "model"):
+        place = given["model"].place if "model" in given else ""
+        check_default(settings.model, settings.models, place)
+    with _given_by_flags(given, "aliases", "model"):
+        check_aliases(settings.aliases, settings.model, settings.models)
+        check_names(settings.models, [settings.model, *settings.aliases])
+    with _given_by_flags(given, "cors_origins"):
+        check_origins(settings.cors_origins)
     if settings.host is not None and settings.port is None:
-        raise ConfigError(f"{given['host'].place}: it needs a port too")
+        with _given_by_flags(given, "host"):
+            raise ConfigError(f"{given['host'].place}: it needs a port too")
+
+
+@contextmanager
+def _given_by_flags(given: Mapping[str, _Given], *names: str) -> Iterator[None]:
+    """Make an error about these settings the command line's where a flag gave one of them."""
+    try:
+        yield
+    except ConfigError as error:
+        if any(name in given and given[name].place.startswith("--") for name in names):
+            raise FlagError(str(error)) from error
+        raise
 
 
 def check_key(settings: Settings, place: str) -> None:

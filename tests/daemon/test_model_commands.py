@@ -163,9 +163,6 @@ def test_what_is_damaged_is_fetched_anew(hub: FakeHub, short_path: Path) -> None
     [
         (("pull", "tests/none"), "Hugging Face has no model tests/none, or it is private"),
         (("pull", GATED), "tests/gated is gated: accept its terms at"),
-        (("pull", "nonsense"), "'nonsense' is no Hugging Face repo"),
-        (("recommend", "--memory", "lots"), "--memory is 'lots'; it must be a size"),
-        (("list", "--device", "mac"), "--device needs --memory"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_words(
