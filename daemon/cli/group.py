@@ -1,5 +1,7 @@
 """Commands as `umbel` has them: other names, suggestions, and errors of one style."""
 
+import errno
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,6 +25,9 @@ _MEANT: Mapping[str, str] = {
     "restart": "end umbel serve with Ctrl-C and run it again; a service by its manager",
 }
 """What is asked of other programs in such words, and how it is done here."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write to standard output; files name themselves in theirs."""
 
 
 class Group(TyperGroup):
@@ -67,6 +72,12 @@ class Group(TyperGroup):
             _end(error)
         except typer.Abort:
             status = 1
+        except OSError as error:
+            if error.errno not in _FULL or error.filename is not None:
+                raise
+            _discard_output()
+            say_error(f"standard output cannot be written: {error.strerror}")
+            status = 1
         sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -77,6 +88,13 @@ def _end(error: ClickException) -> NoReturn:
         hint = "" if context is None else f" [dim]({escape(context.command_path)} --help)[/]"
         say_error(error.format_message(), hint)
     sys.exit(error.exit_code)
+
+
+def _discard_output() -> None:
+    """Have standard output go nowhere: Python writes what is left of it at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _hide_types_of_flags(params: list[Any]) -> None:

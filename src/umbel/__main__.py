@@ -8,6 +8,8 @@ import sys
 from .daemon.early_signals import has_terminal, hear_interrupts_always, leave_at_once
 from .daemon.process_end import end_process
 
+_STANDARD_ERROR = 2
+
 
 def main() -> None:
     """Run the command line; errors are one sentence on standard error and exit status 1."""
@@ -19,6 +21,7 @@ def main() -> None:
         hear_interrupts_always()
     else:
         leave_at_once(None)
+    _open_closed_streams(refuse=not serves)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may have few characters
     from .daemon.cli import app  # noqa: PLC0415  (as above)
@@ -29,6 +32,23 @@ def main() -> None:
         if serves:
             end_process(ended.code if isinstance(ended.code, int) else int(bool(ended.code)))
         raise
+
+
+def _open_closed_streams(*, refuse: bool) -> None:
+    """Open /dev/null for each standard stream that is closed: the next file would get its number.
+
+    Args:
+        refuse: end with status 1 where standard output is closed, before anything is done whose
+            answer would be lost.
+    """
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        pass
+    os.close(opened)
+    if sys.stdout is None and refuse:
+        os.write(_STANDARD_ERROR, b"umbel: standard output is closed\n")
+        sys.exit(1)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(_STANDARD_ERROR, "w")
 
 
 if __name__ == "__main__":

@@ -289,6 +289,31 @@ def test_bad_settings(text: str | None, said: str, short_path: Path) -> None:
     assert said in line.replace(f"{short_path}/", "")
 
 
+@pytest.mark.parametrize("words", ["chat hi", "ps", "keys add joe", "--version"])
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [(">&-", "is closed"), ("> /dev/full", "cannot be written: No space left on device")],
+)
+def test_an_output_that_cannot_be_written(
+    words: str, output: str, said: str, tiny_daemon: RunningDaemon, short_path: Path
+) -> None:
+    """A sentence, and status 1; where it is closed nothing is done whose answer would be lost."""
+    variables = {"UMBEL_SOCKET": str(tiny_daemon.socket)}
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m umbel {words} {output} < /dev/null"],
+        capture_output=True,
+        text=True,
+        env=environment(short_path) | variables,
+        check=False,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 1
+    *before, line = done.stderr.splitlines()
+    assert line == f"umbel: standard output {said}"
+    assert "Traceback" not in "".join(before)
+    assert output != ">&-" or not list(short_path.rglob("keys.json"))
+
+
 @pytest.mark.parametrize("words", ["cache list", "keys ls", "models ls"])
 def test_ls_and_list_are_one(words: str, short_path: Path) -> None:
     """Each is known wherever the other is."""
