@@ -57,6 +57,19 @@ async def stats(cache: ModelCache, console: Console) -> None:
         console.print(f"pinned: {pinned['name']}, {pinned['tokens']} tokens{whose}", markup=False)
 
 
+async def stats_json(cache: ModelCache, console: Console) -> None:
+    """Print the same as JSON: what `/cache` and `/cache/pins` answer, and of `/status` two parts.
+
+    Raises:
+        ClientError: no daemon answers.
+    """
+    told = await _get(cache, "/cache") | await _get(cache, "/cache/pins")
+    if cache.model is None:
+        status = await _get(cache, "/status")
+        told |= {"ledger": status["ledger"], "disk": status["disk"]}
+    console.print_json(data=told)
+
+
 async def _print_status(cache: ModelCache, console: Console) -> None:
     """Print what `/status` tells of the default model alone."""
     status = await _get(cache, "/status")

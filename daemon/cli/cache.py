@@ -25,6 +25,7 @@ Model = Annotated[
         metavar="<name>",
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 app = typer.Typer(
     cls=Group, help="Look into what the running daemon remembers.", no_args_is_help=True
@@ -33,11 +34,11 @@ app = typer.Typer(
 
 @app.command("stats")
 @takes_settings("socket", serves=False)
-def cache_stats(*, model: Model = None, settings: Settings) -> None:
+def cache_stats(*, model: Model = None, json: Json = False, settings: Settings) -> None:
     """Print the cache's shape and size."""
-    from ..cache_report import stats  # noqa: PLC0415  (keeps --help quick)
+    from ..cache_report import stats, stats_json  # noqa: PLC0415  (keeps --help quick)
 
-    _report(stats, model, settings)
+    _report(stats_json if json else stats, model, settings)
 
 
 @app.command("ls")

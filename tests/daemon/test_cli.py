@@ -289,6 +289,16 @@ def test_bad_settings(text: str | None, said: str, short_path: Path) -> None:
     assert said in line.replace(f"{short_path}/", "")
 
 
+def test_cache_stats_as_json(tiny_daemon: RunningDaemon, short_path: Path) -> None:
+    """What is printed for people is there in numbers; of another model only its own cache."""
+    words = ("cache", "stats", "--json", "--socket", str(tiny_daemon.socket))
+    told = json.loads(umbel(*words, folder=short_path).stdout)
+    assert {"tokens", "span_bytes", "leases", "pins", "disk"} <= told.keys()
+    assert told["ledger"]["budget"] > 0
+    named = json.loads(umbel(*words, "--model", "tiny", folder=short_path).stdout)
+    assert told.keys() - named.keys() == {"ledger", "disk"}
+
+
 @pytest.mark.parametrize("words", ["chat hi", "ps", "keys add joe", "--version"])
 @pytest.mark.parametrize(
     ("output", "said"),
