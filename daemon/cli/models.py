@@ -5,12 +5,12 @@ from typing import Annotated
 import typer
 
 from ..config import Settings
-from ..errors import FlagError
+from ..errors import ClientError, FlagError
 from ..model_machine import Device, Planned
 from ..signals import StopSignals
 from .group import Group
 from .options import takes_settings
-from .running import refuse, report_console, run
+from .running import fail, refuse, report_console, run
 
 app = typer.Typer(cls=Group, help="List, get and choose models.", invoke_without_command=True)
 
@@ -68,6 +68,19 @@ def pull(
     lines = run(fetch(name, json=json), signals)
     for line in lines:
         typer.echo(line)
+
+
+@app.command()
+def rm(
+    name: Annotated[str, typer.Argument(help="A Hugging Face repo org/name, or smollm2.")],
+) -> None:
+    """Delete a downloaded model; one that a daemon has loaded stays in its memory."""
+    from ..model_removal import remove  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        typer.echo(remove(name))
+    except ClientError as error:
+        fail(error)
 
 
 @app.command()

@@ -81,6 +81,18 @@ def test_a_model_is_pulled_and_listed(hub: FakeHub, short_path: Path) -> None:
     assert listed["problem"] == ""
 
 
+def test_a_model_is_removed(hub: FakeHub, short_path: Path) -> None:
+    """What was pulled is deleted, once; nothing else is."""
+    assert run_umbel(hub, short_path, "pull", REPO)[0] == 0
+    status, out, _ = run_umbel(hub, short_path, "rm", REPO)
+    assert (status, out.startswith(f"deleted {REPO}: ")) == (0, True)
+    assert not list((short_path / "hf").rglob("*.safetensors"))
+    for name in (REPO, "smollm2"):
+        status, out, errors = run_umbel(hub, short_path, "rm", name)
+        assert (status, out) == (1, "")
+        assert f"there is no downloaded model {name}" in errors
+
+
 def test_a_revision_can_be_named(hub: FakeHub, short_path: Path) -> None:
     """Only that one is asked for, and it is found again without the network."""
     status, out, _ = run_umbel(hub, short_path, "pull", f"{REPO}@v1.0", "--json")
