@@ -144,6 +144,29 @@ def _lock_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.lock")
 
 
+def lock_holder(path: Path) -> int | None:
+    """Find the process that holds the lock on a socket's path; None without one.
+
+    Raises:
+        PermissionError: the lock is another user's, who could have written any number into it.
+        OSError: the lock cannot be read.
+    """
+    try:
+        lock = os.open(_lock_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        if os.fstat(lock).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        content = os.pread(lock, 32, 0)
+        return int(content or 0) or None if _LOCK_CONTENT.fullmatch(content) else None
+    finally:
+        os.close(lock)
+    return None
+
+
 def _lock(path: Path) -> int:
     """Open and lock the file beside the path, and write this process's id into it."""
     lock = _open_lock(_lock_path(path))

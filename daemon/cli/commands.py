@@ -8,7 +8,7 @@ import typer
 
 from ..config import SETTINGS, Settings
 from ..early_signals import has_terminal
-from ..errors import FlagError, StartError
+from ..errors import ClientError, ConfigError, FlagError, ServiceError, StartError
 from ..signals import StopSignals
 from . import cache, keys, models, service
 from .group import Group
@@ -171,6 +171,35 @@ def top(
 
     signals = StopSignals()
     run(live.top(settings.socket_path, once=once, signals=signals), signals)
+
+
+@app.command()
+@takes_settings("socket", "stop_grace", serves=False)
+def stop(*, settings: Settings) -> None:
+    """Stop the daemon in order, and wait until it has ended; a second time cuts the grace short."""
+    from ..stop import stop as end  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        pid = end(settings.socket_path, settings.stop_grace)
+    except ClientError as error:
+        fail(error)
+    typer.echo(f"stopped the daemon on {settings.socket_path} (pid {pid})")
+
+
+@app.command()
+@takes_settings("log_file", serves=False)
+def logs(*, settings: Settings) -> None:
+    """Show the end of the daemon's log, and what comes, until Ctrl-C."""
+    from ..installation import find, follow  # noqa: PLC0415  (keeps --help quick)
+
+    try:
+        if settings.log_path is not None:
+            raise typer.Exit(follow(settings.log_path))
+        raise typer.Exit(find(system=False).follow_log())
+    except ConfigError as error:
+        fail(error)
+    except ServiceError as error:
+        fail(ServiceError(f"no log_file is set, so the daemon logs to standard error; {error}"))
 
 
 @app.command()

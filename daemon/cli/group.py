@@ -21,8 +21,8 @@ _MEANT: Mapping[str, str] = {
     "status": "umbel ps lists requests, umbel top shows the daemon, and umbel service status the "
     "service",
     "pull": "umbel models pull gets a model",
-    "rm": "a model is a folder of Hugging Face's cache; delete it there",
-    "restart": "end umbel serve with Ctrl-C and run it again; a service by its manager",
+    "rm": "umbel models rm deletes a model",
+    "restart": "umbel stop ends the daemon, and umbel serve runs it again",
 }
 """What is asked of other programs in such words, and how it is done here."""
 

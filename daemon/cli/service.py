@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ServiceError
+from ..errors import ConfigError, ServiceError
 from .group import Group
 from .running import fail, report_console, run
 
@@ -67,7 +67,7 @@ def logs(*, system: System = False) -> None:
     """Show the end of the service's log, and what comes, until Ctrl-C."""
     try:
         raise typer.Exit(_find(system=system).follow_log())
-    except ServiceError as error:
+    except (ConfigError, ServiceError) as error:
         fail(error)
 
 

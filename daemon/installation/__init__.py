@@ -1,6 +1,7 @@
 """umbel as a service of systemd or launchd: its files there, and the programs that manage it."""
 
 from .installer import Installation, find, install, uninstall
+from .service_log import follow
 from .service_status import ServiceStatus, report
 from .umbel import Umbel, running_umbel
 
@@ -9,6 +10,7 @@ __all__ = [
     "ServiceStatus",
     "Umbel",
     "find",
+    "follow",
     "install",
     "report",
     "running_umbel",

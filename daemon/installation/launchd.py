@@ -13,7 +13,7 @@ from ..errors import ServiceError
 from .program import Program
 from .refusals import not_installed, not_root
 from .service_file import ServiceFile, seal
-from .service_log import LINES, last_words
+from .service_log import LINES, follow, last_words, log_file
 from .service_status import ServiceStatus
 from .step import Step, command, folder, remove, write
 from .umbel import Umbel, shipped
@@ -184,8 +184,8 @@ class Launchd:
         return job if isinstance(job, dict) else {}
 
     def follow_log(self) -> int:
-        """Have tail show it."""
-        return Program("tail").show("-n", "20", "-F", str(self._log))
+        """Have tail show it: the settings' `log_file`, or what launchd writes."""
+        return follow(log_file() or self._log)
 
 
 def _owner(*, system: bool) -> tuple[pwd.struct_passwd, Path]:

@@ -1,6 +1,10 @@
-"""The end of a service's log, in which several runs of the daemon follow each other."""
+"""The log of a service: where it is, and its end, in which several runs follow each other."""
 
 import re
+from pathlib import Path
+
+from ..config import load
+from .program import Program
 
 LINES = 400
 """As many are looked at: a run's refusals, or a traceback, may stand behind what ended it."""
@@ -11,6 +15,32 @@ _ERRORS = re.compile(
     \blevel(=|":\ ?")(error|critical)\b""",
     re.VERBOSE,
 )
+
+
+def log_file(settings: Path | None = None) -> Path | None:
+    """Find the `log_file` that a service has; None where it logs to standard error.
+
+    Args:
+        settings: the file that it reads; None for this user's.
+
+    Raises:
+        ConfigError: that is at fault.
+    """
+    if settings is not None and not settings.exists():
+        return None
+    return load({}, file=settings, environment={}, serves=False).log_path
+
+
+def follow(path: Path) -> int:
+    """Show the end of a log file, and what comes, also under a new file of its name.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ServiceError: there is no `tail`.
+    """
+    return Program("tail").show("-n", "20", "-F", str(path))
 
 
 def last_words(lines: list[str], pid: str = "") -> str:

@@ -11,6 +11,7 @@ from ..errors import ServiceError
 from .program import Program
 from .refusals import not_installed, not_root
 from .service_file import ServiceFile, seal
+from .service_log import follow, log_file
 from .service_status import ServiceStatus
 from .step import Step, command, remove, write
 from .umbel import Umbel, shipped
@@ -238,7 +239,10 @@ class Systemd:
         return Path(path) if path.startswith("/") else None
 
     def follow_log(self) -> int:
-        """Have journalctl show it."""
+        """Have tail show the settings' `log_file`, or journalctl the journal."""
+        settings = Path(_BASES["Configuration"], "umbel", "umbel.toml") if self._is_system else None
+        if (path := log_file(settings)) is not None:
+            return follow(path)
         self._require_systemd()
         return Program("journalctl", *self._scope).show("-u", "umbel", "-f")
 
