@@ -11,7 +11,7 @@ from typing import Any
 from mlx_lm.models import activations, base, gated_delta
 from mlx_lm.models.cache import ChunkedKVCache
 
-from . import projections, residual, rotary, short_convolution
+from . import projections, rotary, short_convolution
 from .activations import Swiglu
 from .attention.binding import Attention
 from .attention.chunked import CountsByRow
@@ -26,21 +26,17 @@ BOUND: dict[str, tuple[Callable[..., Any], type[Attention | Swiglu | GatedDelta]
 """By its name, a function and what stands in its place."""
 
 
-def bind(model: Any, device: DevicePolicy, *, step_kernels: bool = True) -> None:
+def bind(model: Any, device: DevicePolicy) -> None:
     """Have a model's modules call what is computed for this device.
 
     Args:
         model: mlx-lm's.
         device: whose.
-        step_kernels: kernels of steps are among it, if the device has such. What they need to know
-            of arrays takes Python time, which only a compiled step does not have each time.
     """
-    in_kernels = device.step_kernels and step_kernels
     if device.joined_projections:
         projections.join(model)
-    residual.bind(model, by_kernel=in_kernels)
     short_convolution.bind(model, by_kernel=device.convolution_kernel)
-    rotary.bind(model, by_table=device.rotary_tables, by_kernel=in_kernels)
+    rotary.bind(model, by_table=device.rotary_tables)
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
         for name, (function, bound) in BOUND.items():
             present = getattr(module, name, None)

@@ -8,34 +8,15 @@ all, and the others get their parts: a step of 32 rows takes 8.0 ms where it too
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from .step_arrays import Cut, Flat, flat
-
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names that modules of mlx-lm give to projections of the same input."""
-
-
-def across(projection: Any) -> Callable[[mx.array], mx.array] | None:
-    """A projection's product for who asks in each step, with weights that are transposed once.
-
-    Nothing is copied, and the projection itself is not held. None where its weights are quantised,
-    which are read as they are.
-    """
-    if not isinstance(projection, Linear):
-        return None
-    weight, bias = mx.transpose(projection.weight), projection.get("bias")
-    mx.eval(weight)
-
-    def multiply(x: mx.array) -> mx.array:
-        return x @ weight if bias is None else mx.addmm(bias, x, weight)
-
-    return multiply
 
 
 class _Product:
@@ -49,7 +30,6 @@ class _Product:
     def __init__(self, members: Sequence[Any], whole: Any) -> None:
         self._members = [weakref.ref(member) for member in members]  # they have it: no cycle
         self._whole = whole
-        self._step = across(whole) or whole
         sizes = [len(member["weight"]) for member in members]
         self._ends = [sum(sizes[: n + 1]) for n in range(len(sizes) - 1)]
         self._input: mx.array | None = None
@@ -65,19 +45,11 @@ class _Product:
             if self._outputs:
                 return self._apart(index, x)
             self._input = x
-            self._outputs = dict(enumerate(self._parts(x)))
+            self._outputs = dict(enumerate(mx.split(self._whole(x), self._ends, axis=-1)))
         output = self._outputs.pop(index)
         if not self._outputs:
             self._input = None
         return output
-
-    def _parts(self, x: mx.array) -> Sequence[mx.array]:
-        if not isinstance(x, Flat):
-            return [*mx.split(self._whole(x), self._ends, axis=-1)]
-        product = self._step(flat(x))
-        split = mx.split(product[:, None], self._ends, axis=-1)
-        begins = [0, *self._ends]
-        return [Cut(part, product, begin) for part, begin in zip(split, begins, strict=True)]
 
     def end(self) -> None:
         """Have every projection compute for itself, as mlx-lm has it."""

@@ -4,13 +4,11 @@ On a CPU sines and cosines are computed once a call, not by layers. Where MLX ha
 `mx.fast.rope` is 33 operations, most of which compute sines and cosines of positions that are the
 same in all layers, for queries and for keys: 66 of the 157 operations of a layer of SmolLM2 in a
 step of 16 rows. What is computed here is the same to the last bit (`mx.fast.rope`'s fallback,
-`mlx/fast.cpp` of MLX 0.32), with eight. On CUDA a step's queries and keys are
-rotated where their layer writes the keys (`append_kernel`).
+`mlx/fast.cpp` of MLX 0.32), with eight.
 """
 
 import math
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +16,6 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models.rope_utils import Llama3RoPE
-
-from .attention.append_kernel import Turn, rotates
-from .step_arrays import StepKeys, StepQueries
 
 Offset = int | mx.array
 """Positions of the first tokens: one for all rows, or `[rows]`."""
@@ -103,64 +98,24 @@ class TabledLlama3RoPE(_Tabled, Llama3RoPE):  # type: ignore[misc]
     """By Llama 3's frequencies."""
 
 
-class _Paired:
-    """A module by whose keys of a step their layer knows the queries that were rotated before."""
-
-    _turn: Turn
-    _queries: "weakref.ref[StepQueries] | None" = None  # the model's: no call holds them
-
-    def __call__(self, x: mx.array, offset: Offset = 0) -> mx.array:
-        """Rotate `[rows, heads, tokens, size]`; a step's queries are the first of two calls."""
-        rotated: mx.array = super().__call__(x, offset)  # type: ignore[misc]
-        queries = None if self._queries is None else self._queries()
-        vars(self)["_queries"] = None
-        if not isinstance(offset, mx.array) or not rotates(x, offset, self._turn.dims):
-            return rotated
-        if queries is not None and queries.positions is offset:
-            return StepKeys(rotated, x, queries)
-        queries = StepQueries(rotated, x, offset, self._turn)
-        vars(self)["_queries"] = weakref.ref(queries)
-        return queries
-
-
-class PairedRoPE(_Paired, RoPE):
-    """By the powers of a base."""
-
-
-class PairedLlama3RoPE(_Paired, Llama3RoPE):  # type: ignore[misc]
-    """By Llama 3's frequencies."""
-
-
 _TABLED: dict[type, type[_Tabled]] = {RoPE: TabledRoPE, Llama3RoPE: TabledLlama3RoPE}
-_PAIRED: dict[type, type[_Paired]] = {RoPE: PairedRoPE, Llama3RoPE: PairedLlama3RoPE}
 
 
-def bind(model: Any, *, by_table: bool = False, by_kernel: bool = False) -> bool:
-    """Have a model's rotary embeddings be of one kind.
-
-    Args:
-        model: mlx-lm's.
-        by_table: they look up sines and cosines.
-        by_kernel: a step's are left to a kernel. Where neither is said, all are MLX's.
+def bind(model: Any, *, by_table: bool) -> bool:
+    """Have a model's rotary embeddings look up sines and cosines, or be MLX's.
 
     Returns:
-        Whether any was of another kind before.
+        True if any changed.
     """
-    classes: Mapping[type, type] = _TABLED if by_table else _PAIRED if by_kernel else {}
     changed = []
     for module in model.modules():
-        own = type(module).__bases__[1] if isinstance(module, _Tabled | _Paired) else type(module)
-        wanted = classes.get(own, own)
-        if by_kernel and getattr(module, "traditional", True):
-            wanted = own
+        own = type(module).__bases__[1] if isinstance(module, _Tabled) else type(module)
+        wanted = _TABLED.get(own, own) if by_table else own
         if wanted is not type(module):
             module.__class__ = wanted
             changed.append(module)
     if by_table:
         _look_up(changed)
-    elif by_kernel:
-        for module in changed:
-            vars(module)["_turn"] = _turn_of(module)
     return bool(changed)
 
 
@@ -198,10 +153,3 @@ def _inverse(module: Any) -> np.ndarray:
     half = module.dims // 2
     powers = mx.arange(0, -half, -1, dtype=mx.float32) * (math.log(module.base) / half)
     return np.array(mx.exp(powers))
-
-
-def _turn_of(module: Any) -> Turn:
-    """By how much it rotates."""
-    if isinstance(module, Llama3RoPE):
-        return Turn(module.dims, 1.0, 1.0, module._freqs)  # noqa: SLF001  (as above)
-    return Turn(module.dims, module.scale, module.base, None)

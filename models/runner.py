@@ -88,7 +88,7 @@ class ModelRunner:
         self.overlaps = loaded.device.overlaps
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
-        bind(loaded.model, loaded.device, step_kernels=False)
+        bind(loaded.model, loaded.device)
         self._outputs = output_rows(loaded.model)
         self._rotations = rotations(loaded.model)
         with interruptible(loaded.model, go_on) as model, forgetting(self._rotations):
@@ -99,7 +99,6 @@ class ModelRunner:
         """Try out how the model's sequences run together, and measure what they take."""
         exact = self._exact
         way, parts, self._prompts_together, mixed = self._probe(loaded, model, measured)
-        bind(loaded.model, loaded.device, step_kernels=way.compiles and not exact)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
@@ -127,10 +126,7 @@ class ModelRunner:
 
         def probe() -> Probed:
             trials = Trials(model, loaded.layout)
-            way = batching(
-                *(trials, loaded.device),
-                prepare=lambda compiles: bind(loaded.model, loaded.device, step_kernels=compiles),
-            )
+            way = batching(trials, loaded.device)
             parts = way.one_by_one is None and reads_parts(trials)
             attend = way.one_by_one is None and not way.mask_axes
             together = prefills_together(trials, loaded.device, layers_attend=attend)

@@ -36,7 +36,6 @@ AS_GPU = replace(
     convolution_kernel=False,
     attention_kernels=False,
     row_kernel=False,
-    step_kernels=False,
     prompt_multiple=64,
 )
 """How a GPU is run, on the CPU."""

@@ -55,9 +55,7 @@ def together(queries: Queries, members: mx.array | None) -> Queries:
         `[1, kv_heads, members * n, size]`.
     """
     return tuple(
-        each
-        if len(each) == 1
-        else each.transpose(1, 0, 2, 3).reshape(1, each.shape[1], -1, each.shape[3])
+        each.transpose(1, 0, 2, 3).reshape(1, each.shape[1], -1, each.shape[3])
         for each in of_rows(queries, members)
     )
 

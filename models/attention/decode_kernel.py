@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..step_arrays import Attended
 from . import kernel_arguments, kernel_source, tails
 from .kernel_source import KEYS, MOST_HEADS, QUERIES, SUM_OF_WARPS, TOP_OF_WARPS, WARP, WARPS
 from .softmax_kernel import TYPES, number
@@ -62,9 +61,8 @@ MERGED
 
 def reads(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     """Whether `attend` knows these shapes and types."""
-    group = queries.shape[0] * queries.shape[2] // len(keys)
     known = queries.dtype == keys.dtype and keys.dtype in TYPES
-    return known and group <= MOST_HEADS and kernel_source.reads(keys, values)
+    return known and queries.shape[2] <= MOST_HEADS and kernel_source.reads(keys, values)
 
 
 class Ring(NamedTuple):
@@ -94,7 +92,7 @@ def attend(
     """Compute attention of rows to their own keys in a ring and to few others, and merge it.
 
     Args:
-        queries: `[rows, kv_heads, group, size]`, or `[1, kv_heads, rows * group, size]`.
+        queries: `[rows, kv_heads, group, size]`.
         ring: the rows' own keys.
         scale: of the scores.
         sinks: `[heads]`, or None.
@@ -107,8 +105,7 @@ def attend(
     Returns:
         `[rows, heads, 1, size]`.
     """
-    rows, kv_heads, _, size = ring.keys.shape
-    group = queries.shape[0] * queries.shape[2] // rows
+    rows, kv_heads, group, size = queries.shape
     warps = kernel_source.warps_of(group, size)
     none = number(1.0)
     found: list[mx.array] = kernel()(
@@ -131,10 +128,10 @@ def attend(
         ],
         grid=(rows * kv_heads * warps * WARP, 1, 1),
         threadgroup=(warps * WARP, 1, 1),
-        output_shapes=[(rows, kv_heads * group * size)],
+        output_shapes=[(rows, kv_heads * group, 1, size)],
         output_dtypes=[queries.dtype],
     )
-    return Attended(found[0].reshape(rows, -1, 1, size), found[0])
+    return found[0]
 
 
 @cache

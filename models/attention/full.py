@@ -11,9 +11,7 @@ import mlx.core as mx
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_run import SpanRun
-from ..step_arrays import StepKeys, StepQueries
-from . import append_kernel, decode_kernel, kernel_arguments, latent_kernel, split_kernel
-from .append_kernel import Token
+from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
@@ -34,36 +32,9 @@ class BatchedTokenLayer(AttendingLayer):
         super().__init__(step, buffer, first)
         self._index = index
         self._nothing: Part | None = None
-        self._waiting: tuple[Token, mx.array, mx.array] | None = None  # with what MLX would write
-
-    def end_step(self) -> None:
-        """Let go of what the step read."""
-        super().end_step()
-        self._waiting = None
 
     def _sees_all(self, window_size: int | None) -> bool:
         return window_size is None
-
-    def _append(self, keys: mx.array, values: mx.array) -> None:
-        """Write a token of each row; where a kernel does, it does so when the queries come."""
-        token = _token(keys, values) if isinstance(keys, StepKeys) else None
-        if token is None or not self._step.device.step_kernels:
-            super()._append(keys, values)
-            return
-        self._held = self._buffer.pair(self._first, keys, values)
-        self._waiting = token, keys, values
-
-    def _append_waiting(self, queries: mx.array) -> None:
-        """Have the kernel write the token, or else write it as usual."""
-        if self._waiting is None:
-            return
-        (token, keys, values), self._waiting = self._waiting, None
-        if isinstance(queries, StepQueries) and queries.plain is token.queries:
-            asked = append_kernel.append(token, self._held, self._buffer.spans)
-            queries.together = asked
-            self._held = self._buffer.written(self._first, asked)
-        else:
-            super()._append(keys, values)
 
     def _attend(
         self,
@@ -72,7 +43,6 @@ class BatchedTokenLayer(AttendingLayer):
         sinks: mx.array | None,
         rotated: RotatedQueries | None,
     ) -> mx.array:
-        self._append_waiting(queries)
         products, step = self._products(rotated, scale), self._step
         if step.splits is not None and products is not PLAIN:
             raise NotBatchableError("the model's latents look like keys and values")
@@ -84,7 +54,7 @@ class BatchedTokenLayer(AttendingLayer):
                 return self._attend_to_latents(asked, scale, products)
             whole = grouped, self._grouped(rotated.queries)
         elif products is PLAIN and self._in_kernel and decode_kernel.reads(grouped, *self._held):
-            return self._attend_in_kernel(self._together(queries, grouped), scale, sinks)
+            return self._attend_in_kernel(grouped, scale, sinks)
         parts = self._parts(whole, [*step.shared, *step.rests], products, own=self._held)
         splits = self._attend_splits(grouped, scale)
         if splits is not None:
@@ -93,22 +63,8 @@ class BatchedTokenLayer(AttendingLayer):
         return output.astype(queries.dtype).reshape(*queries.shape[:3], -1)
 
     def _grouped(self, queries: mx.array) -> mx.array:
-        """Put those side by side that look at the same keys: `[rows, kv_heads, group, size]`.
-
-        Where a kernel has rotated them they are its: what reads what it wrote comes after it.
-        """
-        kv_heads = self._held[0].shape[1]
-        together = queries.together if isinstance(queries, StepQueries) else None
-        if together is None:
-            return queries.reshape(len(queries), kv_heads, -1, queries.shape[3])
-        return together.reshape(kv_heads, len(queries), -1, together.shape[3]).swapaxes(0, 1)
-
-    def _together(self, queries: mx.array, grouped: mx.array) -> mx.array:
-        """Queries as a kernel has put them, if it has and all read the same, or else `grouped`."""
-        step = self._step
-        some = any(members is not None for _, members in step.shared)
-        together = queries.together if isinstance(queries, StepQueries) else None
-        return grouped if together is None or some or step.stacks or step.private else together
+        """Put heads side by side that read the same keys: `[rows, kv_heads, group, size]`."""
+        return queries.reshape(len(queries), self._held[0].shape[1], -1, queries.shape[3])
 
     def _attend_splits(self, asked: mx.array, scale: float) -> tuple[mx.array, mx.array] | None:
         """Have a kernel read what rows alone lease, if it does."""
@@ -235,12 +191,3 @@ class BatchedTokenLayer(AttendingLayer):
                 mx.full((1, *shape[:-1], 1), -mx.inf, part.lse.dtype),
             )
         return self._nothing
-
-
-def _token(keys: StepKeys, values: mx.array) -> Token | None:
-    """What a kernel would append, if it can."""
-    queries = keys.queries
-    if queries is None or queries.plain is None or keys.plain is None:
-        return None
-    token = Token(queries.plain, keys.plain, values, queries.positions, queries.turn)
-    return token if append_kernel.appends(token) else None

@@ -19,7 +19,7 @@ _SHARED = 40_000  # bytes of a block's shared memory, of which each has 48 KiB
 
 QUERIES = """
   // For `row` and `head`, which counts blocks of G heads: Sets of them ask the same keys.
-  // Queries are `[rows, KV, Sets * G, D]`, or `[1, KV, rows * Sets * G, D]`.
+  // Queries are `[rows, KV, Sets * G, D]`.
   constexpr int Lanes = D / 8;
   constexpr int Keys = 32 / Lanes;
   constexpr int Each = 2;
@@ -33,10 +33,8 @@ QUERIES = """
   float sum[G];
 #pragma unroll
   for (int g = 0; g < G; ++g) {
-    const size_t group = Sets * G;
-    const size_t before = queries_shape[0] == 1 ? row * group * queries_strides[2]
-                                                : row * static_cast<size_t>(queries_strides[0]);
-    const T* asks = queries + before + head / Sets * queries_strides[1];
+    const T* asks = queries + row * static_cast<size_t>(queries_strides[0]);
+    asks += head / Sets * queries_strides[1];
     asks += (head % Sets * G + g) * queries_strides[2];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {

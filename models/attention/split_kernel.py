@@ -89,7 +89,7 @@ def attend(
     """Compute attention of rows to parts of what each leases.
 
     Args:
-        queries: `[rows, kv_heads, group, size]`, or `[1, kv_heads, rows * group, size]`.
+        queries: `[rows, kv_heads, group, size]`.
         segments: keys and values, `[n, kv_heads, ..., size]`, MOST of them. Their strides say where
             tokens are, and nothing is read but what the table says.
         table: `[rows, splits, 4]`: of which segment and which of its first axis a block reads, from
@@ -100,8 +100,7 @@ def attend(
         Outputs in fp32, `[rows, splits, heads, size]`, and the logs of their sums, `[rows, splits,
         heads]`: -inf of what read nothing.
     """
-    (rows, splits, _), (_, kv_heads, _, size) = table.shape, queries.shape
-    group = queries.shape[0] * queries.shape[2] // rows
+    splits, (rows, kv_heads, group, size) = table.shape[1], queries.shape
     heads = kv_heads * group
     sets = next(n for n in range(1, group + 1) if group % n == 0 and group // n <= MOST_HEADS)
     warps = kernel_source.warps_of(group // sets, size)

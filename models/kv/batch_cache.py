@@ -28,7 +28,7 @@ from .span_run import SpanRun
 from .span_stacks import SpanStacks, order_of
 from .token_layer import TokenParts
 
-_LAUNCHED = 8
+_LAUNCHED = 4
 """Layers that are launched at once where steps are compiled.
 
 A model is compiled where its layers have few operations, so that a CUDA graph holds as many layers.

@@ -201,17 +201,6 @@ class RingBuffer:
         held = self.tensors[index] = flat.reshape(held.shape)
         return held
 
-    def pair(self, first: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """All of two tensors, for who writes this step's position in place; see `written`."""
-        return self._held(first, keys), self._held(first + 1, values)
-
-    def written(self, first: int, by: mx.array) -> tuple[mx.array, mx.array]:
-        """Have two tensors be what they are once something is computed that writes into them."""
-        held = [tensor for tensor in self.tensors[first : first + 2] if tensor is not None]
-        keys, values = mx.depends(held, [by])
-        self.tensors[first : first + 2] = keys, values
-        return keys, values
-
     def _places_now(self) -> dict[int, mx.array]:
         """For each number of heads where this step writes in all positions of all in a row.
 

@@ -46,8 +46,6 @@ class DevicePolicy:
             products have kernels by how many tokens there are, which are loaded when they are first
             met: 10 to 33 ms for a call of a length that was not.
         joined_projections: projections of the same input are one product.
-        step_kernels: what a step does between its products is kernels of ours: rotations and
-            writes, gates, sums and norms. What launches and views take is what a step takes.
         rotary_tables: sines and cosines of positions are computed once a call, and not by each
             layer: MLX has no kernel that does it on the way.
         launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
@@ -93,7 +91,6 @@ class DevicePolicy:
     length_multiple: int
     prompt_multiple: int
     joined_projections: bool
-    step_kernels: bool
     rotary_tables: bool
     launches_layers: bool
     mixes: bool
@@ -130,7 +127,6 @@ CPU = DevicePolicy(
     length_multiple=1,
     prompt_multiple=1,
     joined_projections=False,
-    step_kernels=False,
     rotary_tables=True,
     launches_layers=False,
     mixes=True,
@@ -165,7 +161,6 @@ GPU = DevicePolicy(
     length_multiple=1,
     prompt_multiple=1,
     joined_projections=False,
-    step_kernels=False,
     rotary_tables=False,
     launches_layers=False,
     mixes=False,
@@ -191,7 +186,6 @@ CUDA = replace(
     length_multiple=8,
     prompt_multiple=16,
     joined_projections=True,
-    step_kernels=True,
     launches_layers=True,
     most_freed=8 << 30,
 )

@@ -139,7 +139,6 @@ def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[
 def batching(
     trials: Trials,
     device: DevicePolicy,
-    prepare: Callable[[bool], object] = lambda _: None,
 ) -> Batching:
     """Try out whether the model gives rows of a batch what it gives single sequences, and how.
 
@@ -155,17 +154,13 @@ def batching(
     Args:
         trials: of the model.
         device: how attention is computed.
-        prepare: has the model compute as it does where steps are compiled, or are not.
     """
-    prepare(False)
-    _ = trials.alone, trials.rounding  # by MLX's own operations, with which each way is compared
     why = []
     # Recurrences, and attention that is not the layers', have many operations to be fused.
     few = device.fuses_fast or (not trials.layout.has_recurrences and reads_parts(trials))
     ways = (True, False) if device.compile_after and few else (False,)
     for mask_axes in _MASK_AXES:
         for compiles in ways:
-            prepare(compiles)
             way = Batching(None, mask_axes, compiles)
             reason = _why_not(trials, device, way)
             if reason is None:

@@ -14,7 +14,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import projections, residual, rotary, short_convolution
+from umbel.models import projections, rotary, short_convolution
 from umbel.models.batch_planner import leave, pack
 from umbel.models.binding import BOUND
 from umbel.models.kv.batch_cache import BatchCache
@@ -229,9 +229,8 @@ def mlx_lm_alone(model: Any) -> Iterator[None]:
     """Run a model with mlx-lm's and MLX's own functions, and each projection by itself."""
     joined = projections.separate(model)
     kept = [(each, type(each)) for each in model.modules()]
-    residual.bind(model, by_kernel=False)
     short_convolution.bind(model, by_kernel=False)
-    rotary.bind(model)
+    rotary.bind(model, by_table=False)
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     with pytest.MonkeyPatch.context() as patch:
         for name, (function, _) in BOUND.items():

@@ -25,9 +25,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import activations, gated_delta, residual, short_convolution
+from umbel.models import gated_delta, short_convolution
 from umbel.models.attention import (
-    append_kernel,
     decode_kernel,
     latent_kernel,
     softmax_kernel,
@@ -331,8 +330,8 @@ def _build(code: str, library: Path) -> None:
 
 def _forget() -> None:
     """Have kernels made anew where they are met next."""
-    attention = (softmax_kernel, append_kernel, decode_kernel, latent_kernel, split_kernel)
-    for module in (gated_delta, short_convolution, *attention, row_kernel, activations, residual):
+    attention = (softmax_kernel, decode_kernel, latent_kernel, split_kernel)
+    for module in (gated_delta, short_convolution, *attention, row_kernel):
         module.kernel.cache_clear()
 
 

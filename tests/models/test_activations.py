@@ -1,4 +1,4 @@
-"""SiLU through NumPy against double precision, by kernel, and who calls it."""
+"""SiLU through NumPy against double precision, and the models that call it."""
 
 import sys
 from dataclasses import replace
@@ -13,11 +13,9 @@ from mlx_lm.models import activations
 
 from umbel.models.activations import Swiglu
 from umbel.models.binding import bind
-from umbel.models.load.device import CPU, CUDA, GPU, DevicePolicy
-from umbel.models.step_arrays import Cut, Flat
+from umbel.models.load.device import CPU, GPU, DevicePolicy
 
 from .. import zoo
-from .cuda_emulator import EmulatedKernel
 
 NUMPYS = replace(CPU, host_gates=0)
 DEVICES = pytest.mark.parametrize("device", [CPU, NUMPYS], ids=["few are MLX's", "all NumPy's"])
@@ -95,33 +93,3 @@ def test_bound() -> None:
     for device in (GPU, CPU):
         bind(model, device)
         assert vars(module)["swiglu"] == Swiglu(device)
-
-
-@pytest.mark.parametrize(("size", "before"), [(16, 0), (24, 8), (16, 3), (7, 0)])
-def test_a_steps_gates_are_read_from_their_product(
-    kernels: list[EmulatedKernel], size: int, before: int
-) -> None:
-    """In packs where all begin at one, and else one by one; other columns lie around them."""
-    mx.random.seed(size)
-    product = mx.random.normal((3, before + 2 * size + 8)) * 4
-    gate, x = (
-        Cut(product[:, None, begin : begin + size], product, begin)
-        for begin in (before, before + size)
-    )
-    found = Swiglu(CUDA)(gate, x)
-    assert isinstance(found, Flat)
-    expected = mx.sigmoid(mx.array(gate)) * mx.array(gate) * mx.array(x)
-    assert mx.allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert [kernel.launches for kernel in kernels] == [1]
-
-
-def test_gates_of_two_products_are_mlxs(kernels: list[EmulatedKernel]) -> None:
-    """And those of one that was changed."""
-    one, other = (mx.random.normal((3, 16)) for _ in range(2))
-    gate, x = Cut(one[:, None, :8], one, 0), Cut(other[:, None, 8:], other, 8)
-    changed = Cut(one[:, None, 8:], one, 8)
-    changed *= 2.0  # type: ignore[misc]
-    for factor in (x, changed):
-        expected = mx.sigmoid(mx.array(gate)) * mx.array(gate) * mx.array(factor)
-        assert mx.allclose(Swiglu(CPU)(gate, factor), expected, rtol=1e-5, atol=1e-6)
-    assert kernels == []

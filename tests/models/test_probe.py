@@ -22,7 +22,7 @@ from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.load import probe, trials
 from umbel.models.load.device import CUDA, GPU, device_policy
 from umbel.models.load.probe_prefill import prefills_together
-from umbel.models.load.trials import PROBED, Trials
+from umbel.models.load.trials import Trials
 
 from .. import zoo
 from ..shared import AS_GPU, shared_model
@@ -237,22 +237,3 @@ def test_what_fuses_slowly_is_compiled_where_it_is_little(name: str, *, on_cuda:
         bind(model, device)
         way = probe.batching(Trials(model, CacheLayout(model)), device)
         assert way.compiles == (fuses_fast or on_cuda)
-
-
-def test_each_way_is_compared_with_mlxs_own_operations() -> None:
-    """What sequences decode alone is computed before kernels of steps are bound."""
-    model, seen = shared_model("llama"), list[bool | str]()
-    device = replace(AS_GPU, fuses_fast=True, compile_after=CUDA.compile_after)
-    bind(model, device)
-
-    def called(tokens: mx.array, cache: Any) -> mx.array:
-        seen.append("call")
-        logits: mx.array = model(tokens, cache=cache)
-        return logits
-
-    way = probe.batching(Trials(called, CacheLayout(model)), device, prepare=seen.append)
-    assert way.one_by_one is None
-    alone = 1 + 3 + 3 * 2  # a prefix, what three have of their own, and two steps
-    rounding = 3 + sum(-(-(len(prompt) + 2) // 25) for prompt in PROBED.prompts())
-    before = alone + rounding
-    assert seen[: before + 2] == [False, *["call"] * before, True]

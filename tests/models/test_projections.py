@@ -164,24 +164,3 @@ def test_a_model_is_freed_without_the_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_weights_are_transposed_once(*, bias: bool) -> None:
-    """The product is the projection's own; weights are where they were, and nobody is held."""
-    projection = Linear(8, 5, bias=bias)
-    x = mx.random.normal((3, 8))
-    mx.eval(list(projection.values()), x)
-    held = mx.get_active_memory()
-    product = projections.across(projection)
-    assert product is not None
-    assert mx.get_active_memory() == held
-    assert mx.allclose(product(x), projection(x), rtol=0, atol=1e-6)
-    known = weakref.ref(projection)
-    del projection
-    assert known() is None
-
-
-def test_quantised_weights_are_read_as_they_are() -> None:
-    """MLX's product takes them so."""
-    assert projections.across(QuantizedLinear(64, 8, group_size=32, bits=4)) is None

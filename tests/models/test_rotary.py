@@ -1,4 +1,4 @@
-"""Rotary embeddings: by table, which is MLX's to the last bit, and a step's."""
+"""Rotary embeddings: by table, which is MLX's to the last bit."""
 
 from typing import Any
 
@@ -13,7 +13,6 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 from umbel.models import rotary
 from umbel.models.binding import bind
 from umbel.models.load.device import CPU, CUDA, GPU
-from umbel.models.step_arrays import StepKeys
 
 from .. import zoo
 from .batch_fixture import BatchFixture
@@ -112,14 +111,12 @@ def test_what_is_left_to_mlx(x: mx.array, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_neighbours_have_a_table_of_their_own() -> None:
-    """They are rotated by the same angles, which lie otherwise in a head; by kernel are none."""
+    """They are rotated by the same angles, which lie otherwise in a head."""
     modules = [RoPE(8), RoPE(8, traditional=True)]
     rotary.bind(Layers(*modules), by_table=True)
     x = mx.random.normal((1, 2, 3, 8))
     for module, usual in zip(modules, (RoPE(8), RoPE(8, traditional=True)), strict=True):
         assert mx.array_equal(module(x, offset=4), usual(x, offset=4))
-    assert rotary.bind(Layers(*modules), by_kernel=True)
-    assert [type(module) for module in modules] == [rotary.PairedRoPE, RoPE]
 
 
 def test_a_model_is_bound_for_its_device() -> None:
@@ -171,79 +168,3 @@ def test_no_table_outlives_its_call() -> None:
                 seen.clear()
     finally:
         del vars(rotation)["rotate"]
-
-
-def paired(kind: str = "base") -> tuple[Any, Any]:
-    """A module whose keys of a step are left to their layer, and MLX's own."""
-    module, usual = KINDS[kind](), KINDS[kind]()
-    rotary.bind(Layers(module), by_kernel=True)
-    return module, usual
-
-
-def step() -> tuple[mx.array, mx.array]:
-    """A step's queries of eight heads, and keys of two."""
-    mx.random.seed(3)
-    return mx.random.normal((3, 8, 1, 64)), mx.random.normal((3, 2, 1, 64))
-
-
-@pytest.mark.parametrize("kind", ["base", "scaled", "llama3"])
-def test_a_steps_keys_know_their_queries(kind: str) -> None:
-    """And what both were before they were rotated; to whoever else looks they are MLX's."""
-    module, usual = paired(kind)
-    queries, keys = step()
-    at = mx.array([0, 511, 30000])
-    asked, rotated = module(queries, offset=at), module(keys, offset=at)
-    assert rotated.queries is asked
-    assert (asked.plain is queries, rotated.plain is keys, asked.positions is at) == (True,) * 3
-    assert mx.array_equal(asked, usual(queries, offset=at))
-    assert mx.array_equal(rotated, usual(keys, offset=at))
-    del asked
-    assert rotated.queries is None
-
-
-def test_what_are_no_pairs() -> None:
-    """Other positions, prompts, one position for all, other numbers, queries that were let go."""
-    module, usual = paired()
-    queries, keys = step()
-    at, later = mx.array([1, 2, 3]), mx.array([4, 5, 6])
-    long = mx.random.normal((3, 2, 5, 64))
-    for first, second in (
-        [(queries, at), (keys, later)],
-        [(queries, at), (long, at)],
-        [(queries, 7), (keys, 7)],
-        [(queries, at.astype(mx.int64)), (keys, at.astype(mx.int64))],
-    ):
-        asked, rotated = (module(x, offset=offset) for x, offset in (first, second))
-        assert not isinstance(rotated, StepKeys)
-        for each, (x, offset) in zip((asked, rotated), (first, second), strict=True):
-            assert mx.array_equal(each, usual(x, offset=offset))
-        del asked, rotated, each  # whoever holds queries may still have keys for them
-    module(queries, offset=at)
-    assert not isinstance(module(keys, offset=at), StepKeys)
-
-
-def test_queries_and_keys_that_are_changed_are_no_notes() -> None:
-    """In place, by a model that scales them, say."""
-    module, usual = paired()
-    queries, keys = step()
-    at = mx.array([1, 2, 3])
-    asked, rotated = module(queries, offset=at), module(keys, offset=at)
-    asked *= 2.0
-    rotated *= 3.0
-    assert (asked.plain, rotated.plain) == (None, None)
-    assert mx.array_equal(asked, 2 * usual(queries, offset=at))
-    assert mx.array_equal(rotated, 3 * usual(keys, offset=at))
-
-
-def test_a_model_is_bound_for_a_kernel() -> None:
-    """Where the policy says that steps are kernels; for another device all is as before."""
-    model: Any = zoo.make("llama")
-    embeddings = [layer.self_attn.rope for layer in model.layers]
-    for device, kind in (
-        (CUDA, rotary.PairedRoPE),
-        (CPU, rotary.TabledRoPE),
-        (CUDA, rotary.PairedRoPE),
-        (GPU, RoPE),
-    ):
-        bind(model, device)
-        assert {type(each) for each in embeddings} == {kind}
