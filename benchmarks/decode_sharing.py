@@ -28,7 +28,6 @@ from umbel.models.binding import BOUND, bind
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.params import Row, SamplingParams
-from umbel.models.projections import separate
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import launch
 
@@ -152,7 +151,6 @@ def measure(steps: Callable[[], Iterator[list[int]]], count: int, held: int) -> 
 
 def unbind(model: Any) -> None:
     """Have a model's modules call mlx-lm's own functions: umbel puts some of its own there."""
-    separate(model)
     short_convolution.bind(model, by_kernel=False)
     rotary.bind(model, by_table=False)
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:

@@ -45,7 +45,6 @@ class DevicePolicy:
         prompt_multiple: of tokens, to which rows of several prompts in one call are padded. CUDA's
             products have kernels by how many tokens there are, which are loaded when they are first
             met: 10 to 33 ms for a call of a length that was not.
-        joined_projections: projections of the same input are one product.
         rotary_tables: sines and cosines of positions are computed once a call, and not by each
             layer: MLX has no kernel that does it on the way.
         launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
@@ -90,7 +89,6 @@ class DevicePolicy:
     row_kernel: bool
     length_multiple: int
     prompt_multiple: int
-    joined_projections: bool
     rotary_tables: bool
     launches_layers: bool
     mixes: bool
@@ -126,7 +124,6 @@ CPU = DevicePolicy(
     row_kernel=False,
     length_multiple=1,
     prompt_multiple=1,
-    joined_projections=False,
     rotary_tables=True,
     launches_layers=False,
     mixes=True,
@@ -160,7 +157,6 @@ GPU = DevicePolicy(
     row_kernel=False,
     length_multiple=1,
     prompt_multiple=1,
-    joined_projections=False,
     rotary_tables=False,
     launches_layers=False,
     mixes=False,
@@ -185,7 +181,6 @@ CUDA = replace(
     row_kernel=True,
     length_multiple=8,
     prompt_multiple=16,
-    joined_projections=True,
     launches_layers=True,
     most_freed=8 << 30,
 )

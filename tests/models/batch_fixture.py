@@ -14,7 +14,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import projections, rotary, short_convolution
+from umbel.models import rotary, short_convolution
 from umbel.models.batch_planner import leave, pack
 from umbel.models.binding import BOUND
 from umbel.models.kv.batch_cache import BatchCache
@@ -226,8 +226,7 @@ def replaced(
 
 @contextmanager
 def mlx_lm_alone(model: Any) -> Iterator[None]:
-    """Run a model with mlx-lm's and MLX's own functions, and each projection by itself."""
-    joined = projections.separate(model)
+    """Run a model with mlx-lm's and MLX's own functions."""
     kept = [(each, type(each)) for each in model.modules()]
     short_convolution.bind(model, by_kernel=False)
     rotary.bind(model, by_table=False)
@@ -240,5 +239,3 @@ def mlx_lm_alone(model: Any) -> Iterator[None]:
         yield
     for each, kind in kept:
         each.__class__ = kind
-    if joined:
-        projections.join(model)
