@@ -128,7 +128,6 @@ class BatchPlanner:
             + sum(stack.beside for stack in made)
             + sum(state.lodged for state in self._new),
             restacked_after=again,
-            arranged=positions * self._arranged(enters),
             spare_steps=spare,
             shared=shared,
             padded=padded,
@@ -190,11 +189,6 @@ class BatchPlanner:
             for limit, lengths in self._windows.items():
                 lengths[slot] = self._in_window(state.offset, limit)
         return moves
-
-    def _arranged(self, moves: Iterable[Move]) -> int:
-        """How many rows are put together before they are written."""
-        enter = (isinstance(move, Enter) and move.tokens > 0 for move in moves)
-        return sum(enter) if self._rules.arranges else 0
 
     def _in_window(self, offset: int, limit: int) -> int:
         if limit in self._rules.chunked and offset:

@@ -133,7 +133,6 @@ class Rules:
         batches: sequences decode as rows of one batch; without it one by one.
         contiguous: of single sequences.
         chunked: lengths of those windows that are emptied when a chunk begins.
-        arranges: the tokens of all who enter a batch are put together first.
         gathers: each layer puts all keys of all rows together.
         stacks: what rows alone lease is read side by side: an operation costs more there than
             the copy and its padding.
@@ -154,7 +153,6 @@ class Rules:
     batches: bool = True
     contiguous: Contiguous = Contiguous.NEVER
     chunked: frozenset[int] = frozenset()
-    arranges: bool = False
     gathers: bool = False
     stacks: bool = False
     stack_limit: int = 1 << 62

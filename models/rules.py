@@ -26,7 +26,6 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
         exact=exact,
         batches=way.one_by_one is None,
         contiguous=later if reads_parts else Contiguous.ALWAYS,
-        arranges=device.row_kernel,
         gathers=way.mask_axes > 0,
         stacks=device.stacks and not way.mask_axes,
         row_limit=device.row_limit,

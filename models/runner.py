@@ -153,7 +153,7 @@ class ModelRunner:
             )
             rules = replace(rules, chunked=frozenset(batch.chunked))
         self.rules = replace(rules, own=min(rules.own, rules.row_limit // 2))
-        self.placement = Placement(self._layout, batch, in_kernel=self.device.row_kernel)
+        self.placement = Placement(self._layout, batch)
 
     def live_within(self, budget: int, *, max_copy_bytes: int, max_batch: int) -> None:
         """Have running sequences keep to a budget. None may run yet.

@@ -51,7 +51,6 @@ class Call:
         emptied: tokens, padding included, of those that are given up, and of what lay beside
             what moves into new ones.
         restacked_after: steps after which to make stacks anew is worth it; 0 if it is not.
-        arranged: positions of rows that are put together before they are written into the batch.
         spare_steps: for which fewer rows were enough, this one included.
         shared: tokens of prefixes of several rows that each layer puts together for each row,
             where the model attends by itself.
@@ -75,7 +74,6 @@ class Call:
     moved: int = 0
     emptied: int = 0
     restacked_after: int = 0
-    arranged: int = 0
     spare_steps: int = 0
     shared: int = 0
     padded: int = 0
@@ -90,7 +88,6 @@ class Call:
         """What it takes at its peak, besides what it computes with and drops."""
         sizes = profile.sizes
         taken = sum(move.nbytes(profile) for move in self.moves)
-        taken += sizes.token * self.arranged
         taken += sizes.growth * self.growing
         taken += sum(sizes.non_trimmable(offset + 1) for offset in self.changing)
         # What moves into a stack, or out of one, is in two places for the time of one array.

@@ -35,7 +35,6 @@ AS_GPU = replace(
     recurrence_kernel=False,
     convolution_kernel=False,
     attention_kernels=False,
-    row_kernel=False,
     prompt_multiple=64,
 )
 """How a GPU is run, on the CPU."""

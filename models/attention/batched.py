@@ -18,7 +18,6 @@ from ..load.device import DevicePolicy
 from .blocks import attend
 from .fetched import Keys, Rotated, RotatedQueries
 from .splits import Splits
-from .tails import Tails
 
 Shared = tuple[list[SpanRun], mx.array | None]
 """Runs of spans that several rows lease, and the numbers of these rows; None for all."""
@@ -32,8 +31,6 @@ class Step:
         device: how attention is computed.
         positions: `[rows]`, of the tokens that the model is called with.
         shared: runs of spans that several rows lease, each with the numbers of these rows.
-        rests: the same for runs of few tokens; see `kv/alignment.py`.
-        tails: the same runs as `rests`, for those who read them row by row.
         private: for rows that lease spans nobody else here does, these spans.
         stacks: spans of the same kind that are read side by side, each with the numbers of the
             rows that read it, if not all do in their order.
@@ -47,8 +44,6 @@ class Step:
     device: DevicePolicy
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
     shared: list[Shared] = field(default_factory=list)
-    rests: list[Shared] = field(default_factory=list)
-    tails: Tails = field(default_factory=Tails)
     private: dict[int, list[SpanRun]] = field(default_factory=dict)
     stacks: list[tuple[SpanStack, mx.array | None]] = field(default_factory=list)
     of_stacks: mx.array | None = None

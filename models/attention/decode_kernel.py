@@ -1,8 +1,7 @@
 """A decode step's attention to rows' own keys, and the merge of all parts, as one kernel on CUDA.
 
 A step of a batch is bound by launches: there, what a row has of its own is nothing beside them.
-The kernel takes the place of a dozen operations in each layer. So it does for the few tokens that
-rows share beside what products are made of: each row reads them by itself. Its softmax is that of
+The kernel takes the place of a dozen operations in each layer. Its softmax is that of
 `softmax_kernel`; parts merge as in `cascade`.
 """
 
@@ -12,7 +11,8 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from . import kernel_arguments, kernel_source, tails
+from . import kernel_arguments, kernel_source
+from .kernel_arguments import RING
 from .kernel_source import KEYS, MOST_HEADS, QUERIES, SUM_OF_WARPS, TOP_OF_WARPS, WARP, WARPS
 from .softmax_kernel import TYPES, number
 
@@ -24,13 +24,12 @@ _SOURCE = f"""
   const size_t mine = (static_cast<size_t>(row) * KV + head) * G;
 {QUERIES}
   const size_t ring = (static_cast<size_t>(row) * KV + head) * keys_shape[2] * D;
-  const T* all_keys[1 + Tails] = {{keys + ring, TAIL_KEYS}};
-  const T* all_values[1 + Tails] = {{values + ring, TAIL_VALUES}};
-  const size_t key_steps[1 + Tails] = {{D, KEY_STEPS}};
-  const size_t value_steps[1 + Tails] = {{D, VALUE_STEPS}};
-SEGMENTS
+  const T* k = keys + ring;
+  const T* v = values + ring;
+  const size_t k_step = D;
+  const size_t v_step = D;
+{RING}
 {KEYS}
-  }}
 {WARPS}
   const int splits = kinds[PLACES];
   const float* split_sums = split_lse + static_cast<size_t>(row) * splits * KV * G;
@@ -85,18 +84,16 @@ def attend(
     scale: float,
     sinks: mx.array | None,
     *,
-    few: tails.Few,
     others: Sequence[tuple[mx.array, mx.array]],
     splits: tuple[mx.array, mx.array] | None = None,
 ) -> mx.array:
-    """Compute attention of rows to their own keys in a ring and to few others, and merge it.
+    """Compute attention of rows to their own keys in a ring, and merge it with other parts.
 
     Args:
         queries: `[rows, kv_heads, group, size]`.
         ring: the rows' own keys.
         scale: of the scores.
         sinks: `[heads]`, or None.
-        few: what they read besides, row by row.
         others: outputs of other parts of all rows, and the logs of their sums in fp32: `[rows,
             kv_heads, group, ...]`, or `[1, kv_heads, rows * group, ...]`. `kernel_arguments.MOST`
             at most.
@@ -110,8 +107,7 @@ def attend(
     none = number(1.0)
     found: list[mx.array] = kernel()(
         inputs=[
-            *(queries, *ring, number(scale), few.lengths),
-            *kernel_arguments.tail_arrays(few.segments, ring[:2]),
+            *(queries, *ring, number(scale)),
             kernel_arguments.kinds_of(others, 0 if splits is None else splits[1].shape[1]),
             none if sinks is None else mx.contiguous(sinks.astype(mx.float32)),
             *kernel_arguments.parts(others, ring.keys),
@@ -123,7 +119,6 @@ def attend(
             ("G", group),
             ("KV", kv_heads),
             ("Warps", warps),
-            ("Tails", tails.MOST),
             ("Sinks", sinks is not None),
         ],
         grid=(rows * kv_heads * warps * WARP, 1, 1),
@@ -141,13 +136,11 @@ def kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="attend",
         input_names=[
-            *("queries", "keys", "values", "spans", "scale", "tail_lengths"),
-            *kernel_arguments.TAIL_NAMES,
-            *("kinds", "sinks"),
+            *("queries", "keys", "values", "spans", "scale", "kinds", "sinks"),
             *kernel_arguments.PART_NAMES,
             *("split_output", "split_lse"),
         ],
         output_names=["merged"],
-        source=kernel_arguments.with_tails(kernel_arguments.with_parts(source)),
-        ensure_row_contiguous=False,  # a tail is a slice, and so may queries be
+        source=kernel_arguments.with_parts(source),
+        ensure_row_contiguous=False,  # queries may be a slice
     )

@@ -17,7 +17,6 @@ from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
 from .products import PIECED, PLAIN, Latent, Products, Queries, Segment
 from .softmax import softmaxes
-from .tails import Few
 
 
 class BatchedTokenLayer(AttendingLayer):
@@ -55,7 +54,7 @@ class BatchedTokenLayer(AttendingLayer):
             whole = grouped, self._grouped(rotated.queries)
         elif products is PLAIN and self._in_kernel and decode_kernel.reads(grouped, *self._held):
             return self._attend_in_kernel(grouped, scale, sinks)
-        parts = self._parts(whole, [*step.shared, *step.rests], products, own=self._held)
+        parts = self._parts(whole, step.shared, products, own=self._held)
         splits = self._attend_splits(grouped, scale)
         if splits is not None:
             parts.append(split_kernel.merged(splits, grouped.shape[1], queries.dtype))
@@ -79,21 +78,16 @@ class BatchedTokenLayer(AttendingLayer):
         splits = self._attend_splits(asked, scale)
         # Who computes the softmax there scales, too: that is an operation less.
         shared = self._parts((asked,), self._step.shared, PLAIN, scale=scale)
-        return decode_kernel.attend(
-            asked, self._ring(), scale, sinks, few=self._few(), others=shared, splits=splits
-        )
+        return decode_kernel.attend(asked, self._ring(), scale, sinks, others=shared, splits=splits)
 
     def _attend_to_latents(self, queries: Queries, scale: float, products: Products) -> mx.array:
         """Do the same where what rows have are latents."""
         grouped = tuple(self._grouped(each) for each in queries)
         shared = self._parts(grouped, self._step.shared, products)
-        return latent_kernel.attend(queries, self._ring(), scale, few=self._few(), others=shared)
+        return latent_kernel.attend(queries, self._ring(), scale, others=shared)
 
     def _ring(self) -> decode_kernel.Ring:
         return decode_kernel.Ring(self._held[0], self._held[1], self._buffer.spans)
-
-    def _few(self) -> Few:
-        return Few(self._step.tails.segments(self._index), self._step.tails.lengths)
 
     @property
     def _in_kernel(self) -> bool:

@@ -80,7 +80,7 @@ class Gathering:
 
     @property
     def _shared(self) -> list[Shared]:
-        return [*self._step.shared, *self._step.rests]
+        return self._step.shared
 
     def _longest_private(self) -> int:
         return padded_to(max(map(_length, self._step.private.values()), default=0))

@@ -14,7 +14,6 @@ from ..kv.alignment import aligned
 from ..kv.packed import runs_of
 from ..kv.prefix_groups import prefix_groups
 from ..kv.read_alone import room_for
-from ..kv.row_kernel import Arrangement
 from ..kv.sequence_cache import SequenceCache
 from ..kv.span_run import SpanRun
 from ..load.device import DevicePolicy
@@ -34,7 +33,6 @@ class Prompts:
         alone: runs that are copied for a row that reads them alone.
         before: tokens that each row reads alone, before `few` and those of the call.
         room: at least as many as the most of these; what is over is padding.
-        arrangement: puts these there, where a kernel does; None where MLX's operations do.
         mask: `[rows, 1, tokens, room + few + tokens]`, where a row's queries may look in what it
             reads by itself.
     """
@@ -44,7 +42,6 @@ class Prompts:
     alone: dict[int, list["SpanRun | Suffix"]] = field(default_factory=dict)
     before: list[int] = field(default_factory=list)
     room: int = 0
-    arrangement: Arrangement | None = None
     mask: mx.array = field(default_factory=lambda: mx.array([True]))
 
 
@@ -120,10 +117,6 @@ def prompts_of(caches: Sequence[SequenceCache], tokens: int, device: DevicePolic
     all_read = sum(run.length for run in found.few) + tokens
     found.room = max(found.before)
     found.room += -(found.room + all_read) % device.length_multiple
-    if device.row_kernel and found.alone:
-        lengths = [[run.length for run in found.alone.get(row, ())] for row in range(len(caches))]
-        starts = [found.room - before for before in found.before]
-        found.arrangement = Arrangement(lengths, starts, found.room)
     columns, before = np.arange(found.room + all_read), np.array(found.before)
     seen = np.tri(tokens, len(columns), len(columns) - tokens, np.bool_)
     own = columns[None] >= found.room - before[:, None]
@@ -170,15 +163,6 @@ def own_tensors(prompts: Prompts, index: int, new: Segment) -> Segment:
 
 def _alone(prompts: Prompts, index: int, new: Segment) -> Segment:
     """Copy what each row leases alone, to the end of the room for it."""
-    if prompts.arrangement is not None:
-        read = [
-            [run.layer(index) for run in prompts.alone.get(row, ())]
-            for row in range(new[0].shape[0])
-        ]
-        return tuple(
-            prompts.arrangement.arrange([[segment[number] for segment in row] for row in read])
-            for number in range(len(new))
-        )
     wide = [mx.zeros((*x.shape[:2], prompts.room, x.shape[3]), x.dtype) for x in new]
     for row, runs in prompts.alone.items():
         at = prompts.room - prompts.before[row]

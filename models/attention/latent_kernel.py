@@ -13,11 +13,10 @@ import mlx.core as mx
 
 from . import kernel_arguments, kernel_source
 from .decode_kernel import Ring
+from .kernel_arguments import RING
 from .kernel_source import PACK, SUM_OF_WARPS, TOP_OF_WARPS, WARP
 from .products import Queries
 from .softmax_kernel import TYPES, number
-from .tails import MOST as MOST_TAILS
-from .tails import Few
 
 _MOST_HEADS = 4  # of a block: with more of them a thread has no registers left for sums
 _MOST_SIZE = 512  # of a latent, for the same reason
@@ -34,7 +33,6 @@ _SOURCE = f"""
   const int set = blockIdx.x % Sets;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int head = 0;  // of the latents
   const size_t mine = (static_cast<size_t>(row) * Sets + set) * G;
   float query[G][Packs * Wide];
   float turned[G][Turned];
@@ -61,11 +59,11 @@ _SOURCE = f"""
     sum[g] = 0.0f;
   }}
   const size_t ring = static_cast<size_t>(row) * keys_shape[2];
-  const T* all_keys[1 + Tails] = {{keys + ring * D, TAIL_KEYS}};
-  const T* all_values[1 + Tails] = {{values + ring * R, TAIL_VALUES}};
-  const size_t key_steps[1 + Tails] = {{D, KEY_STEPS}};
-  const size_t value_steps[1 + Tails] = {{R, VALUE_STEPS}};
-SEGMENTS
+  const T* k = keys + ring * D;
+  const T* v = values + ring * R;
+  const size_t k_step = D;
+  const size_t v_step = R;
+{RING}
     for (int base = begin * Each; base < count; base += Warps * Each) {{
       Pack packs[Each][Packs];
       float parts[Each][Turned];
@@ -128,7 +126,6 @@ SEGMENTS
         }}
       }}
     }}
-  }}
   __shared__ float outs[Warps * G * D];
   __shared__ float tops[Warps * G];
   __shared__ float sums[Warps * G];
@@ -173,17 +170,15 @@ def attend(
     ring: Ring,
     scale: float,
     *,
-    few: Few,
     others: Sequence[tuple[mx.array, mx.array]],
 ) -> mx.array:
-    """Compute attention of rows to their own latents in a ring and to few others, and merge it.
+    """Compute attention of rows to their own latents in a ring, and merge it with other parts.
 
     Args:
         queries: of the latents, `[rows, heads, 1, size]`, and of the keys' rotated part, which are
             scaled.
         ring: the rows' own latents, `[rows, 1, positions, size]`, and the rotated part.
         scale: of the scores of latents.
-        few: what they read besides, row by row.
         others: outputs of other parts of all rows, and the logs of their sums in fp32:
             `[rows, 1, heads, ...]` or `[1, 1, rows * heads, ...]`. `kernel_arguments.MOST` at most.
 
@@ -197,8 +192,7 @@ def attend(
     warps = kernel_source.warps_of(group, size)
     found: list[mx.array] = kernel()(
         inputs=[
-            *(asked, rotated, *ring, number(scale), few.lengths),
-            *kernel_arguments.tail_arrays(few.segments, ring[:2]),
+            *(asked, rotated, *ring, number(scale)),
             kernel_arguments.kinds_of(others),
             *kernel_arguments.parts(others, ring.keys),
         ],
@@ -209,7 +203,6 @@ def attend(
             ("G", group),
             ("Sets", sets),
             ("Warps", warps),
-            ("Tails", MOST_TAILS),
         ],
         grid=(rows * sets * warps * WARP, 1, 1),
         threadgroup=(warps * WARP, 1, 1),
@@ -225,12 +218,10 @@ def kernel() -> Any:
     return mx.fast.cuda_kernel(
         name="attend_latents",
         input_names=[
-            *("queries", "rotated", "keys", "values", "spans", "scale", "tail_lengths"),
-            *kernel_arguments.TAIL_NAMES,
-            "kinds",
+            *("queries", "rotated", "keys", "values", "spans", "scale", "kinds"),
             *kernel_arguments.PART_NAMES,
         ],
         output_names=["merged"],
-        source=kernel_arguments.with_tails(kernel_arguments.with_parts(_SOURCE)),
-        ensure_row_contiguous=False,  # a tail is a slice, and so may queries be
+        source=kernel_arguments.with_parts(_SOURCE),
+        ensure_row_contiguous=False,  # queries may be a slice
     )

@@ -77,7 +77,7 @@ class Leased:
 
         return (
             tuple(run.length for run in runs),
-            *(shared(step.shared), shared(step.rests), read(step.tails.runs)),
+            shared(step.shared),
             tuple((slot, read(runs)) for slot, runs in step.private.items()),
             tuple(
                 (tuple(stack.layer(0)[0].shape), stack.mask is None, _count(members))
@@ -91,8 +91,8 @@ class Leased:
     def _runs(self) -> list[SpanRun]:
         """All runs, each once."""
         step = self._step
-        groups = [*[runs for runs, _ in (*step.shared, *step.rests)], *step.private.values()]
-        each = {id(run): run for runs in (*groups, step.tails.runs) for run in runs}
+        groups = [*[runs for runs, _ in step.shared], *step.private.values()]
+        each = {id(run): run for runs in groups for run in runs}
         return list(each.values())
 
     def arrays(self) -> list[mx.array]:
@@ -145,8 +145,6 @@ class Leased:
 
         return {
             "shared": shared(step.shared),
-            "rests": shared(step.rests),
-            "tails": step.tails.standing(read(step.tails.runs), take(step.tails.lengths)),
             "private": {slot: read(real) for slot, real in step.private.items()},
             "stacks": [
                 (_Stack(layers(stack), other(stack.mask)), other(members))

@@ -2,16 +2,12 @@
 
 cuBLAS multiplies matrices whose rows are no multiple of 16 bytes with kernels for any GPU since
 2018, of which one takes as long as ten of the others: a step of 32 rows over 7,999 shared tokens
-took 15 ms for one of its products, and 0.7 over 8,000 (one H200, 8B shapes). How long a prefix is
-nobody chooses. So its last few tokens are read apart, and so is a run that has few: all prompts
-begin with the same few tokens of a chat template, and a trie of several prompts is cut there.
+took 15 ms for one of its products, and 0.7 over 8,000 (one H200, 8B shapes). A prefix may
+have any length, so its last few tokens are a product of their own.
 """
 
 from collections.abc import Sequence
 from typing import Protocol, Self, TypeVar
-
-FEW = 64
-"""Tokens of a run that are read row by row: it costs less than the launches of a product."""
 
 
 class Run(Protocol):
@@ -33,20 +29,20 @@ R = TypeVar("R", bound=Run)
 
 
 def aligned(runs: Sequence[R], multiple: int) -> tuple[list[R], list[R]]:
-    """Take few tokens out of runs, so that the length of each that stays is a multiple.
+    """Cut the last tokens off runs, so that the length of each that stays is a multiple.
 
     Args:
         runs: of spans.
         multiple: of tokens; 1 where products are fast for all lengths.
 
     Returns:
-        What stays, and what was taken out.
+        What stays, and what was cut off.
     """
     if multiple == 1:
         return list(runs), []
     whole, rests = [], []
     for run in runs:
-        length = run.length // multiple * multiple if run.length > FEW else 0
+        length = run.length // multiple * multiple
         if length:
             whole.append(run.between(0, length))
         if length < run.length:

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..attention.batched import BufferedLayer, Step
 from ..attention.leased import Leased
-from ..attention.tails import Tails
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
 from ..runtime import OnLaunch, launch, launch_in_turn
@@ -137,12 +136,10 @@ class BatchCache:
         """Write rows; nothing of what was there is left."""
         for row in entering:
             for buffer in self._buffers if row.reused else ():
-                if buffer is not self._suffixes or not (row.suffix and buffer.in_kernel):
-                    buffer.wipe(row.slot)
+                buffer.wipe(row.slot)
             self._put_non_trimmable(row.slot, row.layers)
-        own = [row for row in entering if row.suffix]
-        if own:
-            self._suffixes.put_all([row.slot for row in own], [row.suffix for row in own])
+            if row.suffix:
+                self._suffixes.put(row.slot, row.suffix)
 
     def _put_non_trimmable(self, slot: int, layers: Sequence[Any]) -> None:
         by_window: dict[int, list[list[mx.array]]] = {}
@@ -246,21 +243,17 @@ class BatchCache:
         self, shared: list[tuple[list[SpanRun], tuple[int, ...]]], everyone: int
     ) -> None:
         step = self._step
-        step.shared, step.rests, step.tails = [], [], Tails(self.rows)
+        step.shared = []
         for runs, slots in shared:
             # Free rows may look too, where all others do: nobody reads what they find.
             members = None if len(slots) == everyone else mx.array(slots)
-            whole, rests = aligned(runs, step.device.length_multiple)
-            if whole:
-                step.shared.append((whole, members))
-            if rests:
-                few = step.tails.take(rests, slots)
-                (step.rests if few else step.shared).append((rests, members))
+            cut = aligned(runs, step.device.length_multiple)
+            step.shared += [(parts, members) for parts in cut if parts]
 
     def forget_prefixes(self) -> None:
         """Let go of what rows read: it may be freed before they are told anew."""
         step = self._step
-        step.shared, step.rests, step.tails = [], [], Tails(self.rows)
+        step.shared = []
         step.private, step.stacks, step.of_stacks, step.of_private = {}, [], None, None
         step.splits = None
 

@@ -42,8 +42,7 @@ class BatchLayers:
 
     def __init__(self, like: Sequence[Any], step: Step, *, row_limit: int, mask_axes: int) -> None:
         self._step = step
-        in_kernel = step.device.row_kernel
-        self.suffixes = RingBuffer(row_limit, scores_masked=True, in_kernel=in_kernel)
+        self.suffixes = RingBuffer(row_limit, scores_masked=True)
         self.token_layers: list[BufferedLayer] = []
         self.windows: dict[int, RingBuffer] = {}
         self.chunked: set[int] = set()

@@ -6,13 +6,11 @@ process. Spans are views of such arrays (see `storage`); a checkpoint has arrays
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Self
 
 import mlx.core as mx
 
 from .non_trimmable import Record
-from .row_kernel import Arrangement
 from .span_run import SpanRun
 from .storage import Places, Storage, copied
 from .token_layer import Tensors, TokenParts, in_one
@@ -246,15 +244,14 @@ class PackedCheckpoint:
         ]
 
 
-def pack_suffix(layers: Sequence[Sequence[TokenParts]], *, in_kernel: bool = False) -> PackedSpan:
+def pack_suffix(layers: Sequence[Sequence[TokenParts]]) -> PackedSpan:
     """Pack the suffixes of all token-addressable layers.
 
     Args:
         layers: for each layer its tensors.
-        in_kernel: a kernel of ours puts them together; see `row_kernel`.
     """
     groups, places = _grouped(layers, _PARTS)
-    packed = _arranged(groups) if in_kernel else _concatenated(groups)
+    packed = _concatenated(groups)
     mx.eval(packed)
     return PackedSpan(Storage(packed, places))
 
@@ -297,16 +294,6 @@ def _grouped(layers: Sequence[Sequence[TokenParts]], most: int) -> tuple[_Groups
 
 def _concatenated(groups: _Groups) -> list[mx.array]:
     return [mx.contiguous(mx.concatenate([*map(in_one, g)], axis=0)) for g in groups]
-
-
-def _arranged(groups: _Groups) -> list[mx.array]:
-    """One launch for several tensors, where each is a copy by MLX's operations."""
-
-    @cache
-    def alike(count: int, *lengths: int) -> Arrangement:
-        return Arrangement([lengths] * count, [0] * count, sum(lengths))
-
-    return [alike(len(g), *[part.shape[2] for part in g[0]]).arrange(g) for g in groups]
 
 
 def _form(parts: TokenParts) -> tuple[Any, ...]:

@@ -46,14 +46,10 @@ class Placement:
     Args:
         layout: of the model's layers.
         batch: as above.
-        in_kernel: a kernel of ours packs suffixes; see `row_kernel`.
     """
 
-    def __init__(
-        self, layout: CacheLayout, batch: BatchCache | None, *, in_kernel: bool = False
-    ) -> None:
+    def __init__(self, layout: CacheLayout, batch: BatchCache | None) -> None:
         self._layout = layout
-        self._in_kernel = in_kernel
         self.batch = batch
         self.sequences: dict[int, SequenceCache] = {}
         self.groups: tuple[PrefixGroup, ...] | None = None
@@ -142,9 +138,7 @@ class Placement:
         """
         self._check(cache)
         # In no variable: slices would keep all of what is given back.
-        return cache.take_packed(
-            self._suffix(cache, cache.suffix_length), in_kernel=self._in_kernel
-        )
+        return cache.take_packed(self._suffix(cache, cache.suffix_length))
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
         """Have a sequence lease what was packed of it, too, and start an empty suffix."""
@@ -231,7 +225,7 @@ class Placement:
     def _pack(self, cache: SequenceCache, merges: int) -> None:
         tokens = cache.suffix_length
         if tokens:
-            packed = pack_suffix(self._suffix(cache, tokens), in_kernel=self._in_kernel)
+            packed = pack_suffix(self._suffix(cache, tokens))
             cache.give_back()
             cache.add_packed(packed, merges)
             self._restart_suffix(cache)

@@ -15,7 +15,6 @@ import numpy as np
 
 from ..errors import NotBatchableError
 from .resizing import resized
-from .row_kernel import Arrangement
 from .token_layer import TokenParts, in_one
 
 _LOOKS = ("mask", "spans")
@@ -29,18 +28,15 @@ class RingBuffer:
         lengths: for each row, how many of the newest positions are its tokens.
         limit: the most tokens that a row holds.
         positions: how many there are.
-        in_kernel: whether a kernel of ours puts the tokens of rows together.
 
     Args:
         limit: the most tokens that a row holds.
         scores_masked: whether readers mask scores, and not keys: what is masked may then
             stand in keys, which are the tensors of even number, as it is.
-        in_kernel: as above.
     """
 
-    def __init__(self, limit: int, *, scores_masked: bool = False, in_kernel: bool = False) -> None:
+    def __init__(self, limit: int, *, scores_masked: bool = False) -> None:
         self.limit = limit
-        self.in_kernel = in_kernel
         self._dirty = slice(1, None, 2) if scores_masked else slice(None)
         self.tensors: list[mx.array | None] = []
         self.lengths: list[int] = []
@@ -84,27 +80,6 @@ class RingBuffer:
             for part in parts:
                 self._write(held, row, start, part)
                 start += part.shape[2]
-
-    def put_all(self, rows: Sequence[int], tensors: Sequence[Sequence[Sequence[mx.array]]]) -> None:
-        """Write rows, each as `put` does; a kernel overwrites all that they held before.
-
-        Args:
-            rows: their numbers.
-            tensors: of each row.
-        """
-        if not self.in_kernel:
-            for row, each in zip(rows, tensors, strict=True):
-                self.put(row, each)
-            return
-        lengths = [[part.shape[2] for part in each[0]] for each in tensors]
-        counts = [sum(parts) for parts in lengths]
-        starts = [self._next - count for count in counts]
-        arrangement = Arrangement(lengths, starts, self.positions)
-        where = mx.array(list(rows))
-        for index, parts in enumerate(zip(*tensors, strict=True)):
-            self._held(index, parts[0][0])[where] = arrangement.arrange(parts)
-        for row, count in zip(rows, counts, strict=True):
-            self.lengths[row] = count
 
     def take(self, row: int, count: int) -> list[mx.array]:
         """Copy the newest `count` tokens of a row, oldest first."""

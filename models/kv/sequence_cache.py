@@ -163,21 +163,18 @@ class SequenceCache:
             merged = merged.merge(other)
         self.packed[-1 - merges :] = [merged]
 
-    def take_packed(
-        self, suffix: Sequence[Sequence[TokenParts]] | None = None, *, in_kernel: bool = False
-    ) -> list[PackedSpan]:
+    def take_packed(self, suffix: Sequence[Sequence[TokenParts]] | None = None) -> list[PackedSpan]:
         """Hand over all that it does not lease, in order, in packed spans.
 
         Follow it with `lease` and `restart_suffix`, or use the cache no more.
 
         Args:
             suffix: its suffix's tokens, where they lie elsewhere.
-            in_kernel: as `pack_suffix` takes it.
         """
         suffix = in_parts(self.suffix()) if suffix is None else suffix
         parts, self.packed = self.packed, []
         if suffix:
-            parts.append(pack_suffix(suffix, in_kernel=in_kernel))
+            parts.append(pack_suffix(suffix))
         del suffix  # slices, which would keep all of what is given back
         self.give_back()
         return parts

@@ -40,7 +40,6 @@ class DevicePolicy:
             the many operations of each token are not.
         attention_kernels: what follows the products of attention is kernels of ours: launches are
             what a step of a batch takes.
-        row_kernel: what rows have is put side by side by a kernel of ours, for the same reason.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
         prompt_multiple: of tokens, to which rows of several prompts in one call are padded. CUDA's
             products have kernels by how many tokens there are, which are loaded when they are first
@@ -86,7 +85,6 @@ class DevicePolicy:
     convolution_kernel: bool
     recurrence_chunks: bool
     attention_kernels: bool
-    row_kernel: bool
     length_multiple: int
     prompt_multiple: int
     rotary_tables: bool
@@ -121,7 +119,6 @@ CPU = DevicePolicy(
     convolution_kernel=False,
     recurrence_chunks=True,
     attention_kernels=False,
-    row_kernel=False,
     length_multiple=1,
     prompt_multiple=1,
     rotary_tables=True,
@@ -154,7 +151,6 @@ GPU = DevicePolicy(
     convolution_kernel=False,
     recurrence_chunks=False,
     attention_kernels=False,
-    row_kernel=False,
     length_multiple=1,
     prompt_multiple=1,
     rotary_tables=False,
@@ -178,7 +174,6 @@ CUDA = replace(
     recurrence_kernel=True,
     convolution_kernel=True,
     attention_kernels=True,
-    row_kernel=True,
     length_multiple=8,
     prompt_multiple=16,
     launches_layers=True,

@@ -9,7 +9,6 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from ..errors import UnsupportedCacheError
-from ..kv.alignment import FEW
 from ..kv.layout import CacheLayout
 from ..kv.non_trimmable import in_order
 from ..kv.packed import PackedCheckpoint, PackedSpan, pack_suffix
@@ -17,7 +16,7 @@ from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
 from ..kv.token_layer import in_parts
 
-_MANY = FEW // 4 + 2  # with one token more: on CUDA there is a product, and a token beside it
+_MANY = 18  # with one token more: no multiple of what CUDA's products are fast for
 _PREFIX = (*(1, 2, 3, 4) * _MANY, 5)
 _OTHER = (*(4, 3, 1, 1) * _MANY, 2)
 _NEXT = 5  # a token

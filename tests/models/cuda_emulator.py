@@ -33,7 +33,6 @@ from umbel.models.attention import (
     split_kernel,
 )
 from umbel.models.binding import bind
-from umbel.models.kv import row_kernel
 from umbel.models.load.device import CPU, DevicePolicy
 
 _WARP = 32
@@ -331,7 +330,7 @@ def _build(code: str, library: Path) -> None:
 def _forget() -> None:
     """Have kernels made anew where they are met next."""
     attention = (softmax_kernel, decode_kernel, latent_kernel, split_kernel)
-    for module in (gated_delta, short_convolution, *attention, row_kernel):
+    for module in (gated_delta, short_convolution, *attention):
         module.kernel.cache_clear()
 
 

@@ -8,13 +8,11 @@ from typing import NamedTuple
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
-import numpy as np
 import pytest
 
 from umbel.models.attention.decode_kernel import Ring, attend, reads
 from umbel.models.attention.joint import prompts_of
 from umbel.models.attention.softmax_kernel import softmax
-from umbel.models.attention.tails import MOST, Few
 from umbel.models.kv.alignment import aligned
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import runs_of
@@ -83,21 +81,12 @@ class Seen(NamedTuple):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 @pytest.mark.parametrize(
-    ("tails", "parts", "sinks"),
-    [
-        ((), "", False),
-        ((3,), "", True),
-        ((7, 64), "h", False),
-        ((), "hr", True),
-        ((5, 1, 40, 8), "rhhr", False),
-    ],
+    ("parts", "sinks"),
+    [("", False), ("", True), ("h", False), ("hr", True), ("rhhrhrrh", False)],
 )
-def test_attend(shape: Shape, tails: Sequence[int], parts: str, sinks: bool) -> None:  # noqa: FBT001
-    """Rows' own keys anywhere in their ring, tails, and parts in either order, with sinks.
-
-    The first row reads all tails, and each other one leaves out its own.
-    """
-    mx.random.seed(sum(shape) + sum(tails))
+def test_attend(shape: Shape, parts: str, sinks: bool) -> None:  # noqa: FBT001
+    """Rows' own keys anywhere in their ring, and parts in either order, with sinks."""
+    mx.random.seed(sum(shape))
     rows, heads, kv_heads, positions, size = shape
     group, scale = heads // kv_heads, size**-0.5
     # As models give them: the axes of heads and tokens exchanged, and part of what is wider.
@@ -106,7 +95,7 @@ def test_attend(shape: Shape, tails: Sequence[int], parts: str, sinks: bool) -> 
     grouped = (queries * scale).reshape(rows, kv_heads, group, size)
     held = places(rows, positions)
     seen = [ring(shape, held)]
-    others, given, read = [], [], np.zeros((rows, MOST), np.int32)
+    others = []
     for kind in parts:
         part = some(rows if kind == "r" else 1, kv_heads, 13, size)
         seen.append(part)
@@ -114,18 +103,11 @@ def test_attend(shape: Shape, tails: Sequence[int], parts: str, sinks: bool) -> 
         if kind == "h":  # in the order of the heads, as products of what all share come
             output, lse = (by_head(array) for array in (output, lse))
         others.append((output, lse))
-    for number, tail in enumerate(tails):
-        wide = some(1, kv_heads, tail + 24, size)
-        given.append((wide.keys[:, :, 24:], wide.values[:, :, 24:]))  # slices, as of spans
-        who = mx.arange(rows) != number + 1
-        seen.append(Seen(*given[-1], mx.broadcast_to(who[:, None, None, None], (rows, 1, 1, tail))))
-        read[:, number] = np.where(np.array(who), tail, 0)
     weights = mx.random.normal((heads,)) if sinks else None
     own = Ring(seen[0].keys, seen[0].values, held.spans)
-    few = Few(given, mx.array(read))
     asked = queries.reshape(rows, kv_heads, group, size)
     expected, _ = attended(grouped, seen, weights)
-    found = attend(asked, own, scale, weights, few=few, others=others)
+    found = attend(asked, own, scale, weights, others=others)
     assert mx.abs(found - expected.reshape(queries.shape)).max() < SMALL
 
 
@@ -203,12 +185,12 @@ def prompted(lengths: Sequence[int]) -> list[SequenceCache]:
 
 @pytest.mark.parametrize(
     ("length", "stays", "rest"),
-    [(5, [], [5]), (64, [], [64]), (65, [64], [1]), (72, [72], []), (133, [128], [5])],
+    [(5, [], [5]), (64, [64], []), (65, [64], [1]), (72, [72], []), (133, [128], [5])],
 )
 def test_runs_are_cut_where_products_are_fast(
     length: int, stays: Sequence[int], rest: Sequence[int]
 ) -> None:
-    """What stays is a multiple, few tokens do not stay, and nothing is lost."""
+    """What stays is a multiple, and nothing is lost."""
     cache, _ = prompted([length, 0])
     (run,) = runs_of(cache.prefix)
     whole, rests = aligned([run], ALIGNED)

@@ -7,13 +7,11 @@ from typing import NamedTuple
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
-import numpy as np
 import pytest
 
 from umbel.models.attention.decode_kernel import Ring
 from umbel.models.attention.latent_kernel import attend, reads
 from umbel.models.attention.products import Latent, Queries
-from umbel.models.attention.tails import MOST, Few
 
 from .cuda_emulator import EmulatedKernel, emulated
 from .rings import Places, places
@@ -57,24 +55,18 @@ class Seen(NamedTuple):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
-@pytest.mark.parametrize(
-    ("tails", "parts"),
-    [((), ""), ((3,), "n"), ((7, 64), "h"), ((), "hr"), ((5, 1, 40, 8), "rhnr")],
-)
-def test_attend(
-    shape: Shape, tails: Sequence[int], parts: str, launched: list[EmulatedKernel]
-) -> None:
-    """Rows' own latents anywhere in their ring, tails, and parts in either order.
+@pytest.mark.parametrize("parts", ["", "n", "h", "hr", "rhnrhrnh"])
+def test_attend(shape: Shape, parts: str, launched: list[EmulatedKernel]) -> None:
+    """Rows' own latents anywhere in their ring, and parts in either order.
 
-    The first row reads all tails, and each other one leaves out its own. Of parts that not all
-    read, the first row reads nothing.
+    Of parts that not all read, the first row reads nothing.
     """
-    mx.random.seed(sum(shape) + sum(tails))
+    mx.random.seed(sum(shape))
     rows, scale = shape.rows, (shape.size + shape.rotated) ** -0.5
     queries = asked(shape, scale)
     held = places(rows, shape.positions)
     seen = [ring(shape, held)]
-    others, given, read = [], [], np.zeros((rows, MOST), np.int32)
+    others = []
     for kind in parts:
         part = some(shape, rows if kind == "r" else 1, 13)
         if kind == "n":
@@ -86,14 +78,8 @@ def test_attend(
         if kind == "h":  # as products of what all share come
             output, lse = (x.reshape(1, 1, -1, x.shape[3]) for x in (output, lse))
         others.append((output, lse))
-    for number, tail in enumerate(tails):
-        wide = some(shape, 1, tail + 24)
-        given.append((wide.latents[:, :, 24:], wide.rotated[:, :, 24:]))  # slices, as of spans
-        who = mx.arange(rows) != number + 1
-        seen.append(Seen(*given[-1], mx.broadcast_to(who[:, None, None, None], (rows, 1, 1, tail))))
-        read[:, number] = np.where(np.array(who), tail, 0)
     own = Ring(seen[0].latents, seen[0].rotated, held.spans)
-    found = attend(queries, own, scale, few=Few(given, mx.array(read)), others=others)
+    found = attend(queries, own, scale, others=others)
     expected, _ = attended(queries, seen, scale)
     assert found.shape == queries[0].shape
     assert mx.abs(found - expected.reshape(found.shape)).max() < SMALL

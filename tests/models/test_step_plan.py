@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
@@ -150,19 +150,6 @@ def test_those_who_come_get_rows() -> None:
     assert (call.rows, call.slots, call.positions) == (3, (0, 1, 2), 64)
     assert call.groups == (PrefixGroup((0, 1, 2), 0, 1), PrefixGroup((2,), 1, 2))
     assert call.regroups
-
-
-def test_what_is_put_together_on_the_way_in_is_priced() -> None:
-    """Where a kernel does it: rows that bring tokens, with all of their positions."""
-    shared, long = Span(SHARED + 1), Span(300)
-    states = [State(n, SHARED + 1 + 5, [shared]) for n in range(3)]
-    states.append(State(3, SHARED + 1 + 300, [shared, long]))
-    assert planned(states).arranged == 0
-    call = planned(states, rules=Rules(arranges=True))
-    assert call.arranged == 3 * call.positions
-    assert planned(states[:3], in_batch(*states[:3]), Rules(arranges=True)).arranged == 0
-    less = replace(call, arranged=0).nbytes(PROFILE)
-    assert call.nbytes(PROFILE) - less == PROFILE.sizes.token * call.arranged > 0
 
 
 def test_a_long_suffix_is_packed_on_the_way_in() -> None:
