@@ -23,7 +23,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from shapes import SHAPES, make, on_cpu, tokens
 
-from umbel.models import rotary, short_convolution
+from umbel.models import short_convolution
 from umbel.models.binding import BOUND, bind
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.outputs import ForwardOutput, NextToken
@@ -152,7 +152,6 @@ def measure(steps: Callable[[], Iterator[list[int]]], count: int, held: int) -> 
 def unbind(model: Any) -> None:
     """Have a model's modules call mlx-lm's own functions: umbel puts some of its own there."""
     short_convolution.bind(model, by_kernel=False)
-    rotary.bind(model, by_table=False)
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
         for name, (function, bound) in BOUND.items():
             if isinstance(getattr(module, name, None), bound):

@@ -11,7 +11,7 @@ from typing import Any
 from mlx_lm.models import activations, base, gated_delta
 from mlx_lm.models.cache import ChunkedKVCache
 
-from . import rotary, short_convolution
+from . import short_convolution
 from .activations import Swiglu
 from .attention.binding import Attention
 from .attention.chunked import CountsByRow
@@ -34,7 +34,6 @@ def bind(model: Any, device: DevicePolicy) -> None:
         device: whose.
     """
     short_convolution.bind(model, by_kernel=device.convolution_kernel)
-    rotary.bind(model, by_table=device.rotary_tables)
     for module in {sys.modules[type(part).__module__] for part in model.modules()}:
         for name, (function, bound) in BOUND.items():
             present = getattr(module, name, None)

@@ -36,7 +36,6 @@ from .params import Row
 from .planned_for import Rules
 from .planner import plan_step
 from .prefill import begin, prefill
-from .rotary import forgetting, rotations
 from .rules import rules_of, rules_within
 from .runtime import OnLaunch, launch, launch_in_turn, nothing, peak_of, resident_bytes
 from .sampling import sample
@@ -90,8 +89,7 @@ class ModelRunner:
         self.resident = resident_bytes()
         bind(loaded.model, loaded.device)
         self._outputs = output_rows(loaded.model)
-        self._rotations = rotations(loaded.model)
-        with interruptible(loaded.model, go_on) as model, forgetting(self._rotations):
+        with interruptible(loaded.model, go_on) as model:
             way = self._find_out(loaded, model, measured)
         self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))
 
@@ -244,16 +242,14 @@ class ModelRunner:
             self.profile.observe(len(tokens), offset, peak)
 
     def _prefill(self, model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
-        with forgetting(self._rotations):
-            prefill(model, chunks, self.device, self._prompts_together)
+        prefill(model, chunks, self.device, self._prompts_together)
 
     def _begin(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> mx.array:
         """Advance sequences as `prefill` does; returns the logits of what follows, `[n, V]`.
 
         What memory that takes teaches nothing: how much of it are logits is not known.
         """
-        with forgetting(self._rotations):
-            return begin(self._model, chunks, self.device, self._outputs)
+        return begin(self._model, chunks, self.device, self._outputs)
 
     def run(
         self,
@@ -340,15 +336,14 @@ class ModelRunner:
         model: Any,
         on_launch: OnLaunch = nothing,
     ) -> mx.array:
-        with forgetting(self._rotations):
-            if call.kind is Kind.BATCH:
-                logits = self._together(call, caches, tokens, model, on_launch)
+        if call.kind is Kind.BATCH:
+            logits = self._together(call, caches, tokens, model, on_launch)
+        else:
+            self.placement.apply(call.moves, {cache.number: cache for cache in caches})
+            if call.kind is Kind.EXACT:
+                logits = self._exactly(caches, tokens, on_launch)
             else:
-                self.placement.apply(call.moves, {cache.number: cache for cache in caches})
-                if call.kind is Kind.EXACT:
-                    logits = self._exactly(caches, tokens, on_launch)
-                else:
-                    logits = self._alone(caches, tokens, model, on_launch)
+                logits = self._alone(caches, tokens, model, on_launch)
         for cache in caches:
             cache.advanced(1)
         return logits

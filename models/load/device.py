@@ -44,8 +44,6 @@ class DevicePolicy:
         prompt_multiple: of tokens, to which rows of several prompts in one call are padded. CUDA's
             products have kernels by how many tokens there are, which are loaded when they are first
             met: 10 to 33 ms for a call of a length that was not.
-        rotary_tables: sines and cosines of positions are computed once a call, and not by each
-            layer: MLX has no kernel that does it on the way.
         launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
             layers at once where these are compiled. MLX makes CUDA graphs of so many operations, a
             hundred on Hopper, and it takes 2 to 10 ms to make one that was not met yet: so cut, all
@@ -87,7 +85,6 @@ class DevicePolicy:
     attention_kernels: bool
     length_multiple: int
     prompt_multiple: int
-    rotary_tables: bool
     launches_layers: bool
     mixes: bool
     stacks: bool
@@ -121,7 +118,6 @@ CPU = DevicePolicy(
     attention_kernels=False,
     length_multiple=1,
     prompt_multiple=1,
-    rotary_tables=True,
     launches_layers=False,
     mixes=True,
     stacks=False,
@@ -153,7 +149,6 @@ GPU = DevicePolicy(
     attention_kernels=False,
     length_multiple=1,
     prompt_multiple=1,
-    rotary_tables=False,
     launches_layers=False,
     mixes=False,
     stacks=True,

@@ -14,7 +14,7 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import rotary, short_convolution
+from umbel.models import short_convolution
 from umbel.models.batch_planner import leave, pack
 from umbel.models.binding import BOUND
 from umbel.models.kv.batch_cache import BatchCache
@@ -229,7 +229,6 @@ def mlx_lm_alone(model: Any) -> Iterator[None]:
     """Run a model with mlx-lm's and MLX's own functions."""
     kept = [(each, type(each)) for each in model.modules()]
     short_convolution.bind(model, by_kernel=False)
-    rotary.bind(model, by_table=False)
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     with pytest.MonkeyPatch.context() as patch:
         for name, (function, _) in BOUND.items():
