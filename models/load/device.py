@@ -36,8 +36,6 @@ class DevicePolicy:
         recurrence_kernel: the gated delta rule is a kernel of ours; mlx-lm has one for Metal alone.
         convolution_kernel: so are short convolutions before it: MLX has cuDNN plan each number of
             rows and tokens, which takes the host a fifth of a second.
-        recurrence_chunks: prompts go through it chunk by chunk, as products: these are fast, and
-            the many operations of each token are not.
         attention_kernels: what follows the products of attention is kernels of ours: launches are
             what a step of a batch takes.
         length_multiple: of tokens for which products are fast; see `kv/alignment.py`.
@@ -81,7 +79,6 @@ class DevicePolicy:
     host_reads: bool
     recurrence_kernel: bool
     convolution_kernel: bool
-    recurrence_chunks: bool
     attention_kernels: bool
     length_multiple: int
     prompt_multiple: int
@@ -114,7 +111,6 @@ CPU = DevicePolicy(
     host_reads=True,
     recurrence_kernel=False,
     convolution_kernel=False,
-    recurrence_chunks=True,
     attention_kernels=False,
     length_multiple=1,
     prompt_multiple=1,
@@ -145,7 +141,6 @@ GPU = DevicePolicy(
     host_reads=True,
     recurrence_kernel=False,
     convolution_kernel=False,
-    recurrence_chunks=False,
     attention_kernels=False,
     length_multiple=1,
     prompt_multiple=1,

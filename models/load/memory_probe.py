@@ -11,7 +11,6 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 
 from ..attention.blocks import BLOCK
-from ..chunked_delta import CHUNK
 from ..kv.buckets import prompt_tokens
 from ..kv.layout import CacheLayout
 from ..kv.packed import PackedSpan
@@ -23,8 +22,7 @@ from ..transients import FITTED, SMALL, UNBROKEN, UNFORESEEN, Transients
 from .device import DevicePolicy
 from .measured import key_of, measured_once
 
-# Tokens of chunks: what goes in steps of so many is the most with one token of the next step.
-_FEW, _LONG = CHUNK + 1, 3 * CHUNK + 1
+_FEW, _LONG = 33, 97  # tokens of chunks
 _CONTEXT = 1024  # tokens before chunks
 # Where attention is not cut into blocks. How far launching is ahead of computing, and with it how
 # much is not free yet, grows with the work of a chunk until it is ahead by a layer and more.
@@ -40,7 +38,7 @@ _ALIKE = 0.98  # of the highest peak, that is as high
 _ROWS = 3  # of a call that shows what several take more
 _GROWS = 4.0  # what half as many tokens take, where all of their pairs count; nine, in truth
 _NOISE = 1.05  # by which a peak may differ from the next of the same chunk
-_FORMAT = 11  # of what is kept
+_FORMAT = 12  # of what is kept
 
 
 def measure(
