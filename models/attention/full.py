@@ -15,7 +15,7 @@ from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together
 from .fetched import RotatedQueries
-from .products import PIECED, PLAIN, Latent, Products, Queries, Segment
+from .products import PLAIN, Latent, Products, Queries, Segment
 from .softmax import softmaxes
 
 
@@ -150,7 +150,7 @@ class BatchedTokenLayer(AttendingLayer):
 
     def _products(self, rotated: RotatedQueries | None, scale: float) -> Products:
         if rotated is None:
-            return PLAIN if self._step.device.fused else PIECED
+            return PLAIN
         self._buffer.keys_weigh()
         return Latent(scale)
 
