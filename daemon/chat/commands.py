@@ -15,6 +15,7 @@ from .reach import model_names
 
 _WORD = re.compile(r"/([a-z]+)(?:\s+(.*))?", re.DOTALL)
 _ENDS = ("exit", "quit")
+_REGENERATES = "regenerate"
 
 
 class Command(NamedTuple):
@@ -38,6 +39,13 @@ def command_of(line: str) -> Command | None:
 def ends(command: Command) -> bool:
     """Whether the chat is over."""
     return command.name in _ENDS
+
+
+def question_of(line: str, command: Command | None, conversation: Conversation) -> str:
+    """Say what a line asks the model: itself, or the question that `/regenerate` takes back."""
+    if command is None:
+        return line.strip()
+    return (command.name == _REGENERATES and conversation.take_back()) or ""
 
 
 async def obey(command: Command, conversation: Conversation, console: Console) -> None:
@@ -81,6 +89,10 @@ async def _model(conversation: Conversation, name: str) -> str:
     return f"{name} answers from the next message on."
 
 
+async def _regenerate(_: Conversation, __: str) -> str:
+    return "There is no question yet."
+
+
 async def _save(conversation: Conversation, name: str) -> str:
     messages = conversation.messages
     if not messages:
@@ -110,6 +122,7 @@ _ACTS: dict[str, Callable[[Conversation, str], Awaitable[str]]] = {
     "new": _clear,
     "system": _system,
     "model": _model,
+    _REGENERATES: _regenerate,
     "save": _save,
 }
 NAMES = (*_ACTS, *_ENDS)
@@ -119,6 +132,7 @@ _HELP = """\
 /clear           begin a new conversation (also /new)
 /system [TEXT]   show the system prompt, or set another
 /model [NAME]    show the models that the daemon has, or choose one
+/regenerate      answer the last question again
 /save [FILE]     write the conversation to a file: Markdown, or JSON if its name ends in .json;
                  without a name, to the same one again
 /help            this

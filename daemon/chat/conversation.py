@@ -56,6 +56,13 @@ class Conversation:
         system = [{"role": "system", "content": _readable(self.system)}] if self.system else []
         return [*system, *self._messages]
 
+    def take_back(self) -> str | None:
+        """Forget the last question and its answer; return the question, or None without one."""
+        if not self._messages:
+            return None
+        *self._messages, question, _ = self._messages
+        return question["content"]
+
     async def say(self, text: str) -> AsyncIterator[StreamEvent]:
         """Send a message and stream the answer; both are remembered, also a cut-off one.
 

@@ -11,7 +11,7 @@ from ..errors import ClientError
 from ..signals import StopSignals
 from ..terminal.console import moves
 from .answer import end_line, print_answer
-from .commands import command_of, ends, obey
+from .commands import command_of, ends, obey, question_of
 from .conversation import Conversation, Options
 from .lines import Lines, PipedLines, read_all
 from .reach import Wanted, reach, wait_until_ready
@@ -112,10 +112,10 @@ async def _converse(
         command = command_of(line)
         if command is not None and ends(command):
             break
-        if command is not None:
+        if question := question_of(line, command, conversation):
+            failed += not await _turn(conversation, question, console, signals)
+        elif command is not None:
             await obey(command, conversation, console)
-        elif line.strip():
-            failed += not await _turn(conversation, line.strip(), console, signals)
     return failed
 
 

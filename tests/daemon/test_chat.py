@@ -96,6 +96,21 @@ def test_lines_are_a_conversation(smollm2_daemon: RunningDaemon, short_path: Pat
     assert names[0] == names[1] != names[2]
 
 
+def test_regenerate_asks_the_last_question_again(
+    tiny_daemon: RunningDaemon, short_path: Path
+) -> None:
+    """The same prompt is sent, without the answer that it had; before a question there is none."""
+    lines = f"/regenerate\nHello\n{CAPITAL}\n/regenerate\n/regenerate\n"
+    words = ("--lines", "--socket", str(tiny_daemon.socket), "--max-tokens", "8", *GREEDY)
+    before = len(prompt_tokens(tiny_daemon))
+    done = umbel("chat", *words, folder=short_path, stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "There is no question yet." in done.stderr
+    first, second, *again = prompt_tokens(tiny_daemon)[before:]
+    assert first < second
+    assert again == [second, second]
+
+
 def test_a_refusal_ends_no_conversation(tiny_daemon: RunningDaemon, short_path: Path) -> None:
     """A refused message is told in words, the conversation goes on, and the status tells."""
     lines = "x" * 30_000 + "\nhello\n"
