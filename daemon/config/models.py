@@ -81,9 +81,11 @@ def check_default(model: str, models: Mapping[str, ModelSettings], place: str) -
     Raises:
         ConfigError: naming the tables.
     """
+    if not models or model in models or "/" in model or Path(model).exists():
+        return
     from ...models.load.embedded_file import NAME  # noqa: PLC0415  (few settings need it)
 
-    if not models or model in (NAME, *models) or "/" in model or Path(model).exists():
+    if model == NAME:
         return
     tables = ", ".join(f"[models.{name}]" for name in models)
     raise ConfigError(
