@@ -22,7 +22,7 @@ from fairness_server import Costs, Outcome, Server
 from fairness_workload import Workload, crowded, hoarded, skewed
 from percentiles import percentile
 
-from umbel.scheduler.fairness.entry import Policy
+from umbel.scheduler.order import Policy
 
 NAMES = ("FCFS", "LPM", "VTC", "umbel, no preemption", "umbel")
 WORKLOADS = ("skewed", "crowded", "hoarded")
@@ -221,7 +221,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=costs.slots)
     parser.add_argument("--cache", type=int, default=costs.cache, help="tokens not in use")
     parser.add_argument("--quantum", type=float, default=policy.quantum)
-    parser.add_argument("--conversation-quantum", type=float, default=policy.conversation_quantum)
     parser.add_argument("--patience", type=int, default=policy.patience)
     parser.add_argument("--looks", type=int, default=policy.looks)
     parser.add_argument("--json", type=Path, help="where all figures go, for plots.py")
@@ -252,7 +251,7 @@ def main() -> None:
         slots=options.slots,
         cache=options.cache,
     )
-    policy = Policy(options.quantum, options.conversation_quantum, options.patience, options.looks)
+    policy = Policy(options.quantum, options.patience, options.looks)
     rows = []
     for name, workload in workloads(options.seed, options.seconds).items():
         if name in (options.workload or WORKLOADS):

@@ -11,14 +11,12 @@ from time import perf_counter
 from umbel.cachestore.ledger import Size
 from umbel.cachestore.restoration import Known
 from umbel.models.params import SamplingParams
-from umbel.scheduler.fairness.entry import Entry, Priority
-from umbel.scheduler.fairness.order import FairOrder, rank
-from umbel.scheduler.fairness.terms import Terms
-from umbel.scheduler.fairness.use import TenantUse
+from umbel.scheduler.order import Entry, FairOrder, Priority, rank
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Request
 from umbel.scheduler.scheduler import Scheduler
 from umbel.scheduler.sequence import Sequence, SequenceStatus
+from umbel.scheduler.tenants import TenantUse, Terms
 
 CONVERSATIONS = 1_000
 BATCH = 32

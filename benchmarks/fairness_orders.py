@@ -6,9 +6,8 @@ from typing import Protocol
 
 from fairness_workload import Job
 
-from umbel.scheduler.fairness.entry import Entry, Policy
-from umbel.scheduler.fairness.order import FairOrder, rank
-from umbel.scheduler.fairness.slots import Share, Slot, preemption
+from umbel.scheduler.order import Entry, FairOrder, Policy, rank
+from umbel.scheduler.slots import Share, Slot, preemption
 
 
 class Order(Protocol):

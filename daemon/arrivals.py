@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..scheduler.fairness.entry import Priority
+from ..scheduler.order import Priority
 from ..scheduler.times import Activity, Times
 
 

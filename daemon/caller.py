@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ..scheduler.fairness.entry import Priority
+from ..scheduler.order import Priority
 from .arrivals import Arrival
 from .bodies import Share
 from .deadlines import Wait
@@ -19,7 +19,7 @@ class Caller(NamedTuple):
         arrived_at: when, on the engine's clock, in seconds.
         share: what its body, and then its prompt, hold of the budget of bodies.
         wait: how long it may take, and its place among those who wait.
-        priority: before whom of equal credit it goes.
+        priority: which requests go before it, among tenants that were served about as much.
         unit: see `Place`.
         operator: whether the one who runs the daemon has sent it.
         monitor: whether its tenant may see what all have.

@@ -8,8 +8,8 @@ import msgspec
 import structlog
 
 from ..scheduler.errors import ComputationError, RequestError
-from ..scheduler.fairness.entry import Priority
 from ..scheduler.handoff import EventChannel, Handoff
+from ..scheduler.order import Priority
 from ..scheduler.request import Finished, FinishReason, Request, Started, TokenEvent
 from ..scheduler.times import Times
 from .answer_reader import AnswerReader, Delta

@@ -10,7 +10,7 @@ import structlog
 from ..models.errors import ModelError
 from ..scheduler.bounds import RETRY_AFTER, check_tokens, check_waiting
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
-from ..scheduler.fairness.use import TenantUse
+from ..scheduler.tenants import TenantUse
 from .deadlines import Wait
 from .errors import StartError
 from .model_names import find, names, visible

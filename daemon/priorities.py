@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ..scheduler.fairness.entry import Priority
+from ..scheduler.order import Priority
 from .config import PriorityName
 from .failures import APIError
 from .quoting import quote

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from ..cachestore.bounds import TenantBounds
 from ..cachestore.tries import SHARED
-from ..scheduler.fairness.terms import Terms
-from ..scheduler.fairness.use import TenantUse
+from ..scheduler.tenants import TenantUse, Terms
 from .config import DEFAULT_TENANT, Settings, TenantSettings, tenant_settings
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from ..scheduler.bounds import check_room, check_waiting
 from ..scheduler.errors import DeadlineExceededError
-from ..scheduler.fairness.use import Places, TenantUse
+from ..scheduler.tenants import Places, TenantUse
 from .bodies import SMALL_BODY
 from .deadlines import Wait
 from .panics import panics_as_errors

@@ -1,7 +1,7 @@
 """Whether a request may wait: what it hears where as many wait as may, or its tokens are spent."""
 
 from .errors import QueueFullError, QuotaSpentError
-from .fairness.use import TenantUse
+from .tenants import TenantUse
 
 RETRY_AFTER = 2
 """Seconds that a refused client is asked to wait, where nothing is known of how long it takes."""

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from ..cachestore.restoration import Known
-from .fairness.entry import Candidate, Priority
-from .fairness.order import rank
+from .order import Candidate, Priority, rank
 from .queue import ConversationQueue
 from .selection import WAITS_FOR, Readiness
 from .sequence import Sequence, SequenceStatus

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .fairness.entry import Priority
+from .order import Priority
 from .sequence import Sequence
 
 _TOGETHER = 1024

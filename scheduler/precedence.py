@@ -1,9 +1,8 @@
-"""Whose prompts are computed first, where several tenants have some."""
+"""Which tenant's prompts are computed first, where several have some."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from .fairness.virtual_time import VirtualTime
 from .sequence import Sequence
 
 LAG = 512
@@ -13,24 +12,30 @@ LAG = 512
 def precedence(slots: int, weight: float, lag: float) -> float:
     """Say when a tenant's prompts are computed among other tenants'; the lower, the earlier.
 
-    Who has the fewest slots for its weight goes first: who comes beside a tenant that fills the
-    batch does not wait for that one's prompts. Before all go those whose prompts are behind by
-    `LAG`, the furthest behind first: what is computed for others meanwhile is no more than their
-    part.
+    The tenant with the fewest slots for its weight goes first: a newcomer beside a tenant that
+    fills the batch does not wait for that one's prompts. Before all go tenants that are behind by
+    `LAG`, the furthest behind first: others compute no more than their part meanwhile.
 
     Args:
         slots: that the tenant has, one at least.
         weight: its share, positive.
-        lag: of its virtual time, in tokens per weight.
+        lag: tokens per weight that it is owed.
     """
     return -lag if lag >= LAG else slots / weight
 
 
 class Precedence:
-    """Notes with prompts when those of their tenants are computed, as time goes by."""
+    """Counts the tokens that tenants with prompts are owed, and notes whose prompts go first.
+
+    Each computed token is owed to all tenants that have prompts, by their weights, and paid to the
+    one that it was computed for. A tenant starts at nothing when its first prompt comes, and is
+    forgotten with its last: time without prompts earns nothing. What is computed for a tenant while
+    no other has prompts pays what it is owed.
+    """
 
     def __init__(self) -> None:
-        self._time = VirtualTime()
+        self._owed: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
 
     def note(self, running: Iterable[Sequence], weights: Mapping[str, float]) -> None:
         """Note with prompts when their tenants' come.
@@ -39,10 +44,11 @@ class Precedence:
             running: all that run.
             weights: of the tenants that have prompts to compute.
         """
-        self._time.update(weights)
+        self._weights = dict(weights)
+        self._owed = {tenant: self._owed.get(tenant, 0.0) for tenant in weights}
         slots = Counter(sequence.request.tenant for sequence in running)
         by_tenant = {
-            tenant: precedence(slots[tenant], weight, self._time.lag(tenant))
+            tenant: precedence(slots[tenant], weight, self._owed[tenant] / weight)
             for tenant, weight in weights.items()
         }
         for sequence in running:
@@ -55,7 +61,11 @@ class Precedence:
         Args:
             chosen: those that advanced, and by how many tokens.
         """
-        by_tenant = Counter[str]()
+        paid = Counter[str]()
         for sequence, tokens in chosen.items():
-            by_tenant[sequence.request.tenant] += tokens
-        self._time.charge(by_tenant)
+            paid[sequence.request.tenant] += tokens
+        a_weight = paid.total() / sum(self._weights.values())
+        for tenant, weight in self._weights.items():
+            owed = self._owed[tenant] - paid[tenant]
+            is_alone = len(self._weights) == 1
+            self._owed[tenant] = max(0.0, owed) if is_alone else owed + a_weight * weight

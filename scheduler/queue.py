@@ -1,5 +1,6 @@
 """Requests that wait, in a fair order. Safe to call from any thread."""
 
+import heapq
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
@@ -7,29 +8,29 @@ from contextlib import suppress
 from itertools import islice
 
 from .bounds import RETRY_AFTER, check_tokens, check_waiting
-from .deadlines import Deadlines
 from .errors import UnavailableError
-from .fairness.entry import Candidate
-from .fairness.order import FairOrder
-from .fairness.slots import Share
-from .fairness.use import TenantUse
+from .order import Candidate, FairOrder
 from .request import entry_of
 from .sequence import Sequence, SequenceStatus
+from .slots import Share
 from .statistics import RequestStatistics, describe_request
+from .tenants import TenantUse
 from .times import Activity, Times
 
 
 class ConversationQueue:
-    """A bounded queue in the order of `FairOrder`, which also knows who runs.
+    """A bounded queue in the order of `FairOrder`, which also knows what runs.
 
-    Nothing is done under the lock but taking, giving and charging.
+    Its lock is the only one of the order. Nothing is done under it but taking, giving, charging
+    and noting what each request waits for.
 
     Args:
         limit: the most requests that may wait, here and in other queues. It may change.
-        use: what tenants use, here and in other queues, of what is agreed with them; None where
-            there are no others, and nothing is agreed.
+        use: what tenants use, here and in other queues, and their terms; None if there are no
+            other queues and no terms.
         clock: seconds, monotonic.
-        wake: called when who waits for a place that another queue's request had may go on.
+        wake: called when a request that waits for a place may go on, since a request of another
+            queue left it.
 
     Invariants: a sequence runs from `claim` to `release`; no more of its unit run at once than
     it says, and they are claimed in the order in which they were put.
@@ -44,16 +45,17 @@ class ConversationQueue:
     ) -> None:
         self.limit = limit
         self._use = use or TenantUse()
-        self._agreed, self._quotas = self._use.agreed, self._use.quotas
+        self._quotas = self._use.quotas
         self._clock = clock
         self._lock = threading.Lock()
         self._places = self._use.join(wake)
-        self._order = FairOrder(agreed=self._agreed, places=self._places)
+        self._order = FairOrder(weight=lambda tenant: self._use.agreed(tenant).weight)
         self._waiting: dict[str, Sequence] = {}
         self._claimed: dict[str, Sequence] = {}
+        self._deadlines: list[tuple[float, str]] = []  # a heap; some have left since
+        self._spent = frozenset[str]()  # tenants without tokens, at the last look
         self._found: dict[Sequence, Activity] = {}
-        self._noted = -1  # of the changes, those after which activities were noted
-        self._deadlines = Deadlines(self._waiting)
+        self._noted = -1  # value of `changes` when activities were noted last
         self._closed = False
         self._changes = 0
 
@@ -72,7 +74,7 @@ class ConversationQueue:
             check_waiting(self._use, request.tenant, self.limit, now, placed=request.placed)
             check_tokens(self._use, request.tenant, now)
             self._changes += 1
-            self._order.put(entry_of(sequence.request))
+            self._order.put(entry_of(request))
             self._wait(sequence)
 
     def offers(
@@ -82,35 +84,40 @@ class ConversationQueue:
 
         Args:
             passed: ids of those that were looked at and could not start.
-            tenant: list only its interactive ones, with credit or without.
+            tenant: list only its interactive ones, within the quantum or beyond.
 
         Returns:
-            A bounded number. Whoever looks at them holds no lock, and some may leave meanwhile.
+            A bounded number. No lock is held while the caller looks at them, and some may leave
+            meanwhile.
         """
         with self._lock:
             self._refresh()
             if tenant is not None:
                 found = self._order.offers(tenant, passed)
             else:
-                found = self._order.window(passed) or self._order.yielded_of_held(passed)
+                found = self._order.window(self._may_start, passed)
+                if not found:  # a yielded request goes on, though its tenant has no tokens
+                    resuming = filter(self._places.has_place, self._spent)
+                    found = self._order.yielded(resuming, passed)
             return [(each, self._waiting[each.entry.id]) for each in found]
 
     def claimants(self, among: Collection[str] | None = None) -> list[Share]:
-        """The tenants that could start an interactive request, the least served first.
+        """List the tenants that could start an interactive request, the least served first.
 
         Args:
-            among: which of these, whatever they were served; None for those to which other
-                tenants yield: see `FairOrder.claimants`.
+            among: only these, however much they were served; None for the tenants to which others
+                yield: see `FairOrder.claimants`.
         """
         with self._lock:
             self._refresh()
-            for tenant in self._claimants(among):  # nobody yields to one that cannot start
-                if self._quotas.refills_in(tenant, self._clock()):
-                    self._hold(tenant)
-            return list(map(self._share, self._claimants(among)))
+            if among is None:
+                return list(map(self._share, self._order.claimants(self._may_start)))
+            able = (each for each in among if self._may_start(each) and self._order.offers(each))
+            ordered = sorted(able, key=lambda each: (self._order.service(each), each))
+            return list(map(self._share, ordered))
 
     def shares(self, tenants: Iterable[str]) -> dict[str, Share]:
-        """What tenants were given."""
+        """Describe the service of tenants."""
         with self._lock:
             return {tenant: self._share(tenant) for tenant in tenants}
 
@@ -119,25 +126,28 @@ class ConversationQueue:
 
         Args:
             sequence: one of `offers`.
-            tokens: what its prompt costs; a sequence that yielded has been charged.
+            tokens: cost of its prompt; a sequence that yielded has been charged.
         """
+        request = sequence.request
         with self._lock:
-            if sequence.request.id not in self._waiting or self._spent(sequence):
+            if request.id not in self._waiting or not self._order.is_head(entry_of(request)):
                 return False
-            try:
-                self._order.start(sequence.request.id, tokens)
-            except ValueError:  # another one of its unit has started since
+            yielded = sequence.status is SequenceStatus.PREEMPTED
+            if not yielded and self._quotas.refills_in(request.tenant, self._clock()):
                 return False
+            if not self._places.start(request.tenant):
+                return False
+            self._order.start(request.id, tokens)
             self._changes += 1
-            self._claimed[sequence.request.id] = sequence
+            self._claimed[request.id] = sequence
             self._leave(sequence)
-            if sequence.status is not SequenceStatus.PREEMPTED:  # it took that place by yielding
-                self._use.drained.note(sequence.request.tenant, self._clock())
-            self._spend(sequence.request.tenant, tokens)
+            if not yielded:  # it took that place by yielding
+                self._use.drained.note(request.tenant, self._clock())
+            self._quotas.charge(request.tenant, tokens, self._clock())
             return True
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether a sequence is in the queue."""
+        """Return True if a sequence is in the queue."""
         return sequence.request.id in self._waiting
 
     def charge(self, costs: Iterable[tuple[Sequence, float]]) -> None:
@@ -145,26 +155,27 @@ class ConversationQueue:
         with self._lock:
             for sequence, tokens in costs:
                 self._order.charge(sequence.request.id, tokens)
-                self._spend(sequence.request.tenant, tokens)
+                self._quotas.charge(sequence.request.tenant, tokens, self._clock())
 
     def put_back(self, sequence: Sequence) -> None:
         """Have a running sequence wait again, at its old place: it yields its slot.
 
-        That is no new request, so that neither the bound nor the end of the queue holds it up.
+        It is no new request, so that neither the bound nor the end of the queue holds it up.
         """
         with self._lock:
-            entry = entry_of(sequence.request)
             self._changes += 1
-            self._order.preempt(entry.id)
-            del self._claimed[entry.id]
+            self._order.preempt(sequence.request.id)
+            self._places.stop(sequence.request.tenant)
+            del self._claimed[sequence.request.id]
             self._wait(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """Let what comes after a claimed sequence run: it has ended. Idempotent."""
+        """Let the next of its unit run: a claimed sequence has ended. Idempotent."""
         with self._lock, suppress(KeyError):
             del self._claimed[sequence.request.id]
             self._changes += 1
             self._order.end(sequence.request.id)
+            self._places.stop(sequence.request.tenant)
 
     def note(self, found: Mapping[Sequence, Activity]) -> None:
         """Note what each waiting sequence waits for.
@@ -183,13 +194,13 @@ class ConversationQueue:
 
         Args:
             most: how many at most.
-            tenant: whose; None for everybody's.
+            tenant: whose; None for all tenants.
         """
         with self._lock:
             self._refresh()
             self._note_activities()
-            everybody = [*self._claimed.values(), *self._waiting.values()]
-        own = (each for each in everybody if tenant in {None, each.request.tenant})
+            there = [*self._claimed.values(), *self._waiting.values()]
+        own = (each for each in there if tenant in {None, each.request.tenant})
         now = self._clock()
         return [describe_request(each, now) for each in islice(own, most)]
 
@@ -200,9 +211,12 @@ class ConversationQueue:
 
     def expired(self, now: float) -> list[Sequence]:
         """Take out the waiting sequences whose deadline has passed, the earliest first."""
+        late = []
         with self._lock:
-            late = map(self._take, self._deadlines.take_late(now))
-            return [sequence for sequence in late if sequence is not None]
+            while self._deadlines and self._deadlines[0][0] <= now:
+                sequence = self._take(heapq.heappop(self._deadlines)[1])
+                late += [] if sequence is None else [sequence]
+        return late
 
     def close(self) -> list[Sequence]:
         """Refuse new sequences from now on, and hand out those that have never run."""
@@ -214,69 +228,35 @@ class ConversationQueue:
             return new
 
     def leave(self) -> None:
-        """Refuse new sequences, and count nothing of what is left for tenants: nobody serves it."""
+        """Refuse new sequences, and count the rest for no tenant: no engine serves this queue."""
         with self._lock:
             self._closed = True
         self._use.leave(self._places)
 
     @property
     def changes(self) -> int:
-        """Grows whenever one comes, starts, ends or waits again, or a place elsewhere is free."""
+        """Grows when a request comes, starts, ends or waits again, or a tenant may start more."""
         return self._changes + self._places.changes
 
     @property
     def running(self) -> int:
-        """How many are claimed and not released."""
+        """Number of sequences that are claimed and not released."""
         return self._order.running
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _claimants(self, among: Collection[str] | None) -> list[str]:
-        if among is None:
-            return self._order.claimants()
-        able = (each for each in among if self._order.may_start(each) and self._order.offers(each))
-        return sorted(able, key=lambda each: (self._order.service(each), each))
-
-    def _spent(self, sequence: Sequence) -> bool:
-        """Whether a sequence must not start, as its tenant has spent its tokens with any model."""
-        tenant = sequence.request.tenant
-        if sequence.status is SequenceStatus.PREEMPTED:
-            return False
-        if not self._quotas.refills_in(tenant, self._clock()):
-            return False
-        self._hold(tenant)
-        return True
-
-    def _hold(self, tenant: str) -> None:
-        if tenant not in self._order.held:
-            self._changes += 1
-            self._order.hold(tenant)
-
-    def _spend(self, tenant: str, tokens: float) -> None:
-        """Take tokens from a tenant's minute; when they are spent, it is held until it has more."""
-        now = self._clock()
-        self._quotas.charge(tenant, tokens, now)
-        if self._quotas.refills_in(tenant, now):
-            self._hold(tenant)
+    def _may_start(self, tenant: str) -> bool:
+        """Return True if a tenant has tokens, and a place to run."""
+        return tenant not in self._spent and self._places.has_place(tenant)
 
     def _refresh(self) -> None:
-        """Take note of who has tokens again, and of places that other queues took or gave back."""
-        for tenant in self._places.take_changed():
-            self._order.look_at(tenant)
+        """Look which tenants have no tokens."""
         now = self._clock()
-        for tenant in [t for t in self._order.held if not self._quotas.refills_in(t, now)]:
+        spent = frozenset(t for t in self._order.tenants if self._quotas.refills_in(t, now))
+        if spent != self._spent:
+            self._spent = spent
             self._changes += 1
-            self._order.let_go(tenant)
-
-    def _wait(self, sequence: Sequence) -> None:
-        request = sequence.request
-        self._waiting[request.id] = sequence
-        self._deadlines.add(sequence)
-        now, activity = self._clock(), self._activity_of(sequence)
-        if sequence.times is None:
-            sequence.times = Times(activity, now, request.before)
-        sequence.note(activity, now)
 
     def _note_activities(self) -> None:
         self._noted, now = self.changes, self._clock()
@@ -286,25 +266,40 @@ class ConversationQueue:
     def _activity_of(self, sequence: Sequence) -> Activity:
         """Say what a waiting sequence waits for."""
         entry = entry_of(sequence.request)
-        if self._order.head(entry.tenant, entry.conversation) != entry.id:
+        if not self._order.is_head(entry):
             return Activity.CONVERSATION
-        if entry.tenant in self._order.held:
-            resumes = sequence.status is SequenceStatus.PREEMPTED
-            return self._found.get(sequence, Activity.QUOTA) if resumes else Activity.QUOTA
-        if not self._order.may_start(entry.tenant):
+        if entry.tenant in self._spent and sequence.status is not SequenceStatus.PREEMPTED:
+            return Activity.QUOTA
+        if not self._places.has_place(entry.tenant):
             return Activity.TENANT
         return self._found.get(sequence, Activity.SLOT)
+
+    def _wait(self, sequence: Sequence) -> None:
+        """Add a sequence that the order has already."""
+        request, now = sequence.request, self._clock()
+        self._places.wait(request.tenant)
+        self._waiting[request.id] = sequence
+        if len(self._deadlines) > 2 * len(self._waiting) + 64:
+            self._deadlines = [(s.request.deadline, name) for name, s in self._waiting.items()]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (request.deadline, request.id))
+        activity = self._activity_of(sequence)
+        if sequence.times is None:
+            sequence.times = Times(activity, now, request.before)
+        sequence.note(activity, now)
 
     def _take(self, request_id: str) -> Sequence | None:
         sequence = self._waiting.get(request_id)
         if sequence is not None:
             self._changes += 1
             self._order.remove(request_id)
+            self._places.leave(sequence.request.tenant)
             self._leave(sequence)
         return sequence
 
     def _leave(self, sequence: Sequence) -> None:
-        """Remove a sequence that has left the order."""
+        """Remove a sequence that has left the order's waiting requests."""
         del self._waiting[sequence.request.id]
         self._found.pop(sequence, None)
 

@@ -7,7 +7,7 @@ import msgspec
 from ..cachestore.checkpoints import Reason
 from ..models.params import Grammar, LogProbs, SamplingParams
 from .errors import RequestError
-from .fairness.entry import Entry, Priority
+from .order import Entry, Priority
 from .times import Activity
 
 
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         deadline: when it must have ended, on the engine's clock, in seconds.
         boundaries: offsets in the prompt that a next turn keeps, and what they are.
         grammar: what the answer is held to, if it is.
-        priority: before whom of equal credit it goes.
+        priority: which requests go before it, among tenants that were served about as much.
         unit: requests of a tenant that share it start first in first out, and get their part of
             the tenant's time together; the conversation, where it is None.
         parallel: how many requests of its unit may run when it starts, itself included.

@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 from .candidates import Candidates, PrefixLookup, Room
-from .fairness.entry import Policy
-from .fairness.slots import Share, Slot, own_preemption, preemption
+from .order import Policy
 from .policy import age
 from .precedence import Precedence
 from .queue import ConversationQueue
 from .request import entry_of
 from .selection import Readiness, Selection, select
 from .sequence import Sequence, SequenceStatus
+from .slots import Share, Slot, own_preemption, preemption
 
 _DRIFT = 16
 """Steps after which it is asked again who has to yield, though nobody came or went."""
@@ -25,10 +25,10 @@ _GAP = 2 * Policy().quantum
 class Scheduler:
     """Holds every sequence between its arrival and its end.
 
-    Sequences that were preempted for want of memory start before those that wait, and those that
-    wait in the queue's order. Where one tenant has more than its part of the slots and another,
-    with credit, less, a sequence yields its slot and waits again. So does one of priority `batch`
-    where an interactive one of its tenant could start.
+    Sequences that were preempted for want of memory start before those that wait, and the others in
+    the queue's order. If one tenant has more than its part of the slots and a tenant that was not
+    served more has less, a sequence of the former yields its slot and waits again. So does one of
+    priority `batch` if an interactive one of its tenant could start.
 
     Attributes:
         waiting: not started yet, in order within each conversation.

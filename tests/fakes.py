@@ -14,10 +14,10 @@ from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.models.memory_profile import Held
 from umbel.models.params import Row, SamplingParams, Token
-from umbel.scheduler.fairness.entry import Priority
 from umbel.scheduler.handoff import EventChannel
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
+from umbel.scheduler.order import Priority
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request
 

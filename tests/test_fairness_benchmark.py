@@ -14,8 +14,8 @@ from fairness_orders import Fair
 from fairness_server import Costs, PrefixCache, Server
 from fairness_workload import Segment, hoarded, skewed
 
-from umbel.scheduler.fairness.entry import Policy, Priority
-from umbel.scheduler.fairness.terms import Terms
+from umbel.scheduler.order import Policy, Priority
+from umbel.scheduler.tenants import Terms
 
 from .scheduler.costs import lines_run
 

@@ -11,7 +11,7 @@ from umbel.daemon.service import Service
 from umbel.daemon.service_manager import ServiceManager
 from umbel.daemon.start_up import StartUp
 from umbel.daemon.workers import Workers
-from umbel.scheduler.fairness.use import TenantUse
+from umbel.scheduler.tenants import TenantUse
 
 
 def serving(service: Service | None = None) -> ModelPool:

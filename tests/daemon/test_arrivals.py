@@ -24,8 +24,8 @@ from umbel.daemon.protocols.responses import ResponsesRequest
 from umbel.daemon.service import Service
 from umbel.models.params import SamplingParams
 from umbel.scheduler.errors import DeadlineExceededError
-from umbel.scheduler.fairness.entry import Priority
 from umbel.scheduler.handoff import Handoff
+from umbel.scheduler.order import Priority
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.times import Activity
 

@@ -30,8 +30,7 @@ from umbel.scheduler.errors import (
     QuotaSpentError,
     UnavailableError,
 )
-from umbel.scheduler.fairness.terms import Terms
-from umbel.scheduler.fairness.use import TenantUse
+from umbel.scheduler.tenants import TenantUse, Terms
 
 from ..fakes import PATIENCE, FakeClock
 

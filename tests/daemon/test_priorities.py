@@ -7,7 +7,7 @@ import pytest
 from umbel.daemon.deadlines import TIMEOUT_HEADER, timeout_of
 from umbel.daemon.failures import APIError
 from umbel.daemon.priorities import PRIORITY_HEADER, priority_of
-from umbel.scheduler.fairness.entry import Priority
+from umbel.scheduler.order import Priority
 
 from .running import RunningDaemon
 

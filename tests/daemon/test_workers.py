@@ -15,8 +15,7 @@ from umbel.daemon.bodies import SMALL_BODY
 from umbel.daemon.deadlines import Wait
 from umbel.daemon.workers import AbandonedError, Check, Workers
 from umbel.scheduler.errors import DeadlineExceededError, QueueFullError
-from umbel.scheduler.fairness.terms import Terms
-from umbel.scheduler.fairness.use import TenantUse
+from umbel.scheduler.tenants import TenantUse, Terms
 
 PATIENCE = 30.0
 SMALL, LARGE = 10, SMALL_BODY + 1

@@ -17,8 +17,7 @@ from umbel.models.load.loader import load
 from umbel.models.load.time_limit import within
 from umbel.models.text import codec
 from umbel.models.text.conversation import Conversation, Message
-from umbel.scheduler.fairness.terms import Terms
-from umbel.scheduler.fairness.use import TenantUse
+from umbel.scheduler.tenants import TenantUse, Terms
 
 from ..daemon.running import eventually
 from ..tiny import tiny_model_dir

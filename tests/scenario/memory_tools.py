@@ -32,7 +32,7 @@ from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.params import Grammar, SamplingParams
 from umbel.models.runtime import device_memory
-from umbel.scheduler.fairness.entry import Priority
+from umbel.scheduler.order import Priority
 from umbel.scheduler.policy import ChunkSize
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Request, Started, TokenEvent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from umbel.scheduler.fairness.entry import Priority
+from umbel.scheduler.order import Priority
 from umbel.scheduler.sequence import SequenceStatus
 
 from .. import zoo

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from umbel.cachestore.tries import SHARED
 from umbel.scheduler.bounds import check_waiting
 from umbel.scheduler.errors import QueueFullError
-from umbel.scheduler.fairness.terms import Terms
-from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.sequence import Sequence
+from umbel.scheduler.tenants import TenantUse, Terms
 
 from ..fakes import make_request
 

@@ -19,8 +19,6 @@ from structlog.testing import capture_logs
 
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
-from umbel.scheduler.fairness.terms import Terms
-from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
 from umbel.scheduler.policy import PrefillChunk
@@ -29,6 +27,7 @@ from umbel.scheduler.request import Event, Finished, FinishReason, Started, Toke
 from umbel.scheduler.scheduler import Scheduler
 from umbel.scheduler.sequence import Sequence, SequenceStatus
 from umbel.scheduler.shortage import Shortage
+from umbel.scheduler.tenants import TenantUse, Terms
 from umbel.scheduler.thread import Pace
 
 from ..fakes import (

@@ -30,12 +30,11 @@ from umbel.scheduler.errors import (
     QuotaSpentError,
     UnavailableError,
 )
-from umbel.scheduler.fairness.entry import Priority
-from umbel.scheduler.fairness.terms import Quotas, Terms
-from umbel.scheduler.fairness.use import TenantUse
+from umbel.scheduler.order import Priority
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.sequence import Sequence, SequenceStatus
+from umbel.scheduler.tenants import Quotas, TenantUse, Terms
 from umbel.scheduler.thread import Pace
 from umbel.scheduler.times import Activity
 
@@ -427,7 +426,7 @@ class OrderMachine(RuleBasedStateMachine):
             if activity is Activity.CONVERSATION:
                 continue
             resumes = sequence.status is SequenceStatus.PREEMPTED
-            held = tenant in queue._order.held
+            held = tenant in queue._spent
             assert held or activity is not Activity.QUOTA
             assert not held or activity is Activity.QUOTA or resumes
             if not held:
@@ -471,10 +470,16 @@ class OrderMachine(RuleBasedStateMachine):
         """Nothing is left of what it served."""
         queue, order, places = model.queue, model.queue._order, model.queue._places
         assert queue.offers() == []
-        for left in (order.held, queue._claimed, queue._waiting, places._running, places._waiting):
+        for left in (
+            queue._spent,
+            queue._claimed,
+            queue._waiting,
+            places._running,
+            places._waiting,
+        ):
             assert not left
         assert not queue._found
-        for gone in (order._tenants, order._waiting, order._running, order._accounts._ready):
+        for gone in (order._tenants, order._waiting, order._running):
             assert not gone
         assert model.runner.live_states == 0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.fairness.entry import Priority
+from umbel.scheduler.order import Priority
 from umbel.scheduler.policy import (
     Batch,
     ChunkSize,

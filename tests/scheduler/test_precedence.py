@@ -4,11 +4,9 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.fairness.virtual_time import VirtualTime
 from umbel.scheduler.policy import ChunkSize, age, plan
 from umbel.scheduler.precedence import LAG, Precedence, precedence
 from umbel.scheduler.sequence import Sequence
@@ -147,46 +145,41 @@ def test_tenants_with_as_many_slots_are_as_one() -> None:
     assert [prefills.step(running) for _ in range(6)] == [first] * 6
 
 
-class TestVirtualTime:
-    """Clock and times, in tokens per weight."""
+class TestOwed:
+    """Tokens that tenants are owed."""
 
-    def test_what_one_has_more_others_have_less(self) -> None:
-        """By their weights."""
-        time = VirtualTime()
-        time.update({"a": 1, "b": 3})
-        time.charge({"a": 80})
-        assert (time.lag("a"), time.lag("b")) == (-60, 20)
-        time.charge({"a": 20, "b": 300})
-        assert time.lag("a") == time.lag("b") == 0
+    @staticmethod
+    def owed(precedence: Precedence, **weights: float) -> dict[str, float]:
+        """Say which tenants have prompts; returns what each is owed."""
+        precedence.note([], weights)
+        return precedence._owed
+
+    def test_each_token_is_owed_by_weight(self) -> None:
+        """And paid to the tenant that it was computed for."""
+        made = Precedence()
+        self.owed(made, a=1, b=3)
+        made.charge({prompt(8, "a"): 80})
+        assert self.owed(made, a=1, b=3) == {"a": -60, "b": 60}
+        made.charge({prompt(8, "a"): 20, prompt(8, "b"): 300})
+        assert self.owed(made, a=1, b=3) == {"a": 0, "b": 0}
 
     def test_time_without_prompts_earns_nothing(self) -> None:
-        """Who comes, or comes back, is neither behind nor ahead."""
-        time = VirtualTime()
-        time.update({"a": 1})
-        time.charge({"a": 100})
-        time.update({"a": 1, "b": 1})
-        assert time.lag("a") == time.lag("b") == 0
-        time.charge({"b": 100})
-        time.update({"a": 1})
-        time.update({"a": 1, "b": 1})
-        assert (time.lag("a"), time.lag("b")) == (50, 0)
+        """A tenant that comes, or comes back, is owed nothing and owes nothing."""
+        made = Precedence()
+        self.owed(made, a=1)
+        made.charge({prompt(8, "a"): 100})
+        assert self.owed(made, a=1, b=1) == {"a": 0, "b": 0}
+        made.charge({prompt(8, "b"): 100})
+        self.owed(made, a=1)
+        assert self.owed(made, a=1, b=1) == {"a": 50, "b": 0}
 
-    def test_what_is_computed_meanwhile_makes_up_for_it(self) -> None:
-        """Who is behind and then alone owes nobody, and is owed no more than that."""
-        time = VirtualTime()
-        time.update({"a": 1, "b": 1})
-        time.charge({"b": 100})
-        time.update({"a": 1})
-        time.charge({"a": 30})
-        assert time.lag("a") == pytest.approx(20)
-        time.charge({"a": 100})
-        assert time.lag("a") == 0
-
-    def test_a_weight_may_change(self) -> None:
-        """From then on."""
-        time = VirtualTime()
-        time.update({"a": 1, "b": 1})
-        time.charge({"b": 100})
-        time.update({"a": 5, "b": 5})
-        time.charge({"a": 500})
-        assert time.lag("a") == time.lag("b") == 0
+    def test_a_tenant_alone_is_paid(self) -> None:
+        """It is owed no more than nothing then."""
+        made = Precedence()
+        self.owed(made, a=1, b=1)
+        made.charge({prompt(8, "b"): 100})
+        self.owed(made, a=1)
+        made.charge({prompt(8, "a"): 30})
+        assert self.owed(made, a=1) == {"a": 20}
+        made.charge({prompt(8, "a"): 100})
+        assert self.owed(made, a=1) == {"a": 0}

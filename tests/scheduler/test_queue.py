@@ -24,10 +24,9 @@ from umbel.scheduler.errors import (
     RetryLaterError,
     UnavailableError,
 )
-from umbel.scheduler.fairness.terms import Terms
-from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.sequence import Sequence
+from umbel.scheduler.tenants import TenantUse, Terms
 from umbel.scheduler.times import Activity
 
 from ..fakes import PATIENCE, busy, make_request

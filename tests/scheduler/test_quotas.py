@@ -2,7 +2,7 @@
 
 import pytest
 
-from umbel.scheduler.fairness.terms import Quotas, Terms
+from umbel.scheduler.tenants import Quotas, Terms
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from umbel.scheduler.fairness.entry import Policy, Priority
+from umbel.scheduler.order import Policy, Priority
 from umbel.scheduler.precedence import LAG
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.scheduler import _GAP, Scheduler
@@ -407,7 +407,7 @@ class TestYielding:
         made[3].output, made[3].num_computed_tokens = [1, 2, 3], 12
         assert self.give(fixture) == ("a3", ["b0"])
         assert fixture.queue.shares(["a"])["a"].service == before + 3
-        assert fixture.queue.shares(["b"])["b"].service == before + 4
+        assert fixture.queue.shares(["b"])["b"].service == before + 3 + 4, "it started as a stood"
         fixture.scheduler.remove(b)
         assert fixture.start() == ["a3"]
         assert fixture.queue.shares(["a"])["a"].service == before + 3
@@ -627,7 +627,7 @@ class TestYieldingToItsTenant:
         for each in made:
             each.status, each.num_computed_tokens = SequenceStatus.DECODE, 9
         fixture.put("new", tenant="a", priority=priority)
-        fixture.queue._order._tenants["a"]._passed_over = 99
+        fixture.queue._order._tenants["a"]._num_passed_over = 99
         assert fixture.scheduler.yielding() is None
 
     def test_one_of_the_same_conversation_does_not_yield(self) -> None:

@@ -5,10 +5,9 @@ from functools import partial
 import msgspec
 import pytest
 
-from umbel.scheduler.fairness.terms import Terms
-from umbel.scheduler.fairness.use import TenantUse
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.sequence import Sequence
+from umbel.scheduler.tenants import TenantUse, Terms
 from umbel.scheduler.times import Activity, Times
 
 from ..fakes import FakeClock, make_request

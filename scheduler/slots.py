@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .entry import Priority
+from .order import Priority
 
 
 class Share(NamedTuple):
@@ -61,8 +61,8 @@ def preemption(slots: Sequence[Slot], claimant: Share, gap: float) -> Slot | Non
     - the tenant was served more than the claimant by over `gap` tokens per weight.
 
     Neither goes to and fro. A slot that was taken for the first reason leaves both with their part
-    at least, or at most. For the second, a preempted sequence starts again when its tenant has
-    credit, so no more than a quantum ahead of the least served: with `gap` well over the quantum
+    at least, or at most. For the second, a preempted sequence starts again when its tenant is
+    less than a quantum ahead of the least served: with `gap` well over the quantum
     the claimant is served the difference before the sequence comes back, and the tenant again
     before it is preempted anew.
 

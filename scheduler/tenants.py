@@ -1,12 +1,164 @@
-"""What tenants use with all models together: places to run and to wait, and tokens a minute."""
+"""Tenants over the queues of all models: terms, tokens a minute, places to run and to wait."""
 
+import math
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from ...cachestore.tries import SHARED
-from .drain import DrainRates
-from .terms import Agreed, Quotas, Terms
+from ..cachestore.tries import SHARED
+
+_MINUTE = 60.0
+
+_MOST = 1024
+"""Buckets beyond which those that are full are looked for."""
+
+
+class Terms(NamedTuple):
+    """What is agreed with a tenant.
+
+    Attributes:
+        weight: its share, positive.
+        running: the most requests of it that run at once; None for no bound.
+        waiting: the most requests of it that wait; None for no bound.
+        tokens_per_minute: the most tokens that it is charged in a minute, in the long run; None
+            for no bound.
+    """
+
+    weight: float = 1.0
+    running: int | None = None
+    waiting: int | None = None
+    tokens_per_minute: int | None = None
+
+
+Agreed = Callable[[str], Terms]
+"""The terms of a tenant, by its name. They may change."""
+
+
+@dataclass
+class _Bucket:
+    """What is left of a minute's tokens; less than nothing where more was charged."""
+
+    most: int
+    left: float
+    at: float
+
+
+_ROUNDING = 1e-6
+"""Seconds: who is told to come after so much less than a whole one might find nothing yet."""
+
+
+class Quotas:
+    """Tokens a minute of each tenant that has a bound: a bucket that holds those of one minute.
+
+    The queues of all models share it; safe to call from any thread.
+
+    What runs goes on when its tenant's bucket is empty, and is charged; what waits does not start
+    before it has something again.
+
+    Args:
+        agreed: with whom.
+    """
+
+    def __init__(self, agreed: Agreed) -> None:
+        self._agreed = agreed
+        self._buckets: dict[str, _Bucket] = {}
+        self._lock = threading.Lock()
+        self._dropped_at = -math.inf
+
+    def charge(self, tenant: str, tokens: float, now: float) -> None:
+        """Take tokens out; less than nothing gives some back."""
+        with self._lock:
+            if (bucket := self._filled(tenant, now)) is not None:
+                bucket.left -= tokens
+
+    def refills_in(self, tenant: str, now: float) -> int:
+        """Whole seconds until there is something to spend; 0 where there is."""
+        with self._lock:
+            bucket = self._filled(tenant, now)
+            if bucket is None or bucket.left > 0:
+                return 0
+            return math.floor(-bucket.left * _MINUTE / bucket.most + _ROUNDING) + 1
+
+    def _filled(self, tenant: str, now: float) -> _Bucket | None:
+        """Fill a tenant's bucket as time has passed; None where there is no bound."""
+        most = self._agreed(tenant).tokens_per_minute
+        if most is None:
+            self._buckets.pop(tenant, None)
+            return None
+        bucket = self._buckets.setdefault(tenant, _Bucket(most, most, now))
+        bucket.most = most
+        passed = max(0.0, now - bucket.at)
+        bucket.left = min(most, bucket.left + passed * most / _MINUTE)
+        bucket.at = now
+        if len(self._buckets) > _MOST and now - self._dropped_at > 1:
+            self._dropped_at = now
+            self._drop_full(now)
+        return bucket
+
+    def _drop_full(self, now: float) -> None:
+        """Forget whoever has been away for a minute: its bucket would be full."""
+        stale = [name for name, each in self._buckets.items() if now - each.at > _MINUTE]
+        for name in stale:
+            if self._buckets[name].left >= 0:
+                del self._buckets[name]
+
+
+_STARTS = 32
+_LONGEST = 60.0
+
+
+class DrainRate:
+    """When the last requests left a queue."""
+
+    def __init__(self) -> None:
+        self._left: deque[float] = deque(maxlen=_STARTS)
+
+    def note(self, now: float) -> None:
+        """One has left."""
+        self._left.append(now)
+
+    def next_place_in(self, now: float, unknown: int) -> int:
+        """Whole seconds in which the next one leaves, at the rate of the last ones; 1 to 60.
+
+        Args:
+            now: the present time, in seconds.
+            unknown: the answer where none has left yet.
+        """
+        if not self._left:
+            return unknown
+        took = now - self._left[0]
+        return math.ceil(min(max(took / len(self._left), 1.0), _LONGEST))
+
+
+class DrainRates:
+    """When the last requests left: of all tenants together, and of each.
+
+    Attributes:
+        of_all: of all tenants together.
+    """
+
+    def __init__(self) -> None:
+        self.of_all = DrainRate()
+        self._own: dict[str, DrainRate] = {}
+
+    def of(self, tenant: str) -> DrainRate:
+        """A tenant's own, which says nothing of others' requests."""
+        return self._own.get(tenant) or DrainRate()
+
+    def note(self, tenant: str, now: float) -> None:
+        """One of a tenant has left."""
+        self.of_all.note(now)
+        self._own.setdefault(tenant, DrainRate()).note(now)
+
+    def forget(self, tenant: str) -> None:
+        """Keep a tenant's own no longer. Idempotent."""
+        self._own.pop(tenant, None)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
 
 _SEVERAL = 2
 
@@ -99,7 +251,7 @@ class TenantUse:
         if self.agreed(tenant).running is None:
             return
         with self._lock:
-            told = [each for each in self._parts if each is not besides and each.look_at(tenant)]
+            told = [each for each in self._parts if each is not besides and each.change(tenant)]
         if told and self.has_place(tenant):
             for each in told:
                 each.wake_owner()
@@ -109,7 +261,7 @@ class TenantUse:
         with self._lock:
             parts = self._parts
             for each in parts:
-                each.look_at_all()
+                each.changes += 1
         for each in parts:
             each.wake_owner()
 
@@ -119,7 +271,7 @@ class Places:
 
     Attributes:
         waiting: how many requests wait.
-        changes: grows whenever there is another tenant to look at.
+        changes: grows when a tenant whose requests wait here may have a place elsewhere.
     """
 
     def __init__(
@@ -131,7 +283,6 @@ class Places:
         self._lock = lock
         self._waiting: Counter[str] = Counter()
         self._running: Counter[str] = Counter()
-        self._changed: set[str] = set()
 
     def waiting_of(self, tenant: str) -> int:
         """How many requests of a tenant wait here."""
@@ -178,32 +329,17 @@ class Places:
         self._use.forget_idle(tenant)
         self._use.tell(tenant, self)
 
-    def look_at(self, tenant: str) -> bool:
-        """Have a tenant looked at if requests of it wait here, and say so. For who has the lock."""
+    def change(self, tenant: str) -> bool:
+        """Count a change if requests of a tenant wait here, and say so. Call it with the lock."""
         if self._wake is None or not self._waiting[tenant]:
             return False
-        self._changed.add(tenant)
         self.changes += 1
         return True
-
-    def look_at_all(self) -> None:
-        """Have all tenants looked at. For who has the lock."""
-        if self._wake is not None:
-            self._changed.update(self._waiting)
-            self.changes += 1
 
     def wake_owner(self) -> None:
         """Have whoever starts what waits here look at it."""
         if self._wake is not None:
             self._wake()
-
-    def take_changed(self) -> set[str]:
-        """The tenants that are to be looked at since the last call."""
-        if not self._changed:
-            return set()
-        with self._lock:
-            changed, self._changed = self._changed, set()
-        return changed
 
     def _add_waiting(self, tenant: str, number: int) -> None:
         self.waiting += number

@@ -1,1 +1,0 @@
-"""Who is served next: fair between tenants, and between the conversations of a tenant."""
