@@ -145,7 +145,6 @@ class Rules:
         position_sizes: in how many steps the positions of rows double; see `positions_for`.
         longest: tokens that may be packed, merged or copied at a time.
         spare_steps: for which the batch may have more rows than it needs.
-        compile_after: steps of one form before its next ones are compiled, at most; 0 for never.
         overlaps: two steps may be under way at once.
     """
 
@@ -162,5 +161,4 @@ class Rules:
     position_sizes: int = 2
     longest: int = 1 << 62
     spare_steps: int = 0
-    compile_after: int = 0
     overlaps: bool = False

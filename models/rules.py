@@ -33,7 +33,6 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
         position_sizes=device.position_sizes,
         own=device.row_limit // 2,
         spare_steps=device.spare_steps,
-        compile_after=device.compile_after if way.compiles else 0,
         overlaps=device.overlaps,
     )
 

@@ -145,10 +145,8 @@ class ModelRunner:
         """Plan by other rules. No sequence may run."""
         batch = None
         if self.batches and not self._exact:
-            like, limit, after = self._layout.open().layers, rules.row_limit, rules.compile_after
-            batch = BatchCache(
-                like, self.device, row_limit=limit, mask_axes=self._mask_axes, compile_after=after
-            )
+            like, limit = self._layout.open().layers, rules.row_limit
+            batch = BatchCache(like, self.device, row_limit=limit, mask_axes=self._mask_axes)
             rules = replace(rules, chunked=frozenset(batch.chunked))
         self.rules = replace(rules, own=min(rules.own, rules.row_limit // 2))
         self.placement = Placement(self._layout, batch)
@@ -375,8 +373,8 @@ class ModelRunner:
         cache.adopt()
         logits: mx.array = model(tokens[None], cache=cache.layers)[:, -1, :]
         on_launch()
-        if count := self.placement.launched_layers:
-            launch_in_turn(cache.arrays(), count)
+        if self.placement.launches_layers:
+            launch_in_turn(cache.arrays())
         launch(logits, cache.arrays() if self._has_more_than_logits else [])
         return logits
 

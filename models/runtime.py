@@ -107,15 +107,14 @@ def launch(*arrays: Any) -> None:
     mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
 
 
-def launch_in_turn(layers: Sequence[Any], count: int) -> None:
-    """Start computing what some layers wrote, with all that is before it, as work of its own.
+def launch_in_turn(layers: Sequence[Any]) -> None:
+    """Start computing the state that each layer wrote, one launch a layer.
 
     Args:
         layers: arrays of each, in any nesting, in the model's order.
-        count: how many layers that is.
     """
-    for first in range(0, len(layers), count):
-        launch(layers[first : first + count])
+    for arrays in layers:
+        launch(arrays)
 
 
 def release_thread() -> None:

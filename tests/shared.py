@@ -31,7 +31,6 @@ AS_GPU = replace(
     CUDA,
     plans_attention=False,
     compiles=False,
-    compile_after=0,
     recurrence_kernel=False,
     convolution_kernel=False,
     attention_kernels=False,

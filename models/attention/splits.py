@@ -1,6 +1,6 @@
 """How what rows alone lease is read by `split_kernel`: from where, and by how many blocks.
 
-All of it is arguments of one form, whoever comes with whatever length: a compiled step serves all.
+All of it is arguments of one kernel, whose number and shapes do not depend on who comes.
 """
 
 from collections import Counter

@@ -12,13 +12,11 @@ import mlx.core as mx
 import numpy as np
 
 from ..attention.batched import BufferedLayer, Step
-from ..attention.leased import Leased
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
 from ..runtime import OnLaunch, launch, launch_in_turn
 from .alignment import aligned
 from .batch_layers import BatchLayers
-from .compiled_step import CompiledStep, RowState
 from .entering import Entering
 from .non_trimmable import in_order, make_chunk, make_ring
 from .recurrent import BatchedRecurrentLayer
@@ -26,12 +24,6 @@ from .sequence_cache import layer_caches_of
 from .span_run import SpanRun
 from .span_stacks import SpanStacks, order_of
 from .token_layer import TokenParts
-
-_LAUNCHED = 4
-"""Layers that are launched at once where steps are compiled.
-
-A model is compiled where its layers have few operations, so that a CUDA graph holds as many layers.
-"""
 
 
 class BatchCache:
@@ -52,20 +44,13 @@ class BatchCache:
         row_limit: the most tokens of a suffix.
         mask_axes: where the model attends by itself, the axes of its masks; see `gathered`. 0
             where it leaves that to the layers.
-        compile_after: steps of a form before one is compiled; 0 for never.
 
     Raises:
         NotBatchableError: a layer's state cannot be a row.
     """
 
     def __init__(
-        self,
-        like: Sequence[Any],
-        device: DevicePolicy,
-        *,
-        row_limit: int,
-        mask_axes: int = 0,
-        compile_after: int = 0,
+        self, like: Sequence[Any], device: DevicePolicy, *, row_limit: int, mask_axes: int = 0
     ) -> None:
         self.rows = 0
         self._step = Step(device)
@@ -82,9 +67,6 @@ class BatchCache:
         self._recurrent = [each for each in self._leaves if isinstance(each, BatchedRecurrentLayer)]
         suffixes = [] if self.suffixes is None else [self.suffixes]
         self._buffers = [*suffixes, *self.windows.values()]
-        self._state = RowState(self._step, self._attending, self._buffers, self._recurrent)
-        leased = Leased(self._step, self._num_token_layers)
-        self._compiled = CompiledStep(self._state, leased, compile_after, gathers=self._gathers)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,20 +74,14 @@ class BatchCache:
         return self.rows, *[buffer.positions for buffer in self._buffers]
 
     @property
-    def compiles(self) -> bool:
-        """Whether steps are compiled: not any more once one could not be."""
-        return self._compiled.after > 0
-
-    @property
-    def launched_layers(self) -> int:
-        """How many layers of a step are launched at once; 0 for all."""
-        if not self._step.device.launches_layers:
-            return 0
-        return _LAUNCHED if self.compiles else 1
+    def launches_layers(self) -> bool:
+        """True if each layer of a step is launched by itself."""
+        return self._step.device.launches_layers
 
     def arrays(self) -> list[mx.array]:
         """Every array that a step writes, to evaluate."""
-        return self._state.arrays()
+        held = [t for buffer in self._buffers for t in buffer.tensors if t is not None]
+        return held + [array for layer in self._recurrent for array in layer.arrays()]
 
     def held(self) -> Held:
         """What the rows take in memory, and stacks over what is counted where it is leased."""
@@ -287,13 +263,14 @@ class BatchCache:
         for buffer in self._buffers:
             buffer.begin_step()
         if new:
-            # Apart from the step, which is then the same operations as every other.
+            # Before the step, which is then the same operations as every other.
             launch(self.arrays())
         try:
-            logits = self._compiled.run(model, self.layers, self._spread(tokens, slots))
+            fed = self._spread(tokens, slots)
+            logits: mx.array = model(fed[:, None], cache=self.layers)[:, -1, :]
             on_launch()
-            if count := self.launched_layers:
-                launch_in_turn([layer.arrays() for layer in self._leaves], count)
+            if self.launches_layers:
+                launch_in_turn([layer.arrays() for layer in self._leaves])
         finally:
             for layer in self._attending:
                 layer.end_step()

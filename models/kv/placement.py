@@ -31,7 +31,7 @@ from .token_layer import TokenParts, in_parts
 
 _MOMENT = 2.0
 """Seconds for which an empty batch's rows are known: agents go on a moment after their answers, and
-a batch of fewer rows would grow with each few who come, by steps that have not been compiled."""
+a batch of fewer rows would be copied each time that a few more enter it."""
 
 
 class Placement:
@@ -68,9 +68,9 @@ class Placement:
         return self.batch is not None and self.batch.reads_apart
 
     @property
-    def launched_layers(self) -> int:
-        """How many layers of a step of decoding are launched at once; 0 for all of them."""
-        return 0 if self.batch is None else self.batch.launched_layers
+    def launches_layers(self) -> bool:
+        """True if each layer of a decode step is launched by itself."""
+        return self.batch is not None and self.batch.launches_layers
 
     @property
     def may_stack(self) -> bool:

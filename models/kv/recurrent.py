@@ -1,7 +1,7 @@
 """Recurrent layers of several sequences: what the model is called with in place of one cache."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -62,10 +62,6 @@ class BatchedRecurrentLayer(RecurrentRows):
     def arrays(self) -> list[mx.array]:
         """The states, to evaluate."""
         return [array for array in self._slots if array is not None]
-
-    def replace(self, arrays: Iterator[mx.array]) -> None:
-        """Take other states in the place of those in `arrays`, in their order."""
-        self._slots = [None if array is None else next(arrays) for array in self._slots]
 
     def clear(self) -> None:
         """Forget all rows."""

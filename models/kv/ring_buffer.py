@@ -6,18 +6,14 @@ is long; what is older in other rows is masked for it. The positions form a ring
 order: keys carry their rotations.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 
-from ..errors import NotBatchableError
 from .resizing import resized
 from .token_layer import TokenParts, in_one
-
-_LOOKS = ("mask", "spans")
 
 
 class RingBuffer:
@@ -42,8 +38,6 @@ class RingBuffer:
         self.lengths: list[int] = []
         self.positions = 0
         self._next = 0  # the position that the next step writes
-        self.asked: list[str] = []  # what readers asked for to know where rows look
-        self._places: dict[int, mx.array] = {}  # by heads, where they differ by call
 
     def reserve(self, count: int) -> int:
         """Make place for tensors of a layer; returns the number of the first."""
@@ -133,7 +127,7 @@ class RingBuffer:
         self.tensors = [None] * len(self.tensors)
         self.lengths = []
         self.positions = self._next = 0
-        self._look_anew()
+        self._forget_looks()
 
     def begin_step(self) -> None:
         """Count a token more in every row, and say where the rows look.
@@ -143,102 +137,38 @@ class RingBuffer:
         if self._next == self.positions:
             self._next = 0
         self.lengths = [min(length + 1, self.positions) for length in self.lengths]
-        self._look_anew()
+        self._forget_looks()
 
     @cached_property
     def mask(self) -> mx.array | None:
         """`[rows, 1, 1, positions]`, where a row may look in this step; None if everywhere."""
-        seen = self._seen()
+        ages = (self._next - np.arange(self.positions)) % self.positions
+        seen = (ages[None] < np.array(self.lengths)[:, None])[:, None, None, :]
         return None if seen.all() else mx.array(seen)
 
     @cached_property
     def spans(self) -> mx.array:
         """`[rows, 2]`, the position of a row's oldest token in this step, and how many it has."""
-        self._check_asked()
         lengths = np.array(self.lengths, np.int32)
         first = (self._next + 1 - lengths) % self.positions
         return mx.array(np.stack([first, lengths], axis=1))
 
-    def _seen(self) -> np.ndarray:
-        self._check_asked()
-        ages = (self._next - np.arange(self.positions)) % self.positions
-        return (ages[None] < np.array(self.lengths)[:, None])[:, None, None, :]
+    def _forget_looks(self) -> None:
+        """Drop the last step's `mask` and `spans`: readers use one of the two, if any."""
+        for name in ("mask", "spans"):
+            vars(self).pop(name, None)
 
     def append(self, index: int, tensor: mx.array) -> mx.array:
         """Write this step's position of one tensor, `[rows, heads, 1, size]`; return all of it."""
         held = self._held(index, tensor)
-        if not self._places:
-            held[:, :, self._next : self._next + 1] = tensor
-            return held
-        # The scatter by which newcomers are written, too: one more kernel takes ten seconds.
-        flat = held.reshape(-1, held.shape[3])
-        flat[self._places[held.shape[1]]] = tensor.squeeze(2)
-        held = self.tensors[index] = flat.reshape(held.shape)
+        held[:, :, self._next : self._next + 1] = tensor
         return held
-
-    def _places_now(self) -> dict[int, mx.array]:
-        """For each number of heads where this step writes in all positions of all in a row.
-
-        Each is `[rows, heads]`.
-        """
-
-        def places(heads: int) -> mx.array:
-            first = np.arange(self.rows * heads, dtype=np.int32) * self.positions
-            return mx.array((first + self._next).reshape(-1, heads))
-
-        each = {tensor.shape[1] for tensor in self.tensors if tensor is not None}
-        return {heads: places(heads) for heads in sorted(each)}
 
     def end_step(self, used: Sequence[int]) -> None:
         """Go on to the next position; rows that are not in use stay empty."""
-        self.asked = self.asked_now()
         self._next += 1
         for row in set(range(self.rows)) - set(used):
             self.lengths[row] = 0
-
-    def asked_now(self) -> list[str]:
-        """What readers asked for in this step, or else in the last one."""
-        return [name for name in _LOOKS if name in vars(self)] or self.asked
-
-    # -- steps that are compiled -----------------------------------------------------------
-
-    def replace(self, tensors: Iterator[mx.array]) -> None:
-        """Take others in the place of those that there are, in their order."""
-        self.tensors = [None if tensor is None else next(tensors) for tensor in self.tensors]
-
-    def varying(self) -> list[mx.array]:
-        """What differs by step: where it writes, and what readers asked for in the last one."""
-        looks = {"mask": lambda: mx.array(self._seen()), "spans": lambda: self.spans}
-        return [*self._places_now().values(), *[looks[name]() for name in self.asked]]
-
-    @contextmanager
-    def tracing(self, varying: Sequence[mx.array]) -> Iterator[None]:
-        """Compute with other arrays than this step's, which stand for those of any step.
-
-        Args:
-            varying: as many as `varying` gives.
-
-        Raises:
-            NotBatchableError: a reader asks for what it did not ask for in the step before.
-        """
-        self._look_anew()
-        self._places = dict(zip(self._places_now(), varying, strict=False))
-        looks = varying[len(self._places) :]
-        vars(self).update(zip(self.asked, looks, strict=True))
-        try:
-            yield
-        finally:
-            self._places = {}
-            self._look_anew()
-
-    def _check_asked(self) -> None:
-        if self._places:
-            raise NotBatchableError("where rows look would stay what it is in this step")
-
-    def _look_anew(self) -> None:
-        """Have what says where rows look be made when it is asked for: readers need one of both."""
-        for name in _LOOKS:
-            vars(self).pop(name, None)
 
     def _resized(self, tensor: mx.array, rows: int, positions: int) -> mx.array:
         if positions == self.positions:

@@ -21,11 +21,6 @@ class DevicePolicy:
         plans_attention: these kernels are planned for each shape, which takes the host a tenth of a
             second; see `attention/planned.py`.
         compiles: small functions are compiled into one kernel.
-        compile_after: steps of one form after which a batch's steps are compiled, as what the host
-            does is what a step takes; 0 for never. To compile one takes as long as it saves in so
-            many. One is enough where the rows were compiled with other positions.
-        fuses_fast: to fuse operations into a kernel takes no time that counts. On CUDA it takes ten
-            seconds for each, once a machine.
         overlaps: the device computes while the host goes on, so that a step is launched before
             the last one's tokens are read.
         warms_up: kernels are compiled or loaded when they are first met, which must be before
@@ -42,13 +37,12 @@ class DevicePolicy:
         prompt_multiple: of tokens, to which rows of several prompts in one call are padded. CUDA's
             products have kernels by how many tokens there are, which are loaded when they are first
             met: 10 to 33 ms for a call of a length that was not.
-        launches_layers: prompts are launched layer by layer, and so are steps of decoding, a few
-            layers at once where these are compiled. MLX makes CUDA graphs of so many operations, a
-            hundred on Hopper, and it takes 2 to 10 ms to make one that was not met yet: so cut, all
-            layers of a kind are one graph.
+        launches_layers: prompts and decode steps are launched layer by layer. MLX makes CUDA graphs
+            of so many operations, a hundred on Hopper, and it takes 2 to 10 ms to make one that was
+            not met yet: so cut, all layers of a kind are one graph.
         mixes: prompts are computed in the call of those who decode, if any do, and begin their
             answers in it, where the model can: products take the time, and each weight is read once
-            for all. Where launches take it, steps are compiled, and a mixed one would not be.
+            for all.
         stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not
@@ -71,8 +65,6 @@ class DevicePolicy:
     host_gates: int
     plans_attention: bool
     compiles: bool
-    compile_after: int
-    fuses_fast: bool
     overlaps: bool
     warms_up: bool
     contiguous_keys: bool
@@ -103,8 +95,6 @@ CPU = DevicePolicy(
     host_gates=4096,
     plans_attention=False,
     compiles=False,
-    compile_after=0,
-    fuses_fast=False,
     overlaps=False,
     warms_up=False,
     contiguous_keys=False,
@@ -133,8 +123,6 @@ GPU = DevicePolicy(
     host_gates=0,
     plans_attention=False,
     compiles=True,
-    compile_after=5,
-    fuses_fast=True,
     overlaps=True,
     warms_up=True,
     contiguous_keys=True,
@@ -159,7 +147,6 @@ GPU = DevicePolicy(
 CUDA = replace(
     GPU,
     plans_attention=True,
-    fuses_fast=False,
     host_reads=False,
     recurrence_kernel=True,
     convolution_kernel=True,

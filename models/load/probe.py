@@ -35,8 +35,8 @@ _APART = 0.01
 """Of the logits' spread, by which neighbours may move a row at most: a step of the same shapes
 rounds alike, whatever stands in other rows."""
 
-_FORMAT = 7  # of what is kept
-_KEPT = {"batches", "mask_axes", "compiles", "reads_parts", "prefills_together", "mixes"}
+_FORMAT = 8  # of what is kept
+_KEPT = {"batches", "mask_axes", "reads_parts", "prefills_together", "mixes"}
 
 _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
@@ -48,12 +48,10 @@ class Batching(NamedTuple):
     Attributes:
         one_by_one: why they must not; None if they can run in batches.
         mask_axes: see `batch_cache.BatchCache`.
-        compiles: whether a step can be compiled, and gives the same.
     """
 
     one_by_one: str | None
     mask_axes: int = 0
-    compiles: bool = False
 
 
 class Probed(NamedTuple):
@@ -84,11 +82,10 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     """
 
     def figures() -> dict[str, float]:
-        (why, mask_axes, compiles), parts, together, mixed = probe()
+        (why, mask_axes), parts, together, mixed = probe()
         return {
             "batches": float(why is None),
             "mask_axes": mask_axes,
-            "compiles": float(compiles),
             "reads_parts": float(parts),
             "prefills_together": float(together),
             "mixes": float(mixed),
@@ -99,7 +96,7 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     if not kept["batches"]:
         return probe()
     return Probed(
-        Batching(None, int(kept["mask_axes"]), bool(kept["compiles"])),
+        Batching(None, int(kept["mask_axes"])),
         bool(kept["reads_parts"]),
         Together(int(kept["prefills_together"])),
         bool(kept["mixes"]),
@@ -136,16 +133,12 @@ def interruptible(model: Any, go_on: Callable[[], object]) -> Iterator[Callable[
         raise interruption.error from None
 
 
-def batching(
-    trials: Trials,
-    device: DevicePolicy,
-) -> Batching:
+def batching(trials: Trials, device: DevicePolicy) -> Batching:
     """Try out whether the model gives rows of a batch what it gives single sequences, and how.
 
     Models use what their caches return in many ways (MLA computes with the keys itself, some
     layers read another layer's keys), so this is measured on the loaded model, and not looked
-    up. Three short sequences decode two tokens each, the second in a compiled step where the device
-    has such. Two things are asked:
+    up. Three short sequences decode two tokens each. Two things are asked:
 
     - A row's logits do not depend on what its neighbours hold.
     - Its logits and its state differ from those of the sequence alone by no more than the model's
@@ -156,15 +149,11 @@ def batching(
         device: how attention is computed.
     """
     why = []
-    # Recurrences, and attention that is not the layers', have many operations to be fused.
-    few = device.fuses_fast or (not trials.layout.has_recurrences and reads_parts(trials))
-    ways = (True, False) if device.compile_after and few else (False,)
     for mask_axes in _MASK_AXES:
-        for compiles in ways:
-            way = Batching(None, mask_axes, compiles)
-            reason = _why_not(trials, device, way)
-            if reason is None:
-                return way
+        way = Batching(None, mask_axes)
+        reason = _why_not(trials, device, way)
+        if reason is None:
+            return way
         why.append(reason)
     return Batching(why[0])
 
@@ -213,20 +202,12 @@ def reads_parts(trials: Trials) -> bool:
 
 
 def _together(trials: Trials, device: DevicePolicy, trial: Trial, way: Batching) -> Outcome:
-    """Decode as rows of one batch: logits `[steps, rows, V]`, and states.
-
-    All steps but the first may be compiled.
-    """
+    """Decode as rows of one batch: logits `[steps, rows, V]`, and states."""
     layout, caches = trials.layout, trials.prefilled(trial)
     # As little of their own as can be, so that rows read prefixes of their own, too.
     rules = Rules(own=2, gathers=way.mask_axes > 0)
-    batch = BatchCache(
-        layout.open().layers,
-        device,
-        row_limit=rules.row_limit,
-        mask_axes=way.mask_axes,
-        compile_after=int(way.compiles),
-    )
+    like = layout.open().layers
+    batch = BatchCache(like, device, row_limit=rules.row_limit, mask_axes=way.mask_axes)
     placement = Placement(layout, batch)
     logits = []
     for tokens in trial.decoded:
@@ -235,8 +216,6 @@ def _together(trials: Trials, device: DevicePolicy, trial: Trial, way: Batching)
             each.advanced(1)
     together = mx.stack(logits)
     mx.eval(together)
-    if batch.compiles != way.compiles:
-        raise NotBatchableError("a step cannot be compiled")
     return Outcome(together, states_of(caches, placement=placement))
 
 

@@ -256,8 +256,6 @@ class EmulatedKernel:
 def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
     """Have CUDA kernels run on the CPU; gives those that are made.
 
-    Steps are traced, and not compiled: a kernel here computes with real arrays only.
-
     Args:
         folder: for what is compiled.
     """
@@ -272,8 +270,7 @@ def emulated(folder: Path) -> Iterator[list[EmulatedKernel]]:
     _forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mx.fast, "cuda_kernel", make, raising=False)
-        with traced_only():
-            yield made
+        yield made
     _forget()
 
 
@@ -301,16 +298,6 @@ def check_model(model: Any, device: DevicePolicy) -> int:
     for one, other in zip(found, expected, strict=True):
         assert mx.allclose(one, other, rtol=1e-4, atol=1e-4)
     return len(found)
-
-
-@contextmanager
-def traced_only() -> Iterator[None]:
-    """Have functions that are to be compiled run as they are, with what they are traced by."""
-    mx.disable_compile()
-    try:
-        yield
-    finally:
-        mx.enable_compile()
 
 
 @cache

@@ -24,7 +24,7 @@ from .. import zoo
 from .cuda_emulator import EmulatedKernel, emulated
 from .rings import Places, places
 
-GPU_HERE = replace(GPU, compiles=False, compile_after=0, overlaps=False)
+GPU_HERE = replace(GPU, compiles=False, overlaps=False)
 ALIGNED = CUDA.length_multiple
 SMALL = 2e-6  # rounding of fp32 sums of a few hundred terms
 

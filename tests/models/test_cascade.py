@@ -20,7 +20,7 @@ from umbel.models.load.device import GPU, DevicePolicy, device_policy
 Floats = np.ndarray[Any, np.dtype[Any]]
 
 HERE = device_policy()
-DEVICES = (HERE, replace(GPU, compiles=False, compile_after=0))
+DEVICES = (HERE, replace(GPU, compiles=False))
 ROWS, KV_HEADS, KEY, VALUE = 3, 2, 8, 5
 
 quick = settings(deadline=None, max_examples=60)

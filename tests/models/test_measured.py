@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,10 +17,8 @@ from umbel.models.runner import ModelRunner
 from umbel.models.transients import Transients
 
 from .. import zoo
-from .cuda_emulator import traced_only
 
 NAMES = {"a", "b"}
-STEPS_TRACED = replace(CPU, compiles=True, compile_after=1)
 ONE, TWO = {"a": 1, "b": 2.5}, {"a": 3, "b": 4}
 
 
@@ -126,9 +123,8 @@ class StoppedError(Exception):
     """Somebody stops the daemon."""
 
 
-@pytest.mark.parametrize("device", [CPU, STEPS_TRACED], ids=["as it is", "steps traced"])
 def test_whoever_stops_it_need_not_wait_until_all_is_measured(
-    device: DevicePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any call of the model, once is enough; and what a later start finds is true."""
     monkeypatch.setattr(memory_probe, "_TIMES", 2)  # or else as often as their peaks differ
@@ -145,8 +141,7 @@ def test_whoever_stops_it_need_not_wait_until_all_is_measured(
             if calls == last + 1:
                 raise StoppedError
 
-        with traced_only():
-            return started(net, folder, device=device, go_on=go_on)
+        return started(net, folder, go_on=go_on)
 
     whole = start(tmp_path / "whole", math.inf)
     files = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}

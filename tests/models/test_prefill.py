@@ -19,7 +19,6 @@ from umbel.models.attention.blocks import BLOCK
 from umbel.models.binding import bind
 from umbel.models.errors import NotBatchableError
 from umbel.models.kv import batch_cache, stacking
-from umbel.models.kv.batch_cache import _LAUNCHED
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU, device_policy
 from umbel.models.memory_profile import PlannedChunk
@@ -28,7 +27,6 @@ from umbel.models.runtime import launch, launch_in_turn, resident_bytes
 
 from ..shared import AS_GPU, padding
 from .batch_fixture import NAMES, TOLERANCE, BatchFixture, Branch
-from .cuda_emulator import traced_only
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts, and no package
 from recorder import operations
@@ -50,7 +48,6 @@ ROUNDING = 1e-5
 
 LENGTHS = [(7, 1, 4), (70, 33, 2), (1, 1, 1), (BLOCK + 9, 4, 2), (5, 5, 5)]
 LAYERS = 6
-_TYPES = "sliding_attention", "full_attention"
 
 
 def started(world: BatchFixture, branch: Branch, twice: int) -> list[list[SequenceCache]]:
@@ -235,9 +232,7 @@ def _count(found: list[int], queries: mx.array) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "gemma2"])
-def test_steps_that_are_not_compiled_are_launched_by_layer(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_launched_by_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once for each layer, in the batch and alone; and the same is computed."""
     more: dict[str, Any] = {"num_hidden_layers": LAYERS} if name == "llama" else {}
     # Where gates are waited for, all before them is computed by then.
@@ -253,32 +248,6 @@ def test_steps_that_are_not_compiled_are_launched_by_layer(
         assert all(len(set(counts[1:])) == 1 for counts in calls[1::2])  # with nothing to move
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_steps_that_are_compiled_are_launched_by_several_layers(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the batch and alone, as equal graphs; and the same is computed."""
-    many = 3 * _LAUNCHED + 2
-    more: dict[str, Any] = {"layer_types": _TYPES * (many // 2)} if name == "gpt_oss" else {}
-    world = BatchFixture(
-        name,
-        device=replace(AS_GPU, compile_after=1, fuses_fast=True, host_gates=0),
-        num_hidden_layers=many,
-        **more,
-    )
-    agents = [world.come(world.branch(40), 1) for _ in range(2)]
-    calls = _counted_in_turn(monkeypatch)
-    with traced_only():
-        world.decode(agents, steps=3)
-    world.decode(agents[:1], steps=2)
-    world.check()
-    assert [len(counts) for counts in calls] == [4] * 5
-    for first, *middle, last in calls[1:]:  # with nothing to move
-        assert 0 < last < first < min(middle)
-        if name == "llama":  # layers of another kind may have something of their own the first time
-            assert len(set(middle)) == 1
-
-
 def _counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Count the operations of each launch of each step from here on."""
     found: list[list[int]] = []
@@ -287,7 +256,7 @@ def _counted_in_turn(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return found
 
 
-def _count_in_turn(found: list[list[int]], layers: Sequence[Any], count: int) -> None:
+def _count_in_turn(found: list[list[int]], layers: Sequence[Any]) -> None:
     found.append([])
 
     def launched(arrays: Any) -> None:
@@ -296,7 +265,7 @@ def _count_in_turn(found: list[list[int]], layers: Sequence[Any], count: int) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime, "launch", launched)
-        launch_in_turn(layers, count)
+        launch_in_turn(layers)
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])

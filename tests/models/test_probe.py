@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.kv.ring_buffer import RingBuffer
 from umbel.models.load import probe, trials
-from umbel.models.load.device import CUDA, GPU, device_policy
+from umbel.models.load.device import device_policy
 from umbel.models.load.probe_prefill import prefills_together
 from umbel.models.load.trials import Trials
 
@@ -223,17 +222,3 @@ def test_who_attends_by_itself(name: str) -> None:
         way = probe.batching(Trials(model, CacheLayout(model)), device)
         assert way.one_by_one is None
         assert bool(way.mask_axes) == (name in GATHERED)
-
-
-@pytest.mark.parametrize(
-    ("name", "on_cuda"),
-    [("llama", True), ("gpt_oss", True), ("qwen3_next", False), ("deepseek_v3", False)],
-)
-def test_what_fuses_slowly_is_compiled_where_it_is_little(name: str, *, on_cuda: bool) -> None:
-    """On CUDA a model with operations of its own kind would make its first start wait long."""
-    model = shared_model(name)
-    for fuses_fast in (GPU.fuses_fast, CUDA.fuses_fast):
-        device = replace(AS_GPU, fuses_fast=fuses_fast, compile_after=CUDA.compile_after)
-        bind(model, device)
-        way = probe.batching(Trials(model, CacheLayout(model)), device)
-        assert way.compiles == (fuses_fast or on_cuda)

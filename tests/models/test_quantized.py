@@ -30,7 +30,7 @@ from .. import zoo
 
 HEADS, KV_HEADS, SIZE, GROUP = 6, 2, 64, 32
 SCALE = SIZE**-0.5
-DEVICES = (device_policy(), replace(GPU, compiles=False, compile_after=0))
+DEVICES = (device_policy(), replace(GPU, compiles=False))
 TOLERANCE = 1e-5
 
 Pair = tuple[mx.array, mx.array]
