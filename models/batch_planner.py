@@ -124,9 +124,7 @@ class BatchPlanner:
             stacks=stacks,
             stacked=room_in(made),
             moved=moved(stacks) if made else 0,
-            emptied=room_in(before[at] for at in left)
-            + sum(stack.beside for stack in made)
-            + sum(state.lodged for state in self._new),
+            emptied=room_in(before[at] for at in left) + sum(stack.beside for stack in made),
             restacked_after=again,
             spare_steps=spare,
             shared=shared,

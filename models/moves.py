@@ -44,29 +44,18 @@ class Pack(NamedTuple):
 
 
 class MakeContiguous(NamedTuple):
-    """A sequence's keys are put into one piece.
+    """A sequence's keys are copied into one piece.
 
     Attributes:
         tokens: that it has.
-        storages: numbers of those that have their only place there, at once or later.
-        lodged: tokens of those that have it at once.
-        beside: tokens that lay in them with these, which have another place then.
     """
 
     sequence: int
     tokens: int
-    storages: tuple[int, ...] = ()
-    lodged: int = 0
-    beside: int = 0
 
     def nbytes(self, profile: MemoryProfile) -> int:
-        """What is copied, and not given back before the step is over; see `StateSizes.growth`.
-
-        What moves is in two places for the time of one packed array.
-        """
-        sizes = profile.sizes
-        copied = sizes.suffix(self.tokens - self.lodged) + sizes.one_layer(GROWTH)
-        return copied + sizes.part * (self.lodged + self.beside)
+        """Bytes of the copy, room to grow included, and of one layer's room beside it."""
+        return profile.sizes.suffix(self.tokens) + profile.sizes.one_layer(GROWTH)
 
 
 class Relocate(NamedTuple):

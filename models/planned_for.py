@@ -3,9 +3,8 @@
 Protocols, so that plans are made and tested without MLX.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Protocol
 
 from .kv.prefix_groups import PrefixGroup
@@ -23,11 +22,8 @@ class State(Protocol):
         suffix_length: tokens after the prefix.
         slot: its row of the batch; None where it has caches of its own.
         is_contiguous: its own caches hold all its keys in one piece.
-        lodged: tokens of its prefix that lie there, and nowhere else.
-        lodging: numbers of the storages of these.
         suffix_is_full: its own caches grow with the next token.
         windows_change: layers with a window get other arrays with the next token.
-        single_steps: decode steps since it last was in a batch.
     """
 
     @property
@@ -45,15 +41,9 @@ class State(Protocol):
     @property
     def is_contiguous(self) -> bool: ...  # noqa: D102
     @property
-    def lodged(self) -> int: ...  # noqa: D102
-    @property
-    def lodging(self) -> Collection[int]: ...  # noqa: D102
-    @property
     def suffix_is_full(self) -> bool: ...  # noqa: D102
     @property
     def windows_change(self) -> bool: ...  # noqa: D102
-    @property
-    def single_steps(self) -> int: ...  # noqa: D102
 
 
 class Buffer(Protocol):
@@ -114,16 +104,6 @@ class Batch(Protocol):
     def restack_due(self) -> bool: ...  # noqa: D102
 
 
-class Contiguous(Enum):
-    """When a single sequence's keys are put in one piece."""
-
-    NEVER = auto()
-    LATER = auto()
-    """Once it is likely to stay alone: one fused kernel then reads them."""
-    ALWAYS = auto()
-    """The model asks for them in one piece: it is spared a copy each step."""
-
-
 @dataclass(frozen=True)
 class Rules:
     """What is fixed for a loaded model and its budget.
@@ -131,13 +111,13 @@ class Rules:
     Attributes:
         exact: every call has `EXACT_ROWS` rows, and each attends by itself.
         batches: sequences decode as rows of one batch; without it one by one.
-        contiguous: of single sequences.
+        contiguous: a single sequence's keys are copied into one piece before its first step: the
+            model asks for them so, and would copy them in each step.
         chunked: lengths of those windows that are emptied when a chunk begins.
         gathers: each layer puts all keys of all rows together.
         stacks: what rows alone lease is read side by side: an operation costs more there than
             the copy and its padding.
-        stack_limit: tokens of a stack, padding included, and those that are lodged in one piece:
-            it can be given up at any time.
+        stack_limit: tokens of a stack, padding included: it can be given up at any time.
         own: tokens of its prefix's end, at most, that a row copies so as to read them as its own:
             many short spans of single rows cost more to read one by one than the copy takes.
         row_limit: tokens of its own after which a row is packed.
@@ -150,7 +130,7 @@ class Rules:
 
     exact: bool = False
     batches: bool = True
-    contiguous: Contiguous = Contiguous.NEVER
+    contiguous: bool = False
     chunked: frozenset[int] = frozenset()
     gathers: bool = False
     stacks: bool = False

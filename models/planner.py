@@ -5,14 +5,10 @@ from collections.abc import Sequence
 from .batch_planner import BatchPlanner, leave, pack, room_in
 from .kv.prefix_groups import prefix_groups
 from .kv.read_alone import room_for
-from .kv.stacking import runs_in
 from .memory_profile import PlannedChunk
 from .moves import MakeContiguous, Move
-from .planned_for import Batch, Contiguous, Rules, State
+from .planned_for import Batch, Rules, State
 from .step_plan import EXACT_ROWS, Call, DecodePlan, Kind, PrefillPlan, StepPlan
-
-_SINGLE_STEPS = 8
-"""Steps after which a sequence that decodes alone is worth a copy of what it leases."""
 
 
 def plan_step(
@@ -116,13 +112,10 @@ def _single(state: State, batch: Batch, rules: Rules, *, may_copy: bool) -> Call
         moves.append(leave(state, state.slot, rules))
     elif state.suffix_length >= rules.longest:
         moves.append(pack(state, rules))  # packing it must fit at any time
-    always = rules.contiguous is Contiguous.ALWAYS
-    later = rules.contiguous is Contiguous.LATER
     begins = bool(moves)
-    due = later and not begins and (state.single_steps + 1) % _SINGLE_STEPS == 0
-    copies = (always or due) and may_copy and (begins or not state.is_contiguous)
+    copies = rules.contiguous and may_copy and (begins or not state.is_contiguous)
     if copies:
-        moves.append(_in_one_piece(state, rules, begins=begins))
+        moves.append(MakeContiguous(state.number, state.offset))
     return Call(
         Kind.SINGLE,
         (state.number,),
@@ -131,32 +124,5 @@ def _single(state: State, batch: Batch, rules: Rules, *, may_copy: bool) -> Call
         state.offset,
         growing=int(not copies and (begins or state.suffix_is_full)),
         changing=(state.offset,) if begins or state.windows_change else (),
-        emptied=(room_in(batch.stacks) if state.slot is not None else 0)
-        + (state.lodged if begins else 0),
+        emptied=room_in(batch.stacks) if state.slot is not None else 0,
     )
-
-
-def _in_one_piece(state: State, rules: Rules, *, begins: bool) -> MakeContiguous:
-    """Put a single sequence's keys into one piece, which is their only place as far as can be.
-
-    Not where several sequences decode one by one, each with keys of its own. And no more than can
-    be given back at any time.
-
-    Args:
-        state: its state.
-        rules: of the model.
-        begins: its suffix is packed first, which may join it with spans of its own.
-    """
-    storages: list[int] = []
-    planned = lodged = beside = 0
-    may_lodge = rules.batches and not rules.exact
-    still = state.prefix[: len(state.prefix) - len(state.packed) * begins] if may_lodge else ()
-    for run in runs_in(still):
-        moves = run.moves or (begins and run.storage in state.lodging)
-        if not (moves or run.rest == 0) or planned + run.tokens > rules.stack_limit:
-            continue
-        storages.append(run.storage)  # what is being written to disk moves after that
-        planned += run.tokens
-        if moves:
-            lodged, beside = lodged + run.tokens, beside + run.rest
-    return MakeContiguous(state.number, state.offset, tuple(storages), lodged, beside)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from .load.device import DevicePolicy
 from .load.probe import Batching
 from .memory_profile import StateSizes
-from .planned_for import Contiguous, Rules
+from .planned_for import Rules
 
 _LEAST_COPY = 64  # tokens of a copy
 _LEAST_ROW = 64  # tokens; below these, overhead is all there is
@@ -21,11 +21,10 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
         exact: see `ModelRunner`.
         reads_parts: whether its attention reads a prefix part by part.
     """
-    later = Contiguous.LATER if device.contiguous_keys else Contiguous.NEVER
     return Rules(
         exact=exact,
         batches=way.one_by_one is None,
-        contiguous=later if reads_parts else Contiguous.ALWAYS,
+        contiguous=not reads_parts,
         gathers=way.mask_axes > 0,
         stacks=device.stacks and not way.mask_axes,
         row_limit=device.row_limit,

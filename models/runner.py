@@ -369,8 +369,6 @@ class ModelRunner:
         self, caches: Sequence[SequenceCache], tokens: mx.array, model: Any, on_launch: OnLaunch
     ) -> mx.array:
         (cache,) = caches
-        cache.single_steps += 1
-        cache.adopt()
         logits: mx.array = model(tokens[None], cache=cache.layers)[:, -1, :]
         on_launch()
         if self.placement.launches_layers:

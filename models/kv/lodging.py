@@ -1,35 +1,13 @@
-"""How storages come to lie elsewhere, in a stack or in a sequence's caches, and apart again."""
+"""How storages come to lie elsewhere, in a stack, and apart again."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 if TYPE_CHECKING:
     from .span_run import SpanRun
     from .storage import Storage
-
-
-class Host(Protocol):
-    """In whose arrays a storage's tokens lie among others, and of which no slice must be held."""
-
-    def tensor(self, storage: "Storage", number: int, row: int) -> mx.array:
-        """One row of a packed array, `[1, heads, tokens, size]`, without a copy."""
-        ...
-
-
-class Hosted(NamedTuple):
-    """One packed array of a storage that a host has.
-
-    Attributes:
-        host: who is asked for it.
-        rows: of it.
-        nbytes: of it.
-    """
-
-    host: Host
-    rows: int
-    nbytes: int
 
 
 def divided(run: "SpanRun") -> list["Storage"]:

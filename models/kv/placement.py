@@ -137,7 +137,6 @@ class Placement:
         Follow it with `replace_own`, or close the sequence.
         """
         self._check(cache)
-        # In no variable: slices would keep all of what is given back.
         return cache.take_packed(self._suffix(cache, cache.suffix_length))
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
@@ -150,7 +149,6 @@ class Placement:
 
         The last one's batch gives up its stacks: what lies there is copied out.
         """
-        cache.give_back()
         slot, cache.slot = cache.slot, None
         if slot is None or self.sequences.get(slot) is not cache:
             return
@@ -201,15 +199,12 @@ class Placement:
             case Pack():
                 self._pack(caches[move.sequence], move.merges)
             case MakeContiguous():
-                caches[move.sequence].make_contiguous(move.storages)
+                caches[move.sequence].make_contiguous()
 
     def _enter(self, newcomers: Sequence[tuple[Enter, SequenceCache]]) -> None:
         self._batch.put([entering(move, cache) for move, cache in newcomers])
-        if any(cache.lodged for _, cache in newcomers):
-            mx.eval(self._batch.arrays())  # of what is given back no slice must be waited for
         for move, cache in newcomers:
-            cache.give_back()
-            cache.slot, cache.single_steps = move.slot, 0
+            cache.slot = move.slot
             cache.set_layers([])
             self.sequences[move.slot] = cache
 
@@ -226,7 +221,6 @@ class Placement:
         tokens = cache.suffix_length
         if tokens:
             packed = pack_suffix(self._suffix(cache, tokens))
-            cache.give_back()
             cache.add_packed(packed, merges)
             self._restart_suffix(cache)
 

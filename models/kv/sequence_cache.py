@@ -3,17 +3,15 @@
 What a sequence leases is never copied when it enters a batch or leaves it.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
 from ..memory_profile import Held
-from .contiguous import ContiguousKeys
 from .non_trimmable import capture
 from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, pack, pack_suffix, runs_of
-from .storage import Storage
 from .token_layer import Tensors, TokenLayerCache, TokenParts, in_parts
 
 
@@ -33,7 +31,6 @@ class SequenceCache:
         token_layers: those of its layer caches that are token-addressable.
         non_trimmable: the others.
         slot: its row of the batch; None where it has layer caches of its own.
-        single_steps: decode steps since it last was in a batch.
         is_lost: a step failed while it was in the batch, and left its layers at different tokens.
     """
 
@@ -45,11 +42,9 @@ class SequenceCache:
         self.leased = list(leased)
         self.packed: list[PackedSpan] = []
         self.slot: int | None = None
-        self.single_steps = 0
         self.is_lost = False
         self.set_layers(layers)
         self._has_spans = bool(self.token_layers)
-        self._contiguous: ContiguousKeys | None = None
 
     @property
     def prefix(self) -> list[PackedSpan]:
@@ -122,7 +117,6 @@ class SequenceCache:
             return Held(0, 0)  # most of those who decode, asked twice a step
         arrays = [array for layer in self.layers for array in _arrays_of(layer)]
         nbytes = sum(array.nbytes for array in arrays)
-        nbytes -= sum(storage.nbytes for storage in self._lodged)  # they count where they belong
         return Held(
             nbytes + sum(span.nbytes for span in self.packed),
             len(arrays) + sum(span.buffers for span in self.packed),
@@ -175,8 +169,6 @@ class SequenceCache:
         parts, self.packed = self.packed, []
         if suffix:
             parts.append(pack_suffix(suffix))
-        del suffix  # slices, which would keep all of what is given back
-        self.give_back()
         return parts
 
     @property
@@ -189,50 +181,16 @@ class SequenceCache:
         """Whether its keys lie in one piece, in caches of its own."""
         return self.layers is not self._segmented
 
-    def make_contiguous(self, lodging: Collection[int] = ()) -> None:
-        """Have a step read keys that lie in one piece.
+    def make_contiguous(self) -> None:
+        """Copy all keys and values into one piece, layer by layer, which steps then read.
 
-        The model is then called with mlx-lm's own caches, which hold all of it.
-
-        Args:
-            lodging: numbers of storages that have their only place there, at once or as soon as
-                they may move; the others are copied.
+        The model is called with mlx-lm's own caches from now on, which hold all of it.
         """
         if self.is_contiguous:
             return
-        runs = runs_of(self.prefix) if self.token_layers else []
-        if runs:
-            self._contiguous = ContiguousKeys(self.token_layers, runs, lodging)
-            self._contiguous.make()
+        for layer in self.token_layers if self.prefix else ():
+            layer.make_contiguous()
         self.layers = [_in_one_piece(layer) for layer in self._segmented]
-
-    @property
-    def lodged(self) -> int:
-        """Tokens of its prefix that lie in its own caches, and nowhere else."""
-        return sum(storage.length for storage in self._lodged)
-
-    @property
-    def lodging(self) -> frozenset[int]:
-        """The numbers of the storages of these."""
-        return frozenset(storage.number for storage in self._lodged)
-
-    @property
-    def _lodged(self) -> list[Storage]:
-        return [] if self._contiguous is None else self._contiguous.lodged
-
-    def adopt(self) -> None:
-        """Have in its own caches only what could not move when it was copied there."""
-        if self._contiguous is not None:
-            self._contiguous.adopt()
-
-    def give_back(self) -> None:
-        """Have what is lodged in its own caches lie apart again.
-
-        If something is, its suffix is lost: it must have been packed, or be of no more use.
-        """
-        if self._contiguous is not None and self._lodged:
-            self._contiguous.give_back()
-        self._contiguous = None
 
     def _read_prefix(self) -> None:
         runs = runs_of(self.prefix)

@@ -35,26 +35,20 @@ class SpanRun:
     def layer(self, index: int) -> Tensors:
         """One layer's tensors, `[1, heads, tokens, size]` each, without a copy.
 
-        The same object at every call, until the tokens move; not where the storage asks its host.
+        The same object at every call, until the tokens move.
 
         Raises:
             ValueError: the state is not there any more.
         """
-        if index in self._layers:
-            return self._layers[index]
-        tensors = self.storage.tensors(index, self.start, self.stop)
-        if not self.storage.asks:
-            self._layers[index] = tensors
-        return tensors
+        if index not in self._layers:
+            self._layers[index] = self.storage.tensors(index, self.start, self.stop)
+        return self._layers[index]
 
     def start_of(self, index: int) -> Tensors:
         """The first token of `layer`, `[1, heads, 1, size]` each: where it begins in memory."""
-        if index in self._starts:
-            return self._starts[index]
-        tensors = starts(self.layer(index))
-        if index in self._layers:
-            self._starts[index] = tensors
-        return tensors
+        if index not in self._starts:
+            self._starts[index] = starts(self.layer(index))
+        return self._starts[index]
 
     def between(self, start: int, stop: int) -> "SpanRun":
         """Some of its tokens."""

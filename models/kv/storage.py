@@ -4,8 +4,8 @@ What a trie cuts stays where it is, and both parts are views of one storage. So 
 nothing, and what reads neighbours of one storage reads them as one piece. When a view is closed,
 what stays of its storage is copied, so that the bytes of what went are free.
 
-A storage's arrays are its own, or a row's part of a stack's (see `span_stack`), or those of a
-sequence's own caches (see `contiguous`): then it is *lodged*, its tokens are held there alone.
+A storage's arrays are its own, or a row's part of a stack's (see `span_stack`): then it is
+*lodged*, its tokens are held there alone.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ from weakref import WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
-from .lodging import Host, Hosted
 from .span_run import SpanRun
 from .token_layer import Tensors
 
@@ -65,7 +64,7 @@ class Storage:
     def __init__(self, arrays: Sequence[mx.array], places: Places, *, counted: bool = True) -> None:
         self.number = next(_numbers)
         self.host: object | None = None
-        self._arrays: list[mx.array | Hosted] = list(arrays)
+        self._arrays = list(arrays)
         self._counted = counted
         self._views: WeakSet[View] = WeakSet()
         self._runs: WeakValueDictionary[tuple[int, int], SpanRun] = WeakValueDictionary()
@@ -81,45 +80,22 @@ class Storage:
         if not self._arrays:
             raise ValueError("state is read that nobody holds any more")
         return tuple(
-            self._row(number, row)[..., start:stop, :] for number, row in self.places[index]
+            self._arrays[number][row : row + 1, :, start:stop] for number, row in self.places[index]
         )
 
-    def _row(self, number: int, row: int) -> mx.array:
-        array = self._arrays[number]
-        if isinstance(array, Hosted):
-            return array.host.tensor(self, number, row)
-        return array[row : row + 1]
-
     def arrays(self, start: int, stop: int) -> list[mx.array]:
-        """The packed arrays of some tokens: of all of them the very arrays, else slices.
-
-        Copies, not yet computed, where it asks its host.
-        """
+        """The packed arrays of some tokens: of all of them the very arrays, else slices."""
         return [self.part(number, start, stop) for number in range(self.parts)]
 
     def part(self, number: int, start: int, stop: int) -> mx.array:
         """Some tokens of one packed array; see `arrays`."""
         array = self._arrays[number]
-        if isinstance(array, Hosted):
-            rows = [self._row(number, row)[..., start:stop, :] for row in range(array.rows)]
-            return mx.contiguous(mx.concatenate(rows, axis=0))  # of one row that is a slice
         return array if stop - start == self.length else array[..., start:stop, :]
 
     def replace(self, number: int, array: mx.array) -> None:
         """Have the same tokens in the place of one packed array."""
         self._arrays[number] = array
         self._let_go()
-
-    def ask(self, number: int, host: Host) -> None:
-        """Have the tokens of one packed array in a host's, which is asked for them at each read."""
-        array = self.part(number, 0, self.length)
-        self._arrays[number] = Hosted(host, array.shape[0], array.nbytes)
-        self._let_go()
-
-    @property
-    def asks(self) -> bool:
-        """Whether a host is asked for its arrays: what is read of them is not to be held."""
-        return any(isinstance(array, Hosted) for array in self._arrays)
 
     def _let_go(self) -> None:
         for run in self._runs.values():
@@ -138,7 +114,7 @@ class Storage:
     @property
     def movable(self) -> bool:
         """Whether its arrays are freed when its tokens are put elsewhere."""
-        return self.loan is None and not self.asks
+        return self.loan is None
 
     def may_move(self, start: int, stop: int) -> bool:
         """Whether some tokens can have another place than those beside them."""

@@ -103,8 +103,7 @@ def load_checkpoint(path: Path) -> PackedCheckpoint:
 class DiskCodec:
     """Hands state to the thread that writes files, and reads it back.
 
-    The thread that runs the model copies nothing for that, and waits for nothing, but where a
-    single sequence has its keys in one piece (see `contiguous`). Where the host
+    The thread that runs the model copies nothing for that, and waits for nothing. Where the host
     can read what the device wrote, the parts of an array are views of it: they keep the whole
     buffer alive, and the reader makes its own copy of one part at a time. Where it cannot (CUDA),
     they are copies that the device has been told to make. To read one moves its buffer to the
@@ -151,12 +150,9 @@ class DiskCodec:
             copy: hand over copies, though the host could read it.
         """
         storage, first = span.storage, span.start
-        if storage.asks:
-            hosted = _computed(storage, first + start, first + stop)
-        else:
-            arrays = storage.arrays(0, storage.length)
-            tokens = (Ellipsis, slice(first + start, first + stop), slice(None))
-            hosted = self._hosted(arrays, tokens, copy=copy or self.copies)
+        arrays = storage.arrays(0, storage.length)
+        tokens = (Ellipsis, slice(first + start, first + stop), slice(None))
+        hosted = self._hosted(arrays, tokens, copy=copy or self.copies)
         return Exported(hosted, {"places": json.dumps(span.places)})
 
     def export_checkpoint(self, checkpoint: PackedCheckpoint) -> Exported:
@@ -182,21 +178,6 @@ class DiskCodec:
         if copy:
             launch([array.parts for array in hosted.values()])
         return hosted
-
-
-def _computed(storage: Storage, start: int, stop: int) -> dict[str, HostArray]:
-    """Hand over some tokens of a storage that asks its host for its arrays, as copies.
-
-    It waits for them: until they are computed the host cannot write in place.
-    """
-    hosted = {}
-    for number in range(storage.parts):
-        part = storage.part(number, start, stop)
-        mx.eval(part)
-        pieces = list(_pieces(part))
-        mx.eval(pieces)
-        hosted[str(number)] = HostArray(_NAMES[part.dtype], tuple(part.shape), pieces)
-    return hosted
 
 
 def _seen(array: mx.array) -> NDArray[Any]:

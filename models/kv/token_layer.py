@@ -53,28 +53,20 @@ class TokenLayerCache:
         self.prefix = prefix  # and no array of it: spans may move
         self._prefix_length = sum(x[0].shape[-2] for x in prefix) if length is None else length
 
-    def joined(self, which: int) -> mx.array:
-        """Join one tensor of all tokens, with room for more; not yet computed."""
-        parts = [segment[which] for segment in self.prefix]
-        if not self.suffix.empty():
-            parts.append(self.all_held()[which])
-        return mx.concatenate([*parts, _room(parts[0], GROWTH - self.offset % GROWTH)], axis=-2)
-
-    def begin_contiguous(self, tensors: Tensors) -> None:
-        """Have all tokens in the suffix: these tensors, as `joined` makes them."""
-        held = self.offset
+    def make_contiguous(self) -> None:
+        """Copy the prefix and the suffix into one new suffix, with room for more tokens."""
+        held, room = self.offset, GROWTH - self.offset % GROWTH
+        parts = [*self.prefix, *([] if self.suffix.empty() else [self.all_held()])]
+        joined = [
+            mx.concatenate([*tensors, _room(tensors[0], room)], axis=-2)
+            for tensors in zip(*parts, strict=True)
+        ]
+        mx.eval(joined)
         self.suffix = _like(self.suffix)
-        self.suffix.keys, self.suffix.values = _pair(tensors)
+        self.suffix.keys, self.suffix.values = _pair(tuple(joined))
         self.suffix.offset = held
         self._copied, self._prefix_length, self.prefix = self._prefix_length, 0, ()
         self._fetched = None
-
-    def give_up(self) -> Tensors:
-        """Hold no array any more; returns those of the suffix, spare room included."""
-        tensors = () if self.suffix.keys is None else _flat((self.suffix.keys, self.suffix.values))
-        self.suffix.keys = self.suffix.values = self._fetched = None
-        self.suffix.offset = 0
-        return tensors
 
     def restart_suffix(self) -> None:
         """Start a new suffix; the prefix must hold the old one's tokens by now."""

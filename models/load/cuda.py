@@ -35,7 +35,6 @@ def keep_plans() -> None:
     """Have MLX keep more attention plans than 256.
 
     A warm-up makes 240 of them for each kind of attention that a model has, and 330 with every
-    shape (`models/attention/planned.py`); a sequence that decodes alone has one for each 256
-    tokens. Whoever set the variable keeps what they chose.
+    shape (`models/attention/planned.py`). A value that the user has set stays.
     """
     os.environ.setdefault(_PLANS, str(_PLANS_KEPT))

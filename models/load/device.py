@@ -25,8 +25,6 @@ class DevicePolicy:
             the last one's tokens are read.
         warms_up: kernels are compiled or loaded when they are first met, which must be before
             the first request.
-        contiguous_keys: the keys of a single sequence are put in one piece, also where the
-            model runs in batches.
         host_reads: the host can read arrays where the device wrote them.
         recurrence_kernel: the gated delta rule is a kernel of ours; mlx-lm has one for Metal alone.
         convolution_kernel: so are short convolutions before it: MLX has cuDNN plan each number of
@@ -67,7 +65,6 @@ class DevicePolicy:
     compiles: bool
     overlaps: bool
     warms_up: bool
-    contiguous_keys: bool
     host_reads: bool
     recurrence_kernel: bool
     convolution_kernel: bool
@@ -97,7 +94,6 @@ CPU = DevicePolicy(
     compiles=False,
     overlaps=False,
     warms_up=False,
-    contiguous_keys=False,
     host_reads=True,
     recurrence_kernel=False,
     convolution_kernel=False,
@@ -125,7 +121,6 @@ GPU = DevicePolicy(
     compiles=True,
     overlaps=True,
     warms_up=True,
-    contiguous_keys=True,
     host_reads=True,
     recurrence_kernel=False,
     convolution_kernel=False,

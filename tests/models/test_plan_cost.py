@@ -8,7 +8,6 @@ import mlx.core as mx  # isort: skip
 import pytest
 
 from umbel.models.kv import stacking
-from umbel.models.planned_for import Contiguous
 from umbel.models.runtime import resident_bytes
 
 from .batch_fixture import STACKED, Agent, BatchFixture, Branch, each
@@ -137,7 +136,7 @@ def test_who_takes_a_free_row_brings_its_windows() -> None:
 def test_a_short_prefix_in_one_piece_has_room_made_beside_it(name: str) -> None:
     """The room for later tokens is made before it is joined with the few that are there."""
     fixture = Accountant(name)
-    fixture.runner.use(replace(fixture.runner.rules, contiguous=Contiguous.ALWAYS))
+    fixture.runner.use(replace(fixture.runner.rules, contiguous=True))
     branch = fixture.branch(1)
     fixture.decode([fixture.come(branch)])
     assert fixture.agents[0].cache.is_contiguous

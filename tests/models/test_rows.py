@@ -1,6 +1,5 @@
 """Sequences as rows of a batch, on tiny real models, against mlx-lm's own caches."""
 
-from itertools import cycle
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -17,14 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _storages(agent: Agent) -> list[int]:
-    return [span.storage.number for span in agent.cache.prefix]
-
-
 def schedule(fixture: BatchFixture, steps: int) -> None:
     """Let agents come, go, wait, run alone, be stored, cut and forked, at random."""
     rng, branches = fixture.rng, [Branch()]
-    lodges = cycle([True, False])
     branches.append(fixture.branch(rng.randrange(1, 120)))
 
     def come(_: Agent) -> None:
@@ -39,7 +33,7 @@ def schedule(fixture: BatchFixture, steps: int) -> None:
         *(come, come, pack, fixture.leave),
         lambda agent: branches.append(fixture.store(agent)),
         fixture.leave_batch,
-        lambda agent: agent.cache.make_contiguous(_storages(agent) if next(lodges) else ()),
+        lambda agent: agent.cache.make_contiguous(),
         lambda agent: fixture.decode([agent], rng.randrange(1, 5)),
         lambda _: fixture.cut(branches),
     ]

@@ -14,7 +14,7 @@ from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
 from umbel.models.kv.stacking import Stack
 from umbel.models.memory_profile import MemoryProfile, PlannedChunk, StateSizes
 from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
-from umbel.models.planned_for import Contiguous, Rules
+from umbel.models.planned_for import Rules
 from umbel.models.planner import plan_step
 from umbel.models.step_plan import EXACT_ROWS, Call, Kind, PrefillPlan
 from umbel.models.transients import Transients
@@ -48,11 +48,8 @@ class State:
     packed: list[Span] = field(default_factory=list)
     slot: int | None = None
     is_contiguous: bool = False
-    lodged: int = 0
-    lodging: frozenset[int] = frozenset()
     suffix_is_full: bool = False
     windows_change: bool = False
-    single_steps: int = 0
 
     @property
     def suffix_length(self) -> int:
@@ -327,23 +324,11 @@ def test_windows_have_room_for_what_they_keep() -> None:
     assert dict(planned([State(1, 9), State(2, 3)], batch, rules).windows) == {100: 64, 40: 40}
 
 
-@pytest.mark.parametrize(
-    ("contiguous", "steps", "due"),
-    [
-        (Contiguous.NEVER, 7, False),
-        (Contiguous.LATER, 6, False),
-        (Contiguous.LATER, 7, True),
-        (Contiguous.ALWAYS, 0, True),
-    ],
-)
-def test_a_single_sequences_keys_are_put_in_one_piece(
-    contiguous: Contiguous, steps: int, *, due: bool
-) -> None:
-    """When that is due, and only where memory may be taken for it."""
-    state, rules = State(1, 90, [Span(80)], single_steps=steps), Rules(contiguous=contiguous)
-    (span,) = state.prefix
-    moves = (MakeContiguous(1, 90, (span.number,), 80),) if due else ()
-    assert planned([state], rules=rules).moves == moves
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_a_single_sequences_keys_are_put_in_one_piece(*, contiguous: bool) -> None:
+    """Where the model asks for them so, and only where memory may be taken for it."""
+    state, rules = State(1, 90, [Span(80)]), Rules(contiguous=contiguous)
+    assert planned([state], rules=rules).moves == ((MakeContiguous(1, 90),) if contiguous else ())
     sparing = plan_step([state], (), Batch(), rules, may_copy=False).decode
     assert sparing is not None
     assert sparing.calls[0].moves == ()

@@ -115,26 +115,25 @@ def test_what_lies_side_by_side_is_held_once(own: list[int]) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
 def test_what_one_alone_reads_is_held_once(name: str, tmp_path: Path) -> None:
-    """Its keys lie in one piece, beside nothing, also while they are written to disk."""
+    """It reads its prefix where it lies, also while that is written to disk."""
     server = ServerFixture(model(name), 1 << 28, disk=tmp_path, max_batch=8)
     crowd = Crowd(server, [1200], shared=400)
     token = server.assembly.runner.profile.sizes.token
-    in_one_piece = 0
+    steps = 0
 
     def watch() -> None:
-        nonlocal in_one_piece
+        nonlocal steps
         check_ledger(server)
-        caches = server.engine._kv_cache.caches.values()
-        if not any(cache.lodged for cache in caches):
+        if not any(sequence.output for sequence in server.live.values()):
             return
-        in_one_piece += 1
+        steps += 1
         assert held(server) <= MOST * token * tokens(server)
         assert server.active <= MOST * token * tokens(server)
 
     for _ in range(3):
         crowd.turn(watch)
-        server.save()  # what a busy machine still writes would move only later
-    assert in_one_piece > ANSWER
+        server.save()
+    assert steps > ANSWER
     server.close()
 
 
