@@ -48,10 +48,7 @@ class CopiesAtOnce(DiskCodec):
     def __init__(self) -> None:
         super().__init__(host_reads=False)
 
-    def _hosted(
-        self, arrays: Sequence[mx.array], which: tuple[Any, ...], *, copy: bool
-    ) -> dict[str, HostArray]:
-        del copy
+    def _hosted(self, arrays: Sequence[mx.array], which: tuple[Any, ...]) -> dict[str, HostArray]:
         hosted = {}
         for number, array in enumerate(arrays):
             own = mx.array(array[which]) if backend() == "cuda" else mx.contiguous(array[which])

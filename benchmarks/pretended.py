@@ -8,7 +8,6 @@ class PretendedStorage:
     """Where pretended spans lie."""
 
     buffers = 1
-    lodged = False
 
     def __init__(self, length: int, views: "list[Pretended]") -> None:
         self.length = length

@@ -144,7 +144,7 @@ def _span_of(node: TrieNode, trie: RadixTrie, serial: int) -> Victim:
 
 def _exposed(node: TrieNode, *, persisted: bool) -> bool:
     """Whether a span is the end of what is in memory of its path, so that it can be cut."""
-    if node.ref_count or node.span is None or node.staying or node.checkpoint is not None:
+    if node.ref_count or node.span is None or node.writing or node.checkpoint is not None:
         return False
     if node.persisted_end == node.end:
         return all(child.span is None for child in node.children.values())

@@ -107,7 +107,7 @@ class Evictor:
         return sum(tries.files.by_tenant[tenant] for tries in self._pool.tries)
 
     def evictable(self, enough: Size | None = None) -> Size:
-        """What could be evicted: all but what a lease holds, is being written or is lodged.
+        """What could be evicted: all state that no lease holds and that is not being written.
 
         Args:
             enough: no more is looked for than this. Without it, all nodes are walked.
@@ -153,11 +153,12 @@ def _evictable(trie: RadixTrie) -> Iterator[Size]:
         path.pop()
         if not path:
             return
-        if node.ref_count or node.staying or visit.stays_below:
+        stays = node.ref_count or node.writing
+        if stays or visit.stays_below:
             path[-1].stays_below = True
-        if node.ref_count or node.writing:
+        if stays:
             continue
-        if not (visit.stays_below or node.staying):
+        if not visit.stays_below:
             yield size_in_memory(node)
         elif node.checkpoint is not None:
             yield size_of(node.checkpoint)

@@ -73,11 +73,6 @@ class TrieNode:
         return bool(self.writers) or (self.span is not None and self.span.storage.loan is not None)
 
     @property
-    def staying(self) -> bool:
-        """Whether giving its tokens' state up would free nothing yet, though nobody leases it."""
-        return self.writing or (self.span is not None and self.span.storage.lodged)
-
-    @property
     def tokens_persisted(self) -> bool:
         """Whether the disk has its tokens' state, if that is kept at all."""
         return self.span is None or self.persisted_end == self.end

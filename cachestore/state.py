@@ -39,10 +39,7 @@ class Storage(Protocol):
         length: how many tokens.
         buffers: how many buffers.
         views: the open spans that lie there, in order.
-        lodged: the buffers are not its own but those of what computes with it at present: to give
-            it up frees nothing, and it is copied to be written.
-        loan: if another thread reads it; `loans` alone writes this. What is lodged is not lent,
-            and what is lent is not lodged.
+        loan: if another thread reads it; `loans` alone writes this.
     """
 
     loan: "Loan | None"
@@ -55,9 +52,6 @@ class Storage(Protocol):
 
     @property
     def views(self) -> "Sequence[Span]": ...  # noqa: D102  (described above)
-
-    @property
-    def lodged(self) -> bool: ...  # noqa: D102  (described above)
 
     def trim(self) -> None:
         """Free what nobody views: what stays is copied, and viewed there, neighbours together."""

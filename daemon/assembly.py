@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -142,9 +141,7 @@ def assemble(
         if folders is not None and disk is not None:
             undo.callback(folders.give_back, disk.folder)
             undo.callback(disk.close, _CLOSE_DISK)
-            pager = _pager(
-                loaded, runner, cache, partial(_make_room, governor, runner), disk, folders
-            )
+            pager = _pager(loaded, runner, cache, governor.make_room, disk, folders)
         pins = Pins(cache, loaded.fingerprint, disk)
         undo.callback(pins.close)
         engine = Engine(
@@ -242,11 +239,6 @@ def _warm_up(
     if settings.warmup == "quick" and runner.device.warms_up:
         begin("warming up")
         warm_up(runner, settings.max_batch, nbytes=budget, chunk=chunk, go_on=go_on)
-
-
-def _make_room(governor: Governor, runner: ModelRunner, need: Size) -> bool:
-    """Make room between steps, also where something lies in a batch's stacks that nobody reads."""
-    return governor.make_room(need) or (runner.release_idle() and governor.make_room(need))
 
 
 def _pager(

@@ -289,10 +289,8 @@ def _take_turns() -> None:
     """Do nothing on the MLX thread, after which engines step: what was cancelled ends."""
 
 
-def shrink(memory: MemoryBudget, assemblies: list[Assembly], share: float) -> None:
+def shrink(memory: MemoryBudget, share: float) -> None:
     """Use only a share of the budget, because the system is short of memory. MLX thread."""
-    for assembly in assemblies:
-        assembly.runner.release_idle()  # so that it can be given back
     memory.pool.shrink(share)
     give_freed_memory_back()
 

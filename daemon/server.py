@@ -273,8 +273,7 @@ class Daemon:
     def _on_share(self, share: float) -> None:
         """Shrink the budget, or let it grow again, as the system's memory allows."""
         if self._loader is not None and not self._entry.stopping:
-            assemblies = [resident.assembly for resident in self._residents]
-            self._thread.submit(shrink, self._loader.memory, assemblies, share)
+            self._thread.submit(shrink, self._loader.memory, share)
             self._thread.wake()
 
     @property

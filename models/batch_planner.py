@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 from .kv.buckets import padded_to, positions_for, rows_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
-from .kv.restacking import restacked_after
-from .kv.stacking import Run, Span, Stack, moved, runs_in, stacks_of
 from .moves import Enter, Leave, Move, Pack, Relocate, Resize
-from .planned_for import Batch, Buffer, Rules, State
+from .planned_for import Batch, Buffer, Rules, Span, State
 from .step_plan import Call, Kind
 
 SHARED = 32
@@ -83,8 +81,7 @@ class BatchPlanner:
         """Plan it.
 
         Args:
-            may_copy: rows may be copied so that there are fewer, and what they lease so that it
-                is read side by side.
+            may_copy: rows may be copied so that there are fewer.
         """
         needed = rows_for(len(self._decode), self._rules.row_multiple)
         soon = rows_for(len(self._decode) + self._coming, self._rules.row_multiple)
@@ -100,14 +97,7 @@ class BatchPlanner:
         enters = self._enter()
         positions, windows = self._resize(rows)
         self._moves += enters + packs
-        restacks = may_copy and self._batch.may_stack and self._batch.restack_due
-        groups, regroups = self._groups(changed=bool(self._moves) or restacks)
-        before = stacks = self._batch.stacks
-        again = 0
-        if regroups and self._rules.stacks:
-            stacks, again = self._stacks(groups, may_copy=may_copy)
-        made = [stack for stack in stacks if regroups and stack.made]
-        left = set(range(len(before))) - {stack.kept for stack in stacks} if regroups else ()
+        groups, regroups = self._groups()
         shared, padded = self._put_together(groups) if self._rules.gathers else (0, 0)
         slots = {state.number: slot for slot, state in self._slots.items()}
         return Call(
@@ -121,11 +111,6 @@ class BatchPlanner:
             windows=windows,
             groups=groups,
             regroups=regroups,
-            stacks=stacks,
-            stacked=room_in(made),
-            moved=moved(stacks) if made else 0,
-            emptied=room_in(before[at] for at in left) + sum(stack.beside for stack in made),
-            restacked_after=again,
             spare_steps=spare,
             shared=shared,
             padded=padded,
@@ -217,8 +202,8 @@ class BatchPlanner:
         needed = min(needed, buffer.limit)
         return max(buffer.positions, needed) if self._stays else needed
 
-    def _groups(self, *, changed: bool) -> tuple[tuple[PrefixGroup, ...], bool]:
-        if not changed and self._batch.groups is not None:
+    def _groups(self) -> tuple[tuple[PrefixGroup, ...], bool]:
+        if not self._moves and self._batch.groups is not None:
             return self._batch.groups, False
         return prefix_groups({slot: self._read_by(slot) for slot in self._slots}), True
 
@@ -231,33 +216,6 @@ class BatchPlanner:
             count += 1
         return prefix[:count]
 
-    def _stacks(
-        self, groups: Iterable[PrefixGroup], *, may_copy: bool
-    ) -> tuple[tuple[Stack, ...], int]:
-        """What is read side by side of that which rows read alone, and when to look again."""
-        alone = {
-            slots[0]: self._prefix(self._slots[slots[0]])[start:stop]
-            for slots, start, stop in groups
-            if len(slots) == 1
-        }
-        # What this step packs lies nowhere yet.
-        lying: dict[int, tuple[Run, ...]] = {
-            slot: runs_in(span for span in spans if not isinstance(span, _Packed))
-            for slot, spans in alone.items()
-        }
-        most = self._rules.stack_limit
-        stacks = stacks_of(
-            lying,
-            self._batch.stacks if self._stays else (),
-            most=most,
-            fewest=self._batch.restack_due,
-            apart=self._batch.reads_apart,
-            may_copy=may_copy and self._batch.may_stack,
-        )
-        if self._batch.reads_apart:
-            return stacks, 0  # nothing is gained
-        return stacks, restacked_after(lying, stacks, most=most)
-
     def _put_together(self, groups: Iterable[PrefixGroup]) -> tuple[int, int]:
         """How many tokens of prefixes each row gets: those that several read, and its own."""
         shared, alone = 0, Counter[int]()
@@ -269,8 +227,3 @@ class BatchPlanner:
             else:
                 alone[slots[0]] += tokens
         return shared, padded_to(max(alone.values(), default=0))
-
-
-def room_in(stacks: Iterable[Stack]) -> int:
-    """Tokens that stacks have room for."""
-    return sum(stack.capacity for stack in stacks)

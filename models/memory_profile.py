@@ -77,7 +77,6 @@ class StateSizes:
         fixed: of recurrent layers, however many tokens they have seen.
         arrays: how many arrays a running sequence has of its own.
         layers: that are token-addressable.
-        part: of a token, in the largest of the arrays that a span is packed into.
     """
 
     token: int
@@ -85,7 +84,6 @@ class StateSizes:
     fixed: int
     arrays: int
     layers: int
-    part: int
 
     def non_trimmable(self, tokens: int, chunk: int = 1) -> int:
         """Bytes of sliding and recurrent layers after `tokens`; `chunk` were the last ones."""

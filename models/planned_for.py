@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .kv.prefix_groups import PrefixGroup
-from .kv.stacking import Span, Stack
+
+
+class Span(Protocol):
+    """State of consecutive tokens that is read and no longer written.
+
+    Attributes:
+        length: how many tokens.
+    """
+
+    @property
+    def length(self) -> int: ...  # noqa: D102  (described above)
 
 
 class State(Protocol):
@@ -74,10 +84,6 @@ class Batch(Protocol):
         suffixes: the rows' tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
         groups: who reads which spans; None where that must be looked at anew.
-        stacks: what rows alone read side by side.
-        reads_apart: a kernel reads what rows alone lease wherever it lies, as far as is known.
-        may_stack: whether there has been memory for stacks of late.
-        restack_due: what is read apart has cost as much as making stacks of it.
     """
 
     @property
@@ -94,14 +100,6 @@ class Batch(Protocol):
     def windows(self) -> Mapping[int, Buffer]: ...  # noqa: D102
     @property
     def groups(self) -> tuple[PrefixGroup, ...] | None: ...  # noqa: D102
-    @property
-    def stacks(self) -> tuple[Stack, ...]: ...  # noqa: D102
-    @property
-    def reads_apart(self) -> bool: ...  # noqa: D102
-    @property
-    def may_stack(self) -> bool: ...  # noqa: D102
-    @property
-    def restack_due(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,6 @@ class Rules:
             model asks for them so, and would copy them in each step.
         chunked: lengths of those windows that are emptied when a chunk begins.
         gathers: each layer puts all keys of all rows together.
-        stacks: what rows alone lease is read side by side: an operation costs more there than
-            the copy and its padding.
-        stack_limit: tokens of a stack, padding included: it can be given up at any time.
         own: tokens of its prefix's end, at most, that a row copies so as to read them as its own:
             many short spans of single rows cost more to read one by one than the copy takes.
         row_limit: tokens of its own after which a row is packed.
@@ -133,8 +128,6 @@ class Rules:
     contiguous: bool = False
     chunked: frozenset[int] = frozenset()
     gathers: bool = False
-    stacks: bool = False
-    stack_limit: int = 1 << 62
     own: int = 256
     row_limit: int = 512
     row_multiple: int = 1

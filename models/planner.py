@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .batch_planner import BatchPlanner, leave, pack, room_in
+from .batch_planner import BatchPlanner, leave, pack
 from .kv.prefix_groups import prefix_groups
 from .kv.read_alone import room_for
 from .memory_profile import PlannedChunk
@@ -78,7 +78,7 @@ def plan_decode(
     elif rules.batches and (len(decode) > 1 or _stays(decode[0], coming, may_copy=may_copy)):
         calls = [BatchPlanner(decode, batch, rules, coming).call(may_copy=may_copy)]
     else:
-        calls = [_single(state, batch, rules, may_copy=may_copy) for state in decode]
+        calls = [_single(state, rules, may_copy=may_copy) for state in decode]
     return DecodePlan(tuple(calls), rules.overlaps)
 
 
@@ -106,7 +106,7 @@ def _exact(decode: Sequence[State]) -> Call:
     )
 
 
-def _single(state: State, batch: Batch, rules: Rules, *, may_copy: bool) -> Call:
+def _single(state: State, rules: Rules, *, may_copy: bool) -> Call:
     moves: list[Move] = []
     if state.slot is not None:
         moves.append(leave(state, state.slot, rules))
@@ -124,5 +124,4 @@ def _single(state: State, batch: Batch, rules: Rules, *, may_copy: bool) -> Call
         state.offset,
         growing=int(not copies and (begins or state.suffix_is_full)),
         changing=(state.offset,) if begins or state.windows_change else (),
-        emptied=room_in(batch.stacks) if state.slot is not None else 0,
     )

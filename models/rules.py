@@ -26,7 +26,6 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
         batches=way.one_by_one is None,
         contiguous=not reads_parts,
         gathers=way.mask_axes > 0,
-        stacks=device.stacks and not way.mask_axes,
         row_limit=device.row_limit,
         row_multiple=device.row_multiple,
         position_sizes=device.position_sizes,
@@ -53,5 +52,4 @@ def rules_within(
     while limit > _LEAST_ROW and limit * token * max_batch * _ROWS_SHARE > budget:
         limit //= 2
     longest = max(_LEAST_COPY, max_copy_bytes // token)
-    most = max_copy_bytes // max(1, sizes.part)
-    return replace(rules, row_limit=limit, longest=longest, stack_limit=most)
+    return replace(rules, row_limit=limit, longest=longest)

@@ -217,14 +217,6 @@ class ModelRunner:
         """What a plan takes at its peak."""
         return plan.cost(self.profile)
 
-    def release_idle(self) -> bool:
-        """Have what nobody reads lie apart from what is read, so that it can be evicted."""
-        return self.placement.release_idle()
-
-    def forget_copies(self) -> bool:
-        """Give up what lies side by side only to be read faster; whether there was any."""
-        return self.placement.forget_copies()
-
     def prefill(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
         """Advance sequences over tokens, in one call, and wait until that is computed.
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from .kv.prefix_groups import PrefixGroup
-from .kv.stacking import Stack
 from .memory_profile import Held, MemoryProfile, PlannedChunk
 from .moves import Move, Resize
 
@@ -45,12 +44,6 @@ class Call:
         windows: positions of each window there, by its length.
         groups: who reads which spans there.
         regroups: whether these differ from those of the step before.
-        stacks: what rows alone read side by side there.
-        stacked: tokens, padding included, of those stacks that are made.
-        moved: tokens that they become the only place of.
-        emptied: tokens, padding included, of those that are given up, and of what lay beside
-            what moves into new ones.
-        restacked_after: steps after which to make stacks anew is worth it; 0 if it is not.
         spare_steps: for which fewer rows were enough, this one included.
         shared: tokens of prefixes of several rows that each layer puts together for each row,
             where the model attends by itself.
@@ -69,11 +62,6 @@ class Call:
     windows: tuple[tuple[int, int], ...] = ()
     groups: tuple[PrefixGroup, ...] = ()
     regroups: bool = False
-    stacks: tuple[Stack, ...] = ()
-    stacked: int = 0
-    moved: int = 0
-    emptied: int = 0
-    restacked_after: int = 0
     spare_steps: int = 0
     shared: int = 0
     padded: int = 0
@@ -90,9 +78,6 @@ class Call:
         taken = sum(move.nbytes(profile) for move in self.moves)
         taken += sizes.growth * self.growing
         taken += sum(sizes.non_trimmable(offset + 1) for offset in self.changing)
-        # What moves into a stack, or out of one, is in two places for the time of one array.
-        taken += sizes.token * (self.stacked - self.moved)
-        taken += sizes.part * (self.stacked + self.emptied)
         taken += profile.gathered(self.rows)  # recurrent layers replace their states
         if self.kind is Kind.EXACT:
             # Rows are put together in each layer, and given back to each sequence.

@@ -104,8 +104,6 @@ class MemoryPlanner(Generic[C, P]):
             need += self._growth(other)
         if self._governor.fits(need):
             return True
-        if self._runner.release_idle() and self._governor.fits(need):
-            return True
         return not running and self._governor.make_room(self._worst_case(sequence))
 
     def preempted(self, running: Items[Sequence]) -> None:
@@ -142,9 +140,8 @@ class MemoryPlanner(Generic[C, P]):
     ) -> Affordable[P] | None:
         """Plan a step that fits, and reserve what it takes.
 
-        Copies that the step can do without are left out first, and those that are there are
-        given up; then prefill chunks are cut as far as need be, and held. Those on a grid are held
-        at once.
+        Copies that the step can do without are left out first. Then prefill chunks are cut as far
+        as need be, and held. Those on a grid are held at once.
 
         Args:
             running: all that run.
@@ -158,9 +155,6 @@ class MemoryPlanner(Generic[C, P]):
         """
         batch = plan(running, size, joins, mixes=mixes)
         while (planned := self._reserved(batch, caches)) is None:
-            if self._runner.release_idle() or self._runner.forget_copies():
-                self.record(caches.values())
-                continue
             if not batch.prefill:
                 return None
             size = size.halved()

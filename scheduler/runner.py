@@ -159,17 +159,6 @@ class StepPlanner(Protocol[C_contra, P]):
         """What a plan takes at its peak, over what is held before it."""
         ...
 
-    def release_idle(self) -> bool:
-        """Have stored state that nobody reads lie apart from what is read; whether there was any.
-
-        It can be evicted then.
-        """
-        ...
-
-    def forget_copies(self) -> bool:
-        """Give up what lies side by side only to be read faster; whether there was any."""
-        ...
-
 
 class ModelRunner(Protocol[C_contra, P_contra, O, T]):
     """Runs a model as planned; `models.runner.ModelRunner` is the real one.

@@ -197,14 +197,6 @@ class FakeRunner:
         """Leave state where it is."""
         return FakePlacement()
 
-    def release_idle(self) -> bool:
-        """Nothing lies side by side."""
-        return False
-
-    def forget_copies(self) -> bool:
-        """Nothing is held twice."""
-        return False
-
     def kept(self, tokens: int) -> int:
         """A byte a token."""
         return tokens

@@ -28,7 +28,7 @@ class Codec(Protocol):
 
     Attributes:
         copies: whether all that is handed over takes memory of its own. Else it is the state's own
-            buffers, whole, which stay in memory until they are written, unless a copy is asked for.
+            buffers, whole, which stay in memory until they are written.
 
     Loading raises a ValueError where a file is not what was written, and an OSError where it
     cannot be read at present.
@@ -37,8 +37,8 @@ class Codec(Protocol):
     @property
     def copies(self) -> bool: ...  # noqa: D102  (described above)
 
-    def export_span(self, span: Any, start: int, stop: int, /, *, copy: bool) -> Exported:
-        """Hand over some tokens of a span, counted from its first; a copy, if told so."""
+    def export_span(self, span: Any, start: int, stop: int, /) -> Exported:
+        """Hand over some tokens of a span, counted from its first."""
         ...
 
     def export_checkpoint(self, checkpoint: Any, /) -> Exported:

@@ -197,8 +197,7 @@ class PageOut:
 
     def _write_span(self, job: _Job, span: Span) -> bool:
         node, start = job.node, job.node.persisted_end
-        copy = self._codec.copies or span.storage.lodged  # to make room may end that
-        if copy:
+        if self._codec.copies:
             nbytes = span.nbytes // span.length * (node.end - start)
             if not self._count_copy(job, Size(nbytes, span.storage.buffers)):
                 return False
@@ -207,7 +206,7 @@ class PageOut:
         else:
             job.loan = lend(span, self._cache.ledger)
         first, end = start - node.start, len(node.tokens)
-        exported = self._codec.export_span(span, first, end, copy=copy)
+        exported = self._codec.export_span(span, first, end)
         return self._submit(job, RecordKind.SPAN, start, exported)
 
     def _write_checkpoint(self, job: _Job, checkpoint: Checkpoint) -> bool:

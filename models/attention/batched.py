@@ -13,7 +13,6 @@ import mlx.core as mx
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_run import SpanRun
-from ..kv.span_stack import SpanStack
 from ..load.device import DevicePolicy
 from .blocks import attend
 from .fetched import Keys, Rotated, RotatedQueries
@@ -32,12 +31,9 @@ class Step:
         positions: `[rows]`, of the tokens that the model is called with.
         shared: runs of spans that several rows lease, each with the numbers of these rows.
         private: for rows that lease spans nobody else here does, these spans.
-        stacks: spans of the same kind that are read side by side, each with the numbers of the
-            rows that read it, if not all do in their order.
-        of_stacks: where in what comes of `stacks` each row finds its own; one after the last for
-            who has none. None where that is the order of the rows.
-        of_private: the same for `private`.
-        splits: what stands in the place of these four where a kernel reads what rows alone lease.
+        of_private: where in what comes of `private` each row finds its own; one after the last for
+            a row that has none. None where that is the order of the rows.
+        splits: what stands in the place of these two where a kernel reads what rows alone lease.
         plan: counts how often these changed.
     """
 
@@ -45,8 +41,6 @@ class Step:
     positions: mx.array = field(default_factory=lambda: mx.array([0]))
     shared: list[Shared] = field(default_factory=list)
     private: dict[int, list[SpanRun]] = field(default_factory=dict)
-    stacks: list[tuple[SpanStack, mx.array | None]] = field(default_factory=list)
-    of_stacks: mx.array | None = None
     of_private: mx.array | None = None
     splits: Splits | None = None
     plan: int = 0

@@ -4,7 +4,7 @@ Spans that several rows lease are one product with the queries of all of them, a
 merged (see `cascade`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -93,7 +93,7 @@ class BatchedTokenLayer(AttendingLayer):
     def _in_kernel(self) -> bool:
         """Whether one kernel may read the rows' own keys and merge all parts, if it knows them."""
         step = self._step
-        parts = len(step.shared) + bool(step.stacks) + bool(step.private)
+        parts = len(step.shared) + bool(step.private)
         return step.device.attention_kernels and parts <= kernel_arguments.MOST
 
     def _parts(
@@ -116,21 +116,19 @@ class BatchedTokenLayer(AttendingLayer):
             scale: of the scores, where neither queries nor products are scaled.
         """
         leased = [self._segments(runs) for runs, _ in shared]
-        stacks = [[stack.layer(self._index)] for stack, _ in self._step.stacks]
         private = [self._segments(spans) for spans in self._step.private.values()]
         scores = [
             *[
                 scores_of(together(grouped, members), segments, products)
                 for (_, members), segments in zip(shared, leased, strict=True)
             ],
-            *self._stack_scores(grouped, stacks, products),
             *[
                 scores_of(of_rows(grouped, slice(row, row + 1)), segments, products)
                 for row, segments in zip(self._step.private, private, strict=True)
             ],
             *([] if own is None else [self._own_scores(products.scores(grouped, own))]),
         ]
-        read: list[list[Segment]] = [*leased, *stacks, *private, *([] if own is None else [[own]])]
+        read: list[list[Segment]] = [*leased, *private, *([] if own is None else [[own]])]
         softmaxed = softmaxes(scores, self._step.device, scale=scale)
         parts = [part_of(*pair, products) for pair in zip(softmaxed, read, strict=True)]
         last = [] if own is None else [parts.pop()]
@@ -138,11 +136,8 @@ class BatchedTokenLayer(AttendingLayer):
             part if own is None and members is None else spread(part, members, grouped[0].shape)
             for part, (_, members) in zip(parts, shared, strict=False)
         ]
-        alone = parts[len(shared) :]
-        if stacks:
-            whole.append(self._in_order(alone[: len(stacks)], self._step.of_stacks))
         if private:
-            whole.append(self._in_order(alone[len(stacks) :], self._step.of_private))
+            whole.append(self._in_order(parts[len(shared) :], self._step.of_private))
         return whole + last
 
     def _segments(self, spans: Sequence[SpanRun]) -> list[Segment]:
@@ -153,14 +148,6 @@ class BatchedTokenLayer(AttendingLayer):
             return PLAIN
         self._buffer.keys_weigh()
         return Latent(scale)
-
-    def _stack_scores(
-        self, grouped: Queries, stacks: Sequence[Sequence[Segment]], products: Products
-    ) -> Iterator[mx.array]:
-        """Multiply queries of some rows with what each has in a stack."""
-        for (stack, members), segments in zip(self._step.stacks, stacks, strict=True):
-            scores = scores_of(of_rows(grouped, members), segments, products)
-            yield scores if stack.mask is None else mx.where(stack.mask, scores, -mx.inf)
 
     def _own_scores(self, scores: mx.array) -> mx.array:
         """Leave out what is not a row's own."""

@@ -27,9 +27,9 @@ _SOURCE = f"""
   const int head = blockIdx.x % Heads;
   const int split = blockIdx.x / Heads % splits;
   const int row = blockIdx.x / Heads / splits;
-  const int* read = table + (static_cast<size_t>(row) * splits + split) * 4;
+  const int* read = table + (static_cast<size_t>(row) * splits + split) * 3;
   const int source = read[0];
-  const int count = read[3];
+  const int count = read[2];
   const size_t mine = (static_cast<size_t>(row) * splits + split) * Heads + head;
   if (count == 0) {{
     for (int i = threadIdx.x; i < G * D; i += blockDim.x) {{
@@ -67,10 +67,9 @@ CHOICE
 
 _CHOSEN = """
   if (source == NUMBER) {
-    k = keys_NUMBER + read[1] * keys_NUMBER_strides[0];
-    k += head / Sets * keys_NUMBER_strides[1] + read[2] * keys_NUMBER_strides[2];
-    v = values_NUMBER + read[1] * values_NUMBER_strides[0];
-    v += head / Sets * values_NUMBER_strides[1] + read[2] * values_NUMBER_strides[2];
+    k = keys_NUMBER + head / Sets * keys_NUMBER_strides[1] + read[1] * keys_NUMBER_strides[2];
+    v = values_NUMBER;
+    v += head / Sets * values_NUMBER_strides[1] + read[1] * values_NUMBER_strides[2];
     k_step = static_cast<size_t>(keys_NUMBER_strides[2]);
     v_step = static_cast<size_t>(values_NUMBER_strides[2]);
   }
@@ -90,10 +89,10 @@ def attend(
 
     Args:
         queries: `[rows, kv_heads, group, size]`.
-        segments: keys and values, `[n, kv_heads, ..., size]`, MOST of them. Their strides say where
+        segments: keys and values, `[1, kv_heads, ..., size]`, MOST of them. Their strides say where
             tokens are, and nothing is read but what the table says.
-        table: `[rows, splits, 4]`: of which segment and which of its first axis a block reads, from
-            which token on, and how many; none for a block that reads nothing.
+        table: `[rows, splits, 3]`: which segment a block reads, from which token on, and how many;
+            none for a block that reads nothing.
         scale: of the scores.
 
     Returns:

@@ -3,8 +3,7 @@
 All of it is arguments of one kernel, whose number and shapes do not depend on who comes.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
@@ -23,7 +22,14 @@ _SPLITS = 64
 
 
 class Source(Protocol):
-    """Where keys lie: a run of spans, or a stack."""
+    """Consecutive tokens that one row reads: a run of spans.
+
+    Attributes:
+        length: how many.
+    """
+
+    @property
+    def length(self) -> int: ...  # noqa: D102  (described above)
 
     def start_of(self, index: int) -> Segment:
         """The first token of one layer's tensors, `[1, kv_heads, 1, size]` each.
@@ -32,22 +38,6 @@ class Source(Protocol):
         histories of any length.
         """
         ...
-
-
-class Reading(NamedTuple):
-    """What a row reads of a source.
-
-    Attributes:
-        slot: of the row.
-        source: its number.
-        row: of the source.
-        tokens: how many, from the first one on.
-    """
-
-    slot: int
-    source: int
-    row: int
-    tokens: int
 
 
 class Splits(NamedTuple):
@@ -66,44 +56,49 @@ class Splits(NamedTuple):
         return [source.start_of(index) for source in self.sources]
 
 
-def splits_of(
-    sources: Sequence[Source], readings: Sequence[Reading], rows: int, layers: int
-) -> Splits | None:
+def splits_of(private: Mapping[int, Sequence[Source]], rows: int, layers: int) -> Splits | None:
     """Share what rows read among blocks.
 
     Args:
-        sources: from which.
-        readings: of each row, oldest first.
+        private: what each row reads, by its slot.
         rows: of the batch.
         layers: how many layers the sources hold.
 
     Returns:
         None where there is nothing to read, or the kernel does not read it.
     """
-    if not readings or len(sources) > split_kernel.MOST:
+    sources = [source for read in private.values() for source in read]
+    if not 0 < len(sources) <= split_kernel.MOST:
         return None
     if not all(split_kernel.reads(sources[0].start_of(index)) for index in range(layers)):
         return None
     kv_heads = sources[0].start_of(0)[0].shape[1]
-    each = _tokens_of_a_block(readings, kv_heads)
-    blocks: list[list[tuple[int, int, int, int]]] = [[] for _ in range(rows)]
-    for slot, source, row, tokens in readings:
-        for begin in range(0, tokens, each):
-            blocks[slot].append((source, row, begin, min(each, tokens - begin)))
-    table = np.zeros((rows, bucket(max(map(len, blocks))), 4), np.int32)
-    for entries, read in zip(table, blocks, strict=True):
-        entries[: len(read)] = np.array(read, np.int32).reshape(-1, 4)
+    lengths = {slot: [source.length for source in read] for slot, read in private.items()}
+    each = _tokens_of_a_block([sum(read) for read in lengths.values()], kv_heads)
+    blocks: list[list[tuple[int, int, int]]] = [[] for _ in range(rows)]
+    number = 0
+    for slot, read in lengths.items():
+        for source, tokens in enumerate(read, number):
+            for begin in range(0, tokens, each):
+                blocks[slot].append((source, begin, min(each, tokens - begin)))
+        number += len(read)
+    table = np.zeros((rows, bucket(max(map(len, blocks))), 3), np.int32)
+    for entries, row in zip(table, blocks, strict=True):
+        entries[: len(row)] = np.array(row, np.int32).reshape(-1, 3)
     more = [sources[0]] * (split_kernel.MOST - len(sources))
     return Splits([*sources, *more], mx.array(table))
 
 
-def _tokens_of_a_block(readings: Sequence[Reading], kv_heads: int) -> int:
-    """A power of two: what it is for does not change with each who comes."""
-    by_slot = Counter[int]()
-    for reading in readings:
-        by_slot[reading.slot] += reading.tokens
-    tokens, longest = by_slot.total(), max(by_slot.values())
+def _tokens_of_a_block(tokens: Sequence[int], kv_heads: int) -> int:
+    """A power of two, so that it seldom changes as sequences come and go.
+
+    Args:
+        tokens: that each row reads.
+        kv_heads: of the keys.
+    """
     each = _LEAST
-    while each < _LONGEST and (each * _BLOCKS < tokens * kv_heads or each * _SPLITS < longest):
+    while each < _LONGEST and (
+        each * _BLOCKS < sum(tokens) * kv_heads or each * _SPLITS < max(tokens)
+    ):
         each *= 2
     return each

@@ -49,7 +49,6 @@ def state_sizes(config: ModelConfig, width: int) -> StateSizes:
         fixed=recurrent * (each.inputs * width + each.state * _STATE_BYTES),
         arrays=2 * (whole * per_layer // 2 + len(short)) + recurrent * each.arrays,
         layers=whole * per_layer // 2,
-        part=max(full, default=0) * width * max(1, whole),
     )
 
 

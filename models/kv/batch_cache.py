@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..attention.batched import BufferedLayer, Step
+from ..attention.splits import splits_of
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
 from ..runtime import OnLaunch, launch, launch_in_turn
@@ -22,7 +23,6 @@ from .non_trimmable import in_order, make_chunk, make_ring
 from .recurrent import BatchedRecurrentLayer
 from .sequence_cache import layer_caches_of
 from .span_run import SpanRun
-from .span_stacks import SpanStacks, order_of
 from .token_layer import TokenParts
 
 
@@ -35,8 +35,6 @@ class BatchCache:
         suffixes: the rows' tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
         chunked: lengths of those windows that are emptied when a chunk begins.
-        stacks: what rows alone read side by side.
-        reads_apart: a kernel reads what rows alone lease wherever it lies, as far as is known.
 
     Args:
         like: layer caches of any sequence of the model.
@@ -59,8 +57,6 @@ class BatchCache:
         self._suffixes, self._non_trimmable = made.suffixes, made.non_trimmable
         self.suffixes = made.suffixes if made.token_layers else None
         self._num_token_layers = len(made.token_layers)
-        self.stacks = SpanStacks()
-        self.reads_apart = False
         self._gathers = mask_axes > 0
         self._leaves = list(layer_caches_of(self.layers))
         self._attending = [each for each in self._leaves if isinstance(each, BufferedLayer)]
@@ -84,10 +80,9 @@ class BatchCache:
         return held + [array for layer in self._recurrent for array in layer.arrays()]
 
     def held(self) -> Held:
-        """What the rows take in memory, and stacks over what is counted where it is leased."""
-        arrays, spare = self.arrays(), self.stacks.held()
-        nbytes = sum(array.nbytes for array in arrays) + spare.nbytes
-        return Held(nbytes, len(arrays) + spare.buffers)
+        """What the rows take in memory."""
+        arrays = self.arrays()
+        return Held(sum(array.nbytes for array in arrays), len(arrays))
 
     # -- rows --------------------------------------------------------------------------
 
@@ -180,7 +175,6 @@ class BatchCache:
         """Forget all rows, and free their memory."""
         self.rows = 0
         self.forget_prefixes()
-        self.stacks.clear()
         for buffer in self._buffers:
             buffer.clear()
         for layer in self._recurrent:
@@ -198,22 +192,17 @@ class BatchCache:
 
         Args:
             shared: spans that several rows read, with the slots of these.
-            private: spans that a row reads alone and that are in no stack, by its slot.
+            private: spans that a row reads alone, by its slot.
             everyone: rows that are in use.
         """
         step = self._step
         self._read_shared(shared, everyone)
         step.plan += 1
         if step.device.attention_kernels and not self._gathers:
-            step.splits = self.stacks.splits(private, self.rows, self._num_token_layers)
-            if private or self.stacks.plan:
-                self.reads_apart = step.splits is not None
-        if step.splits is not None:
-            return
-        step.private = private
-        step.stacks = self.stacks.read_by(self.rows)
-        step.of_stacks = order_of(self.stacks.readers, self.rows)
-        step.of_private = order_of(list(private), self.rows)
+            step.splits = splits_of(private, self.rows, self._num_token_layers)
+        if step.splits is None:
+            step.private = private
+            step.of_private = order_of(list(private), self.rows)
 
     def _read_shared(
         self, shared: list[tuple[list[SpanRun], tuple[int, ...]]], everyone: int
@@ -229,9 +218,7 @@ class BatchCache:
     def forget_prefixes(self) -> None:
         """Let go of what rows read: it may be freed before they are told anew."""
         step = self._step
-        step.shared = []
-        step.private, step.stacks, step.of_stacks, step.of_private = {}, [], None, None
-        step.splits = None
+        step.shared, step.private, step.of_private, step.splits = [], {}, None, None
 
     def step(
         self,
@@ -295,3 +282,18 @@ class BatchCache:
         source[slots] = range(len(slots))
         padded = mx.concatenate([tokens, mx.zeros(1, tokens.dtype)])
         return padded[mx.array(source)]
+
+
+def order_of(readers: Sequence[int], rows: int) -> mx.array | None:
+    """Where each of so many rows is among readers; one after the last for one that is none.
+
+    Args:
+        readers: slots of rows.
+        rows: of the batch.
+
+    Returns:
+        None where that is the order of the rows.
+    """
+    places = {slot: place for place, slot in enumerate(readers)}
+    order = [places.get(slot, len(readers)) for slot in range(rows)]
+    return None if order == list(range(len(readers))) else mx.array(order)

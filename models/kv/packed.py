@@ -16,7 +16,8 @@ from .storage import Places, Storage, copied
 from .token_layer import Tensors, TokenParts, in_one
 
 _PARTS = 8
-"""Arrays that the tensors of one shape become in a span, at most: they move one after the other."""
+"""Arrays that the tensors of one shape become in a span, at most. Files on disk have as many: spans
+that are joined have their tensors in the same arrays."""
 
 
 class PackedSpan:

@@ -22,11 +22,8 @@ from .entering import entering
 from .layout import CacheLayout
 from .packed import PackedCheckpoint, PackedSpan, pack_suffix, runs_of
 from .prefix_groups import PrefixGroup
-from .restacking import RestackTimer
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
-from .span_run import SpanRun
-from .stacking import Stack
 from .token_layer import TokenParts, in_parts
 
 _MOMENT = 2.0
@@ -55,32 +52,11 @@ class Placement:
         self.groups: tuple[PrefixGroup, ...] | None = None
         self.spare_steps = 0
         self._emptied: tuple[int, float] = (0, -math.inf)  # how many rows were left by all, when
-        self._restacking = RestackTimer()
-
-    @property
-    def stacks(self) -> tuple[Stack, ...]:
-        """What rows alone read side by side."""
-        return () if self.batch is None else self.batch.stacks.plan
-
-    @property
-    def reads_apart(self) -> bool:
-        """Whether a kernel reads what rows alone lease wherever it lies."""
-        return self.batch is not None and self.batch.reads_apart
 
     @property
     def launches_layers(self) -> bool:
         """True if each layer of a decode step is launched by itself."""
         return self.batch is not None and self.batch.launches_layers
-
-    @property
-    def may_stack(self) -> bool:
-        """Whether there has been memory for that of late."""
-        return not self._restacking.is_paused
-
-    @property
-    def restack_due(self) -> bool:
-        """Whether what is read apart has cost as much as making stacks of it."""
-        return self._restacking.is_due
 
     @property
     def rows(self) -> int:
@@ -145,10 +121,7 @@ class Placement:
         self._restart_suffix(cache)
 
     def close(self, cache: SequenceCache) -> None:
-        """Give a slot back; the state is of no more use. Idempotent.
-
-        The last one's batch gives up its stacks: what lies there is copied out.
-        """
+        """Give a slot back; the state is of no more use. Idempotent."""
         slot, cache.slot = cache.slot, None
         if slot is None or self.sequences.get(slot) is not cache:
             return
@@ -241,9 +214,7 @@ class Placement:
             `[B, V]` logits, not yet evaluated.
         """
         if call.regroups:
-            self._read(call.groups, call.stacks)
-        self._restacking.step(call.restacked_after if call.regroups else None)
-        self._batch.stacks.adopt()
+            self._read(call.groups)
         self.groups, self.spare_steps = call.groups, call.spare_steps
         offsets = [self.sequences[slot].offset for slot in call.slots]
         new = call.regroups or bool(call.moves)
@@ -251,41 +222,16 @@ class Placement:
             model, tokens, list(call.slots), offsets, new=new, on_launch=on_launch
         )
 
-    def release_idle(self) -> bool:
-        """Give up stacks in which something lies that no row reads; whether there were any.
-
-        It can then be evicted, or paged out.
-        """
-        if self.batch is None or not self.batch.stacks.idle:
-            return False
-        self._regroup()
-        self.batch.stacks.release()
-        return True
-
-    def forget_copies(self) -> bool:
-        """Give up what lies side by side only to be read faster; whether there was any."""
-        if self.batch is None or not self.stacks:
-            return False
-        self._regroup()
-        self.batch.stacks.clear()
-        self._restacking.pause()
-        return True
-
-    def _read(self, groups: Iterable[PrefixGroup], stacks: tuple[Stack, ...]) -> None:
-        shared, alone = [], {}
+    def _read(self, groups: Iterable[PrefixGroup]) -> None:
+        shared, private = [], {}
         for slots, start, stop in groups:
-            prefix = self.sequences[slots[0]].prefix
+            runs = runs_of(self.sequences[slots[0]].prefix[start:stop])
             if len(slots) > 1:
-                shared.append((runs_of(prefix[start:stop]), slots))
+                shared.append((runs, slots))
             else:
-                alone[slots[0]] = prefix[start:stop]
+                private[slots[0]] = runs
         self._batch.forget_prefixes()
-        self._batch.stacks.make(stacks, alone)
-        stacked = {row.slot: row.tokens for stack in stacks for row in stack.rows}
-        private = {slot: _after(stacked.get(slot, 0), spans) for slot, spans in alone.items()}
-        self._batch.read(
-            shared, {slot: runs for slot, runs in private.items() if runs}, len(self.sequences)
-        )
+        self._batch.read(shared, private, len(self.sequences))
 
     @property
     def _batch(self) -> BatchCache:
@@ -313,13 +259,3 @@ class Placement:
         self.groups = None
         if self.batch is not None:
             self.batch.forget_prefixes()
-
-
-def _after(tokens: int, spans: Sequence[PackedSpan]) -> list[SpanRun]:
-    """What follows the first tokens of some spans."""
-    left = []
-    for span in spans:
-        if tokens <= 0:
-            left.append(span)
-        tokens -= span.length
-    return runs_of(left)

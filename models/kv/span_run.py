@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
-
 from .token_layer import Tensors, starts
 
 if TYPE_CHECKING:
@@ -53,10 +51,6 @@ class SpanRun:
     def between(self, start: int, stop: int) -> "SpanRun":
         """Some of its tokens."""
         return self.storage.run(self.start + start, self.start + stop)
-
-    def part(self, number: int) -> mx.array:
-        """One packed array of its tokens."""
-        return self.storage.part(number, self.start, self.stop)
 
     def move(self, storage: "Storage", start: int) -> None:
         """Read the same tokens in another storage from now on."""

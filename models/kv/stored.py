@@ -109,8 +109,6 @@ class DiskCodec:
     they are copies that the device has been told to make. To read one moves its buffer to the
     host, which must not happen to an array that the model reads.
 
-    What lies in a stack is copied in any case: a view would keep the other rows in memory, too.
-
     Attributes:
         copies: whether all that it exports takes memory of its own.
 
@@ -138,22 +136,12 @@ class DiskCodec:
             self._form.check_checkpoint(checkpoint)
         return checkpoint
 
-    def export_span(
-        self, span: PackedSpan, start: int, stop: int, *, copy: bool = False
-    ) -> Exported:
-        """Hand over the tokens `[start, stop)` of a span.
-
-        Args:
-            span: whose; not lodged, unless it is copied.
-            start: the first of them.
-            stop: one after the last.
-            copy: hand over copies, though the host could read it.
-        """
+    def export_span(self, span: PackedSpan, start: int, stop: int) -> Exported:
+        """Hand over the tokens `[start, stop)` of a span."""
         storage, first = span.storage, span.start
         arrays = storage.arrays(0, storage.length)
         tokens = (Ellipsis, slice(first + start, first + stop), slice(None))
-        hosted = self._hosted(arrays, tokens, copy=copy or self.copies)
-        return Exported(hosted, {"places": json.dumps(span.places)})
+        return Exported(self._hosted(arrays, tokens), {"places": json.dumps(span.places)})
 
     def export_checkpoint(self, checkpoint: PackedCheckpoint) -> Exported:
         """Hand over a checkpoint."""
@@ -163,14 +151,11 @@ class DiskCodec:
             "records": json.dumps(records),
             "offset": str(checkpoint.offset),
         }
-        hosted = self._hosted(checkpoint.arrays, (Ellipsis,), copy=self.copies)
-        return Exported(hosted, metadata)
+        return Exported(self._hosted(checkpoint.arrays, (Ellipsis,)), metadata)
 
-    def _hosted(
-        self, arrays: Sequence[mx.array], which: tuple[Any, ...], *, copy: bool
-    ) -> dict[str, HostArray]:
+    def _hosted(self, arrays: Sequence[mx.array], which: tuple[Any, ...]) -> dict[str, HostArray]:
         """Hand over some items of each array, which are evaluated."""
-        hosted = {}
+        hosted, copy = {}, self.copies
         for number, array in enumerate(arrays):
             part = array[which] if copy else _seen(array)[which]
             pieces = [mx.array(piece) if copy else piece for piece in _pieces(part)]

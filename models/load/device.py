@@ -41,7 +41,6 @@ class DevicePolicy:
         mixes: prompts are computed in the call of those who decode, if any do, and begin their
             answers in it, where the model can: products take the time, and each weight is read once
             for all.
-        stacks: what rows of a batch alone lease is copied so that it lies side by side.
         prefill_chunk: prompt tokens that are best computed at once.
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not
             say.
@@ -73,7 +72,6 @@ class DevicePolicy:
     prompt_multiple: int
     launches_layers: bool
     mixes: bool
-    stacks: bool
     prefill_chunk: int
     max_stall_ms: float
     most_freed: int
@@ -102,7 +100,6 @@ CPU = DevicePolicy(
     prompt_multiple=1,
     launches_layers=False,
     mixes=True,
-    stacks=False,
     prefill_chunk=512,
     max_stall_ms=400.0,
     most_freed=0,
@@ -129,7 +126,6 @@ GPU = DevicePolicy(
     prompt_multiple=1,
     launches_layers=False,
     mixes=False,
-    stacks=True,
     prefill_chunk=2048,
     max_stall_ms=200.0,
     most_freed=1 << 30,

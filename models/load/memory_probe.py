@@ -120,8 +120,7 @@ def measure_sizes(layout: CacheLayout, prefill: Any) -> StateSizes:
             else:
                 rings.append(Ring(each, layer.max_size))
     arrays, layers = cache.held().buffers, len(cache.token_layers)
-    packed = [_per_token([array]) for span in cache.take_packed() for array in span.arrays]
-    return StateSizes(token, tuple(rings), fixed, arrays, layers, max(packed, default=0))
+    return StateSizes(token, tuple(rings), fixed, arrays, layers)
 
 
 def measure_transients(

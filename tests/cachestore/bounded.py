@@ -41,7 +41,7 @@ def holdings(cache: PrefixCache) -> dict[str, Holding]:
 def _evictable(trie: RadixTrie) -> bool:
     """Whether anything of a trie can go: an end of what is in memory that nobody holds."""
     return any(
-        not (node.ref_count or node.writing or node.staying)
+        not (node.ref_count or node.writing)
         and (node.checkpoint is not None or (node.span is not None and _is_end(node)))
         for node in trie.nodes()
     )

@@ -117,7 +117,6 @@ class FakeStorage:
         self.registry = registry
         self.tokens = tokens
         self.each = each
-        self.lodged = False
         self.loan: Loan | None = None
         self.buffer: Buffer | None = registry.buffer(tokens, each * len(tokens))
         self._views: list[FakeSpan] = []

@@ -71,30 +71,26 @@ class FakeCodec:
         self._window = 0 if stack.recurrent else stack.window
         self._each = each
 
-    def export_span(self, span: FakeSpan, start: int, stop: int, *, copy: bool) -> Exported:
+    def export_span(self, span: FakeSpan, start: int, stop: int) -> Exported:
         """Hand over some tokens of a span."""
         assert 0 <= start < stop <= span.length
-        assert copy or not (self.copies or span.storage.lodged)
         assert span.storage.buffer is not None
         tokens = span.storage.buffer[span.start + start : span.start + stop]
-        return self._export(tokens, span.storage.each * len(tokens), {}, copy=copy)
+        return self._export(tokens, span.storage.each * len(tokens), {})
 
     def export_checkpoint(self, checkpoint: FakeCheckpoint) -> Exported:
         """Hand over a checkpoint."""
         assert checkpoint.buffer is not None
         nbytes = checkpoint.nbytes
-        metadata = {"nbytes": str(nbytes)}
-        return self._export(checkpoint.buffer[:], nbytes, metadata, copy=self.copies)
+        return self._export(checkpoint.buffer[:], nbytes, {"nbytes": str(nbytes)})
 
-    def _export(
-        self, tokens: Buffer, nbytes: int, metadata: dict[str, str], *, copy: bool
-    ) -> Exported:
+    def _export(self, tokens: Buffer, nbytes: int, metadata: dict[str, str]) -> Exported:
         self.exports += 1
         self.exported += len(tokens)
         broken = self.poisoned > 0
         self.poisoned -= broken
         marks = {POISON: "1"} if broken else {}
-        if copy:
+        if self.copies:
             tokens = self._registry.buffer(tokens.tolist(), nbytes)
         tensors = {"0": ("I32", (len(tokens),), [tokens])}
         return Exported(tensors, metadata | marks)

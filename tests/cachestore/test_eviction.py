@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.eviction import victims
-from umbel.cachestore.node import TrieNode, as_tokens
+from umbel.cachestore.node import TrieNode
 from umbel.cachestore.trie import RadixTrie
 from umbel.cachestore.tries import Namespace
 
@@ -20,7 +20,6 @@ from .fakes import (
     NAMESPACE,
     RECURRENT,
     STACKS,
-    FakeStorage,
     Stack,
     TokenIds,
     World,
@@ -212,29 +211,6 @@ def test_no_budget_reaches_what_is_leased(world: World) -> None:
         getattr(sequence, end)()
         world.check()
         assert world.cache.tries.size.nbytes == 0
-
-
-def test_what_is_lodged_stays_until_it_lies_apart(make_world: MakeWorld) -> None:
-    """To give it up would free nothing; nor does what it goes on from go, but all else does."""
-    world = make_world(HYBRID)
-    prompt = fresh(1, 60)
-    world.serve(prompt, (), (30, Reason.SYSTEM), (60, Reason.MESSAGE))
-    world.serve(fresh(2, 50))
-    node = world.trie.match(as_tokens(prompt)).node
-    assert node.span is not None
-    storage = node.span.storage
-    assert isinstance(storage, FakeStorage)
-    storage.lodged = True
-    spans = sum(len(n.tokens) * 4 for n in node.path() if n.span is not None)
-    free = world.cache.evictor.evictable().nbytes
-    assert free == world.cache.tries.size.nbytes - spans
-    world.cache.evictor.evict(0)
-    world.check()
-    assert world.cache.tries.size.nbytes == spans
-    storage.lodged = False
-    assert world.cache.evictor.evictable().nbytes == spans
-    world.cache.evictor.evict(0)
-    assert world.cache.tries.size.nbytes == 0
 
 
 def test_a_span_is_not_cut_under_its_checkpoint(make_world: MakeWorld) -> None:

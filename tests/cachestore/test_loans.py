@@ -7,7 +7,7 @@ import pytest
 from umbel.cachestore.ledger import Kind, Size
 
 from .disk_tools import TIMEOUT
-from .fakes import KV, FakeStorage, conversation
+from .fakes import KV, conversation
 from .pager_tools import PagedWorld, written
 
 
@@ -117,71 +117,13 @@ def test_a_storage_is_lent_once(folder: Path) -> None:
     world.finish()
 
 
-def lodged(world: PagedWorld, *, but: FakeStorage | None = None) -> list[FakeStorage]:
-    """Have all state lie in a stack."""
-    there = [storage for storage in world.registry.storages if storage is not but]
-    for storage in there:
-        storage.lodged = True
-    return there
-
-
-def test_what_is_lodged_is_not_lent(folder: Path) -> None:
-    """Copies of it are counted, until they are written; it stays in memory."""
-    world = PagedWorld(KV, folder)
-    world.serve(range(1000))
-    (storage,) = lodged(world)
-    world.tier.slow = True
-    world.pager.step()
-    world.begin([*range(600), 777]).fail()
-    assert paging(world) == 4 * 1000
-    assert storage.loan is None
-    world.check()
-    assert world.cache.evictor.evictable() == Size()
-    world.cache.evictor.evict(0)
-    assert world.ends() == [600, 1000]
-    world.tier.slow = False
-    world.write_all()
-    assert paging(world) == 0
-    assert world.cache.evictor.evictable() == Size()
-    storage.lodged = False
-    world.page_out()
-    assert world.cache.tries.size == Size()
-    world.finish()
-
-
-@pytest.mark.parametrize("room", [True, False])
-def test_to_make_room_may_end_that_it_is_lodged(folder: Path, *, room: bool) -> None:
-    """What there is room for is a copy nonetheless; else it is lent when its turn comes again."""
-    world = PagedWorld(KV, folder)
-    world.serve(range(1000))
-    (storage,) = lodged(world)
-
-    def make_room(need: Size) -> bool:
-        assert need == Size(4 * 1000, 2)
-        storage.lodged = False
-        return room
-
-    world.pager._page_out._make_room = make_room
-    world.tier.slow = True
-    world.pager.step()
-    assert (paging(world), storage.loan) == (4000 if room else 0, None)
-    assert written(world) == ([(0, 1000)] if room else [])
-    world.tier.slow = False
-    world.pager._page_out._rests_until = 0.0
-    world.write_all()
-    assert written(world) == [(0, 1000)]
-    assert paging(world) == 0
-    world.finish()
-
-
 def test_what_is_lent_stays_so_wherever_it_lies(folder: Path) -> None:
-    """What is joined with what is lodged leaves a storage that the writer still has."""
+    """What is joined with other state leaves a storage that the writer still has."""
     world = PagedWorld(KV, folder, longest=40)
     world.serve(range(40))
     world.write_all()
     world.serve(range(100))
     (storage,) = [s for s in world.registry.storages if s.tokens[-1] == 99]
-    lodged(world, but=storage)
     world.tier.slow = True
     world.pager.step()
     assert world.node(100).writing

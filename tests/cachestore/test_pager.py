@@ -381,17 +381,6 @@ def test_few_bytes_are_copied_between_two_steps(
     world.finish()
 
 
-def test_what_is_lodged_is_copied(folder: Path) -> None:
-    """The buffers are somebody else's, and may be gone before it is written."""
-    world = PagedWorld(KV, folder)
-    world.serve(range(1000))
-    (storage,) = world.registry.storages
-    storage.lodged = True
-    assert copied(world) == 4 * 1000
-    storage.lodged = False
-    world.finish()
-
-
 def test_a_copy_needs_room(folder: Path) -> None:
     """Where there is none, it waits; the rest of the cache is not evicted for it in vain."""
     world = PagedWorld(KV, folder, memory=Size(16_000, 1000), copies=True)

@@ -39,8 +39,8 @@ NAMES = (
 )
 """Models of each kind that runs in batches."""
 
-STACKED = ("llama", "falcon_h1", "deepseek_v3", "gemma4_text", "llama_kv8")
-"""Models of each kind whose rows can read side by side what they alone lease."""
+PRIVATE = ("llama", "falcon_h1", "deepseek_v3", "gemma4_text", "llama_kv8")
+"""Models of each kind whose rows read private prefixes where they lie."""
 
 TOLERANCE = 1e-3
 """Of logits, whose standard deviation is about 2."""
@@ -77,7 +77,6 @@ class BatchFixture:
         seed: of all that is random.
         own: tokens of its prefix's end, at most, that a row copies; None as usual.
         limit: tokens of its own after which a row is packed; None as usual.
-        stacks: whether spans of single rows are read side by side; None as usual.
         device: as which device to run; this one, unless one is given.
         overrides: entries of the model's config to change.
     """
@@ -89,7 +88,6 @@ class BatchFixture:
         *,
         own: int | None = None,
         limit: int | None = None,
-        stacks: bool | None = None,
         device: DevicePolicy | None = None,
         **overrides: Any,
     ) -> None:
@@ -105,8 +103,7 @@ class BatchFixture:
         rules = self.runner.rules
         own = rules.own if own is None else own
         limit = rules.row_limit if limit is None else limit
-        stacks = rules.stacks if stacks is None else stacks
-        self.runner.use(replace(rules, own=own, row_limit=limit, stacks=stacks))
+        self.runner.use(replace(rules, own=own, row_limit=limit))
         self.rng = random.Random(seed)  # noqa: S311  (not a secret)
         self.agents: list[Agent] = []
 

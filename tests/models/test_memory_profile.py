@@ -813,7 +813,7 @@ def test_a_prefill_is_learned_from() -> None:
 )
 def test_more_tokens_never_take_less(tokens: int, chunk: int, rings: list[Ring]) -> None:
     """Non-trimmable states grow to their windows and a chunk, and then no more."""
-    sizes = StateSizes(64, tuple(rings), 1000, 8, 1, 8)
+    sizes = StateSizes(64, tuple(rings), 1000, 8, 1)
     now, then = sizes.non_trimmable(tokens, chunk), sizes.non_trimmable(tokens + 1, chunk)
     assert 1000 <= now <= then
     full = 1000 + sum(ring.token * (ring.window + chunk) for ring in rings)

@@ -7,10 +7,9 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 import pytest
 
-from umbel.models.kv import stacking
 from umbel.models.runtime import resident_bytes
 
-from .batch_fixture import STACKED, Agent, BatchFixture, Branch, each
+from .batch_fixture import PRIVATE, Agent, BatchFixture, Branch, each
 
 
 class Accountant(BatchFixture):
@@ -49,20 +48,11 @@ class Accountant(BatchFixture):
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "stacks"),
-    [(*case, False) for case in each(range(2))]
-    + [(name, seed, True) for name in STACKED for seed in (2, 3)],
+    ("name", "seed"), [*each(range(2)), *[(name, seed) for name in PRIVATE for seed in (2, 3)]]
 )
-def test_no_step_takes_more_than_its_price(
-    name: str,
-    seed: int,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    stacks: bool,
-) -> None:
+def test_no_step_takes_more_than_its_price(name: str, seed: int) -> None:
     """Whoever comes, goes, waits, runs alone, is packed or put in one piece meanwhile."""
-    monkeypatch.setattr(stacking, "LOOSE", 0)
-    fixture = Accountant(name, seed, own=24, limit=48, stacks=stacks)
+    fixture = Accountant(name, seed, own=24, limit=48)
     rng = fixture.rng
     branches = [Branch(), fixture.branch(rng.randrange(40, 120))]
 
@@ -78,30 +68,6 @@ def test_no_step_takes_more_than_its_price(
         some = [agent for agent in fixture.agents if rng.random() < 0.8]
         if some:
             fixture.decode(some, rng.randrange(1, 9))
-
-
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
-def test_what_lies_beside_a_stacks_rows_is_priced(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first of several has what all share and its own in one storage, which is divided."""
-    monkeypatch.setattr(stacking, "LOOSE", 0)
-    fixture = Accountant(name, own=4, limit=24, stacks=True)
-    whole = fixture.branch(500)
-    shared, own = whole.spans[0].split(300)
-    whole.spans = [shared, own]
-    others = [
-        fixture.branch(200 - 9 * i, after=Branch(whole.tokens[:300], [shared])) for i in range(2)
-    ]
-    for branch in (whole, *others):
-        fixture.come(branch, 1)
-    fixture.decode(steps=3)
-    assert own.storage.lodged
-    assert (own.length, shared.length) == (own.storage.length, shared.storage.length)
-    assert not shared.storage.lodged
-    fixture.leave(fixture.agents[0])
-    fixture.decode(steps=3)
-    assert not own.storage.lodged
 
 
 @pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "gemma3_text"])

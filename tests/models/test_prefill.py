@@ -18,7 +18,7 @@ from umbel.models.attention import binding, joint
 from umbel.models.attention.blocks import BLOCK
 from umbel.models.binding import bind
 from umbel.models.errors import NotBatchableError
-from umbel.models.kv import batch_cache, stacking
+from umbel.models.kv import batch_cache
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU, device_policy
 from umbel.models.memory_profile import PlannedChunk
@@ -158,34 +158,6 @@ def test_a_suffix_keeps_nobody_from_reading_together(
     world.runner.prefill([(world.words(3), first), (world.words(9), late)])
     world.runner.prefill([(world.words(4), each) for each in (first, second, late)])
     assert seen[layers:] == [2] * layers + [3] * layers
-
-
-@pytest.mark.parametrize("name", ["llama", "llama_kv8", "deepseek_v3"])
-def test_what_lies_in_stacks_is_read_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What others decode with side by side: read by several prompts, or by one of them alone."""
-    monkeypatch.setattr(stacking, "LOOSE", 0)
-    world = BatchFixture(name, own=4, limit=24, stacks=True)
-    branches = [world.branch(300 - 9 * number) for number in range(3)]
-    decoding = [world.come(branch, 1) for branch in branches]
-    world.decode(decoding, steps=2)
-    assert all(span.storage.lodged for branch in branches for span in branch.spans)
-    places, lengths = [branches[0], branches[0], branches[1]], [9, 4, 12]
-    joined, alone = ([world.come(place).cache for place in places] for _ in range(2))
-    chunks = [world.words(length) for length in lengths]
-    plan = world.runner.plan([], list(zip(joined, lengths, strict=True)))
-    price, before = world.runner.cost(plan).nbytes, resident_bytes()
-    mx.reset_peak_memory()
-    world.runner.prefill(list(zip(chunks, joined, strict=True)))
-    assert mx.get_peak_memory() - before <= price
-    for tokens, cache in zip(chunks, alone, strict=True):
-        world.runner.prefill([(tokens, cache)])
-    for one, other in zip(joined, alone, strict=True):
-        logits = [world.model(mx.array([[3]]), cache=each.layers) for each in (one, other)]
-        assert mx.abs(logits[0] - logits[1]).max() < TOLERANCE * (100 if "kv" in name else 1)
-    world.placement.forget_copies()
-    assert not any(span.storage.lodged for branch in branches for span in branch.spans)
-    world.decode(decoding, steps=2)
-    world.check(*decoding)
 
 
 @pytest.mark.parametrize(

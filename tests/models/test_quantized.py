@@ -14,13 +14,11 @@ from umbel.models.attention.batched import Step
 from umbel.models.attention.binding import Attention
 from umbel.models.attention.quantized import BatchedQuantizedLayer
 from umbel.models.errors import NotBatchableError, UnsupportedCacheError
-from umbel.models.kv.batch_cache import BatchCache
+from umbel.models.kv.batch_cache import BatchCache, order_of
 from umbel.models.kv.entering import Entering
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedSpan, pack_suffix, runs_of
 from umbel.models.kv.ring_buffer import RingBuffer
-from umbel.models.kv.span_stacks import SpanStacks, order_of
-from umbel.models.kv.stacking import Stack, StackRow, runs_in
 from umbel.models.kv.token_layer import QuantizedTokenLayerCache, in_parts
 from umbel.models.load.device import GPU, DevicePolicy, device_policy
 from umbel.models.load.loader import _try_quantized
@@ -73,12 +71,7 @@ def expected(queries: mx.array, pair: Pair, bits: int) -> mx.array:
 
 @by_bits
 @by_device
-@pytest.mark.parametrize("side_by_side", [False, True])
-def test_rows_attend_as_each_alone(
-    bits: int,
-    device: DevicePolicy,
-    side_by_side: bool,  # noqa: FBT001  (a parameter)
-) -> None:
+def test_rows_attend_as_each_alone(bits: int, device: DevicePolicy) -> None:
     """Over what they share, what one leases alone, and their own: in one batch, of all lengths."""
     mx.random.seed(bits)
     lengths = (90, 71, 57, 9)  # tokens of each row, the step's included; the last is unused
@@ -92,12 +85,7 @@ def test_rows_attend_as_each_alone(
     single = [span(pairs[2], 0, 33, bits)]
     step = Step(device)
     step.shared = [(runs_of(leased), mx.array([0, 1]))]
-    if side_by_side:
-        stacks = SpanStacks()
-        stacks.make((Stack(40, (StackRow(2, runs_in(single), 33),)),), {2: single})
-        step.stacks, step.of_stacks = stacks.read_by(4), order_of(stacks.readers, 4)
-    else:
-        step.private, step.of_private = {2: runs_of(single)}, order_of([2], 4)
+    step.private, step.of_private = {2: runs_of(single)}, order_of([2], 4)
     buffer = RingBuffer(64, scores_masked=True)
     layer = BatchedQuantizedLayer(step, buffer, 0, KVQuantization(bits, GROUP))
     assert buffer.reserve(6) == 0

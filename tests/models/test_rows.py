@@ -6,10 +6,8 @@ import pytest
 
 from umbel.models import batch_planner
 from umbel.models.batch_planner import SHARED
-from umbel.models.kv import stacking
-from umbel.models.kv.span_stack import SpanStack
 
-from .batch_fixture import NAMES, STACKED, Agent, BatchFixture, Branch, each
+from .batch_fixture import NAMES, PRIVATE, Agent, BatchFixture, Branch, each
 from .steps import in_one_piece
 
 if TYPE_CHECKING:
@@ -58,27 +56,10 @@ def test_any_schedule_of_rows_that_are_put_together() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", STACKED)
-def test_any_schedule_of_stacks(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same where what single rows lease is read side by side."""
-    monkeypatch.setattr(stacking, "LOOSE", seed)
-    fixture = BatchFixture(name, seed, own=4, limit=24, stacks=True)
-    lodged, moved_out = list[bool](), list[bool]()
-    fill, empty = SpanStack.fill, SpanStack.empty
-
-    def fill_and_note(stack: SpanStack, number: int) -> None:
-        fill(stack, number)
-        lodged.append(bool(stack.lodged()))
-
-    def empty_and_note(stack: SpanStack, number: int) -> None:
-        moved_out.append(bool(stack.lodged()))
-        empty(stack, number)
-
-    monkeypatch.setattr(SpanStack, "fill", fill_and_note)
-    monkeypatch.setattr(SpanStack, "empty", empty_and_note)
-    schedule(fixture, 25)
-    assert any(lodged)
-    assert any(moved_out)
+@pytest.mark.parametrize("name", PRIVATE)
+def test_any_schedule_of_private_prefixes(name: str, seed: int) -> None:
+    """The same where rows copy little of what they lease, and are soon full."""
+    schedule(BatchFixture(name, seed, own=4, limit=24), 25)
 
 
 @pytest.mark.parametrize(("own", "shared", "limit"), [(4, 2, 8), (0, 0, 3), (100, 100, 100)])

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from itertools import count
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from umbel.models.batch_planner import SHARED, pack
 from umbel.models.kv.prefix_groups import PrefixGroup, prefix_groups
-from umbel.models.kv.stacking import Stack
 from umbel.models.memory_profile import MemoryProfile, PlannedChunk, StateSizes
 from umbel.models.moves import Enter, Leave, MakeContiguous, Pack, Relocate, Resize
 from umbel.models.planned_for import Rules
@@ -22,20 +20,9 @@ from umbel.models.transients import Transients
 
 @dataclass(eq=False)
 class Span:
-    """State of so many tokens, which are all of a storage."""
+    """State of so many tokens."""
 
     length: int
-    number: int = field(default_factory=count().__next__)
-    start: int = 0
-
-    @property
-    def storage(self) -> "Span":
-        """Where it lies."""
-        return self
-
-    def may_move(self, start: int, stop: int) -> bool:
-        """All of it may."""
-        return (start, stop) == (0, self.length)
 
 
 @dataclass
@@ -77,14 +64,10 @@ class Batch:
     suffixes: Buffer | None = field(default_factory=Buffer)
     windows: dict[int, Buffer] = field(default_factory=dict)
     groups: tuple[PrefixGroup, ...] | None = None
-    stacks: tuple[Stack, ...] = ()
-    reads_apart: bool = False
-    may_stack: bool = True
-    restack_due: bool = False
 
 
 PROFILE = MemoryProfile(
-    StateSizes(64, (), fixed=0, arrays=4, layers=2, part=16),
+    StateSizes(64, (), fixed=0, arrays=4, layers=2),
     Transients(0.0, 100.0, 0.0, 0.0),
     99,
     contiguous=False,
@@ -286,20 +269,6 @@ def test_a_batch_does_not_shrink_while_others_come() -> None:
     assert planned([State(9, 10)], batch, coming=3).kind is Kind.SINGLE
     call = planned(states[:1], in_batch(*states[:1], rows=8), coming=3)
     assert call.rows == 4, "eight are more than will be needed"
-
-
-def test_stacks_are_made_anew_when_it_is_time() -> None:
-    """Although nobody comes or goes; not where memory is short."""
-    states = [State(n, 10) for n in range(3)]
-    batch = in_batch(*states)
-    assert not planned(states, batch).regroups
-    batch.restack_due = True
-    assert planned(states, batch).regroups
-    sparing = plan_step(states, (), batch, Rules(), may_copy=False).decode
-    assert sparing is not None
-    assert not sparing.calls[0].regroups
-    batch.may_stack = False
-    assert not planned(states, batch).regroups
 
 
 @pytest.mark.parametrize("left", [1, 2])

@@ -11,20 +11,15 @@ import numpy as np
 import pytest
 
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
-from umbel.cachestore.ledger import Ledger
-from umbel.cachestore.loans import lend
 from umbel.models.errors import StoredStateError
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
 from umbel.models.kv.sequence_cache import SequenceCache
-from umbel.models.kv.span_stacks import SpanStacks
-from umbel.models.kv.stacking import runs_in, stacks_of
 from umbel.models.kv.stored import DiskCodec, Exported, load_checkpoint, load_span
 from umbel.models.runtime import backend
 
 from .. import zoo
 from ..scenario.memory_tools import words
-from ..shared import shared_model
 from .steps import in_one_piece
 
 PROMPT = words(150, "stored")
@@ -225,31 +220,3 @@ def test_a_file_that_cannot_be_read_is_not_broken(
                 load(path)
         path.write_bytes(whole)
         load(path)
-
-
-@CODECS
-def test_what_lies_in_a_stack_is_copied_to_be_written(codec: DiskCodec, tmp_path: Path) -> None:
-    """What is written does not keep the other rows in memory; what is lent stays where it is."""
-    spans: list[PackedSpan] = []
-    for tokens in (150, 149, 148):
-        live = CacheLayout(shared_model("llama")).open()
-        shared_model("llama")(mx.array([words(tokens, tokens)]), cache=live.layers)
-        live.advanced(tokens)
-        spans += live.take_packed()
-    before = [bits(span.arrays) for span in spans]
-    written = codec.export_span(spans[0], 0, 150)
-    loan = None if codec.copies else lend(spans[0], Ledger())
-    stacks, alone = SpanStacks(), {slot: [span] for slot, span in enumerate(spans)}
-    stacks.make(stacks_of({slot: runs_in(there) for slot, there in alone.items()}), alone)
-    assert [span.storage.lodged for span in spans] == [codec.copies, True, True]
-    copies = [codec.export_span(span, 0, span.length, copy=True) for span in spans]
-    stacks.clear()
-    assert not any(span.storage.lodged for span in spans)
-    assert [bits(span.arrays) for span in spans] == before
-    for number, exported in enumerate([written, *copies]):
-        span = spans[max(0, number - 1)]
-        path = write(tmp_path, f"{number}.safetensors", exported)
-        assert bits(load_span([(path, 0, span.length)]).arrays) == bits(span.arrays)
-    if loan is not None:
-        loan.give_back()
-    assert all(span.storage.movable for span in spans)

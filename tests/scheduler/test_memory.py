@@ -21,7 +21,6 @@ from ..cachestore.fakes import (
     KV,
     NAMESPACE,
     RECURRENT_BYTES,
-    FakeStorage,
     World,
     conversation,
 )
@@ -34,34 +33,12 @@ NOTHING_KNOWN = Known(0, 0, Size())
 
 
 class Figures(FakeRunner):
-    """Estimates that can be told apart.
-
-    Attributes:
-        copies: bytes that it holds twice.
-        idle: storages that lie side by side with what is read, and that nobody reads.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.copies = 0
-        self.idle: list[FakeStorage] = []
-
-    def release_idle(self) -> bool:
-        """Have them lie apart."""
-        had, self.idle = self.idle, []
-        for storage in had:
-            storage.lodged = False
-        return bool(had)
-
-    def forget_copies(self) -> bool:
-        """Free what is held twice."""
-        had, self.copies = self.copies, 0
-        return bool(had)
+    """Estimates that can be told apart."""
 
     def held_by(self, caches: Iterable[FakeState]) -> Held:
-        """Its tokens, in two allocations each, and what is held twice."""
+        """Its tokens, in two allocations each."""
         lengths = [len(state.tokens) for state in caches]
-        return Held(EACH * sum(lengths) + self.copies, 2 * len(lengths))
+        return Held(EACH * sum(lengths), 2 * len(lengths))
 
     def kept(self, tokens: int) -> int:
         """As in the cache."""
@@ -156,31 +133,6 @@ class TestChunks:
         fixture.leave(1280 + 200)
         assert fixture.afford(running, 128) == plan(running, ChunkSize(128))
         assert fixture.aside == 1280 + 200
-
-    def test_what_is_held_twice_goes_first(self) -> None:
-        """Before a chunk is cut, and not before it must."""
-        fixture, running = PlannerFixture(), [decoding(1), sequence(100)]
-        fixture.runner.copies = 300
-        fixture.planner.record([*map(state_of, running)])
-        fixture.leave(1000)
-        assert fixture.afford(running, 64) == plan(running, ChunkSize(64))
-        assert fixture.runner.copies == 300
-        fixture.planner.record([*map(state_of, running)])
-        fixture.leave(1000)
-        assert fixture.afford(running, 100) == plan(running, ChunkSize(100))
-        assert fixture.runner.copies == 0
-
-    def test_what_is_lodged_and_idle_goes_before_anything_is_computed_apart(self) -> None:
-        """It is evicted like all that is stored, and what is read stays side by side."""
-        fixture, running = PlannerFixture(), [decoding(1), sequence(100)]
-        fixture.world.serve(conversation(5, 200))
-        (storage,) = fixture.world.registry.storages
-        storage.lodged = True
-        fixture.runner.idle, fixture.runner.copies = [storage], 1
-        fixture.leave(400)
-        assert fixture.afford(running, 100) == plan(running, ChunkSize(100))
-        assert fixture.world.cache.tries.size.nbytes < 4 * 200
-        assert (storage.lodged, fixture.runner.copies) == (False, 1)
 
     @pytest.mark.parametrize(
         ("room", "end"), [(1279, 64), (640, 64), (639, 32), (320, 32), (319, 16), (160, 16)]
@@ -445,18 +397,6 @@ class TestStart:
         for room, admitted in ((need, True), (need - 1, False)):
             fixture.leave(room)
             assert fixture.planner.admits(new_request, known, [decoding()]) == admitted
-
-    def test_what_is_lodged_could_be_evicted_once_it_lies_apart(self) -> None:
-        """It is had lie apart for who needs its room, and for nobody else."""
-        fixture = PlannerFixture()
-        fixture.world.serve(conversation(5, 300))
-        (storage,) = fixture.world.registry.storages
-        storage.lodged = True
-        fixture.runner.idle = [storage]
-        assert fixture.planner.admits(sequence(20), NOTHING_KNOWN, [])
-        assert storage.lodged
-        assert fixture.planner.admits(sequence(200), NOTHING_KNOWN, [])
-        assert not storage.lodged
 
     def test_what_could_be_evicted_is_room(self) -> None:
         """It is not evicted yet: that is for who really needs it."""
