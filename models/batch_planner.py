@@ -85,14 +85,11 @@ class BatchPlanner:
         """
         needed = rows_for(len(self._decode), self._rules.row_multiple)
         soon = rows_for(len(self._decode) + self._coming, self._rules.row_multiple)
-        spare = self._batch.spare_steps + 1 if soon < self._batch.rows else 0
         has_room = self._stays and needed <= self._batch.rows
         rows = self._batch.rows if has_room else max(soon, self._batch.rows)
-        if not self._stays and may_copy and self._rules.spare_steps:
-            rows = max(rows, self._batch.rows_before)  # those who left are soon followed by others
-        if may_copy and spare > self._rules.spare_steps:
+        if may_copy and soon < self._batch.rows:
             self._relocate(soon)
-            rows, spare = soon, 0
+            rows = soon
         packs = self._full()
         enters = self._enter()
         positions, windows = self._resize(rows)
@@ -111,7 +108,6 @@ class BatchPlanner:
             windows=windows,
             groups=groups,
             regroups=regroups,
-            spare_steps=spare,
             shared=shared,
             padded=padded,
         )

@@ -79,8 +79,6 @@ class Batch(Protocol):
     Attributes:
         sequences: by their slots.
         rows: how many there are, free ones included.
-        rows_before: how many there were when the last one left, if that was a moment ago; else 0.
-        spare_steps: steps for which fewer rows were enough.
         suffixes: the rows' tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
         groups: who reads which spans; None where that must be looked at anew.
@@ -90,10 +88,6 @@ class Batch(Protocol):
     def sequences(self) -> Mapping[int, State]: ...  # noqa: D102  (described above, as those below)
     @property
     def rows(self) -> int: ...  # noqa: D102
-    @property
-    def rows_before(self) -> int: ...  # noqa: D102
-    @property
-    def spare_steps(self) -> int: ...  # noqa: D102
     @property
     def suffixes(self) -> Buffer | None: ...  # noqa: D102
     @property
@@ -119,7 +113,6 @@ class Rules:
         row_multiple: of rows; see `rows_for`.
         position_sizes: in how many steps the positions of rows double; see `positions_for`.
         longest: tokens that may be packed, merged or copied at a time.
-        spare_steps: for which the batch may have more rows than it needs.
         overlaps: two steps may be under way at once.
     """
 
@@ -133,5 +126,4 @@ class Rules:
     row_multiple: int = 1
     position_sizes: int = 2
     longest: int = 1 << 62
-    spare_steps: int = 0
     overlaps: bool = False

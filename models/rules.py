@@ -30,7 +30,6 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
         row_multiple=device.row_multiple,
         position_sizes=device.position_sizes,
         own=device.row_limit // 2,
-        spare_steps=device.spare_steps,
         overlaps=device.overlaps,
     )
 

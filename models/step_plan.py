@@ -44,7 +44,6 @@ class Call:
         windows: positions of each window there, by its length.
         groups: who reads which spans there.
         regroups: whether these differ from those of the step before.
-        spare_steps: for which fewer rows were enough, this one included.
         shared: tokens of prefixes of several rows that each layer puts together for each row,
             where the model attends by itself.
         padded: tokens of a row's own prefix that it puts together there, padding included.
@@ -62,7 +61,6 @@ class Call:
     windows: tuple[tuple[int, int], ...] = ()
     groups: tuple[PrefixGroup, ...] = ()
     regroups: bool = False
-    spare_steps: int = 0
     shared: int = 0
     padded: int = 0
 

@@ -4,8 +4,6 @@ One object moves it, as plans say. References go one way, from here to a sequenc
 the batch's buffers, so that what nobody runs any more is freed at once.
 """
 
-import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -26,10 +24,6 @@ from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
 from .token_layer import TokenParts, in_parts
 
-_MOMENT = 2.0
-"""Seconds for which an empty batch's rows are known: agents go on a moment after their answers, and
-a batch of fewer rows would be copied each time that a few more enter it."""
-
 
 class Placement:
     """Moves the state of sequences, and reads it wherever it lies.
@@ -38,7 +32,6 @@ class Placement:
         sequences: those in the batch, by their slots.
         batch: the buffers of those; None where no sequence can be in a batch.
         groups: who reads which spans there; None where that must be looked at anew.
-        spare_steps: steps for which fewer rows were enough.
 
     Args:
         layout: of the model's layers.
@@ -50,8 +43,6 @@ class Placement:
         self.batch = batch
         self.sequences: dict[int, SequenceCache] = {}
         self.groups: tuple[PrefixGroup, ...] | None = None
-        self.spare_steps = 0
-        self._emptied: tuple[int, float] = (0, -math.inf)  # how many rows were left by all, when
 
     @property
     def launches_layers(self) -> bool:
@@ -62,12 +53,6 @@ class Placement:
     def rows(self) -> int:
         """How many rows the batch has, free ones included."""
         return 0 if self.batch is None else self.batch.rows
-
-    @property
-    def rows_before(self) -> int:
-        """How many rows there were when the last one left, if that was a moment ago; else 0."""
-        rows, at = self._emptied
-        return rows if time.monotonic() < at + _MOMENT else 0
 
     @property
     def suffixes(self) -> RingBuffer | None:
@@ -129,7 +114,6 @@ class Placement:
         self._batch.free(slot)
         self._regroup()
         if not self.sequences:
-            self._emptied = self.rows, time.monotonic()
             self._batch.clear()
 
     def clear(self) -> None:
@@ -215,7 +199,7 @@ class Placement:
         """
         if call.regroups:
             self._read(call.groups)
-        self.groups, self.spare_steps = call.groups, call.spare_steps
+        self.groups = call.groups
         offsets = [self.sequences[slot].offset for slot in call.slots]
         new = call.regroups or bool(call.moves)
         return self._batch.step(

@@ -54,7 +54,6 @@ class DevicePolicy:
         row_multiple: of rows for which products are the fastest.
         position_sizes: in how many steps the positions of rows double. Each size has kernels or
             plans of its own where there are such, and what is over is read along.
-        spare_steps: steps for which a batch has more rows than it needs, before it has fewer.
     """
 
     fp32: bool
@@ -78,7 +77,6 @@ class DevicePolicy:
     row_limit: int
     row_multiple: int
     position_sizes: int
-    spare_steps: int
 
 
 # MLX's exponential is slow on x86, and products take all the time: OpenBLAS multiplies 8 rows in
@@ -106,10 +104,8 @@ CPU = DevicePolicy(
     row_limit=2048,
     row_multiple=8,
     position_sizes=8,
-    spare_steps=0,
 )
-# Launches take the time, not rows: one who leaves is soon followed by another. They take most of a
-# chunk of 512 tokens, too.
+# Launches take the time: they take most of a chunk of 512 tokens, too.
 GPU = DevicePolicy(
     fp32=False,
     fused=True,
@@ -132,7 +128,6 @@ GPU = DevicePolicy(
     row_limit=2048,
     row_multiple=1,
     position_sizes=2,
-    spare_steps=64,
 )
 # What the host reads is moved to the host's memory, for good.
 CUDA = replace(

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import umbel.models  # noqa: F401  (before mlx.core)
@@ -103,35 +102,6 @@ def test_after_everybody_left(name: str) -> None:
     del agent, branch
     gc.collect()
     assert [ref() for ref in refs] == [None] * len(refs)
-
-
-def test_rows_are_known_for_a_moment_after_everybody_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new batch then has as many at once, and fewer after a while; it computes the same."""
-    now = [0.0]
-    monkeypatch.setattr("umbel.models.kv.placement.time.monotonic", lambda: now[0])
-    fixture = BatchFixture("llama")
-    fixture.runner.use(replace(fixture.runner.rules, row_multiple=1, spare_steps=2))
-
-    def one_turn(agents: int) -> tuple[int, ...]:
-        for _ in range(agents):
-            fixture.come(fixture.branch(60), 5)
-        fixture.decode(steps=2)
-        first = fixture.batch.rows
-        fixture.decode(steps=2)
-        fixture.check()
-        rows = first, fixture.batch.rows
-        for agent in list(fixture.agents):
-            fixture.leave(agent)
-        return rows
-
-    assert one_turn(6) == (6, 6)
-    assert fixture.placement.rows_before == 6
-    assert one_turn(2) == (6, 2)
-    assert fixture.placement.rows_before == 2
-    assert one_turn(3) == (3, 3)
-    now[0] += 60.0
-    assert fixture.placement.rows_before == 0
-    assert one_turn(2) == (2, 2)
 
 
 def fail_once(fixture: BatchFixture, patch: pytest.MonkeyPatch) -> None:

@@ -59,8 +59,6 @@ class Batch:
 
     sequences: dict[int, State] = field(default_factory=dict)
     rows: int = 0
-    rows_before: int = 0
-    spare_steps: int = 0
     suffixes: Buffer | None = field(default_factory=Buffer)
     windows: dict[int, Buffer] = field(default_factory=dict)
     groups: tuple[PrefixGroup, ...] | None = None
@@ -203,21 +201,15 @@ def test_those_who_do_not_run_leave() -> None:
     )
 
 
-def test_a_batch_shrinks_after_a_while() -> None:
-    """Rows beyond move into free ones; until then they stay where they are."""
+def test_a_batch_shrinks_when_fewer_rows_are_enough() -> None:
+    """Rows beyond move into free ones."""
     states = [State(n, 10) for n in range(4)]
     batch = in_batch(*states)
     del batch.sequences[1], batch.sequences[2]
     left = [states[0], states[3]]
-    patient = Rules(spare_steps=2)
-    for spare in (0, 1):
-        batch.spare_steps = spare
-        call = planned(left, batch, patient)
-        assert (call.moves, call.rows, call.spare_steps) == ((), 4, spare + 1)
-    batch.spare_steps = 2
-    call = planned(left, batch, patient)
+    call = planned(left, batch)
     assert call.moves == (Relocate(3, 1), Resize(2, 64, ()))
-    assert (call.slots, call.spare_steps) == ((0, 1), 0)
+    assert call.slots == (0, 1)
 
 
 def test_a_batch_has_the_rows_that_are_computed_the_fastest() -> None:
@@ -241,21 +233,6 @@ def test_a_batch_that_grows_has_rows_for_those_who_come() -> None:
     assert planned(left, in_batch(*[State(n, 10) for n in range(16)]), coming=5).rows == 8
 
 
-def test_a_batch_that_was_left_by_all_has_as_many_rows_for_those_who_follow() -> None:
-    """They are more than are there yet; they become fewer as others do, and need no memory."""
-    states = [State(n, 10) for n in range(3)]
-    batch, patient = Batch(rows_before=32), Rules(spare_steps=2)
-    assert planned(states, batch, patient).rows == 32
-    assert planned(states, Batch(rows_before=2), patient, coming=9).rows == 12
-    assert planned(states, batch, Rules()).rows == 3, "where rows become fewer at once"
-    sparing = plan_step(states, (), batch, patient, may_copy=False).decode
-    assert sparing is not None
-    assert sparing.calls[0].rows == 3
-    there = in_batch(*states[:2], rows=4)
-    there.rows_before = 32
-    assert planned(states, there, patient).rows == 4, "somebody stays"
-
-
 def test_a_batch_does_not_shrink_while_others_come() -> None:
     """Nor does the last one leave it; who has no row yet gets none by itself."""
     states = [State(n, 10) for n in range(4)]
@@ -264,7 +241,7 @@ def test_a_batch_does_not_shrink_while_others_come() -> None:
         del batch.sequences[slot]
     for _ in range(2):
         call = planned(states[:1], batch, coming=3)
-        assert (call.kind, call.moves, call.rows, call.spare_steps) == (Kind.BATCH, (), 4, 0)
+        assert (call.kind, call.moves, call.rows) == (Kind.BATCH, (), 4)
     assert planned(states[:1], batch).kind is Kind.SINGLE
     assert planned([State(9, 10)], batch, coming=3).kind is Kind.SINGLE
     call = planned(states[:1], in_batch(*states[:1], rows=8), coming=3)
@@ -281,7 +258,7 @@ def test_a_batch_does_not_shrink_where_memory_is_short(left: int) -> None:
     sparing = plan_step(states[:left], (), batch, Rules(), may_copy=False).decode
     assert sparing is not None
     (call,) = sparing.calls
-    assert (call.kind, call.moves, call.rows, call.spare_steps) == (Kind.BATCH, (), 4, 1)
+    assert (call.kind, call.moves, call.rows) == (Kind.BATCH, (), 4)
 
 
 def test_windows_have_room_for_what_they_keep() -> None:
