@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .kv.buckets import padded_to, positions_for, rows_for
+from .kv.buckets import positions_for, rows_for
 from .kv.prefix_groups import PrefixGroup, prefix_groups
 from .moves import Enter, Leave, Move, Pack, Relocate, Resize
 from .planned_for import Batch, Buffer, Rules, Span, State
@@ -194,8 +194,7 @@ class BatchPlanner:
         It does not shrink under those who stay; what is wide for rows that left is narrow again
         for the next ones.
         """
-        needed = positions_for(max(lengths, default=0) + 1, self._rules.position_sizes)
-        needed = min(needed, buffer.limit)
+        needed = min(positions_for(max(lengths, default=0) + 1), buffer.limit)
         return max(buffer.positions, needed) if self._stays else needed
 
     def _groups(self) -> tuple[tuple[PrefixGroup, ...], bool]:
@@ -222,4 +221,5 @@ class BatchPlanner:
                 shared += tokens
             else:
                 alone[slots[0]] += tokens
-        return shared, padded_to(max(alone.values(), default=0))
+        longest = max(alone.values(), default=0)
+        return shared, positions_for(longest) if longest else 0

@@ -111,7 +111,6 @@ class Rules:
             many short spans of single rows cost more to read one by one than the copy takes.
         row_limit: tokens of its own after which a row is packed.
         row_multiple: of rows; see `rows_for`.
-        position_sizes: in how many steps the positions of rows double; see `positions_for`.
         longest: tokens that may be packed, merged or copied at a time.
         overlaps: two steps may be under way at once.
     """
@@ -124,6 +123,5 @@ class Rules:
     own: int = 256
     row_limit: int = 512
     row_multiple: int = 1
-    position_sizes: int = 2
     longest: int = 1 << 62
     overlaps: bool = False

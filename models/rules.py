@@ -28,7 +28,6 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
         gathers=way.mask_axes > 0,
         row_limit=device.row_limit,
         row_multiple=device.row_multiple,
-        position_sizes=device.position_sizes,
         own=device.row_limit // 2,
         overlaps=device.overlaps,
     )

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import NotBatchableError
-from ..kv.buckets import padded_to
+from ..kv.buckets import positions_for
 from ..kv.ring_buffer import RingBuffer
 from ..kv.span_run import SpanRun
 from .batched import BufferedLayer, Shared, Step
@@ -83,7 +83,8 @@ class Gathering:
         return self._step.shared
 
     def _longest_private(self) -> int:
-        return padded_to(max(map(_length, self._step.private.values()), default=0))
+        longest = max(map(_length, self._step.private.values()), default=0)
+        return positions_for(longest) if longest else 0
 
     def _mask_of_leased(self) -> mx.array | None:
         tokens = sum(_length(spans) for spans, _ in self._shared) + self._longest_private()

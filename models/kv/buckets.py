@@ -1,7 +1,6 @@
 """Few sizes for what grows: shapes that differ each step cost a kernel each step. Pure."""
 
 _LEAST_POSITIONS = 64
-_LEAST_STEP = 32
 
 
 def bucket(count: int) -> int:
@@ -35,19 +34,6 @@ def prompt_tokens(longest: int, rows: int, multiple: int) -> int:
     return longest if rows == 1 else -(-longest // multiple) * multiple
 
 
-def positions_for(tokens: int, sizes: int) -> int:
-    """How many positions a buffer has whose longest row has so many tokens.
-
-    Args:
-        tokens: of that row.
-        sizes: in how many steps positions double, each of 32 at least. With two they are 64, 96,
-            128, 192, 256, … What is over is read along in each step.
-    """
-    tokens = max(tokens, _LEAST_POSITIONS)
-    step = max(_LEAST_STEP, (1 << tokens.bit_length() - 1) // sizes)
-    return -(-tokens // step) * step
-
-
-def padded_to(tokens: int) -> int:
-    """To how many tokens the rows' own prefixes are padded, if the longest has so many."""
-    return bucket(max(tokens, _LEAST_POSITIONS)) if tokens else 0
+def positions_for(tokens: int) -> int:
+    """Positions of rows whose longest has so many tokens: 64, 96, 128, 192, 256 and so on."""
+    return bucket(max(tokens, _LEAST_POSITIONS))

@@ -52,8 +52,6 @@ class DevicePolicy:
         row_limit: tokens of its own after which a row of a batch is packed; it starts with half
             as many at most.
         row_multiple: of rows for which products are the fastest.
-        position_sizes: in how many steps the positions of rows double. Each size has kernels or
-            plans of its own where there are such, and what is over is read along.
     """
 
     fp32: bool
@@ -76,7 +74,6 @@ class DevicePolicy:
     most_freed: int
     row_limit: int
     row_multiple: int
-    position_sizes: int
 
 
 # MLX's exponential is slow on x86, and products take all the time: OpenBLAS multiplies 8 rows in
@@ -103,7 +100,6 @@ CPU = DevicePolicy(
     most_freed=0,
     row_limit=2048,
     row_multiple=8,
-    position_sizes=8,
 )
 # Launches take the time: they take most of a chunk of 512 tokens, too.
 GPU = DevicePolicy(
@@ -127,7 +123,6 @@ GPU = DevicePolicy(
     most_freed=1 << 30,
     row_limit=2048,
     row_multiple=1,
-    position_sizes=2,
 )
 # What the host reads is moved to the host's memory, for good.
 CUDA = replace(
