@@ -22,7 +22,7 @@ import umbel.models  # noqa: F401  (before mlx.core)
 import mlx.core as mx  # isort: skip
 from shapes import SHAPES, make, on_cpu, tokens
 
-from umbel.models.binding import bind
+from umbel.models.prepare import prepare
 from umbel.models.runner import ModelRunner
 
 TURN = 20, 400
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
           "| last |\n|---|" + "---:|" * 4)  # fmt: skip
     found = []
     for few in (True, False):
-        bind(model, replace(device, plans_attention=few))
+        prepare(model, replace(device, plans_attention=few))
         talk(runner, vocab_size, [options.chunk, *TURN], options.chunk)  # kernels are loaded
         start = time.perf_counter()
         times = [talk(runner, vocab_size, each, options.chunk) for each in conversations]
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> list[Result]:
         name = "in few shapes" if few else "in each shape"
         cells = [one.wall_s, one.chunk_ms, one.first_ms, one.last_ms]
         print(f"| {name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
-    bind(model, device)
+    prepare(model, device)
     if options.out:
         options.out.write_text(json.dumps([asdict(one) for one in found], indent=1))
     return found

@@ -9,7 +9,6 @@ import argparse
 import gc
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,11 +22,10 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from shapes import SHAPES, make, on_cpu, tokens
 
-from umbel.models import short_convolution
-from umbel.models.binding import BOUND, bind
 from umbel.models.kv.packed import PackedSpan
 from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.params import Row, SamplingParams
+from umbel.models.prepare import prepare, restore
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import launch
 
@@ -149,15 +147,6 @@ def measure(steps: Callable[[], Iterator[list[int]]], count: int, held: int) -> 
     return Result(statistics.median(times) * 1e3, used, by_row)
 
 
-def unbind(model: Any) -> None:
-    """Have a model's modules call mlx-lm's own functions: umbel puts some of its own there."""
-    short_convolution.bind(model, by_kernel=False)
-    for module in {sys.modules[type(part).__module__] for part in model.modules()}:
-        for name, (function, bound) in BOUND.items():
-            if isinstance(getattr(module, name, None), bound):
-                setattr(module, name, function)
-
-
 def compare(
     model: Any, runner: ModelRunner, rows: int, span: PackedSpan, count: int
 ) -> dict[str, Any]:
@@ -172,9 +161,9 @@ def compare(
         )
         for name, steps, held in ways:
             if name == "umbel":
-                bind(model, runner.device)
+                prepare(model, runner.device)
             else:
-                unbind(model)
+                restore(model)
             result = measure(steps, count, held)
             if result is not None:
                 results[name].append(result)
@@ -220,7 +209,7 @@ def main() -> None:
     print("|---|" + "---:|" * 9, flush=True)
     found = []
     for rows, shared in TABLE[options.shape]:
-        bind(model, runner.device)
+        prepare(model, runner.device)
         span = prefix(runner, shared, vocab_size)
         found.append(compare(model, runner, rows, span, options.steps))
         span.close()

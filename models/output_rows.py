@@ -1,4 +1,4 @@
-"""Has a model compute the logits of some tokens only.
+"""Lets a model compute the logits of some tokens only.
 
 mlx-lm's models compute them of every token that they are called with: where a prompt's last one
 begins its answer, that is a product with the whole vocabulary for each token before it.
@@ -46,44 +46,40 @@ class OutputRows:
             self._rows = None
 
 
-def output_rows(model: Any) -> OutputRows:
-    """Have those of a model's layers that compute logits ask which: one object for a model.
+def head_class(name: str, layer: Any) -> type | None:
+    """The class of a layer that computes logits of wanted tokens only; None if it computes none.
+
+    A layer of this class needs an attribute `outputs`: the `OutputRows` of its model.
 
     Args:
-        model: mlx-lm's.
+        name: of the layer, the last part.
+        layer: of MLX's class.
     """
-    heads = {}
-    for name, module in model.named_modules():
-        kind = _CLASSES.get(_plain(module))
-        if kind is not None and (issubclass(kind, _Tied) or name.split(".")[-1] in _HEADS):
-            heads[name] = module, kind
-    asked = (vars(module).get("_outputs") for module, _ in heads.values())
-    outputs = next((each for each in asked if each is not None), OutputRows())
-    for module, kind in heads.values():
-        module.__class__ = kind
-        vars(module)["_outputs"] = outputs
-    return outputs
+    kind = _CLASSES.get(type(layer))
+    if kind is None or not (issubclass(kind, _Tied) or name in _HEADS):
+        return None
+    return kind
 
 
 class _Head:
     """A layer that computes logits of the tokens that are wanted."""
 
-    _outputs: OutputRows
+    outputs: OutputRows
 
     def __call__(self, hidden: mx.array) -> mx.array:
         """Compute them: `[rows, tokens, V]`, or `[wanted, 1, V]`."""
-        logits: mx.array = super().__call__(self._outputs.of(hidden))  # type: ignore[misc]
+        logits: mx.array = super().__call__(self.outputs.of(hidden))  # type: ignore[misc]
         return logits
 
 
 class _Tied:
     """An embedding that computes logits of the tokens that are wanted."""
 
-    _outputs: OutputRows
+    outputs: OutputRows
 
     def as_linear(self, hidden: mx.array) -> mx.array:
         """Compute them: `[rows, tokens, V]`, or `[wanted, 1, V]`."""
-        logits: mx.array = super().as_linear(self._outputs.of(hidden))  # type: ignore[misc]
+        logits: mx.array = super().as_linear(self.outputs.of(hidden))  # type: ignore[misc]
         return logits
 
 
@@ -109,9 +105,3 @@ _CLASSES: dict[type, type[_Head | _Tied]] = {
     Embedding: TiedEmbedding,
     QuantizedEmbedding: TiedQuantizedEmbedding,
 }
-
-
-def _plain(module: Any) -> type:
-    """The class that a layer has in mlx-lm."""
-    kind = type(module)
-    return kind.__bases__[1] if issubclass(kind, _Head | _Tied) else kind

@@ -16,7 +16,6 @@ import structlog
 
 from .attention.prompt_layers import Together
 from .attention.separate import can_separate, separate
-from .binding import bind
 from .kv.batch_cache import BatchCache
 from .kv.packed import PackedCheckpoint, PackedSpan
 from .kv.placement import Placement
@@ -30,12 +29,12 @@ from .load.probe_prefill import prefills_together
 from .load.trials import Trials
 from .memory_profile import Held
 from .mixed_call import MixedCall
-from .output_rows import output_rows
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
 from .planned_for import Rules
 from .planner import plan_step
 from .prefill import begin, prefill
+from .prepare import prepare
 from .rules import rules_of, rules_within
 from .runtime import OnLaunch, launch, launch_in_turn, nothing, peak_of, resident_bytes
 from .sampling import sample
@@ -87,8 +86,7 @@ class ModelRunner:
         self.overlaps = loaded.device.overlaps
         gc.collect()  # what loading left behind would be taken for weights
         self.resident = resident_bytes()
-        bind(loaded.model, loaded.device)
-        self._outputs = output_rows(loaded.model)
+        self._outputs = prepare(loaded.model, loaded.device)
         with interruptible(loaded.model, go_on) as model:
             way = self._find_out(loaded, model, measured)
         self.use(rules_of(self.device, way, exact=exact, reads_parts=self._reads_parts))

@@ -83,21 +83,14 @@ class ShortConvolution(Conv1d):
         return y + self.bias if "bias" in self else y
 
 
-def bind(model: Any, *, by_kernel: bool) -> bool:
-    """Have a model's short convolutions be the kernel's, or MLX's; whether any was not."""
-    usual, bound = (Conv1d, ShortConvolution) if by_kernel else (ShortConvolution, Conv1d)
-    changed = [each for each in model.modules() if type(each) is usual and _fits(each)]
-    for module in changed:
-        module.__class__ = bound
-    return bool(changed)
-
-
-def _fits(convolution: Any) -> bool:
-    """Whether each channel is computed by itself, of few tokens that lie side by side."""
-    channels, size, inputs = convolution.weight.shape
-    by_channel = inputs == 1 and convolution.groups == channels
-    usual = (convolution.stride, convolution.dilation, convolution.padding) == (1, 1, 0)
-    return by_channel and usual and size <= _MOST and convolution.weight.dtype in TYPES
+def computes(layer: Any) -> bool:
+    """True for a convolution of each channel by itself, of few tokens that lie side by side."""
+    if type(layer) is not Conv1d:
+        return False
+    channels, size, inputs = layer.weight.shape
+    by_channel = inputs == 1 and layer.groups == channels
+    usual = (layer.stride, layer.dilation, layer.padding) == (1, 1, 0)
+    return by_channel and usual and size <= _MOST and layer.weight.dtype in TYPES
 
 
 @cache

@@ -162,21 +162,19 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def bound_for_this_machine() -> Iterator[None]:
-    """Take back what a test bound for another device: models that stay loaded would call it."""
+def prepared_for_this_machine() -> Iterator[None]:
+    """Prepare models that stay loaded for this device again, if a test did so for another one."""
     yield
-    if "umbel.models.binding" not in sys.modules:
+    if "umbel.models.prepare" not in sys.modules:
         return
-    from umbel.models.binding import BOUND  # noqa: PLC0415
     from umbel.models.load.device import device_policy  # noqa: PLC0415
+    from umbel.models.prepare import prepare  # noqa: PLC0415
 
-    here = device_policy()
-    for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models."):
-            for function, (_, bound) in BOUND.items():
-                present = getattr(module, function, None)
-                if isinstance(present, bound) and present.device != here:
-                    setattr(module, function, bound(here))
+    from .shared import kept_models  # noqa: PLC0415
+
+    for model in kept_models:
+        if "_prepared_for" in vars(model):
+            prepare(model, device_policy())
 
 
 @pytest.fixture(scope="session")

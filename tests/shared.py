@@ -59,7 +59,7 @@ KEPT = "MEASURED_OF_TINY_MODELS"
 """Environment variable: the folder that processes share what they measure in, if they do."""
 
 _measured: dict[tuple[Any, ...], Any] = {}
-_models: list[Any] = []  # that were measured: no other may get the id of one
+kept_models: list[Any] = []  # that were measured: no other may get the id of one
 _labels: dict[int, str] = {}  # by the ids of models that stay
 
 
@@ -79,7 +79,7 @@ def labelled(model: Any, name: str, dtype: str = "float32", **overrides: Any) ->
         overrides: as for `zoo.make`.
     """
     _labels[id(model)] = repr((name, dtype, sorted(overrides.items())))
-    _models.append(model)
+    kept_models.append(model)
     return model
 
 
@@ -110,7 +110,7 @@ def _once(real: Callable[..., Any], model: Any) -> Callable[..., Any]:
             shared = label is not None and options.get("folder") is None
             path = _path_of(key) if shared else None
             _measured[key] = _kept(path, lambda: real(*args, **options))
-            _models.append(model)
+            kept_models.append(model)
         return copy.deepcopy(_measured[key])
 
     return known

@@ -16,7 +16,7 @@ import mlx.core as mx  # isort: skip
 import attention_plans
 import shapes
 
-from umbel.models import binding
+from umbel.models import prepare as preparing
 
 from .shared import AS_GPU, TINY
 
@@ -29,16 +29,16 @@ def test_both_ways_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     seen: list[set[tuple[int, int]]] = []
     real = mx.fast.scaled_dot_product_attention
 
-    def bind(model: Any, policy: Any) -> None:
+    def prepare(model: Any, policy: Any) -> None:
         seen.append(set())
-        binding.bind(model, policy)
+        preparing.prepare(model, policy)
 
     def attend(queries: mx.array, keys: mx.array, values: mx.array, **more: Any) -> mx.array:
         if seen:
             seen[-1].add((queries.shape[2], keys.shape[2]))
         return real(queries, keys, values, **more)
 
-    monkeypatch.setattr(attention_plans, "bind", bind)
+    monkeypatch.setattr(attention_plans, "prepare", prepare)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attend)
     sizes = ["--conversations", "2", "--turns", "2", "--most", "300", "--chunk", "64"]
     out = tmp_path / "found.json"

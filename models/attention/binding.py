@@ -1,6 +1,6 @@
 """Attention over segments that lie apart: a prefix that is only read, and a suffix.
 
-Bound by `models.binding` in the place of mlx-lm's `scaled_dot_product_attention`. It takes over
+Put by `models.prepare` in the place of mlx-lm's `scaled_dot_product_attention`. It takes over
 where one token attends without a mask and its layer has a prefix; all else goes on to mlx-lm's
 own function, which gets keys and values in one piece.
 """

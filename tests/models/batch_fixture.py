@@ -1,7 +1,6 @@
 """A tiny real model and sequences that it runs together, held to mlx-lm's own caches."""
 
 import random
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,12 +10,9 @@ from typing import Any, TypeVar, cast
 import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
-import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from umbel.models import short_convolution
 from umbel.models.batch_planner import leave, pack
-from umbel.models.binding import BOUND
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
@@ -24,6 +20,7 @@ from umbel.models.kv.placement import Placement
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.moves import Move
+from umbel.models.prepare import prepare, restore
 from umbel.models.runner import ModelRunner
 
 from .. import zoo
@@ -224,14 +221,10 @@ def replaced(
 @contextmanager
 def mlx_lm_alone(model: Any) -> Iterator[None]:
     """Run a model with mlx-lm's and MLX's own functions."""
-    kept = [(each, type(each)) for each in model.modules()]
-    short_convolution.bind(model, by_kernel=False)
-    modules = {sys.modules[type(part).__module__] for part in model.modules()}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, (function, _) in BOUND.items():
-            for each in modules:
-                if hasattr(each, name):
-                    patch.setattr(each, name, function)
+    device = vars(model).get("_prepared_for")
+    restore(model)
+    try:
         yield
-    for each, kind in kept:
-        each.__class__ = kind
+    finally:
+        if device is not None:
+            prepare(model, device)

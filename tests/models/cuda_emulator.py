@@ -32,8 +32,8 @@ from umbel.models.attention import (
     softmax_kernel,
     split_kernel,
 )
-from umbel.models.binding import bind
 from umbel.models.load.device import CPU, DevicePolicy
+from umbel.models.prepare import prepare
 
 _WARP = 32
 _OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas")
@@ -278,7 +278,7 @@ def check_model(model: Any, device: DevicePolicy) -> int:
     """Hold a model's logits to those it has without kernels: of a prompt, and of the token after.
 
     Args:
-        model: mlx-lm's. It stays bound for the device.
+        model: mlx-lm's. It stays prepared for the device.
         device: whose kernels are to run.
 
     Returns:
@@ -290,10 +290,10 @@ def check_model(model: Any, device: DevicePolicy) -> int:
         cache: Any = make_prompt_cache(model)
         return [model(tokens, cache=cache), model(after, cache=cache)]
 
-    bind(model, CPU)
+    prepare(model, CPU)
     expected = logits()
     mx.eval(expected)
-    bind(model, device)
+    prepare(model, device)
     found = logits()
     for one, other in zip(found, expected, strict=True):
         assert mx.allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -1,6 +1,5 @@
 """SiLU through NumPy against double precision, and the models that call it."""
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from mlx_lm.models import activations
 
 from umbel.models.activations import Swiglu
-from umbel.models.binding import bind
 from umbel.models.load.device import CPU, GPU, DevicePolicy
+from umbel.models.prepare import prepare
 
 from .. import zoo
 
@@ -86,10 +85,10 @@ def test_halves_are_mlx_own(dtype: mx.Dtype) -> None:
     assert mx.array_equal(Swiglu(CPU)(gate, x), activations.swiglu(gate, x))
 
 
-def test_bound() -> None:
-    """The modules of a model call it, each for the device that was named last."""
+def test_layers_call_it() -> None:
+    """Those of a model, for the device that it was prepared for last."""
     model = zoo.make("llama")
-    module = sys.modules[type(model).__module__]
+    mlp = model.layers[0].mlp
     for device in (GPU, CPU):
-        bind(model, device)
-        assert vars(module)["swiglu"] == Swiglu(device)
+        prepare(model, device)
+        assert type(mlp).__call__.__globals__["swiglu"] == Swiglu(device)

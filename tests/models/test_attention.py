@@ -4,14 +4,13 @@ import umbel.models  # noqa: F401  (before mlx.core)
 
 import mlx.core as mx  # isort: skip
 import pytest
-from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from umbel.models.attention import binding as module
-from umbel.models.attention.binding import Attention, over_segments
-from umbel.models.binding import bind
+from umbel.models.attention.binding import over_segments
 from umbel.models.kv.token_layer import TokenLayerCache
 from umbel.models.load.device import GPU, DevicePolicy, device_policy
+from umbel.models.prepare import prepare
 
 from .. import zoo
 
@@ -64,9 +63,7 @@ def _reference(
 def test_prefix_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that decodes over a prefix never has prefix and suffix joined."""
     model = zoo.make("llama")
-    bind(model, HERE)
-    bind(model, HERE)  # binding twice is binding once
-    assert vars(llama)["scaled_dot_product_attention"] == Attention(HERE)
+    prepare(model, HERE)
     calls: list[int] = []
     real = module.over_segments
 
@@ -93,7 +90,7 @@ def random_prefix(model: object) -> list[tuple[mx.array, mx.array]]:
 def test_writes_stay_in_place() -> None:
     """The hook lets go of what it was given, so that a decode step copies no tail."""
     model = zoo.make("llama")
-    bind(model, HERE)
+    prepare(model, HERE)
     caches = [TokenLayerCache(KVCache(), [segment]) for segment in random_prefix(model)]
     tail = 200
     mx.eval(model(mx.array([[5] * tail]), cache=caches), [c.state for c in caches])

@@ -21,12 +21,12 @@ from umbel.models.load import probe_mixed
 from umbel.models.load.device import CPU, CUDA, GPU, device_policy
 from umbel.models.load.trials import Trials
 from umbel.models.mixed_call import MixedCall
-from umbel.models.output_rows import output_rows
+from umbel.models.output_rows import OutputRows
 from umbel.models.params import Row, SamplingParams
 from umbel.models.prefill import begin
+from umbel.models.prepare import prepare
 from umbel.models.runtime import resident_bytes
 
-from .. import zoo
 from .batch_fixture import NAMES, TOLERANCE, Agent, BatchFixture, Branch
 
 APART = {
@@ -244,7 +244,7 @@ def test_prompts_by_themselves_begin_answers(name: str, lengths: tuple[int, ...]
 def test_a_prompt_by_itself_whose_head_is_not_known_fails() -> None:
     """Logits of all of its tokens were not reserved."""
     world = BatchFixture("llama")
-    outputs = output_rows(zoo.make("llama"))
+    outputs = OutputRows()
     for lengths in ((5,), (5, 2)):
         prompts = [(world.words(length), world.come().cache) for length in lengths]
         with pytest.raises(NotBatchableError, match="logits"):
@@ -301,7 +301,7 @@ def test_logits_of_some_rows_only(bits: int | None, *, tied: bool) -> None:
     model = Model(tied=tied, bits=bits)
     hidden = mx.random.normal((5, 1, 64))
     whole = model(hidden)
-    for outputs in [output_rows(model.layers) for _ in range(2)]:
+    for outputs in [prepare(model.layers, device_policy()) for _ in range(2)]:
         with outputs.only([3, 1]):
             some = model(hidden)
         assert mx.allclose(some, whole[mx.array([3, 1])], atol=1e-5)
@@ -312,7 +312,7 @@ def test_logits_of_some_rows_only(bits: int | None, *, tied: bool) -> None:
 def test_a_model_that_computes_all_logits_is_not_mixed() -> None:
     """Its head has another name: nothing is reserved for logits of each token of a prompt."""
     world = BatchFixture("llama")
-    outputs = output_rows(zoo.make("llama"))
+    outputs = OutputRows()
     agent, cache = world.come(prompt=4), world.come().cache
     call = MixedCall(world.model, [0], [(world.words(5), cache)], device_policy(), outputs)
     with pytest.raises(NotBatchableError, match="logits"):
@@ -330,7 +330,7 @@ def test_a_model_that_cannot_is_not_mixed(
         raise error("no")
 
     world = BatchFixture("llama")
-    outputs = output_rows(world.model)
+    outputs = prepare(world.model, device_policy())
     assert probe_mixed.mixes(Trials(world.model, world.layout), CPU, outputs)
     monkeypatch.setattr(MixedCall, "__call__", fails)
     assert not probe_mixed.mixes(Trials(world.model, world.layout), CPU, outputs)
@@ -339,7 +339,7 @@ def test_a_model_that_cannot_is_not_mixed(
 def test_a_model_that_computes_otherwise_is_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it gives is compared, and not only whether it gives something."""
     world = BatchFixture("llama")
-    outputs = output_rows(world.model)
+    outputs = prepare(world.model, device_policy())
     call = MixedCall.__call__
 
     def wrong(mixed_call: MixedCall, tokens: mx.array, **options: Any) -> mx.array:

@@ -16,13 +16,13 @@ import pytest
 from umbel.models import gated_delta, runner, runtime
 from umbel.models.attention import binding, joint
 from umbel.models.attention.blocks import BLOCK
-from umbel.models.binding import bind
 from umbel.models.errors import NotBatchableError
 from umbel.models.kv import batch_cache
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
 from umbel.models.load.device import CPU, device_policy
 from umbel.models.memory_profile import PlannedChunk
 from umbel.models.prefill import prefill
+from umbel.models.prepare import prepare
 from umbel.models.runtime import launch, launch_in_turn, resident_bytes
 
 from ..shared import AS_GPU, padding
@@ -191,7 +191,7 @@ def test_layers_are_launched_as_equal_graphs(
     assert 0 < first < min(others)
     if name == "llama":  # other layers are of two kinds
         assert set(others) == {max(others)}
-    bind(world.model, replace(device_policy(), host_gates=0))
+    prepare(world.model, replace(device_policy(), host_gates=0))
     world.runner.prefill(list(zip(chunks, usual, strict=True)))
     for one, other in zip(launched, usual, strict=True):
         for mine, theirs in zip(state(one), state(other), strict=True):

@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 
 from umbel.models.attention.padded import JointLayer
 from umbel.models.attention.prompt_layers import Together
-from umbel.models.binding import bind
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
 from umbel.models.kv.ring_buffer import RingBuffer
@@ -22,6 +21,7 @@ from umbel.models.load import probe, trials
 from umbel.models.load.device import device_policy
 from umbel.models.load.probe_prefill import prefills_together
 from umbel.models.load.trials import Trials
+from umbel.models.prepare import prepare
 
 from .. import zoo
 from ..shared import AS_GPU, shared_model
@@ -30,7 +30,7 @@ from ..shared import AS_GPU, shared_model
 def reason(model: Any, called: Any = None) -> str | None:
     """Probe a model, or something that is called in its place."""
     device = device_policy()
-    bind(model, device)
+    prepare(model, device)
     return probe.batching(Trials(called or model, CacheLayout(model)), device).one_by_one
 
 
@@ -167,7 +167,7 @@ def test_prompts_that_fail_together_for_a_fault_of_ours_are_told_of(
 ) -> None:
     """They are computed one by one then."""
     model = shared_model("llama")
-    bind(model, device_policy())
+    prepare(model, device_policy())
     monkeypatch.delattr(JointLayer, "attend")
     with capture_logs() as logs:
         assert not prefills_together(
@@ -184,7 +184,7 @@ def test_prompts_that_fail_together_for_a_fault_of_ours_are_told_of(
 def test_who_reads_keys_in_parts(name: str, *, parts: bool) -> None:
     """Latents are multiplied by the model itself, in one piece; other keys where they lie."""
     model = shared_model(name)
-    bind(model, device_policy())
+    prepare(model, device_policy())
     assert probe.reads_parts(Trials(model, CacheLayout(model))) == parts
 
 
@@ -218,7 +218,7 @@ def test_who_attends_by_itself(name: str) -> None:
     """All others' rows are read where they lie: a fault of ours would have them gathered, too."""
     model = shared_model(name)
     for device in (device_policy(), AS_GPU):
-        bind(model, device)
+        prepare(model, device)
         way = probe.batching(Trials(model, CacheLayout(model)), device)
         assert way.one_by_one is None
         assert bool(way.mask_axes) == (name in GATHERED)

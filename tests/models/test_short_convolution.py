@@ -9,14 +9,14 @@ import mlx.core as mx  # isort: skip
 import pytest
 from mlx.nn.layers.convolution import Conv1d
 
-from umbel.models.binding import bind
 from umbel.models.load.device import CPU
+from umbel.models.prepare import prepare
 from umbel.models.short_convolution import ShortConvolution
-from umbel.models.short_convolution import bind as bind_convolutions
 
 from .. import zoo
 from .cuda_emulator import EmulatedKernel, check_model
 
+BY_KERNEL = replace(CPU, convolution_kernel=True)
 MODELS = ["qwen3_next", "kimi_linear", "mamba2", "lfm2"]
 
 
@@ -42,7 +42,7 @@ def test_it_is_the_convolution(
     x = mx.random.normal((rows, tokens + size - 1, channels))
     expected = module(x)
     mx.eval(expected)
-    bind_convolutions(module, by_kernel=True)
+    prepare(module, BY_KERNEL)
     assert mx.allclose(module(x), expected, rtol=1e-5, atol=1e-5)
     assert [kernel.launches for kernel in kernels] == [1]
 
@@ -54,7 +54,7 @@ def test_it_is_the_convolution(
 def test_others_stay_mlxs(more: dict[str, Any]) -> None:
     """Those that mix channels, or whose tokens lie apart, or are many, are left alone."""
     module = convolution(**more)
-    bind_convolutions(module, by_kernel=True)
+    prepare(module, BY_KERNEL)
     assert type(module) is Conv1d
 
 
@@ -65,7 +65,7 @@ def test_what_the_kernel_does_not_take(kernels: list[EmulatedKernel], x: mx.arra
     """An input of another type than the weights, or too short for an output, is MLX's to judge."""
     module = convolution()
     expected = _outcome(module, x)
-    bind_convolutions(module, by_kernel=True)
+    prepare(module, BY_KERNEL)
     assert _outcome(module, x) == expected
     assert kernels == []
 
@@ -81,16 +81,16 @@ def _outcome(module: Conv1d, x: mx.array) -> Any:
 def test_a_model_computes_the_same(kernels: list[EmulatedKernel], name: str) -> None:
     """A model gives the same logits with the kernel: of a prompt, and of the token after it."""
     model = zoo.make(name)
-    calls = check_model(model, replace(CPU, convolution_kernel=True))
+    calls = check_model(model, BY_KERNEL)
     convolutions = [each for each in model.modules() if isinstance(each, ShortConvolution)]
     assert convolutions
     assert sum(kernel.launches for kernel in kernels) == len(convolutions) * calls
 
 
-def test_binding_can_be_undone() -> None:
-    """A model that is bound for another device has MLX's convolutions again."""
+def test_a_model_that_is_prepared_for_another_device_has_mlxs_own_again() -> None:
+    """Each device has its class, whichever the model was prepared for before."""
     model = zoo.make("mamba2")
-    assert bind_convolutions(model, by_kernel=True)
-    assert not bind_convolutions(model, by_kernel=True)
-    bind(model, CPU)
-    assert {type(m) for m in model.modules() if isinstance(m, Conv1d)} == {Conv1d}
+    kinds = {BY_KERNEL: ShortConvolution, CPU: Conv1d}
+    for device in (BY_KERNEL, CPU, BY_KERNEL):
+        prepare(model, device)
+        assert {type(m) for m in model.modules() if isinstance(m, Conv1d)} == {kinds[device]}

@@ -9,7 +9,6 @@ import pytest
 
 from umbel.cachestore.checkpoints import Reason
 from umbel.models import sampling
-from umbel.models.binding import bind
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
@@ -17,6 +16,7 @@ from umbel.models.load import probe, trials
 from umbel.models.load.device import CPU, device_policy
 from umbel.models.load.trials import Trials
 from umbel.models.params import Row, SamplingParams
+from umbel.models.prepare import prepare
 from umbel.models.sampling import sample_tokens as real_sample
 from umbel.models.step_plan import EXACT_ROWS, Call
 from umbel.scheduler.errors import ComputationError
@@ -51,7 +51,7 @@ def test_the_reason_says_by_how_much_answers_would_change(monkeypatch: pytest.Mo
     monkeypatch.setattr(trials, "MARGIN", 0.0)
     monkeypatch.setattr(trials, "_SMALL", 0.0)
     net, device = zoo.make("llama"), device_policy()
-    bind(net, device)
+    prepare(net, device)
     reason = probe.batching(Trials(net, CacheLayout(net)), device).one_by_one
     assert reason is not None
     found = re.search(r"logits differ by (.*) of their spread and states by ([\d.e-]+);", reason)

@@ -1,0 +1,152 @@
+"""Prepares a loaded model for a device: umbel's operations in the place of mlx-lm's.
+
+A layer of mlx-lm calls functions of its Python module, such as `scaled_dot_product_attention`. A
+layer of a prepared model has a subclass as its class, whose methods are mlx-lm's and see umbel's
+functions under these names. mlx-lm's Python modules and classes stay as they are, so several
+models of one family can be prepared in different ways in one process.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from functools import update_wrapper
+from types import FunctionType
+from typing import Any
+
+from mlx.nn.layers.base import Module
+from mlx_lm.models import activations, base, gated_delta
+from mlx_lm.models.cache import ChunkedKVCache
+
+from .activations import Swiglu
+from .attention.binding import Attention
+from .attention.chunked import CountsByRow
+from .gated_delta import GatedDelta
+from .load.device import DevicePolicy
+from .output_rows import OutputRows, head_class
+from .short_convolution import ShortConvolution, computes
+
+_FUNCTIONS: Mapping[
+    str, tuple[Callable[..., Any], Callable[[DevicePolicy], Callable[..., Any]]]
+] = {
+    "scaled_dot_product_attention": (base.scaled_dot_product_attention, Attention),
+    "swiglu": (activations.swiglu, Swiglu),
+    "gated_delta_update": (gated_delta.gated_delta_update, GatedDelta),
+}
+"""Functions of mlx-lm by their name, and the class of the function that takes their place."""
+
+_ORIGINAL = "_mlx_lm_class"
+"""Attribute of a layer whose class is not mlx-lm's any more: the class that it had."""
+
+_DEVICE, _OUTPUTS = "_prepared_for", "_output_rows"
+"""Attributes of a model: the device that it is prepared for, and the choice of its logits."""
+
+
+def prepare(model: Any, device: DevicePolicy) -> OutputRows:
+    """Have a model's layers call the operations of a device, and no other model's.
+
+    The last call counts. A model that is prepared for this device stays as it is.
+
+    Args:
+        model: mlx-lm's.
+        device: says which operations.
+
+    Returns:
+        The choice of tokens that have logits; the same object for each call with this model.
+    """
+    if _OUTPUTS not in vars(model):
+        _own_layers(model)
+        vars(model)[_OUTPUTS] = OutputRows()
+    outputs: OutputRows = vars(model)[_OUTPUTS]
+    if vars(model).get(_DEVICE) == device:
+        return outputs
+    restore(model)
+    classes = _Classes(device)
+    for name, layer in _layers(model):
+        original, head = type(layer), head_class(name, layer)
+        if head is not None:
+            vars(layer)["outputs"] = outputs
+        kind = head or classes.of(layer)
+        if kind is not original:
+            vars(layer)[_ORIGINAL] = original
+            layer.__class__ = kind
+    vars(model)[_DEVICE] = device
+    return outputs
+
+
+def restore(model: Any) -> None:
+    """Have a model's layers be of mlx-lm's and MLX's classes again."""
+    for _, layer in _layers(model):
+        layer.__class__ = vars(layer).pop(_ORIGINAL, type(layer))
+    vars(model).pop(_DEVICE, None)
+
+
+def _own_layers(model: Any) -> None:
+    """Copy layers without weights: a layer that is a default argument is part of several models."""
+    for layer in model.modules():
+        for name, part in layer.children().items():
+            if isinstance(part, Module) and not part:
+                layer[name] = copy.copy(part)
+
+
+def _layers(model: Any) -> Iterator[tuple[str, Any]]:
+    """All layers, each once, with the last part of its name."""
+    seen = {id(layer): (name.rpartition(".")[2], layer) for name, layer in model.named_modules()}
+    return iter(seen.values())
+
+
+class _Classes:
+    """Makes the classes of one model's layers.
+
+    Args:
+        device: says which operations its layers call.
+    """
+
+    def __init__(self, device: DevicePolicy) -> None:
+        self._device = device
+        self._classes: dict[type, type] = {}
+        self._globals: dict[int, dict[str, Any] | None] = {}  # by the id of a Python module's
+
+    def of(self, layer: Any) -> type:
+        """The class for a layer, its own if nothing in it is replaced."""
+        kind = type(layer)
+        if self._device.convolution_kernel and computes(layer):
+            return ShortConvolution
+        if kind not in self._classes:
+            self._classes[kind] = self._derived(kind)
+        return self._classes[kind]
+
+    def _derived(self, kind: type) -> type:
+        methods: dict[str, Any] = {}
+        for each in reversed(kind.__mro__):
+            for name, attribute in vars(each).items():
+                methods.pop(name, None)  # of a superclass
+                if isinstance(attribute, FunctionType):
+                    seen = self._replaced(attribute.__globals__)
+                    if seen is not None:
+                        methods[name] = _with_globals(attribute, seen)
+        if not methods:
+            return kind
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        return type(kind.__name__, (kind,), methods | names)
+
+    def _replaced(self, seen: dict[str, Any]) -> dict[str, Any] | None:
+        """The globals of a Python module with umbel's functions; None if it has no such name."""
+        if id(seen) not in self._globals:
+            functions: dict[str, Any] = {
+                name: make(self._device)
+                for name, (function, make) in _FUNCTIONS.items()
+                if seen.get(name) is function
+            }
+            if seen.get("ChunkedKVCache") is ChunkedKVCache:
+                functions["mx"] = CountsByRow()
+            self._globals[id(seen)] = seen | functions if functions else None
+        return self._globals[id(seen)]
+
+
+def _with_globals(function: FunctionType, seen: dict[str, Any]) -> FunctionType:
+    """The same function, which sees other globals."""
+    same = FunctionType(
+        function.__code__, seen, function.__name__, function.__defaults__, function.__closure__
+    )
+    same.__kwdefaults__ = function.__kwdefaults__
+    update_wrapper(same, function)
+    return same
