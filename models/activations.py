@@ -18,7 +18,7 @@ _compiled = activations.swiglu
 
 @dataclass(frozen=True)
 class Swiglu:
-    """What models call instead of mlx-lm's function.
+    """SwiGLU of a prepared model, in the place of mlx-lm's function.
 
     Attributes:
         device: how it is computed.

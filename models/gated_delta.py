@@ -91,7 +91,7 @@ _SOURCE = """
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """What models call instead of mlx-lm's function.
+    """The gated delta rule of a prepared model, in the place of mlx-lm's function.
 
     Attributes:
         device: how it is computed.
@@ -157,7 +157,7 @@ class GatedDelta:
 
 
 def _fits(q: mx.array, k: mx.array, v: mx.array) -> bool:
-    """Whether the kernel has these shapes and types: whole packs a thread, and whole warps."""
+    """True if the kernel computes these shapes and types: whole packs a thread, and whole warps."""
     packs = k.shape[3] % (_LANES * _PACK) == 0 and k.shape[3] <= _MOST
     warps = v.shape[3] * _LANES % WARP == 0
     return packs and warps and q.dtype == k.dtype == v.dtype and q.dtype in TYPES

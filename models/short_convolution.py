@@ -54,7 +54,7 @@ _SOURCE = """
 
 
 class ShortConvolution(Conv1d):
-    """What a convolution of a model becomes: the same, by the kernel."""
+    """A short convolution, computed by the kernel."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """Compute it.

@@ -30,7 +30,7 @@ _fused = base.scaled_dot_product_attention
 
 @dataclass(frozen=True)
 class Attention:
-    """What models call instead of mlx-lm's function.
+    """Attention of a prepared model, in the place of mlx-lm's function.
 
     Attributes:
         device: how it is computed.

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from . import kernel_arguments, kernel_source
 from .kernel_arguments import RING
-from .kernel_source import KEYS, MOST_HEADS, QUERIES, SUM_OF_WARPS, TOP_OF_WARPS, WARP, WARPS
+from .kernel_source import KEYS, MAX_HEADS, QUERIES, SUM_OF_WARPS, TOP_OF_WARPS, WARP, WARPS
 from .softmax_kernel import TYPES, number
 
 _SOURCE = f"""
@@ -59,13 +59,13 @@ MERGED
 
 
 def reads(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
-    """Whether `attend` knows these shapes and types."""
+    """True if `attend` computes these shapes and types."""
     known = queries.dtype == keys.dtype and keys.dtype in TYPES
-    return known and queries.shape[2] <= MOST_HEADS and kernel_source.reads(keys, values)
+    return known and queries.shape[2] <= MAX_HEADS and kernel_source.reads(keys, values)
 
 
 class Ring(NamedTuple):
-    """What rows have of their own.
+    """Tokens of rows' own.
 
     Attributes:
         keys: `[rows, kv_heads, positions, size]`.
@@ -95,8 +95,8 @@ def attend(
         scale: of the scores.
         sinks: `[heads]`, or None.
         others: outputs of other parts of all rows, and the logs of their sums in fp32: `[rows,
-            kv_heads, group, ...]`, or `[1, kv_heads, rows * group, ...]`. `kernel_arguments.MOST`
-            at most.
+            kv_heads, group, ...]`, or `[1, kv_heads, rows * group, ...]`. At most
+            `kernel_arguments.MAX_PARTS`.
         splits: what `split_kernel` found of these rows; None if it read nothing.
 
     Returns:
@@ -132,7 +132,7 @@ def attend(
 @cache
 def kernel() -> Any:
     """The kernel; made once."""
-    source = _SOURCE.replace("PLACES", str(kernel_arguments.MOST))
+    source = _SOURCE.replace("PLACES", str(kernel_arguments.MAX_PARTS))
     return mx.fast.cuda_kernel(
         name="attend",
         input_names=[

@@ -1,8 +1,8 @@
-"""What a batch's layers hand to the model in the place of all keys and values.
+"""Arrays that a batch's layers give a model in the place of all keys and values.
 
-A model of mlx-lm's passes on what its cache returned to its attention, which is bound to ours and
-reads the rows itself. So a layer returns the step's own keys and values, and these classes note
-what the model does with them on the way.
+A model of mlx-lm's passes the arrays that its cache returned on to attention, which is umbel's and
+reads the rows itself. So a layer returns the step's own keys and values, and these classes note the
+operations that the model applies to them on the way.
 """
 
 import weakref
@@ -47,7 +47,7 @@ class CallKeys(mx.array):
             attend: computes that of one cache.
 
         Returns:
-            `[rows, heads, tokens, size of a value]`. What stands for padding means nothing.
+            `[rows, heads, tokens, size of a value]`. Outputs of padding mean nothing.
 
         Raises:
             NotBatchableError: the model changed the mask.

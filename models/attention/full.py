@@ -94,7 +94,7 @@ class BatchedTokenLayer(AttendingLayer):
         """Whether one kernel may read the rows' own keys and merge all parts, if it knows them."""
         step = self._step
         parts = len(step.shared) + bool(step.private)
-        return step.device.attention_kernels and parts <= kernel_arguments.MOST
+        return step.device.attention_kernels and parts <= kernel_arguments.MAX_PARTS
 
     def _parts(
         self,

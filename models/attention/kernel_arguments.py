@@ -1,4 +1,4 @@
-"""What CUDA kernels of decode steps read besides queries: a ring of own tokens, and parts to merge.
+"""Arguments of CUDA kernels of decode steps: a ring of own tokens, and parts to merge.
 
 Parts are arguments, of which a kernel has as many as there can be. So its source says the same of
 each, and a caller fills up what is not there.
@@ -11,14 +11,14 @@ import mlx.core as mx
 
 from .softmax_kernel import number
 
-MOST = 8
-"""Parts that what a kernel reads is merged with."""
+MAX_PARTS = 8
+"""Parts of attention that a kernel merges with what it computes."""
 
 BY_ROW, BY_HEAD = 1, 2
 """How a part's results lie: `[rows, kv_heads, group, ...]`, or `[1, kv_heads, rows * group, ...]`.
 A kernel has for each where in that order those of its row and its head are, in `places`."""
 
-_PARTS = [(f"output_{n}", f"lse_{n}") for n in range(MOST)]
+_PARTS = [(f"output_{n}", f"lse_{n}") for n in range(MAX_PARTS)]
 PART_NAMES = [name for pair in _PARTS for name in pair]
 RING = """  const int first = spans[2 * row];
   const int count = spans[2 * row + 1];
@@ -36,17 +36,17 @@ def kinds_of(others: Sequence[tuple[mx.array, mx.array]], *more: int) -> mx.arra
         more: what the kernel finds behind these.
     """
     kinds = [BY_HEAD if output.shape[0] == 1 else BY_ROW for output, _ in others]
-    return _numbers((*kinds, *[0] * (MOST - len(others)), *more))
+    return _numbers((*kinds, *[0] * (MAX_PARTS - len(others)), *more))
 
 
 def parts(others: Sequence[tuple[mx.array, mx.array]], filler: mx.array) -> list[mx.array]:
     """Parts as arguments.
 
     Args:
-        others: as in `kinds_of`. What lies by head is as products give it: in one piece.
+        others: as in `kinds_of`. A part that lies by head is contiguous, as products give it.
         filler: of the type of their outputs.
     """
-    unused = (filler, number(1.0)) * (MOST - len(others))
+    unused = (filler, number(1.0)) * (MAX_PARTS - len(others))
     given = [
         array if other[0].shape[0] == 1 else mx.contiguous(array)
         for other in others

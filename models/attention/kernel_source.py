@@ -1,4 +1,4 @@
-"""What CUDA kernels of decode steps have in common: a block reads keys for one row of queries.
+"""Source that CUDA kernels of decode steps share: a block reads keys for one row of queries.
 
 Each thread keeps eight elements of a key, of its value and of every query's sum, so that a few
 threads have a whole key and a warp has several. Each warp sums by itself, with the softmax of
@@ -12,7 +12,7 @@ import mlx.core as mx
 WARP = 32
 PACK = 8
 """Elements that a thread reads at once."""
-MOST_HEADS = 8
+MAX_HEADS = 8
 """Heads that a block reads the same keys for: each has its own sums in a thread's registers."""
 _WARPS = 8  # of a block; with more of them threads have too few registers
 _SHARED = 40_000  # bytes of a block's shared memory, of which each has 48 KiB
@@ -154,7 +154,7 @@ SUM_OF_WARPS = """
 
 
 def reads(keys: mx.array, values: mx.array) -> bool:
-    """Whether a warp has whole keys of this size, and values of the same."""
+    """True if a warp has whole keys of this size, and values of the same."""
     size = keys.shape[3]
     return size % PACK == 0 and WARP % (size // PACK) == 0 and values.shape == keys.shape
 

@@ -18,8 +18,8 @@ from .kernel_source import PACK, SUM_OF_WARPS, TOP_OF_WARPS, WARP
 from .products import Queries
 from .softmax_kernel import TYPES, number
 
-_MOST_HEADS = 4  # of a block: with more of them a thread has no registers left for sums
-_MOST_SIZE = 512  # of a latent, for the same reason
+_MAX_HEADS = 4  # of a block: with more of them a thread has no registers left for sums
+_MAX_SIZE = 512  # of a latent, for the same reason
 _PACKS = (1, 2, 4, PACK)  # elements that a thread can read at once
 
 _SOURCE = f"""
@@ -157,10 +157,10 @@ MERGED
 
 
 def reads(queries: Queries, latents: mx.array, rotated: mx.array) -> bool:
-    """Whether `attend` knows these shapes and types."""
+    """True if `attend` computes these shapes and types."""
     size, dtype = latents.shape[3], latents.dtype
     pack = min(size // WARP, PACK)
-    whole = size <= _MOST_SIZE and pack in _PACKS and size % (WARP * pack) == 0
+    whole = size <= _MAX_SIZE and pack in _PACKS and size % (WARP * pack) == 0
     alike = dtype in TYPES and all(array.dtype == dtype for array in (*queries, rotated))
     return whole and alike and latents.shape[1] == 1 and queries[0].shape[3] == size
 
@@ -180,14 +180,15 @@ def attend(
         ring: the rows' own latents, `[rows, 1, positions, size]`, and the rotated part.
         scale: of the scores of latents.
         others: outputs of other parts of all rows, and the logs of their sums in fp32:
-            `[rows, 1, heads, ...]` or `[1, 1, rows * heads, ...]`. `kernel_arguments.MOST` at most.
+            `[rows, 1, heads, ...]` or `[1, 1, rows * heads, ...]`. At most
+            `kernel_arguments.MAX_PARTS`.
 
     Returns:
         `[rows, heads, 1, size]`.
     """
     asked, rotated = queries
     rows, heads, _, size = asked.shape
-    group = next(n for n in range(_MOST_HEADS, 0, -1) if heads % n == 0)
+    group = next(n for n in range(_MAX_HEADS, 0, -1) if heads % n == 0)
     sets = heads // group
     warps = kernel_source.warps_of(group, size)
     found: list[mx.array] = kernel()(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Softmax(NamedTuple):
-    """What scores come to, over their last axis.
+    """Softmax of scores, over their last axis.
 
     Attributes:
         shares: `[..., n]`, which sum to 1, in the scores' type.
@@ -34,7 +34,7 @@ class Softmax(NamedTuple):
 def softmaxes(
     scores: Sequence[mx.array], device: DevicePolicy, *, scale: float = 1.0
 ) -> list[Softmax]:
-    """Compute several softmaxes. The scores are used up: nobody else may hold them.
+    """Compute several softmaxes. The scores are overwritten, so only the caller may hold them.
 
     Each row of scores must have one that is not -inf.
 

@@ -14,11 +14,11 @@ import mlx.core as mx
 
 from . import kernel_source
 from .cascade import Part
-from .kernel_source import KEYS, MOST_HEADS, QUERIES, SUM_OF_WARPS, TOP_OF_WARPS, WARP, WARPS
+from .kernel_source import KEYS, MAX_HEADS, QUERIES, SUM_OF_WARPS, TOP_OF_WARPS, WARP, WARPS
 from .products import Segment
 from .softmax_kernel import TYPES, number
 
-MOST = 16
+MAX_SOURCES = 16
 """Arrays of keys that rows read: they are arguments, of which there are as many."""
 
 _SOURCE = f"""
@@ -77,7 +77,7 @@ _CHOSEN = """
 
 
 def reads(segment: Segment) -> bool:
-    """Whether `attend` knows a layer's tensors of these shapes and types."""
+    """True if `attend` reads a layer's tensors of these shapes and types."""
     known = len(segment) == 2 and segment[0].dtype in TYPES  # noqa: PLR2004  (keys and values)
     return known and kernel_source.reads(*segment)
 
@@ -89,8 +89,8 @@ def attend(
 
     Args:
         queries: `[rows, kv_heads, group, size]`.
-        segments: keys and values, `[1, kv_heads, ..., size]`, MOST of them. Their strides say where
-            tokens are, and nothing is read but what the table says.
+        segments: keys and values, `[1, kv_heads, ..., size]`, MAX_SOURCES of them. Their
+            strides say where tokens are; the table says which are read.
         table: `[rows, splits, 3]`: which segment a block reads, from which token on, and how many;
             none for a block that reads nothing.
         scale: of the scores.
@@ -101,7 +101,7 @@ def attend(
     """
     splits, (rows, kv_heads, group, size) = table.shape[1], queries.shape
     heads = kv_heads * group
-    sets = next(n for n in range(1, group + 1) if group % n == 0 and group // n <= MOST_HEADS)
+    sets = next(n for n in range(1, group + 1) if group % n == 0 and group // n <= MAX_HEADS)
     warps = kernel_source.warps_of(group // sets, size)
     output, lse = kernel()(
         inputs=[queries, number(scale), table, *[array for pair in segments for array in pair]],
@@ -144,8 +144,8 @@ def merged(found: tuple[mx.array, mx.array], kv_heads: int, dtype: mx.Dtype) -> 
 @cache
 def kernel() -> Any:
     """The kernel; made once."""
-    chosen = "".join(_CHOSEN.replace("NUMBER", str(number)) for number in range(MOST))
-    each = [f"{name}_{number}" for number in range(MOST) for name in ("keys", "values")]
+    chosen = "".join(_CHOSEN.replace("NUMBER", str(number)) for number in range(MAX_SOURCES))
+    each = [f"{name}_{number}" for number in range(MAX_SOURCES) for name in ("keys", "values")]
     return mx.fast.cuda_kernel(
         name="attend_split",
         input_names=["queries", "scale", "table", *each],

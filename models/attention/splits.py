@@ -44,7 +44,7 @@ class Splits(NamedTuple):
     """What all rows read.
 
     Attributes:
-        sources: where; MOST of `split_kernel`, some perhaps more than once.
+        sources: where; MAX_SOURCES of `split_kernel`, some perhaps more than once.
         table: as in `split_kernel.attend`.
     """
 
@@ -68,7 +68,7 @@ def splits_of(private: Mapping[int, Sequence[Source]], rows: int, layers: int) -
         None where there is nothing to read, or the kernel does not read it.
     """
     sources = [source for read in private.values() for source in read]
-    if not 0 < len(sources) <= split_kernel.MOST:
+    if not 0 < len(sources) <= split_kernel.MAX_SOURCES:
         return None
     if not all(split_kernel.reads(sources[0].start_of(index)) for index in range(layers)):
         return None
@@ -85,7 +85,7 @@ def splits_of(private: Mapping[int, Sequence[Source]], rows: int, layers: int) -
     table = np.zeros((rows, bucket(max(map(len, blocks))), 3), np.int32)
     for entries, row in zip(table, blocks, strict=True):
         entries[: len(row)] = np.array(row, np.int32).reshape(-1, 3)
-    more = [sources[0]] * (split_kernel.MOST - len(sources))
+    more = [sources[0]] * (split_kernel.MAX_SOURCES - len(sources))
     return Splits([*sources, *more], mx.array(table))
 
 

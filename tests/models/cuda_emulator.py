@@ -40,7 +40,7 @@ _OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas")
 _ALIGNED = re.compile(r"alignas\((?:[^()]|\([^()]*\))*\)")
 """Of what is read at once, which a CPU needs not: MLX's memory has 8 bytes there."""
 _TYPES = {mx.float32: "float", mx.bool_: "bool", mx.int32: "int", mx.uint32: "unsigned"}
-_NOTHING = {"float": np.float32(np.nan), "unsigned": np.uint32(1 << 31)}  # what nobody wrote
+_NOTHING = {"float": np.float32(np.nan), "unsigned": np.uint32(1 << 31)}  # never written
 _CODE = """
 #include <array>
 #include <cmath>
@@ -157,7 +157,7 @@ extern "C" void run(int blocks, int rows, int threads, {signature}) {{
 
 
 class EmulatedKernel:
-    """What `mx.fast.cuda_kernel` returns, on the CPU.
+    """A kernel as `mx.fast.cuda_kernel` returns it, on the CPU.
 
     Attributes:
         launches: how often it was called.
@@ -315,7 +315,7 @@ def _build(code: str, library: Path) -> None:
 
 
 def _forget() -> None:
-    """Have kernels made anew where they are met next."""
+    """Make kernels again when they are next used."""
     attention = (softmax_kernel, decode_kernel, latent_kernel, split_kernel)
     for module in (gated_delta, short_convolution, *attention):
         module.kernel.cache_clear()

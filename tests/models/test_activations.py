@@ -80,7 +80,7 @@ def test_views_are_not_written_to(device: DevicePolicy) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_halves_are_mlx_own(dtype: mx.Dtype) -> None:
-    """What is not fp32 is mlx-lm's own, bit by bit."""
+    """Gates that are not fp32 are left to mlx-lm's function, bit by bit."""
     gate, x = mx.random.normal((2, 3, 32), dtype), mx.random.normal((2, 3, 32), dtype)
     assert mx.array_equal(Swiglu(CPU)(gate, x), activations.swiglu(gate, x))
 

@@ -81,7 +81,7 @@ def test_prefix_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_prefix(model: object) -> list[tuple[mx.array, mx.array]]:
-    """What a prefill of 20 tokens leaves in each layer."""
+    """Keys and values of each layer after a prefill of 20 tokens."""
     caches = make_prompt_cache(model)
     model(mx.array([list(range(20))]), cache=caches)  # type: ignore[operator]
     return [cache.keys_and_values() for cache in caches]

@@ -190,7 +190,7 @@ def prompted(lengths: Sequence[int]) -> list[SequenceCache]:
 def test_runs_are_cut_where_products_are_fast(
     length: int, stays: Sequence[int], rest: Sequence[int]
 ) -> None:
-    """What stays is a multiple, and nothing is lost."""
+    """The first part is a multiple, and no token is lost."""
     cache, _ = prompted([length, 0])
     (run,) = runs_of(cache.prefix)
     whole, rests = aligned([run], ALIGNED)
@@ -203,7 +203,7 @@ def test_runs_are_cut_where_products_are_fast(
 
 @pytest.mark.parametrize("tokens", [1, 5, 8])
 def test_prompts_of_a_call_read_the_rest_alone(tokens: int) -> None:
-    """What they share is aligned, and so is what each reads by itself, padding included."""
+    """Shared tokens are aligned, and so are those that each reads by itself, padding included."""
     caches = prompted([101, 0])
     found = prompts_of(caches, tokens, CUDA)
     assert [[run.length for run in runs] for runs, _ in found.shared] == [[96]]

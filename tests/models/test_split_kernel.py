@@ -96,7 +96,7 @@ def test_what_it_does_not_read() -> None:
     """Nothing, more than it has arguments for, sizes that are no whole packs, other types."""
     few = held(2, 9, 16)
     assert splits_of({}, 2, 1) is None
-    assert splits_of({0: [few] * (split_kernel.MOST + 1)}, 2, 1) is None
+    assert splits_of({0: [few] * (split_kernel.MAX_SOURCES + 1)}, 2, 1) is None
     assert splits_of({0: [held(2, 9, 12)]}, 2, 1) is None
     assert splits_of({0: [Held(few.keys, few.values[..., :8])]}, 2, 1) is None
     whole = Held(few.keys.astype(mx.int32), few.values.astype(mx.int32))
