@@ -16,6 +16,7 @@ from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Request
 from umbel.scheduler.scheduler import Scheduler
 from umbel.scheduler.sequence import Sequence, SequenceStatus
+from umbel.scheduler.start import Awaited
 from umbel.scheduler.tenants import TenantUse, Terms
 
 CONVERSATIONS = 1_000
@@ -27,10 +28,17 @@ _ROUNDS = 500
 class Cache:
     """Has some of each prompt, and nothing on disk."""
 
-    def shall_wait(self, sequence: Sequence, running: Iterable[Sequence], /) -> bool:
-        """Nobody computes it."""
+    def awaited(self, sequence: Sequence, running: Iterable[Sequence], /) -> None:
+        """No other request computes it."""
         del sequence, running
+
+    def is_on_disk(self, sequence: Sequence, /) -> bool:
+        """All is in memory."""
+        del sequence
         return False
+
+    def publish_early(self, awaited: Awaited, /) -> None:
+        """Nothing is awaited."""
 
     def page_in(self, sequence: Sequence, /) -> bool:
         """All is in memory."""
@@ -56,6 +64,11 @@ class Room:
         """It does."""
         del sequence, known, running
         return True
+
+    def make_room(self, sequence: Sequence, known: Known, /) -> bool:
+        """There is room."""
+        del sequence, known
+        return False
 
 
 class Waiting:

@@ -191,7 +191,7 @@ class Engine(Generic[C, P, O, T]):
             self._yield(yielding)
             self._start()
         while True:
-            stuck = self._scheduler.stuck()
+            stuck = self._scheduler.take_stuck()
             if stuck is None or self._shortage.awaits_disk() or self._shortage.awaits_others():
                 return
             self._lifecycle.finish(stuck, FinishReason.ERROR, self._no_room(stuck))

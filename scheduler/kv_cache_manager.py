@@ -16,6 +16,7 @@ from ..cachestore.tries import Namespace
 from .paging import Paging
 from .runner import C, K, Opener, S
 from .sequence import Sequence, SequenceStatus
+from .start import Awaited
 
 _WORTH_WAITING = 32
 """Tokens of common prompt for which a request waits for another's prefill."""
@@ -96,15 +97,14 @@ class KVCacheManager(Generic[C]):
             )
             sequence.chunk_boundaries = on_grid(boundaries, self._grid, after=lease.cached)
 
-    def shall_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether another's prefill is about to bring much of this prompt into the cache.
+    def awaited(self, sequence: Sequence, running: Iterable[Sequence]) -> Awaited | None:
+        """Return the beginning of a prompt that another's prefill is about to bring.
 
-        Agents that start together so compute their common prompt once. The other one hears of
-        it: it gives what they share to the cache before its own prompt is complete. Of several
-        that wait for it, the one that shares the least is told of first.
+        It is None if that is not worth waiting for. Agents that start together so compute their
+        common prompt once.
         """
         if not self._keeps:
-            return False
+            return None
         others = [
             (self._shared(other, sequence), other)
             for other in running
@@ -112,11 +112,18 @@ class KVCacheManager(Generic[C]):
         ]
         shared, other = max(others, key=itemgetter(0), default=(0, sequence))
         if shared < _WORTH_WAITING or shared - self.known(sequence).cached < _WORTH_WAITING:
-            return False
-        if not other.is_awaited or shared <= other.num_awaited:
-            other.num_awaited = shared
-            self._take_at(other, shared)
-        return True
+            return None
+        return Awaited(other, shared)
+
+    def publish_early(self, awaited: Awaited) -> None:
+        """Ask a running sequence to publish a common prefix before its prompt is complete.
+
+        If several sequences wait for it, the shortest common prefix is published first.
+        """
+        publisher, shared = awaited
+        if not publisher.is_awaited or shared <= publisher.num_awaited:
+            publisher.num_awaited = shared
+            self._take_at(publisher, shared)
 
     def _shared(self, other: Sequence, sequence: Sequence) -> int:
         """How many tokens of a prompt another's prefill can give to the cache.
@@ -146,8 +153,14 @@ class KVCacheManager(Generic[C]):
                 sorted((other.chunk_boundaries | {offset: Reason.JUNCTION}).items())
             )
 
+    def is_on_disk(self, sequence: Sequence) -> bool:
+        """Return True if a sequence shall wait for state that is read from disk."""
+        return self._paging is not None and self._paging.is_on_disk(
+            sequence, self._namespace(sequence)
+        )
+
     def page_in(self, sequence: Sequence) -> bool:
-        """Whether to wait until what is on disk of a sequence's tokens is read."""
+        """Have state of a sequence's tokens read from disk; return True to wait for it."""
         return self._paging is not None and self._paging.wait_for(
             sequence, self._namespace(sequence)
         )

@@ -86,11 +86,12 @@ class MemoryPlanner(Generic[C, P]):
     def admits(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> bool:
         """Whether a sequence can start beside those that run.
 
-        They all must be able to go on until this one's first tokens are there. Where nobody
-        runs, it starts if its worst case fits, even if what is known of it must go first:
-        holding a lease on that can take more than it spares. Beside as many as went on when one
-        was preempted none starts before there is more to spare: to enter their batch takes more
-        than what is foretold here, and who is preempted at once has cost them time for nothing.
+        They all must be able to go on until this one's first tokens are there. If none runs, it
+        starts if its worst case fits, even if known state of it must be evicted first, which
+        `make_room` does: a lease on that can take more than it spares. Beside as many as went on
+        when one was preempted none starts before there is more to spare: entering their batch takes
+        more than this estimate, and a sequence that is preempted at once has cost them time for
+        nothing.
 
         Args:
             sequence: that would start.
@@ -99,12 +100,26 @@ class MemoryPlanner(Generic[C, P]):
         """
         if running and self._is_full(running):
             return False
+        if self._governor.fits(self._beside(sequence, known, running)):
+            return True
+        return not running and self._governor.fits(self._worst_case(sequence))
+
+    def make_room(self, sequence: Sequence, known: Known) -> bool:
+        """Evict known state of an admitted sequence if only its worst case fits. None may run.
+
+        Returns:
+            True if less of it may be known now.
+        """
+        if self._governor.fits(self._beside(sequence, known, ())):
+            return False
+        return self._governor.make_room(self._worst_case(sequence))
+
+    def _beside(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> Size:
+        """Size of a sequence's start, and of the growth of those that run meanwhile."""
         need = self._start(sequence, known.cached) + known.idle
         for other in running:
             need += self._growth(other)
-        if self._governor.fits(need):
-            return True
-        return not running and self._governor.make_room(self._worst_case(sequence))
+        return need
 
     def preempted(self, running: Items[Sequence]) -> None:
         """Note that these did not fit beside one more, which holds nothing any more."""

@@ -66,6 +66,18 @@ class Paging:
             return False
         return self._pager.ready
 
+    def is_on_disk(self, sequence: Sequence, namespace: Namespace) -> bool:
+        """Return True if a sequence shall wait for state that is, or will be, read from disk."""
+        if self._pager is None:
+            return False
+        try:
+            tokens = sequence.tokens
+            awaited = self._pins.is_awaited(namespace, tokens)
+            return awaited or self._pager.awaits(sequence, namespace, tokens)
+        except BaseException as error:  # noqa: BLE001  (as in `step`)
+            self._give_up(error)
+            return False
+
     def wait_for(self, sequence: Sequence, namespace: Namespace) -> bool:
         """Have stored state of a sequence's tokens read from disk; return True to wait for it."""
         if self._pager is None:

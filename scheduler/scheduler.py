@@ -4,16 +4,20 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
-from .candidates import Candidates, PrefixLookup, Room
+from ..cachestore.restoration import Known
 from .order import Policy
 from .policy import age
 from .precedence import Precedence
 from .queue import ConversationQueue
 from .request import entry_of
-from .selection import Readiness, Selection, select
 from .sequence import Sequence, SequenceStatus
 from .slots import Share, Slot, own_preemption, preemption
+from .start import WAITS_FOR, Candidates, Look, PrefixLookup, Readiness, Room, Selection, select
+
+if TYPE_CHECKING:
+    from .times import Activity
 
 _DRIFT = 16
 """Steps after which it is asked again who has to yield, though nobody came or went."""
@@ -56,9 +60,12 @@ class Scheduler:
         self.waiting = waiting
         self.running: list[Sequence] = []
         self.preempted: list[Sequence] = []
-        self._candidates = Candidates(waiting, kv_cache, memory, self.running)
+        self._kv_cache = kv_cache
+        self._memory = memory
+        self._candidates = Candidates(waiting, kv_cache, memory)
         self._max_batch = max_batch
-        self._last = Selection(None, None, 0)
+        self._last = Selection()
+        self._found: dict[Sequence, Activity] = {}  # of those that did not start when looked at
         self._precedence = Precedence()
         self._fair_at: int | None = None  # the queue's changes when nobody had to yield
         self._fair_for = 0  # steps since
@@ -94,23 +101,23 @@ class Scheduler:
         return sequence in self.running or sequence in self.preempted
 
     def starting(self) -> AbstractContextManager[None]:
-        """Several start in the block, and nothing is brought into the cache; see `Candidates`."""
+        """Rank all that start in the block by the cache as it is now; see `Candidates`."""
         return self._candidates.starting()
 
     def start_next(self) -> Sequence | None:
         """Let the next sequence run, if one may."""
-        self._candidates.forget()
+        self._found = {}
         sequence = None
         if len(self.running) < self._max_batch:
             sequence = self._resume() if self.preempted else self._claim()
         if sequence is None:
-            self._candidates.note()
+            self.waiting.note(self._found)
         else:
             self.running.append(sequence)  # at once: what is nowhere would never end
         return sequence
 
-    def stuck(self) -> Sequence | None:
-        """The sequence that lacks memory though none runs; it no longer waits."""
+    def take_stuck(self) -> Sequence | None:
+        """Take the sequence that lacks memory though none runs out of the queue."""
         short = self._last.short
         if self.running or short is None:
             return None
@@ -218,21 +225,38 @@ class Scheduler:
     def _let_claim(self, ranked: Iterable[Sequence]) -> Sequence | None:
         """Have the first that could start have what is given up, if one could."""
         self._fair_at = None  # it may be able to start at the next step
-        found = select(ranked, self._candidates.readiness)
+        found = self._select(ranked)
         self._claimant = found.start or found.short
         return self._claimant
 
     def _resume(self) -> Sequence | None:
-        chosen = self._select(self.preempted[:1])
-        if chosen is not None:
-            self.preempted.remove(chosen)
-        return chosen
-
-    def _select(self, candidates: Iterable[Sequence]) -> Sequence | None:
-        """Choose who starts, and note why others do not; who starts is not kept here."""
-        found = select(candidates, self._candidates.readiness)
-        self._last = found._replace(start=None)
+        found = self._select(self.preempted[:1])
+        self._last = found._replace(start=None)  # it is not kept here
+        if found.start is not None:
+            self._prepare(found.start)
+            self.preempted.remove(found.start)
         return found.start
+
+    def _select(self, candidates: Iterable[Sequence]) -> Selection:
+        """Choose the sequence that starts next, and see to what the others wait for."""
+        found = select(candidates, self._look)
+        for each in found.waiting:
+            self._see_to(each)
+        return found
+
+    def _look(self, sequence: Sequence) -> Look:
+        return self._candidates.look(sequence, self.running)
+
+    def _see_to(self, look: Look) -> None:
+        """Have what a sequence waits for come about, and remember what that is."""
+        sequence = look.sequence
+        self._found[sequence] = WAITS_FOR[look.readiness]
+        if look.awaited is not None:
+            self._kv_cache.publish_early(look.awaited)
+        elif look.readiness is Readiness.DISK:
+            self._kv_cache.page_in(sequence)
+        else:
+            sequence.needs = self._memory.needed(sequence), self._memory.usable
 
     def _claim(self) -> Sequence | None:
         """Take the next sequence from the queue.
@@ -241,7 +265,7 @@ class Scheduler:
         and the chosen one may have left it since.
         """
         claimant, self._claimant = self._claimant, None
-        self._last = Selection(None, None, 0)
+        self._last = Selection()
         if not len(self.waiting):
             return None
         self._charge()
@@ -249,33 +273,44 @@ class Scheduler:
             return found.start
         ranked = self._candidates.ranked()
         while True:
-            chosen = self._select(ranked)
-            if chosen is None or self._take(chosen):
-                return chosen
+            found = self._select(ranked)
+            self._last = found._replace(start=None)
+            if found.start is None or self._take(found.start):
+                return found.start
 
     def _start_claimant(self, sequence: Sequence) -> Selection | None:
         """Start the one for whom another has yielded; None where that is off.
 
         While it lacks memory still, nobody else takes what was given up for it.
         """
-        readiness = self._candidates.readiness(sequence) if self.waiting.waits(sequence) else None
-        if readiness is Readiness.READY and self._take(sequence):
-            return Selection(sequence, None, 0)
-        if readiness is not Readiness.MEMORY:
+        if not self.waiting.waits(sequence):
+            return None
+        found = self._select([sequence])
+        if found.start is not None and self._take(sequence):
+            return found
+        if found.short is None:
             return None
         self._claimant = sequence
-        self._last = Selection(None, sequence, 0)
-        return self._last
+        self._last = found
+        return found
 
     def _take(self, sequence: Sequence) -> bool:
         """Claim a sequence, and charge it for the prompt that is to be computed."""
+        known = self._prepare(sequence)
         started = sequence.status is SequenceStatus.PREEMPTED
         if not started:
             self._starts += 1
             sequence.number = self._starts
-        left = len(sequence.tokens) - 1 - self._candidates.cached(sequence)
+        left = len(sequence.tokens) - 1 - known.cached
         sequence.num_charged_of_prompt = 0 if started else max(0, left)
         return self.waiting.claim(sequence, sequence.num_charged_of_prompt)
+
+    def _prepare(self, sequence: Sequence) -> Known:
+        """Make room for a sequence that starts alone; returns what of it is in the cache then."""
+        known = self._kv_cache.known(sequence)
+        if not self.running and self._memory.make_room(sequence, known):
+            known = self._kv_cache.known(sequence)
+        return known
 
     def _charge(self) -> None:
         """Charge for what was decoded and restored. For the next decision is soon enough."""

@@ -41,6 +41,8 @@ class PageInStatus(enum.Enum):
 
     NOTHING = enum.auto()
     """There is none that is not in memory."""
+    ON_DISK = enum.auto()
+    """There is some, and it is not being read."""
     BEGUN = enum.auto()
     """It is read from now on."""
     UNDER_WAY = enum.auto()
@@ -93,18 +95,28 @@ class PageIn:
         """Whether something is verified and waits to be read."""
         return any(request.verified.done() for request in self._requests)
 
-    def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
-        """Have what is on disk of a prompt read."""
+    def look(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
+        """Look what is on disk of a prompt and not in memory."""
+        return self._find(namespace, tokens)[0]
+
+    def _find(
+        self, namespace: Namespace, tokens: Tokens
+    ) -> tuple[PageInStatus, RadixTrie | None, Missing | None]:
         trie = self._cache.trie_of(namespace, tokens)
         if trie is None:
-            return PageInStatus.NOTHING
+            return PageInStatus.NOTHING, None, None
         missing = self._cache.missing(trie, tokens, self._unreadable)
         if not missing.nodes:
-            return PageInStatus.NOTHING
-        if any(
-            node in request.missing.nodes for request in self._requests for node in missing.nodes
-        ):
-            return PageInStatus.UNDER_WAY
+            return PageInStatus.NOTHING, trie, missing
+        reading = (node for request in self._requests for node in request.missing.nodes)
+        under_way = not set(missing.nodes).isdisjoint(reading)
+        return PageInStatus.UNDER_WAY if under_way else PageInStatus.ON_DISK, trie, missing
+
+    def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
+        """Have what is on disk of a prompt read."""
+        status, trie, missing = self._find(namespace, tokens)
+        if status is not PageInStatus.ON_DISK or trie is None or missing is None:
+            return status
         records = {r.id: r for node in missing.nodes for r in missing.records(node)}
         verified = self._tier.verify(list(records.values()))
         self.asked_bytes += sum(record.nbytes for record in records.values())

@@ -127,6 +127,13 @@ class Pager:
         """Start to read what is on disk of a prompt, unless it is being read."""
         return self._page_in.request(namespace, tokens)
 
+    def awaits(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
+        """Return True if a reader shall wait for a prompt's state. Nothing is read for it yet."""
+        status = self._page_in.look(namespace, tokens)
+        if status is PageInStatus.UNDER_WAY:
+            return not self._retries.ended(reader)
+        return status is PageInStatus.ON_DISK and self._retries.may_begin(reader)
+
     def wait_for(self, reader: object, namespace: Namespace, tokens: Tokens) -> bool:
         """Start to read what is on disk of a prompt; return whether its reader waits for that.
 

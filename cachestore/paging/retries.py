@@ -16,6 +16,10 @@ class Retries:
     def __init__(self) -> None:
         self._begun: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 
+    def may_begin(self, reader: object) -> bool:
+        """Return True if a reader would wait for one more read."""
+        return self._begun.get(reader, 0) < _MOST
+
     def ended(self, reader: object) -> bool:
         """Whether a reader waits no more, and starts with what is in memory."""
         return self._begun.get(reader, 0) > _MOST

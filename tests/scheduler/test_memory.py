@@ -416,6 +416,8 @@ class TestStart:
         assert not fixture.planner.admits(new_request, known, [decoding()])
         assert fixture.world.cache.tries.size.nbytes == 880
         assert fixture.planner.admits(new_request, known, [])
+        assert fixture.world.cache.tries.size.nbytes == 880, "a question evicts nothing"
+        assert fixture.planner.make_room(new_request, known)
         assert fixture.world.cache.tries.size.nbytes == 0
         assert fixture.governor.room.nbytes >= fixture.planner.needed(new_request)
 

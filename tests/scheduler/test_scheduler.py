@@ -22,8 +22,8 @@ from umbel.scheduler.order import Policy, Priority
 from umbel.scheduler.precedence import LAG
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.scheduler import _GAP, Scheduler
-from umbel.scheduler.selection import READ_AHEAD
 from umbel.scheduler.sequence import Sequence, SequenceStatus
+from umbel.scheduler.start import READ_AHEAD, Awaited
 
 from ..fakes import make_request
 
@@ -42,13 +42,21 @@ class Cache:
         self.behind: set[str] = set()
         self.spared = 0
 
-    def page_in(self, sequence: Sequence) -> bool:
-        """Whether it is being read."""
+    def is_on_disk(self, sequence: Sequence) -> bool:
+        """Return True if its state is on disk, or being read."""
         return sequence.request.conversation in self.on_disk
 
-    def shall_wait(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """Whether another one, that runs, prefills it."""
-        return bool(running) and sequence.request.conversation in self.behind
+    def page_in(self, sequence: Sequence) -> bool:
+        """Read it; a test says when that is done."""
+        return self.is_on_disk(sequence)
+
+    def awaited(self, sequence: Sequence, running: list[Sequence]) -> Awaited | None:
+        """Return its beginning if another one, that runs, prefills it."""
+        behind = bool(running) and sequence.request.conversation in self.behind
+        return Awaited(running[0], 10) if behind else None
+
+    def publish_early(self, awaited: Awaited) -> None:
+        """Nothing is published."""
 
     def known(self, sequence: Sequence) -> "Known":
         """All of a prompt is known, so that none is charged and they keep their order."""
@@ -89,6 +97,11 @@ class Memory:
         assert sequence not in running
         self.asked.append(sequence.request.id)
         return sum(len(each.tokens) for each in [*running, sequence]) <= self.room
+
+    def make_room(self, sequence: Sequence, known: Known) -> bool:
+        """There is nothing to evict."""
+        del sequence, known
+        return False
 
 
 class SchedulerFixture:
@@ -194,13 +207,12 @@ class TestStarting:
         fixture = SchedulerFixture()
         fixture.put("a", "b")
 
-        def cancel_the_first(sequence: Sequence, _running: list[Sequence]) -> bool:
+        def cancel_the_first(sequence: Sequence, _running: list[Sequence]) -> None:
             assert not fixture.queue._lock.locked()
             if sequence.request.id == "a":
                 fixture.queue.remove("a")
-            return False
 
-        monkeypatch.setattr(fixture.cache, "shall_wait", cancel_the_first)
+        monkeypatch.setattr(fixture.cache, "awaited", cancel_the_first)
         assert fixture.start() == fixture.running == ["b"]
 
     def test_a_conversation_runs_one_request_at_a_time(self) -> None:
@@ -496,7 +508,7 @@ class TestYielding:
         fixture.cache.spared = 9
         (a,) = fixture.put("a0", tenant="a")
         fixture.start()
-        assert fixture.scheduler.stuck() is a
+        assert fixture.scheduler.take_stuck() is a
         assert fixture.queue.shares(["a"])["a"].service == 9
         fixture.scheduler.remove(a)
         assert fixture.queue.shares(["a"])["a"].service == 0
@@ -663,7 +675,7 @@ class TestStuck:
         fixture = SchedulerFixture(room=10)
         a, _ = fixture.put("a", "b")
         assert fixture.start() == ["a"]
-        assert fixture.scheduler.stuck() is None
+        assert fixture.scheduler.take_stuck() is None
         assert len(fixture.queue) == 1
         fixture.scheduler.remove(a)
         assert fixture.start() == ["b"]
@@ -673,14 +685,14 @@ class TestStuck:
         fixture = SchedulerFixture(room=9)
         a, _ = fixture.put("a", "b")
         assert fixture.start() == []
-        assert fixture.scheduler.stuck() is a
+        assert fixture.scheduler.take_stuck() is a
         assert a in fixture.scheduler
         assert names_of(fixture.queue.close()) == ["b"]
         assert fixture.start() == []
-        assert fixture.scheduler.stuck() is a
+        assert fixture.scheduler.take_stuck() is a
         fixture.memory.room = 10
         assert fixture.start() == ["a"]
-        assert fixture.scheduler.stuck() is None
+        assert fixture.scheduler.take_stuck() is None
         assert (fixture.running, fixture.preempted) == (["a"], [])
 
     def test_a_stuck_conversation_goes_on_when_it_is_told(self) -> None:
@@ -688,12 +700,12 @@ class TestStuck:
         fixture = SchedulerFixture(room=9)
         a, b = fixture.put("a", "b", conversation="c")
         fixture.start()
-        assert fixture.scheduler.stuck() is a
+        assert fixture.scheduler.take_stuck() is a
         assert fixture.queue.offers() == []
         fixture.scheduler.remove(a)
-        assert fixture.scheduler.stuck() is None
+        assert fixture.scheduler.take_stuck() is None
         assert fixture.start() == []
-        assert fixture.scheduler.stuck() is b
+        assert fixture.scheduler.take_stuck() is b
 
     def test_a_preempted_one_can_be_stuck(self) -> None:
         """Where those that ran beside it have ended, and there is less memory now."""
@@ -703,21 +715,21 @@ class TestStuck:
         fixture.scheduler.preempt(b)
         fixture.memory.room = 9
         assert fixture.start() == []
-        assert fixture.scheduler.stuck() is None
+        assert fixture.scheduler.take_stuck() is None
         fixture.scheduler.remove(a)
         assert fixture.start() == []
-        assert fixture.scheduler.stuck() is b
+        assert fixture.scheduler.take_stuck() is b
         assert fixture.preempted == ["b"]
 
     def test_who_waits_for_something_else_is_not_stuck(self) -> None:
         """The disk answers some day; and an empty queue lacks nothing."""
         fixture = SchedulerFixture()
         assert fixture.start() == []
-        assert fixture.scheduler.stuck() is None
+        assert fixture.scheduler.take_stuck() is None
         fixture.cache.on_disk = {"a"}
         fixture.put("a")
         assert fixture.start() == []
-        assert fixture.scheduler.stuck() is None
+        assert fixture.scheduler.take_stuck() is None
         assert len(fixture.queue) == 1
 
     def test_who_was_cancelled_is_not_stuck(self) -> None:
@@ -726,7 +738,7 @@ class TestStuck:
         fixture.put("a")
         fixture.start()
         assert fixture.queue.remove("a") is not None
-        assert fixture.scheduler.stuck() is None
+        assert fixture.scheduler.take_stuck() is None
         assert fixture.preempted == []
 
 
@@ -824,9 +836,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.running[-1] is next_one
             self.arrive(next_one)
         if full or next_one is not None or self.scheduler.running:
-            assert self.scheduler.stuck() is None
+            assert self.scheduler.take_stuck() is None
         else:
-            assert self.scheduler.stuck() is lacking
+            assert self.scheduler.take_stuck() is lacking
             if lacking is not None:
                 self.arrive(lacking)
 

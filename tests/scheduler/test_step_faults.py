@@ -25,7 +25,7 @@ PLACES: dict[str, Callable[[Bench], Any]] = {
     "weigh": lambda bench: bench.engine._scheduler,
     "yielding": lambda bench: bench.engine._scheduler,
     "start_next": lambda bench: bench.engine._scheduler,
-    "note": lambda bench: bench.engine._scheduler._candidates,
+    "note": lambda bench: bench.queue,
     "claim": lambda bench: bench.queue,
     "chunk_size": lambda bench: bench.engine._prefiller,
     "fitting": lambda bench: bench.engine._prefiller,
