@@ -10,7 +10,6 @@ from types import FrameType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from umbel.scheduler.order import Candidate, Entry, FairOrder, Policy, Priority, rank
 from umbel.scheduler.slots import Share, Slot, own_preemption, preemption
@@ -402,114 +401,6 @@ def test_a_tenant_that_may_not_start_is_passed_over_and_earns_nothing() -> None:
     spent.clear()
     order.window(able)
     assert order.service("a") == 500
-
-
-class Everything(RuleBasedStateMachine):
-    """Any requests, started, charged, preempted, ended and removed in any order."""
-
-    requests = Bundle("requests")
-    running = Bundle("running")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.order = FairOrder(SMALL)
-        self.waiting: list[Entry] = []
-        self.at_work: dict[str, Entry] = {}
-        self.ended: set[str] = set()
-        self.count = 0
-
-    @rule(
-        tenant=st.sampled_from("abc"),
-        conversation=st.sampled_from("xy"),
-        priority=st.sampled_from(Priority),
-        parallel=st.integers(1, 2),
-    )
-    def put(self, tenant: str, conversation: str, priority: Priority, parallel: int) -> None:
-        """A request comes."""
-        self.count += 1
-        entry = Entry(f"{self.count}", tenant, conversation, priority, parallel)
-        self.order.put(entry)
-        self.waiting.append(entry)
-
-    @rule(target=running, place=st.integers(0, 5), tokens=st.integers(0, 300))
-    def start(self, place: int, tokens: int) -> str:
-        """One of the window starts, not always the first."""
-        ranked = rank(self.order.window(), lambda entry: -int(entry.id))
-        if not ranked:
-            return ""
-        entry = self.order.start(ranked[place % len(ranked)].id, tokens)
-        assert entry.id not in self.at_work
-        assert entry.id not in self.ended
-        before = [e for e in self.waiting if _key(e) == _key(entry)]
-        assert before[0] == entry
-        self.waiting.remove(entry)
-        self.at_work[entry.id] = entry
-        beside = [e for e in self.at_work.values() if _key(e) == _key(entry)]
-        assert len(beside) <= entry.parallel
-        return entry.id
-
-    @rule(request=running, tokens=st.integers(-50, 200))
-    def charge(self, request: str, tokens: int) -> None:
-        """It decodes, or was charged too much."""
-        if request in self.at_work:
-            self.order.charge(request, tokens)
-
-    @rule(request=consumes(running))
-    def end(self, request: str) -> None:
-        """It ends."""
-        if self.at_work.pop(request, None):
-            self.order.end(request)
-            self.ended.add(request)
-
-    @rule(request=consumes(running))
-    def preempt(self, request: str) -> None:
-        """It gives up its slot."""
-        if entry := self.at_work.pop(request, None):
-            self.order.preempt(request)
-            self.waiting.append(entry)
-            self.waiting.sort(key=lambda e: int(e.id))
-
-    @rule(place=st.integers(0, 50))
-    def remove(self, place: int) -> None:
-        """A client goes away while its request waits."""
-        if self.waiting:
-            entry = self.waiting.pop(place % len(self.waiting))
-            assert self.order.remove(entry.id)
-            self.ended.add(entry.id)
-
-    @invariant()
-    def nothing_is_lost(self) -> None:
-        """As many wait as should, and whoever may start is offered in the end."""
-        assert len(self.order) == len(self.waiting)
-        heads: dict[tuple[str, str], Entry] = {}
-        for entry in self.waiting:
-            heads.setdefault(_key(entry), entry)
-        free = {
-            entry.id
-            for key, entry in heads.items()
-            if sum(_key(e) == key for e in self.at_work.values()) < entry.parallel
-        }
-        offered: set[str] = set()
-        while window := self.order.window(passed=offered):
-            offered |= {candidate.entry.id for candidate in window}
-        assert offered == free
-
-    def teardown(self) -> None:
-        """When all have left, nothing of them is held."""
-        for entry in self.waiting:
-            self.order.remove(entry.id)
-        for request in self.at_work:
-            self.order.end(request)
-        assert not self.order._tenants
-        assert not self.order.window()
-
-
-def _key(entry: Entry) -> tuple[str, str]:
-    return entry.tenant, entry.conversation
-
-
-TestEverything = Everything.TestCase
-TestEverything.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 # -- what a decision costs -------------------------------------------------------------------

@@ -1,6 +1,24 @@
 """Admission, order, cancel, deadlines, quotas and reloads together, in any order of events.
 
 Two models are served, with a queue each; what is agreed with a tenant holds for both together.
+Invariants, with the methods that assert them:
+
+1. A request waits, runs, lacks memory or has ended; queue, order, scheduler and the counts of
+   tenants agree (`everybody_is_in_one_place`).
+2. A request starts once and ends at most once, and its end is its last event
+   (`each_ends_at_most_once_and_last`).
+3. Requests of a unit start first in, first out, so many at a time as they say
+   (`units_keep_their_order`).
+4. No more requests of a tenant run than may, with all models together, and none is refused or let
+   in against its bounds (`one_step`, `_try`).
+5. A model whose request may go on, since a request of another model ended, is woken (`one_step`).
+6. `/status` says what each request waits for (`units_keep_their_order`,
+   `who_waits_for_its_tenant_says_so`), and the seconds of each activity are those that it had
+   (`times_are_what_they_did`).
+7. A tenant that could start a request has no less service than the floor, as long as no charge is
+   taken back (`time_without_requests_earns_nothing`).
+8. In the end each request was served whole, or its client or its time was gone; what was served is
+   charged once, and nothing is kept (`teardown`).
 """
 
 from collections import Counter
@@ -432,6 +450,16 @@ class OrderMachine(RuleBasedStateMachine):
             if not held:
                 full = most is not None and running[tenant] >= most
                 assert full == (activity is Activity.TENANT)
+
+    @invariant()
+    def time_without_requests_earns_nothing(self) -> None:
+        """Neither for a tenant that was away, nor for one that had reached a bound."""
+        if self.taken_out or any(self.end(name) for name in self.events):
+            return  # what was charged for its prompt may have been taken back
+        for model in self.models:
+            order, queue = model.queue._order, model.queue
+            for share in queue.claimants():
+                assert share.service >= order._floor
 
     @invariant()
     def times_are_what_they_did(self) -> None:

@@ -8,15 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from umbel.scheduler.errors import (
     QueueFullError,
@@ -141,100 +132,6 @@ def test_a_closed_queue_hands_out_what_waits_and_refuses_more() -> None:
     assert isinstance(refusal.value, RetryLaterError)
     queue.release(running)
     assert take(queue) is None
-
-
-class QueueMachine(RuleBasedStateMachine):
-    """The queue against a list that is searched from the front."""
-
-    LIMIT = 6
-    CONVERSATIONS = ("a", "b", "c")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queue = ConversationQueue(self.LIMIT)
-        self.model: list[Sequence] = []
-        self.running: dict[str, Sequence] = {}
-        self.put_order: dict[str, list[Sequence]] = defaultdict(list)
-        self.count = 0
-        self.closed = False
-
-    @rule(conversation=st.sampled_from(CONVERSATIONS), deadline=st.integers(0, 9))
-    def put(self, conversation: str, deadline: int) -> None:
-        """Put a request, or see it refused for the right reason."""
-        self.count += 1
-        sequence = waiting(str(self.count), conversation, deadline)
-        if self.closed:
-            with pytest.raises(UnavailableError):
-                self.queue.put(sequence)
-        elif len(self.model) == self.LIMIT:
-            with pytest.raises(QueueFullError):
-                self.queue.put(sequence)
-        else:
-            self.queue.put(sequence)
-            self.model.append(sequence)
-            self.put_order[conversation].append(sequence)
-
-    @rule()
-    def take(self) -> None:
-        """Take the first request whose conversation is idle."""
-        expected = next((s for s in self.model if s.request.conversation not in self.running), None)
-        taken = take(self.queue)
-        assert taken is expected
-        if taken is not None:
-            self.model.remove(taken)
-            assert self.put_order[taken.request.conversation].pop(0) is taken
-            self.running[taken.request.conversation] = taken
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        """End a running request."""
-        conversation = data.draw(st.sampled_from(sorted(self.running)))
-        self.queue.release(self.running.pop(conversation))
-
-    @rule(number=st.integers(1, 30))
-    def remove(self, number: int) -> None:
-        """Cancel a request that waits, runs, has ended or never was."""
-        expected = next((s for s in self.model if s.request.id == str(number)), None)
-        assert self.queue.remove(str(number)) is expected
-        if expected is not None:
-            self.forget([expected])
-
-    @rule(now=st.integers(0, 9))
-    def expired(self, now: int) -> None:
-        """Let deadlines pass."""
-        late = [s for s in self.model if s.request.deadline <= now]
-        late.sort(key=lambda s: (s.request.deadline, s.request.id))
-        assert self.queue.expired(now) == late
-        self.forget(late)
-
-    @precondition(lambda self: self.count > 8)
-    @rule()
-    def close(self) -> None:
-        """Close, again and again."""
-        assert self.queue.close() == self.model
-        self.forget(list(self.model))
-        self.closed = True
-
-    def forget(self, sequences: list[Sequence]) -> None:
-        """Strike waiting sequences from the model."""
-        for sequence in sequences:
-            self.model.remove(sequence)
-            self.put_order[sequence.request.conversation].remove(sequence)
-
-    @invariant()
-    def agrees_with_the_model(self) -> None:
-        """The same requests wait, within the bound, and the same conversations are busy."""
-        assert len(self.queue) == len(self.model) <= self.LIMIT
-        assert list(self.queue._waiting.values()) == self.model
-        assert {conversation for _, conversation in busy(self.queue)} == set(self.running)
-
-
-def test_the_queue_is_its_model() -> None:
-    """In any order of calls: order within conversations, one at a time, within the bound."""
-    run_state_machine_as_test(
-        QueueMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
-    )
 
 
 class Traffic:
