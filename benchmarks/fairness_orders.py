@@ -7,7 +7,8 @@ from typing import Protocol
 from fairness_workload import Job
 
 from umbel.scheduler.order import Entry, FairOrder, Policy, rank
-from umbel.scheduler.slots import Share, Slot, preemption
+from umbel.scheduler.start import Slot, preemption
+from umbel.scheduler.tenants import Share
 
 
 class Order(Protocol):

@@ -27,9 +27,9 @@ from ..models.runner import ModelRunner
 from ..models.runtime import keep_freed_memory
 from ..models.step_plan import StepPlan
 from ..models.warmup import warm_up
-from ..scheduler.admission import MemoryBound
 from ..scheduler.engine import Engine, Publish
 from ..scheduler.kv_cache_manager import KVCacheManager
+from ..scheduler.limits import MemoryBound
 from ..scheduler.memory import MemoryPlanner
 from ..scheduler.paging import Paging
 from ..scheduler.queue import ConversationQueue

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import hdrs, web
 
-from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
+from ..scheduler.limits import RETRY_AFTER
 from .failures import APIError
 from .quoting import quote
 

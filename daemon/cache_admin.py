@@ -11,8 +11,8 @@ from ..cachestore.node import as_tokens
 from ..cachestore.pins import PinDescription, Pins
 from ..cachestore.prefix_cache import PrefixCache
 from ..cachestore.statistics import CacheStatistics
-from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
+from ..scheduler.limits import RETRY_AFTER
 from ..scheduler.thread import MLXThread
 from .cache_nodes import NodeDescription, described, look
 

@@ -9,7 +9,7 @@ from ..cachestore.memory_pool import max_copy_bytes
 from ..models.load.loader import LoadedModel
 from ..models.memory_profile import PlannedChunk
 from ..models.runner import ModelRunner
-from ..scheduler.admission import MemoryBound
+from ..scheduler.limits import MemoryBound
 from .config import Settings
 from .errors import StartError
 from .model_fit import LEAST_CONTEXT, usable

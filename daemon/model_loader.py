@@ -21,9 +21,9 @@ from ..models.load.loader import OpenedModel, Source, find
 from ..models.load.watch import Progress, Watch
 from ..models.params import KVQuantization
 from ..models.runtime import BLAS, backend, device_memory, give_freed_memory_back
-from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
 from ..scheduler.handoff import Handoff
+from ..scheduler.limits import RETRY_AFTER
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.thread import MLXThread
 from .assembly import Assembly, Phase, assemble, max_stall

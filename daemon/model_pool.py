@@ -8,8 +8,8 @@ from functools import partial
 import structlog
 
 from ..models.errors import ModelError
-from ..scheduler.bounds import RETRY_AFTER, check_tokens, check_waiting
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
+from ..scheduler.limits import RETRY_AFTER, check_tokens, check_waiting
 from ..scheduler.tenants import TenantUse
 from .deadlines import Wait
 from .errors import StartError

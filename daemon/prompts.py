@@ -16,7 +16,7 @@ from ..models.text.conversation import Conversation, Message
 from ..models.text.grammar_compiler import GrammarCompiler
 from ..models.text.output import OutputParser
 from ..models.text.plain import PlainParser
-from ..scheduler.admission import Admission
+from ..scheduler.limits import Admission
 from .answer_grammar import conversation_grammar, text_grammar
 from .answer_reader import CollectedAnswer, Parser
 from .failures import APIError

@@ -15,8 +15,8 @@ import structlog
 
 from ..models.errors import ModelError
 from ..models.load.watch import Progress
-from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
+from ..scheduler.limits import RETRY_AFTER
 from .assembly import Phase
 from .errors import StartError
 from .model_slot import ModelSlot, Resident

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import structlog
 
-from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
+from ..scheduler.limits import RETRY_AFTER
 
 T = TypeVar("T")
 

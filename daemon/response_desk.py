@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import structlog
 
-from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import UnavailableError
+from ..scheduler.limits import RETRY_AFTER
 from .response_store import ResponseStore
 
 T = TypeVar("T")

@@ -13,10 +13,9 @@ from ..cachestore.pins import PinDescription
 from ..cachestore.tries import SHARED
 from ..models.load.loader import LoadedModel
 from ..models.params import SamplingParams
-from ..scheduler.admission import Admission
-from ..scheduler.bounds import RETRY_AFTER
 from ..scheduler.errors import DeadlineExceededError, UnavailableError
 from ..scheduler.handoff import Handoff
+from ..scheduler.limits import RETRY_AFTER, Admission
 from ..scheduler.queue import ConversationQueue
 from ..scheduler.request import Request
 from .answer_reader import AnswerReader

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from ..scheduler.bounds import check_room, check_waiting
 from ..scheduler.errors import DeadlineExceededError
+from ..scheduler.limits import check_room, check_waiting
 from ..scheduler.tenants import Places, TenantUse
 from .bodies import SMALL_BODY
 from .deadlines import Wait

@@ -15,17 +15,16 @@ from .decoder import Decoder
 from .errors import UnavailableError
 from .kv_cache_manager import KVCacheManager
 from .lifecycle import Lifecycle
+from .limits import late, no_room
 from .masks import MaskPool
-from .memory import Affordable, MemoryPlanner
+from .memory import Affordable, MemoryPlanner, Shortage
 from .prefiller import Prefiller
 from .queue import ConversationQueue
-from .refusals import late, no_room
 from .report import EngineReport
 from .request import Event, FinishReason, Started
 from .runner import C, ModelRunner, O, P, T
 from .scheduler import Scheduler
 from .sequence import Sequence, SequenceStatus
-from .shortage import Shortage
 from .statistics import EngineStatistics
 from .thread import Pace
 from .times import Activity

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from .bounds import RETRY_AFTER
 from .errors import SlowConsumerError, UnavailableError
+from .limits import RETRY_AFTER
 from .queue import ConversationQueue
 from .request import Event, Finished, FinishReason, Request
 from .sequence import Sequence

@@ -1,12 +1,13 @@
 """Which step memory allows: plans, prices and reserves it; the engine's side of the governor."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Items
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from ..cachestore.governor import Governor
 from ..cachestore.ledger import Kind, Size
 from ..cachestore.restoration import Known
+from .kv_cache_manager import KVCacheManager
 from .policy import Batch, ChunkSize, Joins, plan
 from .runner import C, P, StepPlanner
 from .sequence import Sequence
@@ -14,6 +15,9 @@ from .statistics import MemoryUse
 
 _LEAST_CHUNK = 16
 """Tokens; chunks are not cut further, because what a chunk takes of its own stays."""
+
+_DISK_PATIENCE = 10.0
+"""Seconds without a write for which a request waits for memory that holds what is being written."""
 
 _GROWTH = 256
 """Tokens of its answer for which each running sequence must have room when another starts."""
@@ -215,3 +219,56 @@ class MemoryPlanner(Generic[C, P]):
 
     def _growth(self, sequence: Sequence) -> Size:
         return Size(self._runner.profile.kept(sequence.num_left_to_prefill + _GROWTH))
+
+
+class Shortage:
+    """Says whether what lacks memory waits for it. Belongs to the MLX thread.
+
+    Args:
+        kv_cache: whose state the disk tier writes.
+        memory: knows of other models' requests.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        kv_cache: KVCacheManager[Any],
+        memory: MemoryPlanner[Any, Any],
+        clock: Callable[[], float],
+    ) -> None:
+        self._kv_cache = kv_cache
+        self._memory = memory
+        self._clock = clock
+        self._disk_since: float | None = None
+        self._writes = 0  # when it began to wait for the disk, or that last answered
+        self._others = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits."""
+        return self._disk_since is not None or self._others
+
+    def begin_step(self) -> None:
+        """Ask anew whether other models' requests are at work."""
+        self._others = False
+
+    def end(self) -> None:
+        """There was memory for a step."""
+        self._disk_since = None
+
+    def awaits_others(self) -> bool:
+        """Whether what lacks is held by requests of another model. Their ends are waited for."""
+        self._others = self._memory.others_busy
+        return self._others
+
+    def awaits_disk(self) -> bool:
+        """Whether what lacks is about to be given up by the disk tier, which writes it.
+
+        A disk that does not answer is not waited for.
+        """
+        if not self._kv_cache.writing:
+            return False
+        now, writes = self._clock(), self._kv_cache.writes
+        if self._disk_since is None or writes != self._writes:
+            self._disk_since, self._writes = now, writes
+        return now - self._disk_since < _DISK_PATIENCE

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 
-from .bounds import RETRY_AFTER, check_tokens, check_waiting
 from .errors import UnavailableError
+from .limits import RETRY_AFTER, check_tokens, check_waiting
 from .order import Candidate, FairOrder
 from .request import entry_of
 from .sequence import Sequence, SequenceStatus
-from .slots import Share
 from .statistics import RequestStatistics, describe_request
-from .tenants import TenantUse
+from .tenants import Share, TenantUse
 from .times import Activity, Times
 
 

@@ -13,8 +13,20 @@ from .precedence import Precedence
 from .queue import ConversationQueue
 from .request import entry_of
 from .sequence import Sequence, SequenceStatus
-from .slots import Share, Slot, own_preemption, preemption
-from .start import WAITS_FOR, Candidates, Look, PrefixLookup, Readiness, Room, Selection, select
+from .start import (
+    WAITS_FOR,
+    Candidates,
+    Look,
+    PrefixLookup,
+    Readiness,
+    Room,
+    Selection,
+    Slot,
+    own_preemption,
+    preemption,
+    select,
+)
+from .tenants import Share
 
 if TYPE_CHECKING:
     from .times import Activity

@@ -32,6 +32,20 @@ class Terms(NamedTuple):
     tokens_per_minute: int | None = None
 
 
+class Share(NamedTuple):
+    """Service that a tenant was given.
+
+    Attributes:
+        tenant: its name.
+        service: tokens per weight that it was charged, lifts included.
+        weight: its share, positive.
+    """
+
+    tenant: str
+    service: float
+    weight: float = 1.0
+
+
 Agreed = Callable[[str], Terms]
 """The terms of a tenant, by its name. They may change."""
 

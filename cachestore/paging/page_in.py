@@ -8,9 +8,11 @@ no error: the request computes the tokens itself.
 
 import enum
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -28,10 +30,14 @@ from ..state import Checkpoint, Span
 from ..trie import RadixTrie
 from ..tries import Namespace
 from .codec import Codec
-from .resting import Resting
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+_UNREADABLE_FOR = 5.0  # seconds: a request that comes sooner computes the tokens itself
+MOST_READS = 3  # for one reader: its state may be paged out again before it is used
+
+_clock = time.monotonic
 
 log = structlog.get_logger()
 
@@ -232,6 +238,51 @@ class PageIn:
         # Who found a file damaged has warned, and named it.
         level = logging.INFO if isinstance(error, DamagedFileError) else logging.WARNING
         log.log(level, "state on disk is lost", tokens=node.end, error=str(error))
+
+
+class Resting:
+    """Ids of files, each for a while. As many as there are files at most."""
+
+    def __init__(self) -> None:
+        self._until: dict[int, float] = {}  # in the order in which they end
+
+    def add(self, ids: Iterable[int]) -> None:
+        """Let files rest from now on."""
+        until = _clock() + _UNREADABLE_FOR
+        for file in ids:
+            self._until.pop(file, None)
+            self._until[file] = until
+
+    def __contains__(self, file: object) -> bool:
+        """Whether a file is not to be asked for yet."""
+        now = _clock()
+        while self._until and (first := next(iter(self._until.items())))[1] <= now:
+            del self._until[first[0]]
+        return file in self._until
+
+
+class Retries:
+    """Counts the reads for each reader: state may be paged out again before the reader uses it.
+
+    A reader is the object that asks. Its count is dropped with it.
+    """
+
+    def __init__(self) -> None:
+        self._begun: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+
+    def may_begin(self, reader: object) -> bool:
+        """Return True if a reader would wait for one more read."""
+        return self._begun.get(reader, 0) < MOST_READS
+
+    def ended(self, reader: object) -> bool:
+        """Whether a reader waits no more, and starts with what is in memory."""
+        return self._begun.get(reader, 0) > MOST_READS
+
+    def waits(self, reader: object, status: PageInStatus) -> bool:
+        """Whether a reader waits for what it asked for."""
+        if status is PageInStatus.BEGUN:
+            self._begun[reader] = self._begun.get(reader, 0) + 1
+        return status is not PageInStatus.NOTHING and not self.ended(reader)
 
 
 def _check(verified: Verified, records: list[Record]) -> None:

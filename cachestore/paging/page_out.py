@@ -16,16 +16,16 @@ from ..digests import hasher, record_digest
 from ..disk.files import HostTensor, Payload
 from ..disk.tier import DiskTier
 from ..disk.write_queue import WriteJob, Written
+from ..extents import Extent
 from ..ledger import Account, Kind, Size
 from ..loans import Loan, lend, size_of_storage
 from ..node import Tokens, TrieNode, path_tokens, size_in_memory, size_of
 from ..persistence import Persistence
 from ..prefix_cache import PrefixCache
-from ..record import RecordKind
+from ..record import Record, RecordKind
 from ..state import Checkpoint, Span
 from ..trie import RadixTrie
 from ..tries import Namespace
-from .attachment import attach
 from .codec import Codec, Exported
 
 _AT_ONCE = 4  # nodes handed over between two steps: that takes the engine's time
@@ -271,7 +271,7 @@ class PageOut:
             return
         self._cache.tries.files.hold([record])  # until it is known who uses it
         if trie is not None:
-            attach(trie, job.path, record)
+            _attach(trie, job.path, record)
             for node in parts:
                 if node.persisted:
                     trie.persistence.mark_clean(node)
@@ -326,3 +326,38 @@ def _reachable(node: TrieNode) -> bool:
     if parent is None or parent.parent is None or (parent.span is None and not parent.extents):
         return True
     return parent.persisted_soon
+
+
+def _attach(trie: RadixTrie, path: Tokens, record: Record) -> None:
+    """Note which state a new file has, as far as the trie still has it.
+
+    Args:
+        trie: whose state was written. It may have changed meanwhile.
+        path: tokens that lead to its end, from the trie's root on.
+        record: of the file.
+    """
+    if record.kind is RecordKind.SPAN:
+        _attach_span(trie, path, record)
+    else:
+        _attach_checkpoint(trie, path, record)
+
+
+def _attach_span(trie: RadixTrie, path: Tokens, record: Record) -> None:
+    """Note in the nodes that a file has their tokens; they may have been cut or joined."""
+    deepest, known = trie.match(path)
+    if known < len(path):
+        return  # the rest was forgotten, and shall not come back with the file
+    for node in deepest.path():
+        parent = node.parent
+        if parent is not None and parent.parent is not None and parent.persisted_end < parent.end:
+            return
+        start, stop = node.persisted_end, min(node.end, known)
+        if record.start <= start < stop:
+            trie.persistence.add_extent(node, Extent(record, start, stop))
+
+
+def _attach_checkpoint(trie: RadixTrie, path: Tokens, record: Record) -> None:
+    node, known = trie.match(path)
+    ends = known == len(path) == node.end
+    if ends and node.persisted_checkpoint is None and node.tokens_persisted:
+        trie.persistence.set_checkpoint(node, record)

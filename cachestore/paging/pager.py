@@ -15,9 +15,8 @@ from ..prefix_cache import PrefixCache
 from ..tries import SHARED, Namespace
 from .codec import Codec
 from .index_recovery import recover_index
-from .page_in import PageIn, PageInStatus
+from .page_in import PageIn, PageInStatus, Retries
 from .page_out import PageOut
-from .retries import Retries
 
 if TYPE_CHECKING:
     from ..record import Record

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from aiohttp import web
 
-from ...scheduler.bounds import RETRY_AFTER
 from ...scheduler.errors import UnavailableError
+from ...scheduler.limits import RETRY_AFTER
 from ...scheduler.times import Activity
 from ..answer_headers import ARRIVAL, ENTERED, HELD, SHARE, STREAM
 from ..arrivals import Arrival, Arrivals, Line

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from umbel.cachestore.disk.tier import DiskTier
 from umbel.cachestore.errors import DiskTierError
-from umbel.cachestore.paging import page_out, resting
+from umbel.cachestore.paging import page_in, page_out
 
 from .disk_tools import TIMEOUT
 from .fakes import KV, NAMESPACE
@@ -65,7 +65,7 @@ def reads(world: PagedWorld) -> int:
     """Ask for what is on disk without a descriptor; return how often it was a miss."""
     missed = 0
     for hour in range(3):
-        resting._clock = lambda hour=hour: 3600.0 * hour  # type: ignore[misc]
+        page_in._clock = lambda hour=hour: 3600.0 * hour  # type: ignore[misc]
         with starved(0, world.tier):
             world.fetch(range(91))
             missed += world.probe(range(91)) == (90, 0)
@@ -92,7 +92,7 @@ def main(folder: Path) -> None:
         after = sorted(world.tier.files())
         world.write_all()
         world.restart()
-        resting._clock = lambda: 1e6
+        page_in._clock = lambda: 1e6
         world.fetch(range(91))
         world.fetch(range(200, 231))
         restored = world.probe(range(91))[1]

@@ -18,7 +18,7 @@ from umbel.cachestore.disk import rare_warning
 from umbel.cachestore.disk.files import INDEX, new_name, write_file
 from umbel.cachestore.disk.integrity import verify_file
 from umbel.cachestore.errors import UnreadableFileError
-from umbel.cachestore.paging import resting
+from umbel.cachestore.paging import page_in
 from umbel.cachestore.paging.page_in import PageInStatus
 
 from .disk_tools import TIMEOUT, damaged, job, opened, own_names, payload, write
@@ -57,7 +57,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Have files rest, and warnings be silent, until the test says so."""
     moved = Clock()
-    monkeypatch.setattr(resting, "_clock", moved)
+    monkeypatch.setattr(page_in, "_clock", moved)
     monkeypatch.setattr(rare_warning, "_clock", moved)
     return moved
 
@@ -240,7 +240,7 @@ def test_thousands_are_warned_of_once(
 
 def test_what_rests_is_forgotten_in_time(clock: Clock) -> None:
     """A file that fails again rests anew, the others as long as they had to."""
-    rests = resting.Resting()
+    rests = page_in.Resting()
     rests.add([1, 2])
     clock.now += 3
     rests.add([1, 3])

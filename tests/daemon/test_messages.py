@@ -15,7 +15,6 @@ from umbel.daemon.config import Settings
 from umbel.daemon.failures import APIError, as_api_error
 from umbel.daemon.handlers.entry import Entry
 from umbel.daemon.protocols.errors import error_response
-from umbel.scheduler.bounds import RETRY_AFTER
 from umbel.scheduler.errors import (
     ComputationError,
     ContextLengthExceededError,
@@ -23,6 +22,7 @@ from umbel.scheduler.errors import (
     QueueFullError,
     UnavailableError,
 )
+from umbel.scheduler.limits import RETRY_AFTER
 
 from .fixtures import TINY_CONTEXT
 from .running import Reply, RunningDaemon

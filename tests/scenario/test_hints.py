@@ -13,7 +13,7 @@ from umbel.daemon.protocols.chat import ChatRequest
 from umbel.daemon.protocols.generation_request import GenerationBody
 from umbel.daemon.protocols.messages import MessagesRequest
 from umbel.models.load.loader import LoadedModel
-from umbel.scheduler.admission import Admission
+from umbel.scheduler.limits import Admission
 
 from .bench import Ask, Bench
 

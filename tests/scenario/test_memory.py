@@ -19,8 +19,8 @@ from umbel.daemon.config import Settings
 from umbel.daemon.errors import StartError
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.load.device import device_policy
-from umbel.scheduler.admission import Admission
 from umbel.scheduler.errors import ContextLengthExceededError, UnavailableError
+from umbel.scheduler.limits import Admission
 from umbel.scheduler.request import FinishReason
 
 from .. import zoo

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.scheduler.admission import Admission, MemoryBound
 from umbel.scheduler.errors import ContextLengthExceededError, InvalidRequestError
+from umbel.scheduler.limits import Admission, MemoryBound
 
 
 def test_an_empty_prompt_is_refused() -> None:

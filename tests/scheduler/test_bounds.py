@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.cachestore.tries import SHARED
-from umbel.scheduler.bounds import check_waiting
 from umbel.scheduler.errors import QueueFullError
+from umbel.scheduler.limits import check_waiting
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.sequence import Sequence
 from umbel.scheduler.tenants import TenantUse, Terms

@@ -20,13 +20,12 @@ from structlog.testing import capture_logs
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.errors import ComputationError, DeadlineExceededError
 from umbel.scheduler.kv_cache_manager import KVCacheManager
-from umbel.scheduler.memory import MemoryPlanner
+from umbel.scheduler.memory import MemoryPlanner, Shortage
 from umbel.scheduler.policy import PrefillChunk
 from umbel.scheduler.queue import ConversationQueue
 from umbel.scheduler.request import Event, Finished, FinishReason, Started, TokenEvent
 from umbel.scheduler.scheduler import Scheduler
 from umbel.scheduler.sequence import Sequence, SequenceStatus
-from umbel.scheduler.shortage import Shortage
 from umbel.scheduler.tenants import TenantUse, Terms
 from umbel.scheduler.thread import Pace
 

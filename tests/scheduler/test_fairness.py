@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umbel.scheduler.order import Candidate, Entry, FairOrder, Policy, Priority, rank
-from umbel.scheduler.slots import Share, Slot, own_preemption, preemption
+from umbel.scheduler.start import Slot, own_preemption, preemption
+from umbel.scheduler.tenants import Share
 
 SMALL = Policy(quantum=100, patience=4, looks=6)
 Trace = Callable[[FrameType, str, object], "Trace"]

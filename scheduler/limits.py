@@ -1,0 +1,192 @@
+"""Limits of requests: what fits the context, how many may wait, and the errors of those refused."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .errors import (
+    ContextLengthExceededError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    QueueFullError,
+    QuotaSpentError,
+    UnavailableError,
+)
+from .sequence import Sequence, SequenceStatus
+from .tenants import TenantUse
+
+RETRY_AFTER = 2
+"""Seconds that a refused client is asked to wait, where nothing is known of how long it takes."""
+
+_TIMES_FREE = 8
+"""How many times as many requests of a tenant may wait as places are free; see `check_waiting`.
+
+Where k tenants send without end, 1 of 1 + 8 k places stays free: one has 8/9 of them, two have
+16/17 together. A larger power of two would leave few places beside one tenant, 1/17 for 16. A
+smaller one would refuse a tenant where there is much room, at 2/3 for 2, and those who send little
+need few places, as their requests start soon. The first to come has 8/9 at once, the next one 8/9
+of what is left, and so on, until enough of the first have started. A tenant with fewer than 8
+requests that wait may have every place there is.
+"""
+
+
+def check_room(use: TenantUse, limit: int, now: float) -> None:
+    """Refuse a request where as many wait as may, of all tenants; see `check_waiting`.
+
+    Raises:
+        QueueFullError: it is so.
+    """
+    if use.waiting >= limit:
+        seconds = use.drained.of_all.next_place_in(now, RETRY_AFTER)
+        message = f"{limit} requests are waiting already; try again later"
+        raise QueueFullError(message, retry_after=seconds)
+
+
+def check_waiting(
+    use: TenantUse, tenant: str, limit: int, now: float, *, placed: bool = False
+) -> None:
+    """Refuse a request for which there is no room.
+
+    Once requests of several tenants have come, or where tenants are named, no tenant has all the
+    room: it may have so many waiting as is a multiple of the places that are free. That is the
+    dynamic threshold of a shared buffer (Choudhury and Hahne, IEEE/ACM Transactions on Networking
+    6(2), 1998). Who has nothing waiting is let in wherever a place is free.
+
+    Args:
+        use: what waits already, for any model.
+        tenant: whose request it is.
+        limit: the most requests that may wait, of all tenants.
+        now: the present time, in seconds.
+        placed: it had a place among those that wait until now, and keeps it though it may be more
+            than its tenant's part by now.
+
+    Raises:
+        QueueFullError: as many wait as may wait, of all or of its tenant.
+    """
+    use.meet(tenant)
+    check_room(use, limit, now)
+    most = use.agreed(tenant).waiting
+    if most is not None and use.waiting_of(tenant) >= most:
+        message = f"{most} requests of tenant {tenant} are waiting already; try again later"
+        raise _own_full(use, tenant, message, now)
+    own, free = use.waiting_of(tenant), limit - use.waiting
+    if use.shared and not placed and own >= _TIMES_FREE * free:
+        message = (
+            f"{own} requests of tenant {tenant} are waiting already, and the places that are left "
+            "are for other tenants; try again later, or send fewer at a time"
+        )
+        raise _own_full(use, tenant, message, now)
+
+
+def _own_full(use: TenantUse, tenant: str, message: str, now: float) -> QueueFullError:
+    """Make the error of a request that waits for others of its tenant to start."""
+    seconds = use.drained.of(tenant).next_place_in(now, RETRY_AFTER)
+    return QueueFullError(message, retry_after=seconds)
+
+
+def check_tokens(use: TenantUse, tenant: str, now: float) -> None:
+    """Refuse a request whose tenant has no tokens left.
+
+    Args:
+        use: what is spent already, with any model.
+        tenant: whose request it is.
+        now: the present time, in seconds.
+
+    Raises:
+        QuotaSpentError: its tenant has spent its tokens of this minute.
+    """
+    if seconds := use.quotas.refills_in(tenant, now):
+        raise QuotaSpentError(
+            f"tenant {tenant} has spent its {use.agreed(tenant).tokens_per_minute} tokens "
+            f"a minute; there are more in {seconds} s",
+            retry_after=seconds,
+        )
+
+
+def no_room(needed: int, usable: int, pinned: int) -> UnavailableError:
+    """Make the error of a request for which there is no memory at present.
+
+    Args:
+        needed: bytes that it takes to start.
+        usable: bytes that may be held.
+        pinned: those of them that pins of its tenant hold; of others' it hears nothing.
+    """
+    return UnavailableError(
+        f"memory is short: the request needs {needed} bytes of {usable} that may be used at present"
+        + (f", of which your pins hold {pinned}: unpin something, or" if pinned else ";")
+        + " try again later",
+        retry_after=RETRY_AFTER,
+    )
+
+
+def late(sequence: Sequence) -> DeadlineExceededError:
+    """Make the error of a request whose deadline has passed."""
+    state = "waited" if sequence.status is SequenceStatus.WAITING else "ran"
+    return DeadlineExceededError(f"the request still {state} when its time was over")
+
+
+@dataclass(frozen=True)
+class MemoryBound:
+    """Why a context is shorter than the model's.
+
+    Attributes:
+        usable: bytes that the state of a request may take.
+        needed: says how many a request of so many tokens takes, alone.
+    """
+
+    usable: int
+    needed: Callable[[int], int]
+
+
+class Admission:
+    """Checks a request against the model's limits.
+
+    Args:
+        context_length: the most tokens of prompt and answer together.
+        memory: what it is cut for; None where it is the model's own.
+    """
+
+    def __init__(self, context_length: int, memory: MemoryBound | None = None) -> None:
+        self.context_length = context_length
+        self._memory = memory
+
+    def check_text(self, characters: int, longest_token: int) -> None:
+        """Refuse a text that cannot fit however it is tokenised, before that is tried.
+
+        Encoding tens of megabytes takes minutes and gigabytes.
+
+        Raises:
+            ContextLengthExceededError: it has more tokens than the context.
+        """
+        least = characters // longest_token
+        if least > self.context_length:
+            raise self._too_long(f"over {least}", least)
+
+    def answer_length(self, prompt_length: int, max_tokens: int | None) -> int:
+        """Say how many tokens the answer may have: what was asked for, within the context.
+
+        A `max_tokens` that reaches beyond the context is cut, not refused: agents ask for
+        a fixed large number whatever the model.
+
+        Raises:
+            InvalidRequestError: the prompt has no tokens.
+            ContextLengthExceededError: the prompt leaves no room for an answer.
+        """
+        if prompt_length == 0:
+            raise InvalidRequestError("the prompt is empty; send at least one token of text")
+        room = self.context_length - prompt_length
+        if room < 1:
+            raise self._too_long(str(prompt_length), prompt_length)
+        return room if max_tokens is None else min(max_tokens, room)
+
+    def _too_long(self, length: str, tokens: int) -> ContextLengthExceededError:
+        message = (
+            f"This model's maximum context length is {self.context_length} tokens, and the "
+            f"prompt has {length}: it must leave room for an answer. Shorten the prompt."
+        )
+        if self._memory is not None:
+            message += (
+                f" (The context is cut to what memory holds: so many tokens and an answer take "
+                f"{self._memory.needed(tokens + 1)} bytes, and {self._memory.usable} of "
+                "cache_bytes may be used.)"
+            )
+        return ContextLengthExceededError(message, tokens=tokens, most=self.context_length - 1)
