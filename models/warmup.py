@@ -8,18 +8,16 @@ processes find the compiled kernels on disk. Metal takes milliseconds.
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 import structlog
 
+from .kv.packed import PackedCheckpoint, PackedSpan
 from .kv.sequence_cache import SequenceCache
 from .outputs import NextToken
 from .params import Row, SamplingParams
 from .runner import ModelRunner
-
-if TYPE_CHECKING:
-    from .kv.packed import PackedCheckpoint, PackedSpan
 
 SECONDS = 40.0
 """No call begins after this time."""
@@ -29,6 +27,7 @@ TURN = 16
 
 _WORDS = range(8)  # tokens that all prompts consist of
 _STEPS = 3  # per number of rows: the batch is made, grows by a token, and overlaps the step before
+_BRANCHES = 5  # rows of the last batch, whose prefixes differ
 _NO_LIMIT = 1 << 62
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
 _DRAWN = SamplingParams(seed=0)
@@ -47,6 +46,17 @@ _EVERYTHING = SamplingParams(
 log = structlog.get_logger()
 
 
+class _Prefix(NamedTuple):
+    """Stored state of a prompt, from which sequences start."""
+
+    offset: int
+    spans: tuple[PackedSpan, ...]
+    checkpoint: PackedCheckpoint | None
+
+
+_EMPTY = _Prefix(0, (), None)
+
+
 class _LimitError(Exception):
     """The next call would exceed the time or the memory; the message says which."""
 
@@ -62,8 +72,9 @@ def warm_up(
 ) -> None:
     """Compute a prompt in chunks, then decode with 1, 2, 4 … rows; leave nothing behind.
 
-    The prompt is shared by all rows, as a system prompt is. A warm-up that would exceed a limit
-    stops early and logs which one.
+    The prompt is shared by all rows, as a system prompt is. The rows of a last batch have
+    different prefixes, as conversations have. A warm-up that would exceed a limit stops early and
+    logs which one.
 
     Args:
         runner: of the model. Nothing may run on it.
@@ -74,14 +85,18 @@ def warm_up(
         go_on: called before each call of the model. What it raises ends the warm-up.
     """
     began = clock()
-    run = _WarmUp(runner, chunk, nbytes, lambda: clock() - began < SECONDS, go_on)
+    run = _WarmUp(runner, nbytes, lambda: clock() - began < SECONDS, go_on)
     sizes = _batch_sizes(max_batch if runner.batches else 1)
     done = 0
     try:
-        run.share_prompt()
+        prompt = run.compute(_EMPTY, chunk, TURN)
         for rows in sizes:
-            run.decode(rows)
+            run.decode([prompt] * rows)
             done = rows
+        if done >= _BRANCHES:
+            run.close()
+            longer = run.compute(prompt, *_chunks_of(runner.rules.own + TURN, chunk))
+            run.decode([prompt, longer, longer, run.copied(longer), _EMPTY])
     except _LimitError as error:
         log.warning("warm-up stopped early", reason=str(error), rows=done, of=sizes[-1])
     finally:
@@ -94,6 +109,11 @@ def _batch_sizes(most: int) -> list[int]:
     return [*(1 << n for n in range((most - 1).bit_length())), most]
 
 
+def _chunks_of(tokens: int, chunk: int) -> list[int]:
+    """Lengths of the chunks of a prompt."""
+    return [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
+
+
 class _WarmUp:
     """The sequences and the shared state of one warm-up.
 
@@ -104,63 +124,82 @@ class _WarmUp:
     def __init__(
         self,
         runner: ModelRunner,
-        chunk: int,
         nbytes: int,
         has_time: Callable[[], bool],
         go_on: Callable[[], object],
     ) -> None:
         self.steps = 0
         self._runner = runner
-        self._chunk = chunk
         self._nbytes = nbytes
         self._has_time = has_time
         self._go_on = go_on
         self._caches: list[SequenceCache] = []
-        self._spans: list[PackedSpan] = []
-        self._checkpoint: PackedCheckpoint | None = None
+        self._held = 0  # bytes of stored prefixes
 
-    def share_prompt(self) -> None:
-        """Compute a prompt of a full chunk and a short one, and store its state.
+    def compute(self, before: _Prefix, *chunks: int) -> _Prefix:
+        """Compute a prompt, and store its state.
+
+        Args:
+            before: what the prompt continues.
+            chunks: tokens of each call.
 
         Raises:
             _LimitError: the next call would exceed a limit.
         """
-        cache = self._open(0)
-        self._prefill(cache, self._chunk)
-        self._prefill(cache, TURN)
+        cache, checkpoint = self._open(before), None
+        for tokens in chunks:
+            self._prefill(cache, tokens)
         if cache.non_trimmable:
             self._allow(self._runner.profile.captured(cache.offset).nbytes)
-            self._checkpoint = self._runner.placement.capture(cache)
+            checkpoint = self._runner.placement.capture(cache)
+            self._held += checkpoint.nbytes
         self._allow(2 * self._runner.profile.kept(cache.suffix_length))
-        self._spans = self._runner.placement.take_packed(cache)
-        self._end_sequences()
+        new = self._runner.placement.take_packed(cache)
+        self._held += sum(span.nbytes for span in new)
+        offset = cache.offset
+        self.close()
+        return _Prefix(offset, (*before.spans, *new), checkpoint)
 
-    def decode(self, rows: int) -> None:
-        """Start sequences until there are `rows`, then decode a few steps.
+    def copied(self, prefix: _Prefix) -> _Prefix:
+        """Copy the last span of a prefix, so that a row reads it alone.
+
+        Raises:
+            _LimitError: the copy would exceed a limit.
+        """
+        if not prefix.spans:  # a model without token-addressable layers
+            return prefix
+        *shared, last = prefix.spans
+        self._allow(last.nbytes)
+        self._held += last.nbytes
+        return prefix._replace(spans=(*shared, last.copy(0, last.length)))
+
+    def decode(self, prefixes: Sequence[_Prefix]) -> None:
+        """Start sequences until there is one for each prefix, and decode a few steps.
+
+        Then one sequence ends, and the others decode beside a row that is free.
 
         Raises:
             _LimitError: the next call would exceed a limit.
         """
-        while len(self._caches) < rows:
-            self._prefill(self._open(self._chunk + TURN), TURN)
-        tokens: list[NextToken] = [_WORDS[0]] * rows
+        for prefix in prefixes[len(self._caches) :]:
+            self._prefill(self._open(prefix), TURN)
+        tokens: list[NextToken] = [_WORDS[0]] * len(prefixes)
         for _ in range(_STEPS):
             tokens = self._step(tokens)
+        if len(prefixes) > 1:
+            self._runner.placement.close(self._caches.pop())
+            self._step(tokens[:-1])
 
     def close(self) -> None:
-        """End all sequences and free the shared state."""
-        self._end_sequences()
-        self._spans, self._checkpoint = [], None
-
-    def _open(self, offset: int) -> SequenceCache:
-        cache = self._runner.open(offset, self._spans, self._checkpoint)
-        self._caches.append(cache)
-        return cache
-
-    def _end_sequences(self) -> None:
+        """End all sequences."""
         for cache in self._caches:
             self._runner.placement.close(cache)
         self._caches = []
+
+    def _open(self, prefix: _Prefix) -> SequenceCache:
+        cache = self._runner.open(prefix.offset, prefix.spans, prefix.checkpoint)
+        self._caches.append(cache)
+        return cache
 
     def _step(self, tokens: Sequence[NextToken]) -> list[NextToken]:
         """Decode one token of each sequence; sample it in every way that requests sample."""
@@ -190,9 +229,7 @@ class _WarmUp:
         self._go_on()
         if not self._has_time():
             raise _LimitError("time")
-        held = self._runner.held_by(self._caches).nbytes
-        held += sum(span.nbytes for span in self._spans)
-        held += self._checkpoint.nbytes if self._checkpoint else 0
+        held = self._runner.held_by(self._caches).nbytes + self._held
         if held + nbytes > self._nbytes:
             raise _LimitError("memory")
 
