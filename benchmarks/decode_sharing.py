@@ -22,7 +22,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from shapes import SHAPES, make, on_cpu, tokens
 
-from umbel.models.kv.packed import PackedSpan
+from umbel.models.kv.spans import PackedSpan
 from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.params import Row, SamplingParams
 from umbel.models.prepare import prepare, restore

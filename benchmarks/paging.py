@@ -29,7 +29,8 @@ from umbel.cachestore.paging.pager import Pager
 from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.cachestore.tries import Namespace
-from umbel.models.kv.packed import PackedSpan, pack_suffix
+from umbel.models.kv.packed import pack_suffix
+from umbel.models.kv.spans import PackedSpan
 from umbel.models.kv.stored import DiskCodec, HostArray
 from umbel.models.kv.token_layer import in_parts
 from umbel.models.runtime import backend

@@ -27,7 +27,7 @@ from umbel.cachestore.prefix_cache import PrefixCache
 from umbel.cachestore.state import Layout
 from umbel.cachestore.tries import Namespace
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedSpan
+from umbel.models.kv.spans import PackedSpan
 
 NAMESPACE = Namespace("tenant", "fingerprint")
 VOCABULARY = 50_000

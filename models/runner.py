@@ -17,9 +17,10 @@ import structlog
 from .attention.prompt_layers import Together
 from .attention.separate import can_separate, separate
 from .kv.batch_cache import BatchCache
-from .kv.packed import PackedCheckpoint, PackedSpan
+from .kv.packed import PackedCheckpoint
 from .kv.placement import Placement
 from .kv.sequence_cache import SequenceCache
+from .kv.spans import PackedSpan
 from .kv.state_form import StateForm
 from .load.loader import LoadedModel
 from .load.memory_probe import measure

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from .kv.packed import PackedCheckpoint, PackedSpan
+from .kv.packed import PackedCheckpoint
 from .kv.sequence_cache import SequenceCache
+from .kv.spans import PackedSpan
 from .outputs import NextToken
 from .params import Row, SamplingParams
 from .runner import ModelRunner

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
-from ..kv.span_run import SpanRun
+from ..kv.spans import SpanRun
 from ..load.device import DevicePolicy
 from .blocks import attend
 from .fetched import Keys, Rotated, RotatedQueries

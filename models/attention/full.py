@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..errors import NotBatchableError
 from ..kv.ring_buffer import RingBuffer
-from ..kv.span_run import SpanRun
+from ..kv.spans import SpanRun
 from . import decode_kernel, kernel_arguments, latent_kernel, split_kernel
 from .batched import AttendingLayer, Shared, Step
 from .cascade import Part, merge, of_rows, part_of, scores_of, spread, together

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import NotBatchableError
 from ..kv.buckets import positions_for
 from ..kv.ring_buffer import RingBuffer
-from ..kv.span_run import SpanRun
+from ..kv.spans import SpanRun
 from .batched import BufferedLayer, Shared, Step
 
 

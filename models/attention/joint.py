@@ -11,11 +11,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..kv.alignment import aligned
-from ..kv.packed import runs_of
 from ..kv.prefix_groups import prefix_groups
 from ..kv.read_alone import room_for
 from ..kv.sequence_cache import SequenceCache
-from ..kv.span_run import SpanRun
+from ..kv.spans import SpanRun, runs_of
 from ..load.device import DevicePolicy
 from .cascade import merge, part_of, scores_of, spread, together
 from .products import Segment

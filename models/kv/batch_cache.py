@@ -22,7 +22,7 @@ from .entering import Entering
 from .non_trimmable import in_order, make_chunk, make_ring
 from .recurrent import BatchedRecurrentLayer
 from .sequence_cache import layer_caches_of
-from .span_run import SpanRun
+from .spans import SpanRun
 from .token_layer import TokenParts
 
 

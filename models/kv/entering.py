@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..moves import Enter
-from .packed import runs_of
 from .sequence_cache import SequenceCache
+from .spans import runs_of
 
 
 class Entering(NamedTuple):

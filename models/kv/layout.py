@@ -22,9 +22,9 @@ from mlx_lm.models.cache import (
 
 from ..errors import UnsupportedCacheError
 from ..params import KVQuantization
-from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, runs_of
+from .packed import PackedCheckpoint
 from .sequence_cache import SequenceCache, layer_caches_of
-from .span_run import SpanRun
+from .spans import LayerPrefix, PackedSpan, SpanRun, runs_of
 from .token_layer import token_layer_cache
 
 _ADDRESSABLE = (KVCache, QuantizedKVCache)

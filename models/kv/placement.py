@@ -18,10 +18,11 @@ from ..step_plan import Call
 from .batch_cache import BatchCache
 from .entering import entering
 from .layout import CacheLayout
-from .packed import PackedCheckpoint, PackedSpan, pack_suffix, runs_of
+from .packed import PackedCheckpoint, pack_suffix
 from .prefix_groups import PrefixGroup
 from .ring_buffer import RingBuffer
 from .sequence_cache import SequenceCache, checkpoint_of, flat_arrays
+from .spans import PackedSpan, runs_of
 from .token_layer import TokenParts, in_parts
 
 

@@ -11,7 +11,8 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache
 
 from ..memory_profile import Held
 from .non_trimmable import capture
-from .packed import LayerPrefix, PackedCheckpoint, PackedSpan, pack, pack_suffix, runs_of
+from .packed import PackedCheckpoint, pack, pack_suffix
+from .spans import LayerPrefix, PackedSpan, runs_of
 from .token_layer import Tensors, TokenLayerCache, TokenParts, in_parts
 
 

@@ -11,7 +11,8 @@ import mlx.core as mx
 
 from ..errors import StoredStateError
 from .non_trimmable import Chunk, Record, Recurrent, Ring
-from .packed import PackedCheckpoint, PackedSpan
+from .packed import PackedCheckpoint
+from .spans import PackedSpan
 
 _DIMENSIONS = 4  # of keys and values: rows, heads, tokens, size
 

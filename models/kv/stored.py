@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ..errors import StoredStateError, UnreadableStateError
 from .non_trimmable import Chunk, Record, Recurrent, Ring
-from .packed import PackedCheckpoint, PackedSpan
+from .packed import PackedCheckpoint
+from .spans import PackedSpan, Places, Storage
 from .state_form import StateForm
-from .storage import Places, Storage
 
 _NAMES = {
     mx.float32: "F32",

@@ -13,9 +13,8 @@ from mlx_lm.models.cache import ArraysCache, ChunkedKVCache
 from ..attention.blocks import BLOCK
 from ..kv.buckets import prompt_tokens
 from ..kv.layout import CacheLayout
-from ..kv.packed import PackedSpan
 from ..kv.sequence_cache import SequenceCache, flat_arrays
-from ..kv.storage import Storage
+from ..kv.spans import PackedSpan, Storage
 from ..memory_profile import GROWTH, MemoryProfile, Ring, StateSizes
 from ..runtime import peak_of
 from ..transients import FITTED, SMALL, UNBROKEN, UNFORESEEN, Transients

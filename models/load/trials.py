@@ -11,9 +11,10 @@ from mlx_lm.models.cache import ArraysCache
 from ..errors import UnsupportedCacheError
 from ..kv.layout import CacheLayout
 from ..kv.non_trimmable import in_order
-from ..kv.packed import PackedCheckpoint, PackedSpan, pack_suffix
+from ..kv.packed import PackedCheckpoint, pack_suffix
 from ..kv.placement import Placement
 from ..kv.sequence_cache import SequenceCache
+from ..kv.spans import PackedSpan
 from ..kv.token_layer import in_parts
 
 _MANY = 18  # with one token more: no multiple of what CUDA's products are fast for

@@ -15,9 +15,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from umbel.models.batch_planner import leave, pack
 from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
+from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.placement import Placement
 from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.kv.spans import PackedSpan
 from umbel.models.load.device import DevicePolicy, device_policy
 from umbel.models.moves import Move
 from umbel.models.prepare import prepare, restore

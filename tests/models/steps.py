@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from umbel.models.kv.packed import PackedSpan
 from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.kv.spans import PackedSpan
 from umbel.models.outputs import ForwardOutput, NextToken
 from umbel.models.runner import ModelRunner
 

@@ -15,8 +15,8 @@ from umbel.models.attention.joint import prompts_of
 from umbel.models.attention.softmax_kernel import softmax
 from umbel.models.kv.alignment import aligned
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import runs_of
 from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.kv.spans import runs_of
 from umbel.models.load.device import CUDA, GPU
 from umbel.models.prefill import prefill
 

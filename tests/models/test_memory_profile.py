@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from umbel.models.attention.blocks import BLOCK
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
+from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.sequence_cache import SequenceCache, flat_arrays
+from umbel.models.kv.spans import PackedSpan
 from umbel.models.load import memory_probe
 from umbel.models.load.device import device_policy
 from umbel.models.load.memory_probe import Peaks, measure_transients

@@ -17,8 +17,9 @@ from umbel.models.errors import NotBatchableError, UnsupportedCacheError
 from umbel.models.kv.batch_cache import BatchCache, order_of
 from umbel.models.kv.entering import Entering
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedSpan, pack_suffix, runs_of
+from umbel.models.kv.packed import pack_suffix
 from umbel.models.kv.ring_buffer import RingBuffer
+from umbel.models.kv.spans import PackedSpan, runs_of
 from umbel.models.kv.token_layer import QuantizedTokenLayerCache, in_parts
 from umbel.models.load.device import GPU, DevicePolicy, device_policy
 from umbel.models.load.loader import _try_quantized

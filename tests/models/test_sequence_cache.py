@@ -21,8 +21,9 @@ from mlx_lm.models.cache import (
 
 from umbel.models.errors import UnsupportedCacheError
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
+from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.kv.spans import PackedSpan
 
 from .. import zoo
 from .steps import in_one_piece

@@ -11,9 +11,8 @@ import pytest
 
 from umbel.models.errors import StateLostError
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedSpan
 from umbel.models.kv.recurrent import BatchedRecurrentLayer
-from umbel.models.kv.storage import Storage
+from umbel.models.kv.spans import PackedSpan, Storage
 from umbel.models.planned_for import Rules
 
 from .batch_fixture import NAMES, Agent, BatchFixture, Branch

@@ -13,8 +13,9 @@ import pytest
 from umbel.cachestore.disk.files import HostTensor, Payload, write_file
 from umbel.models.errors import StoredStateError
 from umbel.models.kv.layout import CacheLayout
-from umbel.models.kv.packed import PackedCheckpoint, PackedSpan
+from umbel.models.kv.packed import PackedCheckpoint
 from umbel.models.kv.sequence_cache import SequenceCache
+from umbel.models.kv.spans import PackedSpan
 from umbel.models.kv.stored import DiskCodec, Exported, load_checkpoint, load_span
 from umbel.models.runtime import backend
 

@@ -27,7 +27,7 @@ from .bench import Ask, Bench, words
 from .test_exactness import TOLERANCE
 
 if TYPE_CHECKING:
-    from umbel.models.kv.span_run import SpanRun
+    from umbel.models.kv.spans import SpanRun
 
 SYSTEM = 150
 SHARED = ("llama", "qwen3_next", "gemma3_text", "mamba2")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from umbel.cachestore.checkpoints import Reason
 from umbel.cachestore.node import as_tokens
 from umbel.cachestore.tries import Namespace
-from umbel.models.kv.packed import PackedSpan
+from umbel.models.kv.spans import PackedSpan
 
 from .bench import Bench, words
 

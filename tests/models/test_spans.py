@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umbel.models.kv.packed import LayerPrefix, PackedSpan, runs_of
-from umbel.models.kv.storage import Storage
+from umbel.models.kv.spans import LayerPrefix, PackedSpan, Storage, runs_of
 
 PLACES = (((0, 0), (1, 0)), ((0, 1), (1, 1)))
 """Two layers of keys and values, of two sizes."""

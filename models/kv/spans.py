@@ -1,0 +1,375 @@
+"""Spans: the keys and values of consecutive tokens, as views of storages.
+
+Invariants:
+
+1. A storage holds consecutive tokens of all layers. Nothing writes to it.
+2. A span is a view of one storage, and keeps it in memory. Views of a storage do not overlap.
+3. Cutting a span copies nothing: both parts are views of the same storage.
+4. A storage without an open view of some token is trimmed: what is still viewed is copied into
+   storages of its own, and the old bytes are freed.
+5. A run is read, and keeps nothing in memory. It follows its tokens into another storage.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+from weakref import WeakSet, WeakValueDictionary
+
+import mlx.core as mx
+
+from .token_layer import Tensors, starts
+
+Places = tuple[tuple[tuple[int, int], ...], ...]
+"""For each layer, for each of its tensors: the packed array, and the row in it."""
+
+
+class _Located(Protocol):
+    """A view or a run: tokens `[start, stop)` of a storage."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+    def move(self, storage: "Storage", start: int) -> None:
+        """Read the same tokens from another storage, where they begin at `start`."""
+        ...
+
+
+class Storage:
+    """State of consecutive tokens, all layers, in a few arrays.
+
+    References to views and runs are weak: they hold the storage.
+
+    Attributes:
+        length: number of tokens.
+        places: where each layer's tensors are.
+        loan: set by the cache while another thread reads the arrays, which stay in memory then.
+
+    Args:
+        arrays: `[rows, heads, tokens, size]` each, evaluated, each with a buffer of its own.
+        places: as above.
+    """
+
+    def __init__(self, arrays: Sequence[mx.array], places: Places) -> None:
+        self._arrays = list(arrays)
+        self._views: WeakSet[_Located] = WeakSet()
+        self._runs: WeakValueDictionary[tuple[int, int], SpanRun] = WeakValueDictionary()
+        self._first: int | None = None  # start of the first view, once computed
+        self.length = int(arrays[0].shape[-2])
+        self.places = places
+        self.loan: Any = None
+
+    # -- the arrays --------------------------------------------------------------------
+
+    def tensors(self, index: int, start: int, stop: int) -> Tensors:
+        """One layer's tensors of tokens `[start, stop)`, `[1, heads, tokens, size]`, not copied.
+
+        Raises:
+            ValueError: the storage was freed.
+        """
+        if not self._arrays:
+            raise ValueError("state is read that nobody holds any more")
+        return tuple(
+            self._arrays[number][row : row + 1, :, start:stop] for number, row in self.places[index]
+        )
+
+    def arrays(self, start: int, stop: int) -> list[mx.array]:
+        """The packed arrays of tokens `[start, stop)`; slices, unless that is the whole storage."""
+        whole = stop - start == self.length
+        return [array if whole else array[..., start:stop, :] for array in self._arrays]
+
+    def free(self) -> None:
+        """Drop the arrays. No view may be open."""
+        self._arrays = []
+        for run in self._runs.values():
+            run.let_go()
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.nbytes // self.length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tokens."""
+        return sum(array.nbytes for array in self._arrays)
+
+    @property
+    def buffers(self) -> int:
+        """Number of allocations."""
+        return len(self._arrays)
+
+    # -- views and runs ----------------------------------------------------------------
+
+    def add(self, view: _Located) -> None:
+        """Register an open view."""
+        self._views.add(view)
+        self._first = None
+
+    def remove(self, view: _Located) -> None:
+        """Forget a closed view. Its tokens stay in memory until `trim`."""
+        self._views.discard(view)
+        self._first = None
+
+    @property
+    def views(self) -> list[Any]:
+        """The open views, in order."""
+        return sorted(self._views, key=lambda view: view.start)
+
+    @property
+    def first(self) -> int:
+        """Start of the first view, which counts the buffers."""
+        if self._first is None:
+            self._first = min((view.start for view in self._views), default=0)
+        return self._first
+
+    def run(self, start: int, stop: int) -> "SpanRun":
+        """The run of tokens `[start, stop)`: one object as long as anything refers to it."""
+        run = self._runs.get((start, stop))
+        return SpanRun(self, start, stop) if run is None else run
+
+    def watch(self, run: "SpanRun") -> None:
+        """Register a run, which then moves with its tokens."""
+        self._runs[run.start, run.stop] = run
+
+    def trim(self) -> None:
+        """Free tokens that no view has: copy the rest, adjacent views into one storage."""
+        kept: list[list[_Located]] = []
+        for view in self.views:
+            if kept and kept[-1][-1].stop == view.start:
+                kept[-1].append(view)
+            else:
+                kept.append([view])
+        if [(views[0].start, views[-1].stop) for views in kept] == [(0, self.length)]:
+            return
+        copies = [copied(self, views[0].start, views[-1].stop) for views in kept]
+        for views, storage in zip(kept, copies, strict=True):
+            start, stop = views[0].start, views[-1].stop
+            read = [run for run in self._runs.values() if start <= run.start <= run.stop <= stop]
+            for moved in (*views, *read):
+                moved.move(storage, moved.start - start)
+        self.free()
+
+
+def copied(storage: Storage, start: int, stop: int) -> Storage:
+    """Copy tokens `[start, stop)` of a storage into a new one."""
+    arrays = [mx.contiguous(array) for array in storage.arrays(start, stop)]
+    mx.eval(arrays)
+    return Storage(arrays, storage.places)
+
+
+class SpanRun:
+    """Consecutive tokens of one storage, read as one segment.
+
+    Attributes:
+        storage: where they are now.
+        start: the first of them there.
+        length: number of tokens.
+    """
+
+    def __init__(self, storage: Storage, start: int, stop: int) -> None:
+        self.length = stop - start
+        self._layers: dict[int, Tensors] = {}
+        self._starts: dict[int, Tensors] = {}
+        self.move(storage, start)
+
+    @property
+    def stop(self) -> int:
+        """One after the last token."""
+        return self.start + self.length
+
+    def layer(self, index: int) -> Tensors:
+        """One layer's tensors, `[1, heads, tokens, size]` each, without a copy.
+
+        The same object at every call, until the tokens move.
+
+        Raises:
+            ValueError: the storage was freed.
+        """
+        if index not in self._layers:
+            self._layers[index] = self.storage.tensors(index, self.start, self.stop)
+        return self._layers[index]
+
+    def start_of(self, index: int) -> Tensors:
+        """The first token of `layer`, `[1, heads, 1, size]` each: where it begins in memory."""
+        if index not in self._starts:
+            self._starts[index] = starts(self.layer(index))
+        return self._starts[index]
+
+    def between(self, start: int, stop: int) -> "SpanRun":
+        """The run of its tokens `[start, stop)`."""
+        return self.storage.run(self.start + start, self.start + stop)
+
+    def move(self, storage: Storage, start: int) -> None:
+        """Read the same tokens from another storage, where they begin at `start`."""
+        self.let_go()
+        self.storage, self.start = storage, start
+        storage.watch(self)
+
+    def let_go(self) -> None:
+        """Drop all references to arrays until the next read."""
+        self._layers, self._starts = {}, {}
+
+
+class PackedSpan:
+    """State of consecutive tokens, all layers: an open view of a storage.
+
+    The tokens stay the same. The storage may change when other views of it are closed.
+
+    Attributes:
+        length: number of tokens.
+
+    Args:
+        storage: where they are.
+        start: the first of them there.
+        length: as above; None for all that follow.
+    """
+
+    def __init__(self, storage: Storage, start: int = 0, length: int | None = None) -> None:
+        self._storage: Storage | None = storage
+        self._start = start
+        self.length = storage.length - start if length is None else length
+        storage.add(self)
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that it views.
+
+        Raises:
+            ValueError: the span was closed, cut or merged.
+        """
+        if self._storage is None:
+            raise ValueError("a span was used after it was given away")
+        return self._storage
+
+    @property
+    def start(self) -> int:
+        """Its first token in the storage."""
+        return self._start
+
+    @property
+    def stop(self) -> int:
+        """One after its last token in the storage."""
+        return self._start + self.length
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The packed arrays; slices, unless the span is the whole storage."""
+        return self.storage.arrays(self.start, self.stop)
+
+    @property
+    def places(self) -> Places:
+        """Where each layer's tensors are."""
+        return self.storage.places
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tokens; 0 once it is closed."""
+        return 0 if self._storage is None else self._storage.token_bytes * self.length
+
+    @property
+    def buffers(self) -> int:
+        """The storage's allocations if this is its first view, else 0."""
+        storage = self._storage
+        return storage.buffers if storage is not None and storage.first == self._start else 0
+
+    def layer(self, index: int) -> Tensors:
+        """One layer's tensors, `[1, heads, tokens, size]` each, without a copy."""
+        return self.storage.tensors(index, self.start, self.stop)
+
+    def adjoins(self, other: Self) -> bool:
+        """True if `other` is what follows in the same storage."""
+        return self.storage is other.storage and self.stop == other.start
+
+    def copy(self, start: int, stop: int) -> Self:
+        """Copy its tokens `[start, stop)` into a new storage."""
+        return type(self)(copied(self.storage, self.start + start, self.start + stop))
+
+    def split(self, at: int) -> tuple[Self, Self]:
+        """Cut into `[0, at)` and `[at, length)`, without a copy. The span itself is closed."""
+        storage = self._leave()
+        left = type(self)(storage, self.start, at)
+        return left, type(self)(storage, self.start + at, self.length - at)
+
+    def merge(self, other: Self) -> Self:
+        """Become one with the span that follows; a copy, unless it adjoins. Closes both."""
+        if not self.adjoins(other):
+            self.join([other])
+        storage = self._leave()
+        other._leave()
+        return type(self)(storage, self.start, self.length + other.length)
+
+    def join(self, following: Sequence[Self]) -> None:
+        """Move into one new storage with the spans that follow.
+
+        Other views of the old storages are copied into storages of their own.
+        """
+        spans = [self, *following]
+        packed = zip(*[span.arrays for span in spans], strict=True)
+        # To concatenate one slice is to have a slice, which keeps all that it is of.
+        arrays = [mx.contiguous(mx.concatenate(list(parts), axis=-2)) for parts in packed]
+        mx.eval(arrays)
+        storage, start = Storage(arrays, self.places), 0
+        left = {id(span.storage): span.storage for span in spans}
+        for span in spans:
+            span.move(storage, start)
+            start += span.length
+        for old in left.values():
+            old.trim()
+
+    def move(self, storage: Storage, start: int) -> None:
+        """View the same tokens in another storage, where they begin at `start`."""
+        self._leave()
+        self._storage, self._start = storage, start
+        storage.add(self)
+
+    def close(self, *, trim: bool = True) -> None:
+        """Close the view. Idempotent.
+
+        Args:
+            trim: free its bytes at once. Other views of the storage are copied for that.
+        """
+        if self._storage is not None:
+            storage = self._leave()
+            if trim:
+                storage.trim()
+
+    def _leave(self) -> Storage:
+        storage = self.storage
+        storage.remove(self)
+        self._storage = None
+        return storage
+
+
+def runs_of(spans: Sequence[PackedSpan]) -> list[SpanRun]:
+    """Join consecutive spans that are adjacent in one storage into runs."""
+    runs: list[list[PackedSpan]] = []
+    for span in spans:
+        if runs and runs[-1][-1].adjoins(span):
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    return [spans[0].storage.run(spans[0].start, spans[-1].stop) for spans in runs]
+
+
+class LayerPrefix(Sequence[Tensors]):
+    """One layer of some runs. Holds no array: each read looks up where the tokens are now.
+
+    Args:
+        runs: in order.
+        index: the layer's number among those that spans hold.
+    """
+
+    def __init__(self, runs: Sequence[SpanRun], index: int) -> None:
+        self._runs = runs
+        self._index = index
+
+    def __len__(self) -> int:
+        """Number of segments."""
+        return len(self._runs)
+
+    def __getitem__(self, number: Any) -> Any:
+        """One segment, or those of a slice."""
+        if isinstance(number, slice):
+            return [run.layer(self._index) for run in self._runs[number]]
+        return self._runs[number].layer(self._index)
