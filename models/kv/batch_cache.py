@@ -6,7 +6,7 @@ written into its row when it enters, and grows there. Which row is whose, and wh
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -15,15 +15,43 @@ from ..attention.batched import BufferedLayer, Step
 from ..attention.splits import splits_of
 from ..load.device import DevicePolicy
 from ..memory_profile import Held
+from ..moves import Enter
 from ..runtime import OnLaunch, launch, launch_in_turn
 from .alignment import aligned
 from .batch_layers import BatchLayers
-from .entering import Entering
 from .non_trimmable import in_order, make_chunk, make_ring
 from .recurrent import BatchedRecurrentLayer
-from .sequence_cache import layer_caches_of
-from .spans import SpanRun
+from .sequence_cache import SequenceCache, layer_caches_of
+from .spans import SpanRun, runs_of
 from .token_layer import TokenParts
+
+
+class Entering(NamedTuple):
+    """The state of a sequence that gets a row.
+
+    Attributes:
+        slot: of the row.
+        reused: another sequence had the row before.
+        suffix: for the tensors of each token-addressable layer in turn, their parts, oldest
+            first; empty where the row has no tokens of its own.
+        layers: its non-trimmable layer caches, mlx-lm's.
+    """
+
+    slot: int
+    reused: bool
+    suffix: Sequence[Sequence[mx.array]]
+    layers: Sequence[Any]
+
+
+def entering(move: Enter, cache: SequenceCache) -> Entering:
+    """The state that a planned move puts into a row: the suffix, and the prefix's last spans."""
+    copied = runs_of(cache.prefix[len(cache.prefix) - move.spans :])
+    suffix = cache.suffix()
+    tensors: list[tuple[mx.array, ...]] = []
+    for index in range(len(cache.token_layers) if move.tokens else 0):
+        parts = [run.layer(index) for run in copied] + suffix[index : index + 1]
+        tensors += zip(*parts, strict=True)
+    return Entering(move.slot, move.reused, tensors, cache.non_trimmable)
 
 
 class BatchCache:

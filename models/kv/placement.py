@@ -15,8 +15,7 @@ from ..memory_profile import Held
 from ..moves import Enter, Leave, MakeContiguous, Move, Pack, Relocate, Resize
 from ..runtime import OnLaunch, nothing
 from ..step_plan import Call
-from .batch_cache import BatchCache
-from .entering import entering
+from .batch_cache import BatchCache, entering
 from .layout import CacheLayout
 from .packed import PackedCheckpoint, pack_suffix
 from .prefix_groups import PrefixGroup

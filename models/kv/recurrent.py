@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from .resizing import resized
+from .ring_buffer import resized
 
 
 class RecurrentRows(ArraysCache, ABC):  # type: ignore[misc]

@@ -1,9 +1,11 @@
-"""Ring buffers: what several sequences have of their own, of all layers alike, in one array.
+"""Ring buffers: the own tokens of a batch's rows, one array for each tensor of a layer.
 
-Every step writes one position for all rows at once, so that a step costs the same number of
-operations however many rows there are. A row's tokens are the newest positions, as many as it
-is long; what is older in other rows is masked for it. The positions form a ring, which needs no
-order: keys carry their rotations.
+Invariants:
+
+1. A step writes one position, the same for all rows: its number of operations does not depend on
+   how many rows there are.
+2. A row's tokens are the newest `lengths[row]` positions. Older positions are masked for it.
+3. Positions form a ring. Their order does not matter, because keys are rotated already.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,6 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from .resizing import resized
 from .token_layer import TokenParts, in_one
 
 
@@ -21,14 +22,14 @@ class RingBuffer:
 
     Attributes:
         tensors: `[rows, heads, positions, size]` each; None until the first token shows a shape.
-        lengths: for each row, how many of the newest positions are its tokens.
+        lengths: number of tokens of each row.
         limit: the most tokens that a row holds.
-        positions: how many there are.
+        positions: number of positions.
 
     Args:
         limit: the most tokens that a row holds.
-        scores_masked: whether readers mask scores, and not keys: what is masked may then
-            stand in keys, which are the tensors of even number, as it is.
+        scores_masked: readers mask scores, so that keys, the tensors of even number, may hold
+            anything where they are masked.
     """
 
     def __init__(self, limit: int, *, scores_masked: bool = False) -> None:
@@ -40,20 +41,19 @@ class RingBuffer:
         self._next = 0  # the position that the next step writes
 
     def reserve(self, count: int) -> int:
-        """Make place for tensors of a layer; returns the number of the first."""
+        """Add tensors of a layer; returns the number of the first."""
         self.tensors += [None] * count
         return len(self.tensors) - count
 
     @property
     def rows(self) -> int:
-        """How many rows there are, free ones included."""
+        """Number of rows, free ones included."""
         return len(self.lengths)
 
     def resize(self, rows: int, positions: int) -> None:
-        """Have this many rows and positions, in one copy.
+        """Change the number of rows and positions, in one copy.
 
-        Rows beyond are dropped, new ones are free. Positions are not fewer than the longest row
-        has tokens.
+        Rows beyond are dropped, new ones are free. The longest row must fit.
         """
         more = rows - self.rows
         self.tensors = [
@@ -66,7 +66,7 @@ class RingBuffer:
     def put(self, row: int, tensors: Sequence[Sequence[mx.array]]) -> None:
         """Write a row: of each tensor its parts, `[1, heads, tokens, size]`, oldest first.
 
-        Parts are written one by one: to put them together before would copy each twice.
+        Parts are written one by one: concatenating them first would copy each twice.
         """
         self.lengths[row] = sum(part.shape[2] for part in tensors[0])
         for index, parts in enumerate(tensors):
@@ -80,9 +80,10 @@ class RingBuffer:
         return [mx.contiguous(in_one(parts)) for parts in self.newest(row, count)]
 
     def newest(self, row: int, count: int) -> list[TokenParts]:
-        """Look at the newest `count` tokens of a row, oldest first: two parts where the ring ends.
+        """The newest `count` tokens of a row, oldest first, as slices: two where the ring ends.
 
-        What comes of it is to be computed before the next write: that would be a copy of all rows.
+        Evaluate what is computed from them before the next write, which would copy all rows
+        otherwise.
         """
         start = self._next - count
         wrapped = [(start % self.positions, self.positions), (0, self._next)]
@@ -98,7 +99,7 @@ class RingBuffer:
         self.wipe(target)
         if self.lengths[source]:
             held = self.take(source, self.lengths[source])
-            # A slice that still waits to be computed would make each write a copy of all rows.
+            # A slice that is not evaluated would make each write a copy of all rows.
             mx.eval(held)
             self.put(target, [[tensor] for tensor in held])
         self.lengths[target] = self.lengths[source]
@@ -109,17 +110,17 @@ class RingBuffer:
         self.lengths[row] = 0
 
     def wipe(self, row: int) -> None:
-        """Overwrite what a row held before.
+        """Overwrite a row with zeros.
 
-        What is masked weighs nothing, but nothing times a NaN is a NaN: one that somebody left
-        behind would be in all that the row's next tenant computes.
+        A masked position has weight 0, but 0 times NaN is NaN: a NaN that one sequence left would
+        be in all that the row's next sequence computes.
         """
         for tensor in self.tensors[self._dirty]:
             if tensor is not None:
                 tensor[row : row + 1] = 0
 
     def keys_weigh(self) -> None:
-        """Hear that keys are values too, so that what is masked may not stand in them."""
+        """Have `wipe` overwrite keys, too: they are read as values."""
         self._dirty = slice(None)
 
     def clear(self) -> None:
@@ -127,34 +128,31 @@ class RingBuffer:
         self.tensors = [None] * len(self.tensors)
         self.lengths = []
         self.positions = self._next = 0
-        self._forget_looks()
+        self._drop_masks()
 
     def begin_step(self) -> None:
-        """Count a token more in every row, and say where the rows look.
-
-        A row that is as long as it may be loses its oldest token.
-        """
+        """Count a token more in every row; a full row loses its oldest token."""
         if self._next == self.positions:
             self._next = 0
         self.lengths = [min(length + 1, self.positions) for length in self.lengths]
-        self._forget_looks()
+        self._drop_masks()
 
     @cached_property
     def mask(self) -> mx.array | None:
-        """`[rows, 1, 1, positions]`, where a row may look in this step; None if everywhere."""
+        """`[rows, 1, 1, positions]`, True where a row may read in this step; None if everywhere."""
         ages = (self._next - np.arange(self.positions)) % self.positions
         seen = (ages[None] < np.array(self.lengths)[:, None])[:, None, None, :]
         return None if seen.all() else mx.array(seen)
 
     @cached_property
     def spans(self) -> mx.array:
-        """`[rows, 2]`, the position of a row's oldest token in this step, and how many it has."""
+        """`[rows, 2]`: the position of a row's oldest token in this step, and its token count."""
         lengths = np.array(self.lengths, np.int32)
         first = (self._next + 1 - lengths) % self.positions
         return mx.array(np.stack([first, lengths], axis=1))
 
-    def _forget_looks(self) -> None:
-        """Drop the last step's `mask` and `spans`: readers use one of the two, if any."""
+    def _drop_masks(self) -> None:
+        """Drop the last step's `mask` and `spans`. Readers use at most one of the two."""
         for name in ("mask", "spans"):
             vars(self).pop(name, None)
 
@@ -173,7 +171,7 @@ class RingBuffer:
     def _resized(self, tensor: mx.array, rows: int, positions: int) -> mx.array:
         if positions == self.positions:
             return resized(tensor, rows)
-        # Written in place, the oldest first: to put them in order before takes one copy more.
+        # Written in place, the oldest first: ordering them before takes one copy more.
         kept = min(rows, tensor.shape[0])
         wide = mx.zeros((rows, tensor.shape[1], positions, tensor.shape[3]), tensor.dtype)
         first = self.positions - self._next
@@ -190,7 +188,7 @@ class RingBuffer:
         return held
 
     def _write(self, held: mx.array, row: int, start: int, tensor: mx.array) -> None:
-        """Write tokens from a position on; what is before the ring's begin is at its end."""
+        """Write tokens from a position on; a negative one counts from the ring's end."""
         stop = start + tensor.shape[2]
         if start >= 0:
             held[row : row + 1, :, start:stop] = tensor
@@ -199,3 +197,11 @@ class RingBuffer:
             held[row : row + 1, :, :stop] = tensor[:, :, -start:]
             tensor, stop = tensor[:, :, :-start], 0
         held[row : row + 1, :, self.positions + start : self.positions + stop] = tensor
+
+
+def resized(tensor: mx.array, rows: int) -> mx.array:
+    """Change the first dimension: rows beyond are dropped, new ones are zeros."""
+    more = rows - tensor.shape[0]
+    if more > 0:
+        return mx.pad(tensor, [(0, more), *[(0, 0)] * (tensor.ndim - 1)])
+    return mx.contiguous(tensor[:rows])  # a slice would keep the dropped rows in memory

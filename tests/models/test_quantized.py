@@ -14,8 +14,7 @@ from umbel.models.attention.batched import Step
 from umbel.models.attention.binding import Attention
 from umbel.models.attention.quantized import BatchedQuantizedLayer
 from umbel.models.errors import NotBatchableError, UnsupportedCacheError
-from umbel.models.kv.batch_cache import BatchCache, order_of
-from umbel.models.kv.entering import Entering
+from umbel.models.kv.batch_cache import BatchCache, Entering, order_of
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.packed import pack_suffix
 from umbel.models.kv.ring_buffer import RingBuffer
