@@ -1,4 +1,4 @@
-"""Plans a call for the rows of the batch, and where the state goes of those who leave it."""
+"""Plans a call for the rows of the batch: who enters and leaves, in which shapes. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,28 +11,29 @@ from .planned_for import Batch, Buffer, Rules, Span, State
 from .step_plan import Call, Kind
 
 SHARED = 32
-"""Tokens of a span that a row does not copy, because another sequence leases it too."""
+"""Longest shared span, in tokens, that a row copies: a longer one is read where the trie has it."""
 
 _ALWAYS = 256
-"""Tokens up to which spans are merged: to read one more costs more than to copy them."""
+"""Tokens up to which spans are always merged: reading one more span costs more than the copy."""
 
 
-class _Packed(NamedTuple):
-    """A span that there will be; it lies nowhere yet."""
+class _PlannedSpan(NamedTuple):
+    """A span that this step will create."""
 
     length: int
 
 
 def leave(state: State, slot: int, rules: Rules) -> Leave:
-    """Have a sequence leave its slot of the batch."""
+    """Plan that a sequence leaves its slot."""
     packed = pack(state, rules)
     return Leave(state.number, slot, state.offset, packed.tokens, packed.merges, packed.merged)
 
 
 def pack(state: State, rules: Rules) -> Pack:
-    """Pack a suffix, and merge it with all spans from the highest on that is not long beside them.
+    """Plan that a suffix is packed and merged with the newest of the sequence's own spans.
 
-    Sizes grow geometrically, so a token is copied O(log n) times, and a prefix stays a few spans.
+    A span is merged if it is at most twice as long as all that follows it. So sizes grow
+    geometrically: a token is copied O(log n) times, and a prefix stays a few spans.
     """
     tokens = total = state.suffix_length
     merges = merged = 0
@@ -46,13 +47,13 @@ def pack(state: State, rules: Rules) -> Pack:
 
 
 class BatchPlanner:
-    """Plans one call for rows of the batch: who leaves, who enters, in which shapes.
+    """Plans one call for the rows of the batch.
 
     Args:
-        decode: who is in the batch afterwards.
-        batch: as it is.
+        decode: the sequences in the batch afterwards.
+        batch: as it is before.
         rules: of the model.
-        coming: how many more will soon be in it.
+        coming: number of sequences that will soon enter.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class BatchPlanner:
         self._moves += [leave(state, slot, rules) for slot, state in gone]
         self._slots = {s: state for s, state in batch.sequences.items() if state.number in stay}
         self._new = [state for state in decode if state.slot is None]
-        self._prefixes: dict[int, list[Span | _Packed]] = {}  # as they will be, where asked for
-        self._stays = len(self._new) < len(decode)  # somebody does: it is not made anew
-        self._used = batch.rows  # slots below it have had somebody
+        self._prefixes: dict[int, list[Span | _PlannedSpan]] = {}  # after this step
+        self._stays = len(self._new) < len(decode)  # a row does: its buffers are kept
+        self._used = batch.rows  # slots below it were in use before
         self._own = dict(self._lengths_now())
         self._windows = {
             limit: {slot: buffer.lengths[slot] for slot in self._slots}
@@ -78,7 +79,7 @@ class BatchPlanner:
         }
 
     def call(self, *, may_copy: bool) -> Call:
-        """Plan it.
+        """Plan the call.
 
         Args:
             may_copy: rows may be copied so that there are fewer.
@@ -90,7 +91,7 @@ class BatchPlanner:
         if may_copy and soon < self._batch.rows:
             self._relocate(soon)
             rows = soon
-        packs = self._full()
+        packs = self._pack_full_rows()
         enters = self._enter()
         positions, windows = self._resize(rows)
         self._moves += enters + packs
@@ -113,7 +114,7 @@ class BatchPlanner:
         )
 
     def _lengths_now(self) -> Iterable[tuple[int, int]]:
-        """What each row has of its own."""
+        """Number of own tokens of each row, by slot."""
         lengths = () if self._batch.suffixes is None else self._batch.suffixes.lengths
         return ((slot, lengths[slot] if lengths else 0) for slot in self._slots)
 
@@ -126,8 +127,8 @@ class BatchPlanner:
                 lengths[target] = lengths.pop(source)
         self._used = min(self._used, rows)
 
-    def _full(self) -> list[Move]:
-        """Pack what rows have of their own where it has become long."""
+    def _pack_full_rows(self) -> list[Move]:
+        """Pack suffixes that reached `row_limit` into spans."""
         full = [s for s in self._slots if self._own[s] >= self._rules.row_limit]
         for slot in full:
             self._own[slot] = 0
@@ -137,16 +138,16 @@ class BatchPlanner:
         move = pack(state, self._rules)
         prefix = self._prefix(state)
         del prefix[len(prefix) - move.merges :]
-        prefix.append(_Packed(move.merged or move.tokens))
+        prefix.append(_PlannedSpan(move.merged or move.tokens))
         return move
 
-    def _prefix(self, state: State) -> list[Span | _Packed]:
+    def _prefix(self, state: State) -> list[Span | _PlannedSpan]:
         if state.number not in self._prefixes:
             self._prefixes[state.number] = list(state.prefix)
         return self._prefixes[state.number]
 
     def _enter(self) -> list[Move]:
-        """Give those who are new a slot each, and say what they copy into it."""
+        """Give each new sequence a slot, and choose the spans that it copies into its row."""
         moves: list[Move] = []
         everyone = self._decode if self._new else ()
         leased = Counter(id(span) for state in everyone for span in self._prefix(state))
@@ -175,7 +176,7 @@ class BatchPlanner:
         return min(offset, limit)
 
     def _resize(self, rows: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Have room for a token more in every row."""
+        """Plan room for a token more in every row."""
         suffixes, before = self._batch.suffixes, self._batch.rows
         positions = 0 if suffixes is None else self._room(suffixes, self._own.values())
         windows = tuple(
@@ -189,10 +190,9 @@ class BatchPlanner:
         return positions, windows
 
     def _room(self, buffer: Buffer, lengths: Iterable[int]) -> int:
-        """How many positions a buffer needs for a token more in each row.
+        """Positions that a buffer needs for a token more in each row.
 
-        It does not shrink under those who stay; what is wide for rows that left is narrow again
-        for the next ones.
+        A buffer does not shrink while a row stays. Without any row it is made anew.
         """
         needed = min(positions_for(max(lengths, default=0) + 1), buffer.limit)
         return max(buffer.positions, needed) if self._stays else needed
@@ -212,7 +212,7 @@ class BatchPlanner:
         return prefix[:count]
 
     def _put_together(self, groups: Iterable[PrefixGroup]) -> tuple[int, int]:
-        """How many tokens of prefixes each row gets: those that several read, and its own."""
+        """Tokens of prefixes that are gathered for each row: shared ones, and padded own ones."""
         shared, alone = 0, Counter[int]()
         for slots, start, stop in groups:
             prefix = self._prefix(self._slots[slots[0]])

@@ -1,4 +1,4 @@
-"""What a step is planned for, in figures: sequences, the batch, and what is fixed for a model.
+"""Input of planning, in figures: sequences, the batch, and the rules of a model.
 
 Protocols, so that plans are made and tested without MLX.
 """
@@ -11,10 +11,10 @@ from .kv.prefix_groups import PrefixGroup
 
 
 class Span(Protocol):
-    """State of consecutive tokens that is read and no longer written.
+    """Immutable state of consecutive tokens; `PackedSpan` is the real one.
 
     Attributes:
-        length: how many tokens.
+        length: number of tokens.
     """
 
     @property
@@ -26,14 +26,14 @@ class State(Protocol):
 
     Attributes:
         number: its name in plans.
-        offset: tokens that it has seen.
-        prefix: spans that it reads, oldest first; those it leases, and then its own.
-        packed: how many of them are its own.
+        offset: number of tokens computed.
+        prefix: spans that it reads, oldest first: leased ones, then its own.
+        packed: its own ones.
         suffix_length: tokens after the prefix.
         slot: its row of the batch; None where it has caches of its own.
-        is_contiguous: its own caches hold all its keys in one piece.
-        suffix_is_full: its own caches grow with the next token.
-        windows_change: layers with a window get other arrays with the next token.
+        is_contiguous: its own caches hold all of its keys in one piece.
+        suffix_is_full: the next token makes its own caches grow.
+        windows_change: the next token replaces the arrays of layers with a window.
     """
 
     @property
@@ -57,7 +57,7 @@ class State(Protocol):
 
 
 class Buffer(Protocol):
-    """What the batch's rows hold of layers that keep equally many tokens: a `RingBuffer`.
+    """Own tokens of the batch's rows, of layers that keep equally many; a `RingBuffer`.
 
     Attributes:
         limit: the most tokens of a row.
@@ -74,14 +74,14 @@ class Buffer(Protocol):
 
 
 class Batch(Protocol):
-    """Who is in the batch; `Placement` is the real one.
+    """The batch; `Placement` is the real one.
 
     Attributes:
-        sequences: by their slots.
-        rows: how many there are, free ones included.
+        sequences: those in it, by slot.
+        rows: number of rows, free ones included.
         suffixes: the rows' tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
-        groups: who reads which spans; None where that must be looked at anew.
+        groups: rows that read the same spans; None after a change.
     """
 
     @property
@@ -98,18 +98,18 @@ class Batch(Protocol):
 
 @dataclass(frozen=True)
 class Rules:
-    """What is fixed for a loaded model and its budget.
+    """Rules that are fixed for a loaded model and its budget.
 
     Attributes:
-        exact: every call has `EXACT_ROWS` rows, and each attends by itself.
-        batches: sequences decode as rows of one batch; without it one by one.
+        exact: every call has `EXACT_ROWS` rows, and each attends separately.
+        batches: sequences decode as rows of one batch, not one by one.
         contiguous: a single sequence's keys are copied into one piece before its first step: the
             model asks for them so, and would copy them in each step.
         chunked: lengths of those windows that are emptied when a chunk begins.
         gathers: each layer puts all keys of all rows together.
-        own: tokens of its prefix's end, at most, that a row copies so as to read them as its own:
-            many short spans of single rows cost more to read one by one than the copy takes.
-        row_limit: tokens of its own after which a row is packed.
+        own: the most tokens of its prefix's end that a row copies: reading many short private
+            spans costs more than the copy.
+        row_limit: own tokens after which a row is packed.
         row_multiple: of rows; see `rows_for`.
         longest: tokens that may be packed, merged or copied at a time.
         overlaps: two steps may be under way at once.

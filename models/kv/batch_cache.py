@@ -131,14 +131,13 @@ class BatchCache:
             for layer in self._recurrent:
                 layer.resize(rows)
 
-    def put(self, entering: Sequence[Entering]) -> None:
-        """Write rows; nothing of what was there is left."""
-        for row in entering:
-            for buffer in self._buffers if row.reused else ():
-                buffer.wipe(row.slot)
-            self._put_non_trimmable(row.slot, row.layers)
-            if row.suffix:
-                self._suffixes.put(row.slot, row.suffix)
+    def put(self, row: Entering) -> None:
+        """Write a row; nothing of its previous content is left."""
+        for buffer in self._buffers if row.reused else ():
+            buffer.wipe(row.slot)
+        self._put_non_trimmable(row.slot, row.layers)
+        if row.suffix:
+            self._suffixes.put(row.slot, row.suffix)
 
     def _put_non_trimmable(self, slot: int, layers: Sequence[Any]) -> None:
         by_window: dict[int, list[list[mx.array]]] = {}

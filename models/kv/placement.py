@@ -1,11 +1,10 @@
-"""Where each running sequence's state lies: in caches of its own, or in a slot of the batch.
+"""The place of each running sequence's state: caches of its own, or a slot of the batch.
 
 One object moves it, as plans say. References go one way, from here to a sequence's cache and to
-the batch's buffers, so that what nobody runs any more is freed at once.
+the batch's buffers, so that state is freed as soon as its sequence ends.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +30,7 @@ class Placement:
     Attributes:
         sequences: those in the batch, by their slots.
         batch: the buffers of those; None where no sequence can be in a batch.
-        groups: who reads which spans there; None where that must be looked at anew.
+        groups: rows that read the same spans; None after a change.
 
     Args:
         layout: of the model's layers.
@@ -51,17 +50,17 @@ class Placement:
 
     @property
     def rows(self) -> int:
-        """How many rows the batch has, free ones included."""
+        """Number of rows, free ones included."""
         return 0 if self.batch is None else self.batch.rows
 
     @property
     def suffixes(self) -> RingBuffer | None:
-        """What rows have of layers that keep all tokens."""
+        """Own tokens of rows, of layers that keep all."""
         return None if self.batch is None else self.batch.suffixes
 
     @property
     def windows(self) -> Mapping[int, RingBuffer]:
-        """What rows have of layers with a window, by its length."""
+        """Own tokens of rows, of layers with a window, by its length."""
         return {} if self.batch is None else self.batch.windows
 
     @property
@@ -74,13 +73,13 @@ class Placement:
         return [] if self.batch is None else self.batch.arrays()
 
     def held(self) -> Held:
-        """What the batch takes in memory."""
+        """Memory of the batch."""
         return Held(0, 0) if self.batch is None else self.batch.held()
 
     # -- what others read and change -----------------------------------------------------
 
     def capture(self, cache: SequenceCache) -> PackedCheckpoint:
-        """Copy what is non-trimmable of a sequence at its present offset."""
+        """Copy a sequence's non-trimmable layers at its present offset."""
         self._check(cache)
         if cache.slot is None:
             return cache.capture()
@@ -88,25 +87,25 @@ class Placement:
         return checkpoint_of(cache.offset, layers)
 
     def lease(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
-        """Have a sequence lease other spans: the same tokens, cut or merged elsewhere."""
+        """Replace a sequence's leased spans by others of the same tokens, cut or merged."""
         cache.lease(spans)
         self._regroup()
 
     def take_packed(self, cache: SequenceCache) -> list[PackedSpan]:
-        """Pack all that a sequence does not lease, and hand it over, in order.
+        """Pack all of a sequence's state that it does not lease, and hand it over, in order.
 
-        Follow it with `replace_own`, or close the sequence.
+        Call `replace_own` or `close` next.
         """
         self._check(cache)
         return cache.take_packed(self._suffix(cache, cache.suffix_length))
 
     def replace_own(self, cache: SequenceCache, spans: Sequence[PackedSpan]) -> None:
-        """Have a sequence lease what was packed of it, too, and start an empty suffix."""
+        """Replace leased and own spans by `spans`, which have all tokens; the suffix is empty."""
         cache.leased, cache.packed = list(spans), []
         self._restart_suffix(cache)
 
     def close(self, cache: SequenceCache) -> None:
-        """Give a slot back; the state is of no more use. Idempotent."""
+        """Free a sequence's slot and drop its state. Idempotent."""
         slot, cache.slot = cache.slot, None
         if slot is None or self.sequences.get(slot) is not cache:
             return
@@ -117,7 +116,7 @@ class Placement:
             self._batch.clear()
 
     def clear(self) -> None:
-        """Forget all who are in the batch: a step failed, and layers may be at different tokens."""
+        """Drop the batch after a failed step: its layers may be at different tokens."""
         for cache in self.sequences.values():
             cache.slot, cache.is_lost = None, True
         self.sequences = {}
@@ -134,12 +133,8 @@ class Placement:
             caches: of those that are no member of the batch yet, at least, by their numbers.
         """
         known = {cache.number: cache for cache in self.sequences.values()} | dict(caches)
-        for enter, run in groupby(moves, lambda move: isinstance(move, Enter)):
-            if enter:
-                self._enter([(m, known[m.sequence]) for m in run if isinstance(m, Enter)])
-            else:
-                for move in run:
-                    self._apply(move, known)
+        for move in moves:
+            self._apply(move, known)
 
     def _apply(self, move: Move, caches: Mapping[int, SequenceCache]) -> None:
         match move:
@@ -151,6 +146,8 @@ class Placement:
                 self._batch.move(move.source, move.target)
                 cache = self.sequences[move.target] = self.sequences.pop(move.source)
                 cache.slot = move.target
+            case Enter():
+                self._enter(move, caches[move.sequence])
             case Leave():
                 self._leave(move, caches[move.sequence])
             case Pack():
@@ -158,20 +155,21 @@ class Placement:
             case MakeContiguous():
                 caches[move.sequence].make_contiguous()
 
-    def _enter(self, newcomers: Sequence[tuple[Enter, SequenceCache]]) -> None:
-        self._batch.put([entering(move, cache) for move, cache in newcomers])
-        for move, cache in newcomers:
-            cache.slot = move.slot
-            cache.set_layers([])
-            self.sequences[move.slot] = cache
+    def _enter(self, move: Enter, cache: SequenceCache) -> None:
+        self._batch.put(entering(move, cache))
+        cache.slot = move.slot
+        cache.set_layers([])
+        self.sequences[move.slot] = cache
 
     def _leave(self, move: Leave, cache: SequenceCache) -> None:
         self._pack(cache, move.merges)
         whole = self._batch.non_trimmable_of(move.slot, cache.offset)
-        # Slices that still wait to be computed would make the next write a copy of all rows.
+        # Slices that are not evaluated would make the next write a copy of all rows.
         mx.eval(flat_arrays([layer.state for layer in whole]))
         layers = self._layout.layers(cache.prefix, whole)
-        self.close(cache)  # last: whom a failure leaves without any caches is marked as lost
+        self.close(
+            cache
+        )  # last: a failure before it leaves the sequence in the batch, which is lost then
         cache.set_layers(layers)
 
     def _pack(self, cache: SequenceCache, merges: int) -> None:

@@ -1,7 +1,4 @@
-"""The state of a sequence while it runs, layer by layer.
-
-What a sequence leases is never copied when it enters a batch or leaves it.
-"""
+"""The state of one running sequence: leased spans, own spans, and a suffix that grows."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -19,16 +16,16 @@ from .token_layer import Tensors, TokenLayerCache, TokenParts, in_parts
 class SequenceCache:
     """The state of one running sequence: a record, which `Placement` moves.
 
-    It is in one of two forms: layer caches of its own, which prefill and single decoding use, or
-    a slot of the batch, which then holds its suffix and what is non-trimmable. All methods but
-    those that count are of the first form; `Placement` has them for both.
+    It has one of two forms: layer caches of its own, which prefill and single decoding use, or a
+    slot of the batch, which then holds its suffix and its non-trimmable layers. Methods that read
+    layers are for the first form; `Placement` has them for both.
 
     Attributes:
         number: its name in step plans.
-        offset: tokens that it has seen.
+        offset: number of tokens computed.
         leased: spans that it leases: the state of its first tokens.
         packed: spans of its own, after them.
-        layers: what the model is called with, one entry a layer; empty while it has a slot.
+        layers: argument of the model, one entry a layer; empty while it has a slot.
         token_layers: those of its layer caches that are token-addressable.
         non_trimmable: the others.
         slot: its row of the batch; None where it has layer caches of its own.
@@ -49,7 +46,7 @@ class SequenceCache:
 
     @property
     def prefix(self) -> list[PackedSpan]:
-        """All that is read and no longer written: leased spans, and packed ones of its own."""
+        """Leased spans, then its own: all state that is no longer written."""
         return [*self.leased, *self.packed]
 
     @property
@@ -60,13 +57,13 @@ class SequenceCache:
         return self.offset - sum(span.length for span in self.prefix)
 
     def advanced(self, tokens: int) -> None:
-        """Count tokens that the model was just called with."""
+        """Add tokens that the model was just called with to the offset."""
         self.offset += tokens
         for layer in self.token_layers:
-            layer.let_go()  # where attention is the model's own, nobody else did
+            layer.let_go()  # a model with attention of its own does not
 
     def set_layers(self, layers: list[Any]) -> None:
-        """Have layer caches of its own, or none."""
+        """Replace its layer caches; an empty list means that it has none."""
         leaves = list(layer_caches_of(layers))
         self.layers = self._segmented = layers
         self.token_layers: list[TokenLayerCache] = [
@@ -77,10 +74,7 @@ class SequenceCache:
         ]
 
     def detach(self) -> None:
-        """Have recurrent layers keep their state only.
-
-        It is the end of what they were computed on, and a slice keeps the whole chunk.
-        """
+        """Copy recurrent states, so that they do not keep the chunk that they are slices of."""
         for layer in self.non_trimmable:
             if isinstance(layer, ArraysCache):
                 layer.cache = [None if a is None else mx.contiguous(a) for a in layer.cache]
@@ -91,7 +85,7 @@ class SequenceCache:
 
     @property
     def suffix_is_full(self) -> bool:
-        """Whether its own layer caches grow with the next token."""
+        """True if its own layer caches grow with the next token."""
         return any(
             layer.suffix.keys is None or layer.suffix.offset >= _tokens_of(layer.suffix.keys)
             for layer in self.token_layers[:1]
@@ -99,7 +93,7 @@ class SequenceCache:
 
     @property
     def windows_change(self) -> bool:
-        """Whether sliding layers of its own get other arrays with the next token.
+        """True if the next token replaces the arrays of its own sliding layers.
 
         A ring that is as long as its window is written in place.
         """
@@ -113,9 +107,9 @@ class SequenceCache:
         )
 
     def held(self) -> Held:
-        """What it has of its own, outside of the batch."""
+        """Memory of its own state outside of the batch."""
         if not self.layers and not self.packed:
-            return Held(0, 0)  # most of those who decode, asked twice a step
+            return Held(0, 0)  # true of most decoding sequences, twice a step
         arrays = [array for layer in self.layers for array in _arrays_of(layer)]
         nbytes = sum(array.nbytes for array in arrays)
         return Held(
@@ -124,12 +118,12 @@ class SequenceCache:
         )
 
     def lease(self, spans: Sequence[PackedSpan]) -> None:
-        """Lease other spans: the same tokens, cut or merged elsewhere."""
+        """Replace the leased spans by others of the same tokens, cut or merged."""
         self.leased = list(spans)
         self._read_prefix()
 
     def restart_suffix(self) -> None:
-        """Start an empty suffix; its tokens are in the prefix by now."""
+        """Start an empty suffix. The prefix must have its tokens."""
         for layer in self.token_layers:
             layer.restart_suffix()
         self.layers = self._segmented
@@ -140,7 +134,7 @@ class SequenceCache:
         return [layer.suffix_tensors() for layer in self.token_layers if layer.has_suffix]
 
     def capture(self) -> PackedCheckpoint:
-        """Copy what is non-trimmable at the present offset."""
+        """Copy the non-trimmable layers at the present offset."""
         return checkpoint_of(self.offset, self.non_trimmable)
 
     def add_packed(self, span: PackedSpan, merges: int) -> None:

@@ -134,8 +134,8 @@ def test_what_a_row_held_before_is_wiped(left_behind: float) -> None:
     batch.resize(1, 64, {})
     tensors = held((mx.zeros((1, 2, 3, 32)), mx.zeros((1, 2, 3, 32))), 8) * 2
     left = [[t if t.dtype == mx.uint32 else t + left_behind] for t in tensors]
-    batch.put([Entering(0, reused=False, suffix=left, layers=[])])
-    batch.put([Entering(0, reused=True, suffix=[], layers=[])])
+    batch.put(Entering(0, reused=False, suffix=left, layers=[]))
+    batch.put(Entering(0, reused=True, suffix=[], layers=[]))
     assert all(not t.any() for t in batch.suffixes.tensors if t is not None)
 
 
