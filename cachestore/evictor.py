@@ -1,7 +1,7 @@
-"""Makes room: pages out and forgets what was used longest ago, and what a user wants gone.
+"""Makes room: pages out and forgets the least recently used state, or state that a user deletes.
 
-Victims are chosen in `eviction`, and how much whose of them in `bounds`; here they go. What is
-retained never does, nor what is being written to disk.
+`eviction` chooses victims, and `bounds` says how much each tenant keeps. State that a lease retains
+or that is being written to disk is never evicted.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from .trie import RadixTrie
 from .tries import Namespace, Tries
 
 _PAYS_FOR = 64
-"""Nodes that a pass looks at, for each that goes at least: so few passes are made."""
+"""Nodes that a pass visits for each node that it evicts at least: this bounds the passes."""
 
 
 class Evictor:

@@ -1,4 +1,4 @@
-"""What steps are planned by: from the model and its device, and then from the budget."""
+"""The rules by which steps are planned: of the model and its device, then of the budget."""
 
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ _ROWS_SHARE = 4  # the rows' own tokens take at most one part in this many
 
 
 def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: bool) -> Rules:
-    """Find what is fixed by the model and the device; the budget is not known yet.
+    """Rules that the model and the device determine, before the budget is known.
 
     Args:
         device: how the model is run.
         way: how its sequences decode together, if they do.
         exact: see `ModelRunner`.
-        reads_parts: whether its attention reads a prefix part by part.
+        reads_parts: its attention reads a prefix span by span.
     """
     return Rules(
         exact=exact,
@@ -36,14 +36,14 @@ def rules_of(device: DevicePolicy, way: Batching, *, exact: bool, reads_parts: b
 def rules_within(
     rules: Rules, budget: int, sizes: StateSizes, *, max_copy_bytes: int, max_batch: int
 ) -> Rules:
-    """Have rows and copies keep to a budget.
+    """Limit rows and copies to a budget.
 
     Args:
-        rules: as they are without one.
+        rules: without a budget.
         budget: bytes of all state.
         sizes: of state.
-        max_copy_bytes: that a copy of state may have.
-        max_batch: sequences that run at once.
+        max_copy_bytes: the largest copy of state, in bytes.
+        max_batch: the most sequences that run at once.
     """
     token = max(1, sizes.token)
     limit = rules.row_limit

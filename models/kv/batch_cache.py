@@ -58,9 +58,9 @@ class BatchCache:
     """State of sequences that decode together, a row each.
 
     Attributes:
-        layers: what the model is called with.
-        rows: how many there are, free ones included.
-        suffixes: the rows' tokens of layers that keep all; None if the model has none.
+        layers: argument of the model.
+        rows: number of rows, free ones included.
+        suffixes: the rows' own tokens of layers that keep all; None if the model has none.
         windows: those of layers with a window, by its length.
         chunked: lengths of those windows that are emptied when a chunk begins.
 
@@ -108,17 +108,17 @@ class BatchCache:
         return held + [array for layer in self._recurrent for array in layer.arrays()]
 
     def held(self) -> Held:
-        """What the rows take in memory."""
+        """Memory of the rows."""
         arrays = self.arrays()
         return Held(sum(array.nbytes for array in arrays), len(arrays))
 
     # -- rows --------------------------------------------------------------------------
 
     def resize(self, rows: int, positions: int, windows: Mapping[int, int]) -> None:
-        """Have this many rows, with so many positions.
+        """Change the number of rows and of their positions.
 
         Args:
-            rows: those beyond are dropped, new ones are free.
+            rows: rows beyond are dropped, new ones are free.
             positions: of the suffixes.
             windows: positions of each window, by its length.
         """
@@ -150,7 +150,7 @@ class BatchCache:
             self.windows[window].put(slot, tensors)
 
     def suffix_of(self, slot: int, tokens: int) -> list[list[TokenParts]]:
-        """Look at a row's newest tokens, for each token-addressable layer; see `newest`."""
+        """A row's newest tokens, for each token-addressable layer; see `RingBuffer.newest`."""
         if not tokens:
             return []
         flat = self._suffixes.newest(slot, tokens)
@@ -162,7 +162,7 @@ class BatchCache:
 
         Args:
             slot: of the row.
-            offset: tokens that its sequence has seen.
+            offset: number of tokens that its sequence has computed.
         """
         held = {
             window: buffer.take(slot, buffer.lengths[slot])
@@ -189,17 +189,17 @@ class BatchCache:
             layer.put(target, self.rows, state)
 
     def free(self, slot: int) -> None:
-        """Forget a row. Nothing is computed."""
+        """Mark a row as free. Nothing is computed."""
         for buffer in self._buffers:
             if slot < buffer.rows:
                 buffer.free(slot)
 
     def restart_suffix(self, slot: int) -> None:
-        """Forget a row's suffix; it is read from the prefix from now on."""
+        """Empty a row's suffix. The prefix must have its tokens."""
         self._suffixes.free(slot)
 
     def clear(self) -> None:
-        """Forget all rows, and free their memory."""
+        """Drop all rows and free their memory."""
         self.rows = 0
         self.forget_prefixes()
         for buffer in self._buffers:
@@ -215,12 +215,12 @@ class BatchCache:
         private: dict[int, list[SpanRun]],
         everyone: int,
     ) -> None:
-        """Say which spans rows read besides their own tokens.
+        """Set the spans that rows read besides their own tokens.
 
         Args:
-            shared: spans that several rows read, with the slots of these.
-            private: spans that a row reads alone, by its slot.
-            everyone: rows that are in use.
+            shared: spans that several rows read, with the slots of these rows.
+            private: spans that one row reads, by its slot.
+            everyone: number of rows in use.
         """
         step = self._step
         self._read_shared(shared, everyone)
@@ -237,13 +237,13 @@ class BatchCache:
         step = self._step
         step.shared = []
         for runs, slots in shared:
-            # Free rows may look too, where all others do: nobody reads what they find.
+            # Where all rows in use read the spans, free rows do, too: their output is dropped.
             members = None if len(slots) == everyone else mx.array(slots)
             cut = aligned(runs, step.device.length_multiple)
             step.shared += [(parts, members) for parts in cut if parts]
 
     def forget_prefixes(self) -> None:
-        """Let go of what rows read: it may be freed before they are told anew."""
+        """Drop all references to spans: they may be freed before the next `read`."""
         step = self._step
         step.shared, step.private, step.of_private, step.splits = [], {}, None, None
 
@@ -257,15 +257,15 @@ class BatchCache:
         new: bool,
         on_launch: OnLaunch,
     ) -> mx.array:
-        """Give each of some rows a token.
+        """Call the model with one token for each of some rows.
 
         Args:
             model: mlx-lm's.
             tokens: `[B]`.
             slots: of their rows.
-            offsets: tokens that these have seen.
+            offsets: number of tokens that these rows have computed.
             new: rows were moved or resized since the last step.
-            on_launch: called once the step is drawn up.
+            on_launch: called when the graph of the step is built, before it is launched.
 
         Returns:
             `[B, V]` logits, not yet evaluated.
@@ -293,7 +293,7 @@ class BatchCache:
         return logits if slots == list(range(self.rows)) else logits[mx.array(slots)]
 
     def _begin_chunks(self, slots: list[int], offsets: list[int]) -> None:
-        """Forget a row's chunk where its next token is the first of another one."""
+        """Empty a row's chunk if its next token is the first of another chunk."""
         if not self.chunked:
             return
         for slot, offset in zip(slots, offsets, strict=True):
@@ -302,7 +302,7 @@ class BatchCache:
                     self.windows[size].free(slot)
 
     def _spread(self, tokens: mx.array, slots: list[int]) -> mx.array:
-        """Put tokens into their rows; free rows get token 0."""
+        """Order tokens by row; free rows get token 0."""
         if slots == list(range(self.rows)):
             return tokens
         source = np.full(self.rows, len(slots), np.int32)
@@ -312,14 +312,14 @@ class BatchCache:
 
 
 def order_of(readers: Sequence[int], rows: int) -> mx.array | None:
-    """Where each of so many rows is among readers; one after the last for one that is none.
+    """The index of each row among `readers`, or `len(readers)` if it is not one of them.
 
     Args:
         readers: slots of rows.
         rows: of the batch.
 
     Returns:
-        None where that is the order of the rows.
+        None if all rows are readers, in their order.
     """
     places = {slot: place for place, slot in enumerate(readers)}
     order = [places.get(slot, len(readers)) for slot in range(rows)]
