@@ -1,11 +1,11 @@
-"""Storages that another thread reads: in memory until it is done, whoever gives them up."""
+"""Storages that another thread reads: they stay in memory until it is done."""
 
 from .ledger import Account, Kind, Ledger, Size
 from .state import Span, Storage
 
 
 class Loan:
-    """What one storage is lent for, to one reader or several. Belongs to the MLX thread.
+    """A storage that is lent to one reader or several. Belongs to the MLX thread.
 
     Attributes:
         size: what all of the storage takes.
@@ -23,16 +23,16 @@ class Loan:
         self._readers = 0
 
     def add_reader(self) -> None:
-        """Have it read by one more."""
+        """Add a reader."""
         self._readers += 1
 
     def count(self) -> None:
-        """Count what nobody views; what somebody views counts as the trie's."""
+        """Count the bytes that no span views; viewed ones count as the trie's."""
         viewed = sum((Size(view.nbytes, view.buffers) for view in self._storage.views), Size())
         self._account.set(self.size - viewed)
 
     def give_back(self) -> None:
-        """Have it read by one less; by nobody, it is lent no more."""
+        """Remove a reader; without any, the storage is lent no longer."""
         self._readers -= 1
         if not self._readers:
             self._account.close()
@@ -40,13 +40,13 @@ class Loan:
 
 
 def size_of_storage(span: Span) -> Size:
-    """What all takes that lies where a span does."""
+    """Return the size of a span's whole storage."""
     storage = span.storage
     return Size(span.nbytes // span.length * storage.length, storage.buffers)
 
 
 def lend(span: Span, ledger: Ledger) -> Loan:
-    """Have where a span lies read on another thread, until the loan is given back."""
+    """Lend a span's storage to another thread, until the loan is given back."""
     storage = span.storage
     if storage.loan is None:
         storage.loan = Loan(storage, size_of_storage(span), ledger.account(Kind.PAGING))

@@ -1,4 +1,4 @@
-"""What the disk has of a trie's nodes, what it lacks, and what is being written."""
+"""State of a trie's nodes that the disk has, that it lacks, and that is being written."""
 
 from .extents import Extent, FileUse, cut, join
 from .node import TrieNode, Writer
@@ -34,7 +34,7 @@ class Persistence:
         self.dirty.pop(node, None)
 
     def postpone(self, node: TrieNode) -> None:
-        """Have a dirty node written after all others."""
+        """Move a dirty node behind all others."""
         if node in self.dirty:
             del self.dirty[node]
             self.dirty[node] = None
@@ -59,7 +59,7 @@ class Persistence:
 
     @staticmethod
     def forget_writers(node: TrieNode) -> None:
-        """Note that nobody writes a node's state any more. For any node, in a trie or not."""
+        """Forget all writers of a node. For any node, in a trie or not."""
         node.writers.clear()
 
     # -- what the disk has -------------------------------------------------------------

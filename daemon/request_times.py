@@ -54,7 +54,7 @@ class RequestTimes:
         self._metrics.e2e_seconds.observe(sent_at - self._arrived_at)
 
     def log_latencies(self) -> dict[str, float | None]:
-        """What its log line says of the tokens, in milliseconds."""
+        """Return the log line's fields of the tokens, in milliseconds."""
         first, gaps = self._first_token_at, self._tokens - 1
         if first is None:
             return {"ttft_ms": None, "itl_ms": None}
@@ -65,7 +65,7 @@ class RequestTimes:
         }
 
     def log_stages(self) -> dict[str, float | None]:
-        """What its log line says of the stages, in seconds; None where it never was.
+        """Return the log line's fields of the stages, in seconds; None for one it never reached.
 
         The moments between them are cut to milliseconds, not the times: so the stages are
         together never more than the total.

@@ -49,7 +49,7 @@ def check_waiting(
     Once requests of several tenants have come, or where tenants are named, no tenant has all the
     room: it may have so many waiting as is a multiple of the places that are free. That is the
     dynamic threshold of a shared buffer (Choudhury and Hahne, IEEE/ACM Transactions on Networking
-    6(2), 1998). Who has nothing waiting is let in wherever a place is free.
+    6(2), 1998). A tenant with nothing waiting is let in if a place is free.
 
     Args:
         use: what waits already, for any model.

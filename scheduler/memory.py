@@ -36,7 +36,7 @@ class Affordable(NamedTuple, Generic[P]):
 
 
 class _Full(NamedTuple):
-    """What ran, and what was spare, after one had to be preempted.
+    """The batch and the spare memory after a preemption.
 
     Attributes:
         running: how many went on.
@@ -79,7 +79,7 @@ class MemoryPlanner(Generic[C, P]):
 
     @property
     def others_busy(self) -> bool:
-        """Whether requests of another model are at work, which will give memory back."""
+        """True if requests of another model are at work, which will give memory back."""
         return self._governor.others_busy
 
     def record(self, caches: Collection[C]) -> None:
@@ -88,7 +88,7 @@ class MemoryPlanner(Generic[C, P]):
         self._held.set(Size(*self._runner.held_by(caches)))
 
     def admits(self, sequence: Sequence, known: Known, running: Items[Sequence]) -> bool:
-        """Whether a sequence can start beside those that run.
+        """Return True if a sequence can start beside those that run.
 
         They all must be able to go on until this one's first tokens are there. If none runs, it
         starts if its worst case fits, even if known state of it must be evicted first, which
@@ -140,7 +140,7 @@ class MemoryPlanner(Generic[C, P]):
         return self._worst_case(sequence).nbytes
 
     def may_restart(self, sequence: Sequence) -> bool:
-        """Whether the only one that runs, and does not fit, is to give its state up to fit.
+        """Return True if the last running sequence shall restart in a smaller batch.
 
         Its batch may have been made for many. To leave that takes no more than is kept for
         copies, and what it takes to start is within what may be held. One that did so and has
@@ -245,11 +245,11 @@ class Shortage:
 
     @property
     def waits(self) -> bool:
-        """Whether something waits."""
+        """True if something waits for memory."""
         return self._disk_since is not None or self._others
 
     def begin_step(self) -> None:
-        """Ask anew whether other models' requests are at work."""
+        """Forget whether other models' requests are at work: ask in this step."""
         self._others = False
 
     def end(self) -> None:
@@ -257,12 +257,12 @@ class Shortage:
         self._disk_since = None
 
     def awaits_others(self) -> bool:
-        """Whether what lacks is held by requests of another model. Their ends are waited for."""
+        """Return True if requests of another model will free memory. Their ends are waited for."""
         self._others = self._memory.others_busy
         return self._others
 
     def awaits_disk(self) -> bool:
-        """Whether what lacks is about to be given up by the disk tier, which writes it.
+        """Return True if the disk tier is about to free memory by a write.
 
         A disk that does not answer is not waited for.
         """

@@ -29,8 +29,8 @@ class Precedence:
 
     Each computed token is owed to all tenants that have prompts, by their weights, and paid to the
     one that it was computed for. A tenant starts at nothing when its first prompt comes, and is
-    forgotten with its last: time without prompts earns nothing. What is computed for a tenant while
-    no other has prompts pays what it is owed.
+    forgotten with its last: time without prompts earns nothing. Tokens that are computed for a
+    tenant while no other has prompts pay what it is owed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Who waits, who runs, who is preempted, and who starts next."""
+"""The sequences that wait, run or are preempted, and the next one to start."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .times import Activity
 
 _DRIFT = 16
-"""Steps after which it is asked again who has to yield, though nobody came or went."""
+"""Steps after which it is decided again which sequence yields, though no request came or went."""
 
 _GAP = 2 * Policy().quantum
 """Tokens per weight by which tenants are apart before a slot changes hands; see `preemption`."""
@@ -79,19 +79,19 @@ class Scheduler:
         self._last = Selection()
         self._found: dict[Sequence, Activity] = {}  # of those that did not start when looked at
         self._precedence = Precedence()
-        self._fair_at: int | None = None  # the queue's changes when nobody had to yield
+        self._fair_at: int | None = None  # the queue's changes when none had to yield
         self._fair_for = 0  # steps since
         self._starts = 0
         self._claimant: Sequence | None = None  # for whom one has yielded
 
     @property
     def idle(self) -> bool:
-        """Whether it holds no sequence."""
+        """True if it holds no sequence."""
         return not (self.running or self.preempted or len(self.waiting))
 
     @property
     def short(self) -> bool:
-        """Whether one waits for memory."""
+        """True if a sequence waits for memory."""
         return bool(self.preempted) or self._last.short is not None
 
     @property
@@ -101,12 +101,12 @@ class Scheduler:
 
     @property
     def reading(self) -> bool:
-        """Whether a sequence waits for state from the disk."""
+        """True if a sequence waits for state from the disk."""
         return self._last.reading > 0
 
     @property
     def held(self) -> bool:
-        """Whether all that wait must not start yet: their tenants have spent their tokens."""
+        """True if none that waits may start yet: their tenants have spent their tokens."""
         return len(self.waiting) > 0 and not self.waiting.offers()
 
     def __contains__(self, sequence: Sequence) -> bool:
@@ -160,7 +160,7 @@ class Scheduler:
         short = len(self.running) >= self._max_batch or self._last.short is not None
         if self.preempted or not (short and self.running and len(self.waiting)):
             return None
-        # Who has which part changes with the queue; services drift apart slowly.
+        # Parts change with the queue; services drift apart slowly.
         if self._fair_at == self.waiting.changes and self._fair_for < _DRIFT:
             self._fair_for += 1
             return None
@@ -191,7 +191,7 @@ class Scheduler:
         self._precedence.charge(chosen)
 
     def put_back(self, sequence: Sequence) -> None:
-        """Have a running sequence wait again, in its place. Its state is the cache's by now."""
+        """Move a running sequence back to its place in the queue. The cache has its state."""
         self._charge()
         self.running.remove(sequence)
         self.waiting.put_back(sequence)
@@ -235,7 +235,7 @@ class Scheduler:
         return next(each for each in self.running if each.request.id == slot.id)
 
     def _let_claim(self, ranked: Iterable[Sequence]) -> Sequence | None:
-        """Have the first that could start have what is given up, if one could."""
+        """Reserve a slot that is given up for the first that could start, if one could."""
         self._fair_at = None  # it may be able to start at the next step
         found = self._select(ranked)
         self._claimant = found.start or found.short
@@ -260,7 +260,7 @@ class Scheduler:
         return self._candidates.look(sequence, self.running)
 
     def _see_to(self, look: Look) -> None:
-        """Have what a sequence waits for come about, and remember what that is."""
+        """Act on what a sequence waits for, and remember it."""
         sequence = look.sequence
         self._found[sequence] = WAITS_FOR[look.readiness]
         if look.awaited is not None:
@@ -293,7 +293,7 @@ class Scheduler:
     def _start_claimant(self, sequence: Sequence) -> Selection | None:
         """Start the one for whom another has yielded; None where that is off.
 
-        While it lacks memory still, nobody else takes what was given up for it.
+        While it still lacks memory, no other takes the slot.
         """
         if not self.waiting.waits(sequence):
             return None
@@ -344,6 +344,6 @@ def _to_own(slots: list[Slot], claimant: Share, sequence: Sequence) -> Slot | No
 
 
 def _decodes(sequence: Sequence) -> bool:
-    """Whether its answer goes on: what is decoded again, after a preemption, is as a prompt."""
+    """Return True if its answer goes on: a replay after a preemption counts as a prompt."""
     left = sequence.num_known_tokens - sequence.num_computed_tokens
     return sequence.status is SequenceStatus.DECODE and left <= 1

@@ -87,7 +87,7 @@ class Room(Protocol):
 
 
 class Readiness(enum.Enum):
-    """Whether a sequence can start, and else what it waits for."""
+    """A candidate's answer: it can start, or what it waits for."""
 
     READY = enum.auto()
     PREFIX = enum.auto()
@@ -256,9 +256,9 @@ class Slot(NamedTuple):
 
     @property
     def gives_way(self) -> bool:
-        """Whether it yields to an interactive request of its own tenant.
+        """True if it yields to an interactive request of its own tenant.
 
-        What started as due does not: it would start for nothing, and be passed over for ever.
+        One that started as due does not: it would start in vain, and be passed over for ever.
         """
         return self.decodes and self.priority is Priority.BATCH and not self.is_due
 
@@ -278,7 +278,7 @@ def preemption(slots: Items[Slot], claimant: Share, gap: float) -> Slot | None:
     at least, or at most. For the second, a preempted sequence starts again when its tenant is
     less than a quantum ahead of the least served: with `gap` well over the quantum
     the claimant is served the difference before the sequence comes back, and the tenant again
-    before it is preempted anew.
+    before it is preempted again.
 
     A sequence whose prompt is incomplete is preempted for the first reason only, and where no
     complete one can be: what was computed of it is in the cache when it starts again.
@@ -327,7 +327,7 @@ def _rank(slot: Slot) -> tuple[bool, float]:
 
 
 class _Parts:
-    """Who has how many slots, and who may have how many."""
+    """How many slots each tenant has, and its part of them."""
 
     def __init__(self, slots: Items[Slot], claimant: Share) -> None:
         self._held = Counter(slot.share.tenant for slot in slots)
@@ -337,7 +337,7 @@ class _Parts:
         self._a_weight = len(slots) / sum(weights.values())
 
     def lets(self, share: Share) -> bool:
-        """Whether a slot of a tenant belongs to the claimant by their weights."""
+        """Return True if a slot of a tenant is the claimant's by their weights."""
         claimed = self._held[self._claimant.tenant] + 1
         left = self._held[share.tenant] - 1
         return (
@@ -347,7 +347,7 @@ class _Parts:
         )
 
     def larger(self, share: Share) -> bool:
-        """Whether a tenant has more slots than the claimant, for its weight."""
+        """Return True if a tenant has more slots than the claimant, for its weight."""
         claimant = self._claimant
         return (
             self._held[share.tenant] * claimant.weight > self._held[claimant.tenant] * share.weight

@@ -1,4 +1,4 @@
-"""What the engine tells of itself, as plain data that crosses threads."""
+"""Statistics of the engine and of requests, as plain data that crosses threads."""
 
 import msgspec
 
@@ -61,7 +61,7 @@ class MemoryUse(msgspec.Struct, frozen=True):
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has done and is doing, as of its last step.
+    """State and totals of the engine, as of its last step.
 
     Attributes:
         step_seconds: that steps took, each from the end of the one before where requests ran.

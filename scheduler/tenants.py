@@ -16,7 +16,7 @@ _MOST = 1024
 
 
 class Terms(NamedTuple):
-    """What is agreed with a tenant.
+    """Terms that are agreed with a tenant.
 
     Attributes:
         weight: its share, positive.
@@ -52,7 +52,7 @@ Agreed = Callable[[str], Terms]
 
 @dataclass
 class _Bucket:
-    """What is left of a minute's tokens; less than nothing where more was charged."""
+    """Tokens that are left of a minute's; negative if more were charged."""
 
     most: int
     left: float
@@ -68,8 +68,8 @@ class Quotas:
 
     The queues of all models share it; safe to call from any thread.
 
-    What runs goes on when its tenant's bucket is empty, and is charged; what waits does not start
-    before it has something again.
+    Running requests go on when their tenant's bucket is empty, and are charged; waiting ones start
+    when it has something again.
 
     Args:
         agreed: with whom.
@@ -88,7 +88,7 @@ class Quotas:
                 bucket.left -= tokens
 
     def refills_in(self, tenant: str, now: float) -> int:
-        """Whole seconds until there is something to spend; 0 where there is."""
+        """Return the whole seconds until a tenant has tokens; 0 if it has some."""
         with self._lock:
             bucket = self._filled(tenant, now)
             if bucket is None or bucket.left > 0:
@@ -112,7 +112,7 @@ class Quotas:
         return bucket
 
     def _drop_full(self, now: float) -> None:
-        """Forget whoever has been away for a minute: its bucket would be full."""
+        """Forget tenants that were away for a minute: their buckets would be full."""
         stale = [name for name, each in self._buckets.items() if now - each.at > _MINUTE]
         for name in stale:
             if self._buckets[name].left >= 0:
@@ -124,7 +124,7 @@ _LONGEST = 60.0
 
 
 class DrainRate:
-    """When the last requests left a queue."""
+    """Times at which the last requests left a queue."""
 
     def __init__(self) -> None:
         self._left: deque[float] = deque(maxlen=_STARTS)
@@ -134,7 +134,7 @@ class DrainRate:
         self._left.append(now)
 
     def next_place_in(self, now: float, unknown: int) -> int:
-        """Whole seconds in which the next one leaves, at the rate of the last ones; 1 to 60.
+        """Return the whole seconds until the next leaves, at the rate of the last ones; 1 to 60.
 
         Args:
             now: the present time, in seconds.
@@ -147,7 +147,7 @@ class DrainRate:
 
 
 class DrainRates:
-    """When the last requests left: of all tenants together, and of each.
+    """Times at which the last requests left: of all tenants together, and of each.
 
     Attributes:
         of_all: of all tenants together.
@@ -178,7 +178,7 @@ _SEVERAL = 2
 
 
 class TenantUse:
-    """What tenants use, over all queues. Each, or whatever else requests wait in, has its part.
+    """Places and tokens that tenants use, over all queues. Each queue has its part.
 
     Safe to call from any thread. Its lock is held for a few additions, and meanwhile nothing is
     called but `agreed`. What may wait is looked at before it is counted, so that two threads that
@@ -212,11 +212,11 @@ class TenantUse:
 
     @property
     def shared(self) -> bool:
-        """Whether requests of several tenants have come, or will."""
+        """True if requests of several tenants have come, or are expected."""
         return len(self._met) >= _SEVERAL or self._named()
 
     def meet(self, tenant: str) -> None:
-        """Take note of whose request has come, be it let in or not; what all share is nobody's."""
+        """Note the tenant of a request, let in or not; shared prompts belong to none."""
         if len(self._met) < _SEVERAL and tenant != SHARED:
             self._met |= {tenant}
 
@@ -225,7 +225,7 @@ class TenantUse:
         return sum(part.waiting_of(tenant) for part in self._parts)
 
     def has_place(self, tenant: str) -> bool:
-        """Whether a tenant has fewer requests running than it may have."""
+        """Return True if a tenant has fewer requests running than it may have."""
         most = self.agreed(tenant).running
         return most is None or sum(part.running_of(tenant) for part in self._parts) < most
 
@@ -256,7 +256,7 @@ class TenantUse:
             self.drained.forget(tenant)
 
     def tell(self, tenant: str, besides: "Places | None" = None) -> None:
-        """Have queues look anew whether a tenant has a place, and go on where it has one.
+        """Tell queues that a tenant may have a place, and wake those where it has one.
 
         Args:
             tenant: which requests must wait for; others' queues need not look.
@@ -271,7 +271,7 @@ class TenantUse:
                 each.wake_owner()
 
     def terms_changed(self) -> None:
-        """Have all queues look at all tenants anew."""
+        """Tell all queues that terms have changed."""
         with self._lock:
             parts = self._parts
             for each in parts:
@@ -307,7 +307,7 @@ class Places:
         return self._running[tenant]
 
     def has_place(self, tenant: str) -> bool:
-        """Whether a tenant has fewer requests running, anywhere, than it may have."""
+        """Return True if a tenant has fewer requests running, with all models, than it may have."""
         return self._use.has_place(tenant)
 
     @property
@@ -351,7 +351,7 @@ class Places:
         return True
 
     def wake_owner(self) -> None:
-        """Have whoever starts what waits here look at it."""
+        """Wake the engine that starts what waits here."""
         if self._wake is not None:
             self._wake()
 

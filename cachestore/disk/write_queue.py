@@ -1,4 +1,4 @@
-"""What waits for the disk tier's writer, what came of it, and whether anything is written.
+"""Jobs of the disk tier's writer, their results, and the state of the tier.
 
 States: "on"; "suspended" after a write failed, until one succeeds again, tried at most every
 `retry_after` seconds; "off" once the folder is gone or the tier closed.
@@ -18,7 +18,7 @@ State = Literal["on", "suspended", "off"]
 
 
 class WriteJob(NamedTuple):
-    """What to write. `token` is the owner's: it comes back with the result.
+    """A write. `token` is the owner's: it comes back with the result.
 
     For the other attributes see `Record` and `Payload`.
     """
@@ -36,12 +36,12 @@ class WriteJob(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What it takes in the queue: tensors and tokens."""
+        """Bytes in the queue: tensors and tokens."""
         return self.payload.nbytes + len(self.tokens)
 
 
 class Written(NamedTuple):
-    """What came of a job; without a record it was not kept."""
+    """The result of a job; without a record it was not kept."""
 
     token: object
     record: Record | None
@@ -51,7 +51,7 @@ Job = WriteJob | Callable[[], None]
 
 
 class Work(NamedTuple):
-    """What the writer does next: recency counters by id, then a job. Either may be empty."""
+    """The writer's next work: recency counters by id, then a job. Either may be empty."""
 
     touched: dict[int, int]
     job: Job | None
@@ -223,7 +223,7 @@ class WriteQueue:
         """Become suspended, or off; refuse the writes that wait.
 
         Returns:
-            Whether this is news: the state or the reason is another than before.
+            True if the state or the reason is another than before.
         """
         with self._changed:
             if self._state == "off":

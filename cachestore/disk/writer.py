@@ -193,7 +193,7 @@ def _record_of(job: WriteJob, name: str, nbytes: int, checksum: bytes) -> Record
 
 
 def _meaning(error: OSError | sqlite3.Error) -> tuple[State, str]:
-    """What follows from a failure, and why: nothing is ever written into a damaged index."""
+    """Return the state after a failure, and why: a damaged index is never written to."""
     if isinstance(error, sqlite3.Error) and is_damage(error):
         return "off", f"its index is damaged ({error}): restart umbel to begin anew"
     return "suspended", reason_of(error)

@@ -1,7 +1,7 @@
 """Brings what is on disk only back into memory, while the request that needs it waits.
 
 Files are verified on the disk tier's reader; then the engine's thread reads a node at a time,
-between its steps. What is damaged is forgotten, with all that goes on from it. What cannot be
+between its steps. Damaged state is forgotten, with all that goes on from it. A file that cannot be
 read at present stays where it is, and is asked for again after a while. Both are a miss, and
 no error: the request computes the tokens itself.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _UNREADABLE_FOR = 5.0  # seconds: a request that comes sooner computes the tokens itself
-MOST_READS = 3  # for one reader: its state may be paged out again before it is used
+_MOST_READS = 3  # for one reader: its state may be paged out again before it is used
 
 _clock = time.monotonic
 
@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 
 class PageInStatus(enum.Enum):
-    """What comes of asking for state that is on disk."""
+    """The answer to a request for state that is on disk."""
 
     NOTHING = enum.auto()
     """There is none that is not in memory."""
@@ -57,7 +57,7 @@ class PageInStatus(enum.Enum):
 
 @dataclass(eq=False)
 class _Request:
-    """What is being read: nodes, parents first, and what came of verifying their files.
+    """Nodes that are being read, parents first, and the result of verifying their files.
 
     Attributes:
         asked: the ids of the files that were asked for; others may have come since.
@@ -98,11 +98,11 @@ class PageIn:
 
     @property
     def ready(self) -> bool:
-        """Whether something is verified and waits to be read."""
+        """True if something is verified and waits to be read."""
         return any(request.verified.done() for request in self._requests)
 
     def look(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
-        """Look what is on disk of a prompt and not in memory."""
+        """Return whether the disk has state of a prompt that memory lacks. Nothing is read."""
         return self._find(namespace, tokens)[0]
 
     def _find(
@@ -119,7 +119,7 @@ class PageIn:
         return PageInStatus.UNDER_WAY if under_way else PageInStatus.ON_DISK, trie, missing
 
     def request(self, namespace: Namespace, tokens: Tokens) -> PageInStatus:
-        """Have what is on disk of a prompt read."""
+        """Start to read state of a prompt that is on disk."""
         status, trie, missing = self._find(namespace, tokens)
         if status is not PageInStatus.ON_DISK or trie is None or missing is None:
             return status
@@ -235,7 +235,7 @@ class PageIn:
 
     def _lost(self, node: TrieNode, error: Exception) -> None:
         self._cache.tries.drop_empty()
-        # Who found a file damaged has warned, and named it.
+        # The verifier has warned of a damaged file, and named it.
         level = logging.INFO if isinstance(error, DamagedFileError) else logging.WARNING
         log.log(level, "state on disk is lost", tokens=node.end, error=str(error))
 
@@ -254,7 +254,7 @@ class Resting:
             self._until[file] = until
 
     def __contains__(self, file: object) -> bool:
-        """Whether a file is not to be asked for yet."""
+        """Return True if a file is not to be read yet."""
         now = _clock()
         while self._until and (first := next(iter(self._until.items())))[1] <= now:
             del self._until[first[0]]
@@ -272,14 +272,14 @@ class Retries:
 
     def may_begin(self, reader: object) -> bool:
         """Return True if a reader would wait for one more read."""
-        return self._begun.get(reader, 0) < MOST_READS
+        return self._begun.get(reader, 0) < _MOST_READS
 
     def ended(self, reader: object) -> bool:
-        """Whether a reader waits no more, and starts with what is in memory."""
-        return self._begun.get(reader, 0) > MOST_READS
+        """Return True if a reader waits no longer, and starts with the state in memory."""
+        return self._begun.get(reader, 0) > _MOST_READS
 
     def waits(self, reader: object, status: PageInStatus) -> bool:
-        """Whether a reader waits for what it asked for."""
+        """Count a read that began; return True if its reader waits for it."""
         if status is PageInStatus.BEGUN:
             self._begun[reader] = self._begun.get(reader, 0) + 1
         return status is not PageInStatus.NOTHING and not self.ended(reader)
@@ -293,14 +293,14 @@ def _check(verified: Verified, records: list[Record]) -> None:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether what failed may succeed later: the file is there, and was not read."""
+    """Return True if a read may succeed later: the file is there, and was not read."""
     if isinstance(error, FileNotFoundError):
         return False
     return isinstance(error, OSError | MemoryError | UnreadableFileError)
 
 
 def _attached(trie: RadixTrie, node: TrieNode) -> bool:
-    """Whether a node is part of its trie still."""
+    """Return True if a node is still part of its trie."""
     while node.parent is not None:
         if node.parent.children.get(int(node.tokens[0])) is not node:
             return False
@@ -309,6 +309,6 @@ def _attached(trie: RadixTrie, node: TrieNode) -> bool:
 
 
 def _nbytes(extent: Extent) -> int:
-    """What an extent takes in memory, by what its file takes on disk."""
+    """Bytes of an extent in memory, by those of its file."""
     record = extent.record
     return record.nbytes * (extent.stop - extent.start) // (record.end - record.start)

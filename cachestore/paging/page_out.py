@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class _Job:
-    """What is being written: whose state, and which tokens lead to its end.
+    """A write under way: its node, and the tokens that lead to the node's end.
 
     Attributes:
         paging: what only the writer has in memory: copies, or a checkpoint that was given up.
@@ -98,13 +98,13 @@ class PageOut:
 
     @property
     def pending(self) -> bool:
-        """Whether something is being written, or could be at present."""
+        """True if a write is under way, or could begin at present."""
         dirty = any(trie.persistence.dirty for trie in self._cache.tries)
         return bool(self._jobs) or (dirty and not self._rests)
 
     @property
     def writing(self) -> bool:
-        """Whether something is being written."""
+        """True if a write is under way."""
         return bool(self._jobs)
 
     @property
@@ -113,7 +113,7 @@ class PageOut:
 
     @property
     def unwritten(self) -> bool:
-        """Whether nothing is being written, though something is to be, and would be taken."""
+        """True if state is dirty, would be taken by the tier, and no write is under way."""
         return self.pending and not self._jobs
 
     def step(self, *, busy: bool = False) -> None:
@@ -236,7 +236,7 @@ class PageOut:
         return True
 
     def _may_lend(self, span: Span) -> bool:
-        """Whether not too much is lent: what of it the trie gives up is not free yet."""
+        """Return True if little enough is lent: lent state frees nothing when the trie drops it."""
         loans = {job.loan: job.loan.size.nbytes for job in self._jobs if job.loan is not None}
         if not loans or span.storage.loan is not None:
             return True
@@ -321,7 +321,7 @@ def _write_job(job: _Job, kind: RecordKind, start: int, exported: Exported) -> W
 
 
 def _reachable(node: TrieNode) -> bool:
-    """Whether the disk has, or is about to have, all that comes before a node."""
+    """Return True if the disk has, or is about to have, all that comes before a node."""
     parent = node.parent
     if parent is None or parent.parent is None or (parent.span is None and not parent.extents):
         return True

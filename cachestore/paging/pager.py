@@ -79,17 +79,17 @@ class Pager:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to do at once."""
+        """True if there is something to do at once."""
         return self._page_in.ready
 
     @property
     def writing(self) -> bool:
-        """Whether something is being written."""
+        """True if a write is under way."""
         return self._page_out.writing
 
     @property
     def unwritten(self) -> bool:
-        """Whether nothing is being written, though something is to be."""
+        """True if state is dirty and no write is under way."""
         return self._page_out.unwritten
 
     def step(self, *, busy: bool = False) -> None:
@@ -116,7 +116,7 @@ class Pager:
         log.debug("disk budget was exceeded", forgotten=forgotten, budget=self.budget)
 
     def give_up(self, reason: str) -> None:
-        """Have the disk tier off for good, and nothing wait for it."""
+        """Turn the disk tier off for good; nothing waits for it any longer."""
         self._given_up = True
         self._tier.turn_off(reason)
         self._page_out.give_up()
@@ -160,7 +160,7 @@ class Pager:
         return False
 
     def _touch(self) -> None:
-        """Have the index know when files were last used: they were written before that."""
+        """Update in the index when files were last used: they were written before that."""
         newest: dict[Record, int] = {}
         for trie in self._cache.tries:
             for node in trie.nodes():
