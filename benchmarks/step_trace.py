@@ -35,7 +35,6 @@ _PHASES = {
     "keep": ("umbel.scheduler.lifecycle", "Lifecycle.keep"),
     "prefill": ("umbel.scheduler.prefiller", "Prefiller.run"),
     "model": ("umbel.models.runner", "prefill"),
-    "mix": ("umbel.scheduler.decoder", "Decoder.mix"),
 }
 """By name: the module, and the function or the class and the method."""
 
@@ -98,10 +97,9 @@ class StepTrace:
 
 def _asked(engine: Any, batch: Any) -> Step:
     memory = engine._memory.use()  # noqa: SLF001  (what is watched has no other door)
-    chunks = [chunk.tokens for chunk in batch.prefill] if batch.mixed else []
     return {
         "rows": len(batch.decode),
-        "chunks": chunks,
+        "chunks": [],
         **{name: getattr(memory, name) for name in _MEMORY},
     }
 

@@ -144,13 +144,11 @@ class MemoryProfile:
         self._multiple = multiple
         self._prompt_multiple = prompt_multiple
 
-    def prefill(self, chunks: Sequence[PlannedChunk], *, begins: bool = False) -> Held:
+    def prefill(self, chunks: Sequence[PlannedChunk]) -> Held:
         """What it takes, at its peak, to prefill several sequences in one call.
 
         Args:
             chunks: of the call.
-            begins: logits of what follows them are computed, when all layers are and what these
-                computed with is gone.
         """
         # The old states of recurrent and sliding layers go when the new ones are there.
         grown = sum(
@@ -168,7 +166,6 @@ class MemoryProfile:
         contexts = [chunk.offset + chunk.padding for chunk in chunks]
         copied = sum(chunk.copied for chunk in chunks)
         computing = self._transients.estimate(width, *contexts, copied=copied)
-        computing = max(computing, self.logits(len(chunks)) if begins else 0)
         return Held(grown + computing, 2 * self.sizes.arrays * len(chunks))
 
     def kept(self, tokens: int) -> int:

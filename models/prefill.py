@@ -7,11 +7,9 @@ import mlx.core as mx
 import numpy as np
 
 from .attention.prompt_layers import Together, prompt_layers
-from .errors import NotBatchableError
 from .kv.buckets import prompt_tokens
 from .kv.sequence_cache import SequenceCache
 from .load.device import DevicePolicy
-from .output_rows import HEAD_UNKNOWN, OutputRows
 
 
 def prefill(
@@ -37,37 +35,6 @@ def prefill(
     mx.eval([cache.arrays() for _, cache in chunks])
 
 
-def begin(
-    model: Any,
-    chunks: Sequence[tuple[Sequence[int], SequenceCache]],
-    device: DevicePolicy,
-    outputs: OutputRows,
-) -> mx.array:
-    """Advance sequences over tokens, and compute what follows the last of each.
-
-    Args:
-        model: mlx-lm's, of layers that attend and have no mask of their own.
-        chunks: as `prefill` takes them.
-        device: how attention is computed.
-        outputs: of the model.
-
-    Returns:
-        `[sequences, V]` logits, evaluated as the states are.
-
-    Raises:
-        NotBatchableError: the model cannot compute several prompts in one call, or it computes
-            logits of all tokens.
-    """
-    rows, lengths = padded(chunks, device)
-    with outputs.only(last_tokens(lengths, rows.shape[1])):
-        logits = _launch(model, chunks, rows, lengths, device, Together.MASKED)
-    if logits.shape[:2] != (len(chunks), 1):
-        raise NotBatchableError(HEAD_UNKNOWN)
-    logits = logits[:, -1]
-    mx.eval(logits, [cache.arrays() for _, cache in chunks])
-    return logits
-
-
 def _launch(
     model: Any,
     chunks: Sequence[tuple[Sequence[int], SequenceCache]],
@@ -83,11 +50,6 @@ def _launch(
     for cache, length in zip(caches, lengths, strict=True):
         cache.advanced(length)
     return logits
-
-
-def last_tokens(lengths: Sequence[int], width: int) -> list[int]:
-    """Number the last tokens of rows that have so many each, counted through rows of `width`."""
-    return [row * width + length - 1 for row, length in enumerate(lengths)]
 
 
 def padded(

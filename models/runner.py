@@ -25,16 +25,14 @@ from .kv.state_form import StateForm
 from .load.loader import LoadedModel
 from .load.memory_probe import measure
 from .load.probe import Batching, Probed, batching, interruptible, probed_once, reads_parts
-from .load.probe_mixed import mixes
 from .load.probe_prefill import prefills_together
 from .load.trials import Trials
 from .memory_profile import Held
-from .mixed_call import MixedCall
 from .outputs import ForwardOutput, NextToken, SamplerOutput, gather, stacked
 from .params import Row
 from .planned_for import Rules
 from .planner import plan_step
-from .prefill import begin, prefill
+from .prefill import prefill
 from .prepare import prepare
 from .rules import rules_of, rules_within
 from .runtime import OnLaunch, launch, launch_in_turn, nothing, peak_of, resident_bytes
@@ -95,14 +93,13 @@ class ModelRunner:
     def _find_out(self, loaded: LoadedModel, model: Any, measured: Path | None) -> Batching:
         """Try out how the model's sequences run together, and measure what they take."""
         exact = self._exact
-        way, parts, self._prompts_together, mixed = self._probe(loaded, model, measured)
+        way, parts, self._prompts_together = self._probe(loaded, model, measured)
         if exact and (way.mask_axes or not can_separate(loaded.layout.open().layers)):
             way = Batching(_NOT_APART)
         self.one_by_one, self._mask_axes = way.one_by_one, way.mask_axes
         self.batches = self.one_by_one is None
         # With `exact` a prompt's chunks are the same whoever else comes.
         self.prefills_together = self._prompts_together is not Together.NEVER and not exact
-        self._mixes = mixed and self.prefills_together
         # Who decodes one by one always does so: with keys in one piece, however they are cut.
         self._reads_parts = self.batches and parts
         self.profile = measure(
@@ -127,18 +124,11 @@ class ModelRunner:
             parts = way.one_by_one is None and reads_parts(trials)
             attend = way.one_by_one is None and not way.mask_axes
             together = prefills_together(trials, loaded.device, layers_attend=attend)
-            mixed = attend and parts and together is Together.MASKED
-            mixed = mixed and mixes(trials, loaded.device, self._outputs)
-            return Probed(way, parts, together, mixed)
+            return Probed(way, parts, together)
 
         if folder is None:
             return probe()
         return probed_once(folder, (loaded.fingerprint, loaded.device), probe)
-
-    @property
-    def mixes(self) -> bool:
-        """Whether prompts are best computed by `mix`, beside those who decode or by themselves."""
-        return self._mixes and self.rules.batches
 
     def use(self, rules: Rules) -> None:
         """Plan by other rules. No sequence may run."""
@@ -204,13 +194,11 @@ class ModelRunner:
         *,
         coming: int = 0,
         may_copy: bool = True,
-        mixed: bool = False,
     ) -> StepPlan:
         """Plan a step for these sequences as they lie now; see `plan_step`."""
-        step = plan_step(
+        return plan_step(
             decode, prefill, self.placement, self.rules, coming=coming, may_copy=may_copy
         )
-        return replace(step, mixed=mixed)
 
     def cost(self, plan: StepPlan) -> Held:
         """What a plan takes at its peak."""
@@ -232,13 +220,6 @@ class ModelRunner:
 
     def _prefill(self, model: Any, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> None:
         prefill(model, chunks, self.device, self._prompts_together)
-
-    def _begin(self, chunks: Sequence[tuple[Sequence[int], SequenceCache]]) -> mx.array:
-        """Advance sequences as `prefill` does; returns the logits of what follows, `[n, V]`.
-
-        What memory that takes teaches nothing: how much of it are logits is not known.
-        """
-        return begin(self._model, chunks, self.device, self._outputs)
 
     def run(
         self,
@@ -278,44 +259,6 @@ class ModelRunner:
                 logits.append(None)
             at = part.stop
         return ForwardOutput(stacked(logits, [len(call.sequences) for call in calls]), errors)
-
-    def mix(
-        self,
-        plan: StepPlan,
-        caches: Sequence[SequenceCache],
-        tokens: Sequence[NextToken],
-        chunks: Sequence[tuple[Sequence[int], SequenceCache]],
-    ) -> ForwardOutput:
-        """Run what was planned as one call of the model, and wait until that is computed.
-
-        Args:
-            plan: of a mixed step, made of these sequences as they lie now.
-            caches: of the sequences that decode, in the order of the plan; maybe none.
-            tokens: theirs.
-            chunks: of prompts: each one's tokens, and its state.
-
-        Returns:
-            The logits of what follows: of those who decode, and then of the prompts.
-
-        Raises:
-            Exception: the model failed; the states of all are lost.
-        """
-        if plan.decode is None:
-            return ForwardOutput(self._begin(chunks), {})
-        if len(plan.decode.calls) != 1:
-            raise ValueError("a mixed step has one call of those who decode")
-        (call,) = plan.decode.calls
-        mixed = MixedCall(self._model, call.slots or (0,), chunks, self.device, self._outputs)
-        try:
-            logits = self._call(call, caches, gather(tokens), mixed)
-            computed = mixed.advanced()
-            logits = mx.concatenate([logits, mixed.logits])
-            mx.eval(logits, computed)
-        except BaseException:
-            if self.placement.batch is not None:
-                self.placement.clear()
-            raise
-        return ForwardOutput(logits, {})
 
     def _call(
         self,

@@ -127,9 +127,9 @@ class PrefillPlan:
     sequences: tuple[int, ...]
     chunks: tuple[PlannedChunk, ...]
 
-    def cost(self, profile: MemoryProfile, *, begins: bool = False) -> Held:
-        """What it takes at its peak; `begins` as in `MemoryProfile.prefill`."""
-        return profile.prefill(self.chunks, begins=begins)
+    def cost(self, profile: MemoryProfile) -> Held:
+        """What it takes at its peak."""
+        return profile.prefill(self.chunks)
 
 
 @dataclass(frozen=True)
@@ -139,21 +139,12 @@ class StepPlan:
     Attributes:
         decode: the former.
         prefill: the latter.
-        mixed: all is one call of the model, which gives the prompts' logits, too.
     """
 
     decode: DecodePlan | None
     prefill: PrefillPlan | None
-    mixed: bool = False
 
     def cost(self, profile: MemoryProfile) -> Held:
         """What it takes at its peak, over what is held before it."""
-        if self.decode is None and self.prefill is not None:
-            return self.prefill.cost(profile, begins=self.mixed)
         parts = [part.cost(profile) for part in (self.decode, self.prefill) if part is not None]
-        logits = 0
-        if self.mixed and self.prefill is not None:
-            logits = profile.logits(len(self.prefill.chunks))
-        return Held(
-            logits + sum(part.nbytes for part in parts), sum(part.buffers for part in parts)
-        )
+        return Held(sum(part.nbytes for part in parts), sum(part.buffers for part in parts))

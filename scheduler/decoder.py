@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from functools import partial
 from typing import Generic
 
@@ -86,21 +85,6 @@ class Decoder(Generic[C, P, O, T]):
             if place not in output.errors:
                 self._ran(sequence)
         return output, output.errors
-
-    def mix(
-        self, sequences: tuple[Sequence, ...], plan: P, chunks: Items[tuple[list[int], C]]
-    ) -> O:
-        """Run the model on the sequences' next tokens, and on chunks of prompts in the same call.
-
-        Raises:
-            Exception: it failed; the states of all are lost.
-        """
-        caches = [self._kv_cache.caches[sequence] for sequence in sequences]
-        tokens = list(map(self._next_token, sequences))
-        output = self._runner.mix(plan, caches, tokens, chunks)
-        for sequence in sequences:
-            self._ran(sequence)
-        return output
 
     def sample(self, output: O, sequences: tuple[Sequence, ...]) -> None:
         """Launch sampling for those who go on. Their answers are known by now."""

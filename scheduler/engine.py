@@ -87,7 +87,6 @@ class Engine(Generic[C, P, O, T]):
         self._stalled = False  # the last step had a prefill chunk
         self._keeps = False  # the last step's events, for this one to publish
         self._stirs = False  # the batch changed in it, or a prompt was computed
-        self._begun: tuple[Sequence, ...] = ()  # whose first tokens are of a mixed step, the last
         self._starting = _STARTING * max_stall
         self._shortage = Shortage(kv_cache, memory, clock)
         self._report = EngineReport(runner, kv_cache, memory, self._scheduler, clock)
@@ -118,7 +117,7 @@ class Engine(Generic[C, P, O, T]):
     def _recover(self, error: BaseException) -> Pace:
         """End the requests at work, as a step has failed that was for all of them."""
         log.error("a step failed; the requests at work end", exc_info=error)
-        self._begun, self._stalled, self._stirs = (), False, False
+        self._stalled, self._stirs = False, False
         self._decoder.drop()
         ended = self._lifecycle.end_all(error)
         self._publish_events()
@@ -148,7 +147,7 @@ class Engine(Generic[C, P, O, T]):
         self._record()
         if not self._running:
             self._decoder.drop()
-            self._begun, self._stalled = (), False
+            self._stalled = False
         if not self._decoder.pending:
             self._memory.release()
         pace = self._pace(step, reading=reading)
@@ -222,7 +221,6 @@ class Engine(Generic[C, P, O, T]):
                 self._prefiller.chunk_size(),
                 self._kv_cache.caches,
                 self._prefiller.joins,
-                mixes=self._prefiller.mixes,
             )
             if step is not None:
                 self._shortage.end()
@@ -318,13 +316,7 @@ class Engine(Generic[C, P, O, T]):
             before: who ran then.
         """
         batch = step.batch
-        if batch.mixed:
-            self._mix(step, began)
-            return
-        entered = sum(
-            s.status is not SequenceStatus.DECODE or s in self._begun for s in batch.decode
-        )
-        self._begun = ()
+        entered = sum(s.status is not SequenceStatus.DECODE for s in batch.decode)
         output, errors = self._decoder.run(batch.decode, step.plan, self._publish_events)
         self._decoder.process_output()
         for place, error in errors.items():
@@ -347,39 +339,6 @@ class Engine(Generic[C, P, O, T]):
         if chunks:
             self._publish_events()
             self._prefiller.run(chunks, behind=ended)
-
-    def _mix(self, step: Affordable[P], began: float) -> None:
-        """Run a mixed step: those who decode, if any, and prompts have their tokens of one call.
-
-        Args:
-            step: that is run.
-            began: when it did: what was done for it until now keeps streams waiting, too.
-        """
-        decode, chunks = step.batch.decode, step.batch.prefill
-        if not decode:
-            began = self._clock()
-        self._publish_events()  # the last step's: this call takes long
-        everyone = (*decode, *(chunk.sequence for chunk in chunks))
-        self._stalled = True
-        try:
-            output = self._decoder.mix(decode, step.plan, self._prefiller.work(chunks))
-        except BaseException as error:  # noqa: BLE001  (as in `Lifecycle.guard`)
-            self._decoder.process_output()
-            self._prefiller.failed(everyone, error)
-            return
-        called = self._clock()
-        self._decoder.process_output()
-        tokens = self._prefiller.advanced(chunks)
-        self._decoder.sample(output, everyone)
-        self._decoder.process_output()
-        self._publish_events()  # what is stored is packed first, which takes a while
-        stores = self._clock()
-        self._prefiller.store(chunks)
-        self._begun = tuple(s for s in everyone[len(decode) :] if not s.num_left_to_prefill)
-        # Who decodes waited for answers that are complete, too; a call of prompts did not.
-        between = 0.0 if decode else stores - called
-        taken = self._clock() - began - between
-        self._prefiller.mixed(tokens, len(chunks), taken, len(decode))
 
     def _record(self) -> None:
         self._memory.record(self._kv_cache.caches.values())

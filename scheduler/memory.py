@@ -154,8 +154,6 @@ class MemoryPlanner(Generic[C, P]):
         size: ChunkSize,
         caches: Mapping[Sequence, C],
         joins: Joins | None = None,
-        *,
-        mixes: bool = False,
     ) -> Affordable[P] | None:
         """Plan a step that fits, and reserve what it takes.
 
@@ -167,12 +165,11 @@ class MemoryPlanner(Generic[C, P]):
             size: of chunks.
             caches: their state.
             joins: see `policy.plan`.
-            mixes: likewise.
 
         Returns:
             None where not even a decode fits: a sequence must be preempted.
         """
-        batch = plan(running, size, joins, mixes=mixes)
+        batch = plan(running, size, joins)
         while (planned := self._reserved(batch, caches)) is None:
             if not batch.prefill:
                 return None
@@ -182,7 +179,7 @@ class MemoryPlanner(Generic[C, P]):
                 if batch.empty:
                     return None
             else:
-                batch = plan(running, size, joins, mixes=mixes)
+                batch = plan(running, size, joins)
         return Affordable(batch, planned)
 
     def release(self) -> None:
@@ -201,9 +198,7 @@ class MemoryPlanner(Generic[C, P]):
         costs = []
         ways = [(batch.coming, True), (0, True), (0, False)]
         for coming, may_copy in dict.fromkeys(ways):
-            step = self._runner.plan(
-                decode, prefill, coming=coming, may_copy=may_copy, mixed=batch.mixed
-            )
+            step = self._runner.plan(decode, prefill, coming=coming, may_copy=may_copy)
             cost = self._runner.cost(step)
             if cost not in costs and self._governor.reserve(Size(*cost)):
                 return step

@@ -41,14 +41,11 @@ class Batch:
         prefill: the chunks, the most urgent first.
         decode: the sequences that get a token each.
         coming: how many more will soon: a chunk is left of their prompts at most.
-        mixed: all of it is one call of the model, also where nobody decodes. A chunk that completes
-            its prompt has its last token, too, whose logits begin the answer.
     """
 
     prefill: tuple[PrefillChunk, ...]
     decode: tuple[Sequence, ...]
     coming: int = 0
-    mixed: bool = False
 
     @property
     def empty(self) -> bool:
@@ -84,42 +81,35 @@ def plan(
     running: Items[Sequence],
     size: ChunkSize,
     joins: Joins | None = None,
-    *,
-    mixes: bool = False,
 ) -> Batch:
     """Choose the next step's work.
 
     Prefill chunks also end on the sequence's chunk boundaries and where another request parts
-    from it that waits, and the last one before the last prompt token, or behind it in a mixed step.
+    from it that waits, and the last one before the last prompt token.
 
     Args:
         running: all that run, oldest first.
         size: of chunks.
         joins: where several prompts may advance in one call, which do: see `StallBound.joins`.
             They are rows as long as the longest.
-        mixes: prompts are best computed in the call of those who decode, or begin their answers in
-            their own. Who is computed alone does not, nor does anybody beside it.
     """
     prompts = _by_urgency(running)
     decode = tuple(s for s in running if not s.num_left_to_prefill and s.wants_more)
-    mixed = mixes and bool(prompts) and not any(s.is_alone for s in (*decode, *prompts[:1]))
-    chosen = [PrefillChunk(s, _end(s, size, mixed=mixed)) for s in prompts[:1]]
+    chosen = [PrefillChunk(s, _end(s, size)) for s in prompts[:1]]
     if chosen and joins is not None and not chosen[0].sequence.is_alone:
         lengths = [chosen[0].tokens]
         for sequence in prompts[1:]:
-            chunk = PrefillChunk(sequence, _end(sequence, size, mixed=mixed))
+            chunk = PrefillChunk(sequence, _end(sequence, size))
             fits = (len(chosen) + 1) * max(*lengths, chunk.tokens) <= min(size.most, _TOGETHER)
             if fits and not sequence.is_alone and joins(lengths, chunk.tokens):
                 chosen.append(chunk)
                 lengths.append(chunk.tokens)
-    completes = any(chunk.end == len(chunk.sequence.tokens) for chunk in chosen)
-    mixed = mixed and (bool(decode) or completes)  # else no logits are wanted
     coming = sum(0 < s.num_left_to_prefill <= max(size.most, size.last) for s in running)
-    return Batch(tuple(chosen), decode, coming, mixed)
+    return Batch(tuple(chosen), decode, coming)
 
 
-def _end(sequence: Sequence, size: ChunkSize, *, mixed: bool) -> int:
-    start, last = sequence.num_computed_tokens, len(sequence.tokens) - (not mixed)
+def _end(sequence: Sequence, size: ChunkSize) -> int:
+    start, last = sequence.num_computed_tokens, len(sequence.tokens) - 1
     stops = {*sequence.chunk_boundaries, sequence.num_awaited, last}
     if size.grid > 1:
         stops.add((start // size.grid + 1) * size.grid)

@@ -67,16 +67,7 @@ class Prefiller(Generic[C, P, O, T]):
         """Which prompts share a call; None where each has calls of its own."""
         if not self._runner.prefills_together:
             return None
-        return partial(self._stall.joins, bounded=self._bounded, mixed=self.mixes)
-
-    @property
-    def mixes(self) -> bool:
-        """Whether prompts are best computed with those who decode, or begin answers in their calls.
-
-        Not while somebody runs who is computed alone, for its call failed with others.
-        """
-        alone = any(sequence.is_alone for sequence in self._scheduler.running)
-        return self._runner.mixes and not self._exact and not alone
+        return partial(self._stall.joins, bounded=self._bounded)
 
     def chunk_size(self) -> ChunkSize:
         """How much the next call computes: less while others decode."""
@@ -84,7 +75,7 @@ class Prefiller(Generic[C, P, O, T]):
             return ChunkSize(self._most, grid=self._most)
         if not self._bounded:
             return ChunkSize(self._most)
-        return self._stall.chunk_size(self._most, mixed=self.mixes)
+        return self._stall.chunk_size(self._most)
 
     @property
     def _bounded(self) -> bool:
@@ -190,20 +181,6 @@ class Prefiller(Generic[C, P, O, T]):
         for sequence, _ in chunks:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._lifecycle.guard(sequence, self._advanced)
-
-    def mixed(self, tokens: int, prompts: int, seconds: float, rows: int) -> None:
-        """Hear how long a mixed step took.
-
-        Args:
-            tokens: of its prompts, padding included.
-            prompts: how many.
-            seconds: of the step, until what it computed was stored.
-            rows: that decoded in it; none where it was a call of prompts.
-        """
-        if rows:
-            self._stall.observe_mixed(tokens, seconds, prompts, rows)
-        else:
-            self._stall.observe(tokens, seconds, prompts)
 
     def _advanced(self, sequence: Sequence) -> None:
         self._kv_cache.advanced(sequence)

@@ -142,7 +142,6 @@ class StepPlanner(Protocol[C_contra, P]):
         *,
         coming: int,
         may_copy: bool,
-        mixed: bool,
     ) -> P:
         """Plan a step.
 
@@ -151,7 +150,6 @@ class StepPlanner(Protocol[C_contra, P]):
             prefill: sequences whose prompts advance, in one call, and by how many tokens each.
             coming: how many more will soon get a token each, with those that do now.
             may_copy: state may be copied where the step could do without.
-            mixed: all are computed in one call of the model.
         """
         ...
 
@@ -167,7 +165,6 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
         shapes: shapes of batches that were computed with.
         overlaps: whether the device computes while the host goes on.
         prefills_together: whether prompts of several sequences advance in one call.
-        mixes: whether they best do so in the call of those who decode, and begin answers there.
     """
 
     @property
@@ -176,8 +173,6 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
     def overlaps(self) -> bool: ...  # noqa: D102  (described above)
     @property
     def prefills_together(self) -> bool: ...  # noqa: D102  (described above)
-    @property
-    def mixes(self) -> bool: ...  # noqa: D102  (described above)
 
     def prefill(self, chunks: Sequence[tuple[Sequence[int], C_contra]]) -> None:
         """Advance sequences over tokens, in one call; one only unless `prefills_together`."""
@@ -195,21 +190,6 @@ class ModelRunner(Protocol[C_contra, P_contra, O, T]):
         A token is an id, or one that is still computed. `on_launch` is called when what is to be
         launched is drawn up: from then on others can have the interpreter for a while. Raises
         whatever the model raises for the batch as a whole.
-        """
-        ...
-
-    def mix(
-        self,
-        plan: P_contra,
-        caches: Sequence[C_contra],
-        tokens: Sequence[int | T],
-        chunks: Sequence[tuple[Sequence[int], C_contra]],
-    ) -> O:
-        """Do both in one call of the model, as planned: what comes of the prompts is last.
-
-        Nobody may decode in it.
-
-        Raises whatever the model raises: the states of all are lost.
         """
         ...
 

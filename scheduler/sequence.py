@@ -111,10 +111,7 @@ class Sequence:
 
     @property
     def num_left_to_prefill(self) -> int:
-        """Tokens to prefill before the last.
-
-        The last one is decoded, for its logits, or computed with the others in a mixed step.
-        """
+        """Tokens to prefill before the last, which is decoded, for its logits."""
         return max(0, len(self.tokens) - 1 - self.num_computed_tokens)
 
     @property

@@ -32,14 +32,6 @@ class StallBound:
     questions to see to. So such a call is expected to take as many times as long as usual as the
     worst of the last few of these did.
 
-    In a mixed step prompts are computed in the call of those who decode. What it takes more than a
-    decode is what its prompts take, also for their first tokens: as much more than in a call of
-    their own as it mostly did, or as it did in the last one, if that is more. That is in seconds,
-    and not a ratio: what makes it longer is a second attention in the call, and what makes it
-    shorter are weights that are read once, however many prompts there are. Half to twice as long
-    counts. Where most of the long ones took longer or shorter than that, the machine has another
-    speed.
-
     A chunk that takes much longer or shorter than estimated says that the machine is slower or
     faster than it was, for heat or for other programs. What was measured before is then scaled
     towards that, both parts alike. The fit alone would take the difference for a token's time, or
@@ -74,10 +66,6 @@ class StallBound:
         # Times as long as usual that calls took behind a decode in which somebody ended; a little
         # longer before five were seen.
         self._behind = deque[float]([self._NOISE], maxlen=self._BEHIND)
-        # Seconds more than in a call of their own that prompts took in mixed steps.
-        self._mixed = deque[float](maxlen=self._BEHIND)
-        # Times as long as in a call of their own that many tokens took in them.
-        self._speeds = deque[float](maxlen=self._BEHIND)
         # Rows and seconds of those that nobody entered, and whether somebody ended in them.
         self._decodes = deque[tuple[int, float, bool]](maxlen=2 * self._RECENT)
         # How many entered others, and seconds more.
@@ -136,55 +124,6 @@ class StallBound:
             if usual is not None:
                 self._entries.append((count, max(0.0, taken - usual)))
                 self._unknown.remove(entry)
-
-    def observe_mixed(self, tokens: int, seconds: float, prompts: int, rows: int) -> None:
-        """Learn from a mixed step how long its prompts take.
-
-        Args:
-            tokens: of the prompts, padding included.
-            seconds: of the step, until what it computed was stored.
-            prompts: how many.
-            rows: that decoded in it. Before it is known what about as many take, nothing can be
-                learned.
-        """
-        decode = self._usual_decode(rows)
-        if decode is None:
-            return
-        taken = max(0.0, seconds - decode)
-        if self.expected(tokens) is None or (prompts > 1 and not self._rows):
-            more = statistics.median(self._mixed) if self._mixed else 0.0
-            self.observe(tokens, max(0.0, taken - more), prompts)
-            return
-        if prompts == 1:  # as after a call of one
-            self._trust *= self._DOUBT if len(self._rows) > 1 else self._UNSURE
-        usual = max(self._usual(prompts, tokens), 1e-9)
-        self._mixed.append(min(max(taken, usual / self._CHANGE), usual * self._CHANGE) - usual)
-        if usual >= self._LATE * self._seconds:
-            self._follow_mixed(tokens, taken / usual)
-
-    def _follow_mixed(self, tokens: int, ratio: float) -> None:
-        """Hear how many times as long as usual many tokens took; follow if most of such did."""
-        self._speeds.append(ratio)
-        least, most = statistics.median_low(self._speeds), statistics.median_high(self._speeds)
-        far = least >= self._CHANGE or most <= 1 / self._CHANGE
-        if not far or len(self._speeds) < self._MANY:
-            return
-        if self._follow(tokens, least * (self.expected(tokens) or 0.0)):
-            self._speeds.clear()
-            self._mixed.clear()
-
-    def _in_mixed_step(self, usual: float) -> float:
-        """Estimate what prompts add to a mixed step.
-
-        Before there was any they are taken to take longer, by what is noise.
-
-        Args:
-            usual: seconds that a call of their own takes.
-        """
-        if not self._mixed:
-            return usual * self._NOISE
-        more = max(statistics.median_high(self._mixed), self._mixed[-1])
-        return max(usual + more, usual / self._CHANGE)
 
     def _usual_decode(self, rows: int, *, or_more: bool = False) -> float | None:
         """Seconds of decodes of about so many rows that nobody entered; None before there were.
@@ -259,17 +198,15 @@ class StallBound:
         """Seconds that a call of so many rows mostly takes, with padding so many tokens."""
         return (self.expected(tokens) or 0.0) + self._usual_rows(rows)
 
-    def _now(self, rows: int, tokens: int, *, ended: bool = False, mixed: bool = False) -> float:
+    def _now(self, rows: int, tokens: int, *, ended: bool = False) -> float:
         """Seconds that it takes if it takes as much more than usual as the last one.
 
         Behind a decode in which somebody ended, as much as the worst of these at least.
         """
         usual = self._usual(rows, tokens)
-        if mixed:
-            return self._in_mixed_step(usual)
         return usual * (max(self._excess, *self._behind) if ended else self._excess)
 
-    def joins(self, others: Items[int], tokens: int, *, bounded: bool, mixed: bool = False) -> bool:
+    def joins(self, others: Items[int], tokens: int, *, bounded: bool) -> bool:
         """Whether a chunk is best computed in one call with others.
 
         That is where it takes no longer than a call of its own: rows are as long as the longest,
@@ -281,13 +218,10 @@ class StallBound:
             tokens: of the chunk.
             bounded: others decode, and must not wait for longer than the bound, also while
                 those that are computed here enter their batch.
-            mixed: the call is a mixed step.
         """
         longest, rows = max(*others, tokens), len(others) + 1
-        most = self._most_beside(mixed=mixed)
-        # Those who begin in mixed steps enter in others, whose time tells of that.
-        entering = 0.0 if mixed else self._entering(rows)
-        if bounded and self._now(rows, rows * longest, mixed=mixed) + entering > most:
+        most, entering = self._most_beside(), self._entering(rows)
+        if bounded and self._now(rows, rows * longest) + entering > most:
             return False
         row, alone = self._row, self.expected(tokens)
         if row is None or alone is None:
@@ -362,19 +296,16 @@ class StallBound:
         self._rows.append((rows, max(0.0, seconds - (self.expected(tokens) or 0.0))))
         self._trust = 1.0
 
-    def _most_beside(self, *, mixed: bool = False) -> float:
-        """How long a call may take beside streams, or what prompts may add to a mixed step.
+    def _most_beside(self) -> float:
+        """How long a call may take beside streams.
 
         Where not even the shortest fits, short ones save the streams little and cost prompts much.
-        No decode that takes longer than foretold comes before a mixed step.
         """
-        most = (self._LAST if mixed else self._SURE) * self._seconds
+        most = self._SURE * self._seconds
         least = self.expected(self._LEAST) or 0.0
-        if mixed:
-            least = self._in_mixed_step(least)
         return most if least <= most else 2 * least
 
-    def chunk_size(self, limit: int, *, mixed: bool = False) -> ChunkSize:
+    def chunk_size(self, limit: int) -> ChunkSize:
         """Find the longest chunk, up to `limit`, that takes no longer than it may.
 
         A chunk that is cut is a multiple of the shortest one: lengths that come again are
@@ -384,18 +315,15 @@ class StallBound:
 
         Args:
             limit: tokens.
-            mixed: it is computed in mixed steps.
         """
         least, whole = self.expected(self._LEAST), self.expected(limit)
         if least is None or whole is None:
             return ChunkSize(min(limit, self._UNTRIED))
-        if mixed:
-            least, whole = self._in_mixed_step(least), self._in_mixed_step(whole)
-        most = self._most_beside(mixed=mixed)
+        most = self._most_beside()
         if whole <= most:
             return ChunkSize(limit)
         each = (whole - least) / (limit - self._LEAST)
         cut = self._LEAST + int((most - least) / each) // self._LEAST * self._LEAST
-        more = most if mixed else most * self._LAST / self._SURE
+        more = most * self._LAST / self._SURE
         last = self._LEAST + int((max(more, min(2 * least, self._seconds)) - least) / each)
         return ChunkSize(min(cut, limit), min(last, limit))

@@ -89,7 +89,6 @@ class FakePlan(NamedTuple):
     prefill: list[tuple[FakeState, int]]
     coming: int = 0
     may_copy: bool = True
-    mixed: bool = False
 
 
 class FakePlacement:
@@ -127,8 +126,6 @@ class FakeRunner:
         chunks: start and end of each prefill, in the order they came.
         calls: how many prompts each call of `prefill` had.
         prefills_together: whether it takes several.
-        mixes: whether it takes them in the call of those who decode.
-        mixed: how many decoded, and how many prompts there were, in each such call.
         held: set once a computation waits at the gate that `hold` closed.
     """
 
@@ -138,8 +135,7 @@ class FakeRunner:
         self.overlaps = True
         self.chunks: list[tuple[int, int]] = []
         self.calls: list[int] = []
-        self.prefills_together = self.mixes = False
-        self.mixed: list[tuple[int, int]] = []
+        self.prefills_together = False
         self.held = threading.Event()
         self._gate = threading.Event()
         self._gate.set()
@@ -226,10 +222,9 @@ class FakeRunner:
         *,
         coming: int = 0,
         may_copy: bool,
-        mixed: bool,
     ) -> FakePlan:
         """Note who runs."""
-        return FakePlan(list(decode), list(prefill), coming, may_copy, mixed)
+        return FakePlan(list(decode), list(prefill), coming, may_copy)
 
     def cost(self, plan: FakePlan) -> Held:
         """The sum of the parts."""
@@ -263,27 +258,6 @@ class FakeRunner:
             except BaseException as error:  # noqa: BLE001  (planted)
                 output.errors[place] = error
         return output
-
-    def mix(
-        self,
-        plan: FakePlan,
-        caches: Sequence[FakeState],
-        tokens: Sequence[int],
-        chunks: Sequence[tuple[Sequence[int], FakeState]],
-    ) -> FakeOutput:
-        """Advance all in one call; a fault is everybody's."""
-        if not plan.mixed or plan.decode != list(caches):
-            raise AssertionError("others run than were planned")
-        if [(state, len(fed)) for fed, state in chunks] != plan.prefill:
-            raise AssertionError("other prompts are computed than were planned")
-        self.mixed.append((len(caches), len(chunks)))
-        for cache, token in zip(caches, tokens, strict=True):
-            self._advance([token], cache)
-        for fed, cache in chunks:
-            start = len(cache.tokens)
-            self._advance(list(fed), cache)
-            self.chunks.append((start, start + len(fed)))
-        return FakeOutput([*caches, *[cache for _, cache in chunks]])
 
     def sample(self, output: FakeOutput, rows: Mapping[int, Row]) -> FakeSample:
         """Choose each row's next token."""

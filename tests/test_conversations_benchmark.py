@@ -250,7 +250,7 @@ def test_steps_are_traced_by_phase(
         assert sum(outer) <= step["step"]
     busy = [step for step in steps if step.get("rows")]
     assert all(step["transient"] > 0 < step["launch"] for step in busy)
-    assert all(step.get("decode", step.get("mix", 0.0)) >= step["launch"] for step in busy)
+    assert all(step.get("decode", 0.0) >= step["launch"] for step in busy)
     for step in steps:  # clocks have their own grain
         assert all(0 <= cpu <= step[name] + 0.02 for name, cpu in step["cpus"].items())
     shown = "\n".join(summary(steps, long=0.0))

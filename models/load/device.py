@@ -38,9 +38,6 @@ class DevicePolicy:
         launches_layers: prompts and decode steps are launched layer by layer. MLX makes CUDA graphs
             of so many operations, a hundred on Hopper, and it takes 2 to 10 ms to make one that was
             not met yet: so cut, all layers of a kind are one graph.
-        mixes: prompts are computed in the call of those who decode, if any do, and begin their
-            answers in it, where the model can: products take the time, and each weight is read once
-            for all.
         prefill_chunk: prompt tokens that are best computed at once.
         max_stall_ms: for how long a call of prompts may keep streams waiting, if the user does not
             say.
@@ -68,7 +65,6 @@ class DevicePolicy:
     length_multiple: int
     prompt_multiple: int
     launches_layers: bool
-    mixes: bool
     prefill_chunk: int
     max_stall_ms: float
     most_freed: int
@@ -94,7 +90,6 @@ CPU = DevicePolicy(
     length_multiple=1,
     prompt_multiple=1,
     launches_layers=False,
-    mixes=True,
     prefill_chunk=512,
     max_stall_ms=400.0,
     most_freed=0,
@@ -117,7 +112,6 @@ GPU = DevicePolicy(
     length_multiple=1,
     prompt_multiple=1,
     launches_layers=False,
-    mixes=False,
     prefill_chunk=2048,
     max_stall_ms=200.0,
     most_freed=1 << 30,

@@ -36,7 +36,7 @@ _APART = 0.01
 rounds alike, whatever stands in other rows."""
 
 _FORMAT = 8  # of what is kept
-_KEPT = {"batches", "mask_axes", "reads_parts", "prefills_together", "mixes"}
+_KEPT = {"batches", "mask_axes", "reads_parts", "prefills_together"}
 
 _MASK_AXES = (0, 4, 5)
 """Ways to try, the cheapest first; see `batch_cache.BatchCache`."""
@@ -61,13 +61,11 @@ class Probed(NamedTuple):
         batching: how its sequences decode together.
         reads_parts: see `reads_parts`.
         prefills_together: see `probe_prefill.prefills_together`.
-        mixes: see `probe_mixed.mixes`.
     """
 
     batching: Batching
     reads_parts: bool
     prefills_together: Together
-    mixes: bool
 
 
 def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) -> Probed:
@@ -82,13 +80,12 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
     """
 
     def figures() -> dict[str, float]:
-        (why, mask_axes), parts, together, mixed = probe()
+        (why, mask_axes), parts, together = probe()
         return {
             "batches": float(why is None),
             "mask_axes": mask_axes,
             "reads_parts": float(parts),
             "prefills_together": float(together),
-            "mixes": float(mixed),
         }
 
     versions = getattr(mx, "__version__", ""), mlx_lm.__version__
@@ -99,7 +96,6 @@ def probed_once(folder: Path, of: Iterable[Any], probe: Callable[[], Probed]) ->
         Batching(None, int(kept["mask_axes"])),
         bool(kept["reads_parts"]),
         Together(int(kept["prefills_together"])),
-        bool(kept["mixes"]),
     )
 
 

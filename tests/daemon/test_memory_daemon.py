@@ -230,7 +230,7 @@ def test_what_is_told_under_load_is_true(
             assert len(set(at_work)) == len(at_work)
             statuses = [sequence["status"] for sequence in engine["running"]]
             if "decode" in statuses:
-                # What began in a mixed step has all of its state in the trie until the next one.
+                # A complete prompt has all of its state in the trie until its first decode step.
                 own, stored = picture["ledger"]["tail"], picture["ledger"]["kv"]
                 assert own + stored > 0
                 seen.update(["own"] * (own > 0) + ["stored"] * (own == 0))

@@ -193,7 +193,7 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
     """A later start does not try it out again, but for the words of why not."""
     together = Together.NEVER if reason else Together.LATENT
     batching = probe.Batching(reason, 4)
-    found, tried = probe.Probed(batching, reason is None, together, reason is None), []
+    found, tried = probe.Probed(batching, reason is None, together), []
 
     def try_out() -> probe.Probed:
         tried.append(1)
@@ -204,7 +204,7 @@ def test_what_was_found_out_is_kept(tmp_path: Path, reason: str | None) -> None:
         assert kept == found
     assert len(tried) == (1 if reason is None else 4)
     other = probe.Probed(
-        probe.Batching(None, 0), reads_parts=False, prefills_together=Together.MASKED, mixes=False
+        probe.Batching(None, 0), reads_parts=False, prefills_together=Together.MASKED
     )
     assert probe.probed_once(tmp_path, ("model", 2), lambda: other) == other
 

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -24,11 +24,10 @@ from umbel.cachestore.state import Layout
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load.device import DevicePolicy, device_policy
-from umbel.models.outputs import ForwardOutput, NextToken, SamplerOutput
-from umbel.models.params import Row, SamplingParams
+from umbel.models.params import SamplingParams
 from umbel.models.runner import ModelRunner
 from umbel.models.runtime import OnLaunch, nothing
-from umbel.models.step_plan import Call, StepPlan
+from umbel.models.step_plan import Call
 from umbel.scheduler.engine import Engine
 from umbel.scheduler.kv_cache_manager import KVCacheManager
 from umbel.scheduler.memory import MemoryPlanner
@@ -103,7 +102,6 @@ class RecordingRunner(ModelRunner):
         self.rows: list[int] = []
         self._by_state: dict[int, list[LogProbs]] = {}
         self._opened: list[SequenceCache] = []
-        self._prompts: dict[int, SequenceCache] = {}  # of the last mixed step, by their places
 
     def open(self, *args: Any, **kwargs: Any) -> SequenceCache:
         """Open a state, and a list for what it will lead to."""
@@ -125,32 +123,11 @@ class RecordingRunner(ModelRunner):
         on_launch: OnLaunch = nothing,
     ) -> mx.array:
         """Give a token to each and note what came of it."""
-        self._prompts = {}
         logits = super()._call(call, caches, tokens, model, on_launch)
         self.rows.append(len(caches))
         for row, cache in enumerate(caches):
             self.note(cache, logits[row])
         return logits
-
-    def mix(
-        self,
-        plan: StepPlan,
-        caches: Items[SequenceCache],
-        tokens: Items[NextToken],
-        chunks: Items[tuple[Items[int], SequenceCache]],
-    ) -> ForwardOutput:
-        """Remember whose prompts they are; what comes of them is noted where it is sampled."""
-        output = super().mix(plan, caches, tokens, chunks)
-        prompts = [cache for _, cache in chunks]
-        self._prompts = dict(enumerate(prompts, len(caches)))
-        return output
-
-    def sample(self, output: ForwardOutput, rows: Mapping[int, Row]) -> SamplerOutput:
-        """Note what begins answers."""
-        for place, cache in self._prompts.items():
-            if place in rows and output.logits is not None:
-                self.note(cache, output.logits[place])
-        return super().sample(output, rows)
 
     def note(self, cache: SequenceCache, logits: mx.array) -> None:
         """Note what came of a state's token."""

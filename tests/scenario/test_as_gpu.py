@@ -304,23 +304,17 @@ def test_how_much_of_a_prompt_is_computed_at_once(
     server = ServerFixture(zoo_model("llama", device=device), budget, **settings)
     lengths = list[int]()
     runner = server.assembly.runner
-    compute, begin = runner.prefill, runner.mix
+    compute = runner.prefill
 
     def prefill(chunks: Items[tuple[Items[int], Any]]) -> None:
         lengths.extend(len(tokens) for tokens, _ in chunks)
         compute(chunks)
 
-    def mix(*decode: Any) -> Any:
-        lengths.extend(len(tokens) for tokens, _ in decode[-1])
-        return begin(*decode)
-
     monkeypatch.setattr(runner, "prefill", prefill)
-    monkeypatch.setattr(runner, "mix", mix)
     (told,) = server.serve([Ask(words(2500, "long"), 1)])
     assert told.error is None
     assert max(lengths) == longest_chunk
-    begun = runner.mixes  # with its last chunk
-    assert sum(lengths) == 2499 + begun
+    assert sum(lengths) == 2499
 
 
 @pytest.mark.parametrize("name", kinds("gemma3_text"))

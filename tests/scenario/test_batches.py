@@ -13,7 +13,7 @@ from umbel.models.kv.batch_cache import BatchCache
 from umbel.models.kv.layout import CacheLayout
 from umbel.models.kv.sequence_cache import SequenceCache
 from umbel.models.load import probe, trials
-from umbel.models.load.device import CPU, device_policy
+from umbel.models.load.device import device_policy
 from umbel.models.load.trials import Trials
 from umbel.models.params import Row, SamplingParams
 from umbel.models.prepare import prepare
@@ -173,19 +173,6 @@ def test_cancelling_in_a_batch(name: str) -> None:
             assert outcome.reason is FinishReason.LENGTH
             assert bench.difference(outcome) < TOLERANCE
     assert bench.cache.statistics().leases == 0
-
-
-def test_a_prompt_of_a_mixed_step_is_shared_while_its_answer_goes_on() -> None:
-    """It is stored with its last token, before anybody ends: an equal one computes that only."""
-    bench = Bench("llama", device=CPU)
-    assert bench.runner.mixes
-    prompt = words(70, "same")
-    asks = [Ask(words(9, "stream"), 40), Ask(prompt, 30, at=4), Ask(prompt, 12, at=9)]
-    stream, first, equal = bench.run_together(asks)
-    assert (first.cached, equal.cached) == (0, len(prompt) - 1)
-    for outcome in (stream, first, equal):
-        assert outcome.reason is FinishReason.LENGTH
-        assert bench.difference(outcome) < TOLERANCE
 
 
 def test_batch_limit() -> None:

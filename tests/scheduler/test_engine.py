@@ -1178,24 +1178,22 @@ class TestWhenEventsArePublished:
             bench.engine.step()
         assert seen[-4:] == ["launched", "token", "token", "end"]
 
-    @pytest.mark.parametrize("call", ["mix", "prefill"])
-    def test_they_are_before_a_prompts_call(self, call: str) -> None:
-        """It takes long, alone as beside the token of those who decode."""
+    def test_they_are_before_a_prompts_call(self) -> None:
+        """It takes long."""
         bench, seen = self.keeping()
-        bench.runner.mixes = call == "mix"
         bench.engine.publish_kept = lambda: None  # type: ignore[method-assign]  # when it starts
         bench.put("b", [2] * 6, max_tokens=2)
-        real = getattr(bench.runner, call)
+        real = bench.runner.prefill
 
         def noted(*rest: Any) -> Any:
             seen.append("prompt")
             return real(*rest)
 
-        setattr(bench.runner, call, noted)
+        bench.runner.prefill = noted  # type: ignore[method-assign]
         while "prompt" not in seen:
             bench.engine.step()
-        # The one that was kept, and two that a step reads before a call of prompts alone.
-        assert seen[: seen.index("prompt")].count("token") == (1 if call == "mix" else 3)
+        # The one that was kept, and two that a step reads before a prompt's call.
+        assert seen[: seen.index("prompt")].count("token") == 3
 
     def test_they_are_at_once_while_others_come(self) -> None:
         """A stream has waited for them; the step behind their prompts' keeps nothing either."""
